@@ -1,0 +1,90 @@
+"""Lossless speculative decoding for llama.cpp models on your own machine.
+
+    import localspec
+
+    with localspec.load() as engine:
+        chat = engine.chat()
+        for piece in chat.stream("Tell me a story about a fox."):
+            print(piece.text, end="", flush=True)
+
+Everything is loaded on first use: importing this package is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from localspec.chat import Chat
+    from localspec.draft_length import DraftOff
+    from localspec.engine import Engine, load
+    from localspec.errors import (
+        CacheError,
+        ContextError,
+        DecodeError,
+        EngineError,
+        Interrupted,
+        LocalspecError,
+        ModelFileError,
+        OptionError,
+        PairError,
+        PresetError,
+        TemplateError,
+    )
+    from localspec.metrics import Provenance, Stats
+    from localspec.presets import Preset
+    from localspec.sampling import SamplingParams
+    from localspec.stream import Piece, Reply, Stream
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CacheError",
+    "Chat",
+    "ContextError",
+    "DecodeError",
+    "DraftOff",
+    "Engine",
+    "EngineError",
+    "Interrupted",
+    "LocalspecError",
+    "ModelFileError",
+    "OptionError",
+    "PairError",
+    "Piece",
+    "Preset",
+    "PresetError",
+    "Provenance",
+    "Reply",
+    "SamplingParams",
+    "Stats",
+    "Stream",
+    "TemplateError",
+    "load",
+]
+
+_MODULE_OF = {
+    "Chat": "chat",
+    "DraftOff": "draft_length",
+    "Engine": "engine",
+    "Piece": "stream",
+    "Preset": "presets",
+    "Provenance": "metrics",
+    "Reply": "stream",
+    "SamplingParams": "sampling",
+    "Stats": "metrics",
+    "Stream": "stream",
+    "load": "engine",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'localspec' has no attribute {name!r}")
+    # What has no entry is an error class.
+    return getattr(importlib.import_module(f"localspec.{_MODULE_OF.get(name, 'errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,203 @@
+"""A conversation: messages → prompt tokens, and what happens when it grows long."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from localspec.errors import ContextError, TemplateError
+from localspec.sampling import SamplingParams
+from localspec.stream import AnswerOptions, Reply, Stream
+from localspec.template import BUILT_IN, ChatTemplate, Message
+
+MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below this
+
+
+class Tokenizer(Protocol):
+    """The vocabulary facts a prompt is made with."""
+
+    bos: int
+    eos: int
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        """Ids of `text`; only with parse_special can it name control tokens."""
+
+    def text(self, token: int) -> str:
+        """The vocabulary's entry for a token."""
+
+    def control_texts(self) -> list[str]:
+        """Texts that name control tokens."""
+
+
+class Answerer(Protocol):
+    """The engine, as far as a conversation knows it."""
+
+    @property
+    def vocabulary(self) -> Tokenizer: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    def with_bos(self, tokens: list[int]) -> list[int]: ...
+
+    def answer(
+        self,
+        prompt_tokens: list[int],
+        options: AnswerOptions,
+        *,
+        turn: int,
+        on_end: Callable[[Reply], None],
+    ) -> Stream: ...
+
+
+class Chat:
+    """Turns of a conversation over an engine. Made by `Engine.chat`.
+
+    What was said stays when an answer is stopped early. When the context is full whole
+    oldest turns are forgotten, down to about half of it; num_forgotten counts them.
+    """
+
+    def __init__(
+        self, engine: Answerer, *, system: str | None = None, template: str | None = None
+    ) -> None:
+        self._engine = engine
+        self._system: list[Message] = [{"role": "system", "content": system}] if system else []
+        self._turns: list[tuple[Message, Message]] = []
+        vocabulary = engine.vocabulary
+        self._template = ChatTemplate(
+            _template_source(template, engine.chat_template),
+            bos=vocabulary.text(vocabulary.bos),
+            eos=vocabulary.text(vocabulary.eos),
+        )
+        self._guard = _ControlGuard(vocabulary.control_texts())
+        self._num_asked = 0
+        self.num_forgotten = 0
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation as the model will see it next: role and content of each message."""
+        return (*self._system, *(message for turn in self._turns for message in turn))
+
+    def stream(
+        self,
+        text: str,
+        *,
+        sampling: SamplingParams | None = None,
+        seed: int | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Stream:
+        """The answer to `text`, piece by piece. Options as for `Engine.stream`.
+
+        Raises ContextError if the message alone does not fit the context.
+        """
+        question: Message = {"role": "user", "content": text}
+        prompt_tokens = self._make_room(question)
+
+        def remember(reply: Reply) -> None:
+            if reply.text or reply.finish_reason != "cancelled":
+                self._turns.append((question, {"role": "assistant", "content": reply.text}))
+
+        turn, self._num_asked = self._num_asked, self._num_asked + 1
+        options = AnswerOptions(sampling, seed, max_tokens, tuple(stop))
+        return self._engine.answer(prompt_tokens, options, turn=turn, on_end=remember)
+
+    def send(
+        self,
+        text: str,
+        *,
+        sampling: SamplingParams | None = None,
+        seed: int | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Reply:
+        """The whole answer to `text`, with the options of `stream`."""
+        stream = self.stream(
+            text, sampling=sampling, seed=seed, max_tokens=max_tokens, stop=stop
+        )
+        for _ in stream:
+            pass
+        return stream.reply
+
+    def clear(self) -> None:
+        """Forget every turn; the system message stays."""
+        self._turns.clear()
+
+    def _make_room(self, question: Message) -> list[int]:
+        """Prompt tokens for the next answer, the oldest turns forgotten if need be."""
+        capacity = self._engine.context_length
+        needed = min(MIN_ANSWER_TOKENS, capacity // 4)
+        prompt_tokens = self._prompt_tokens(question)
+        if len(prompt_tokens) + needed <= capacity:
+            return prompt_tokens
+        # Down to half, so that the kept turns are not decoded anew at every question.
+        while self._turns and len(prompt_tokens) > capacity // 2:
+            del self._turns[0]
+            self.num_forgotten += 1
+            prompt_tokens = self._prompt_tokens(question)
+        if len(prompt_tokens) >= capacity:
+            raise ContextError(
+                f"the message makes a prompt of {len(prompt_tokens)} tokens; "
+                f"the context holds {capacity}",
+                "Shorten it, or load the model with a larger context (--ctx).",
+            )
+        return prompt_tokens
+
+    def _prompt_tokens(self, question: Message) -> list[int]:
+        messages = [*self.messages, question]
+        mark = self._guard.new_mark(message["content"] for message in messages)
+        guarded = [
+            {"role": message["role"], "content": self._guard.apply(message["content"], mark)}
+            for message in messages
+        ]
+        tokens: list[int] = []
+        for part in self._template.render(guarded).split(mark):
+            tokens += self._engine.vocabulary.tokenize(part, parse_special=True)
+        return self._engine.with_bos(tokens)
+
+
+class _ControlGuard:
+    """Keeps text inside a message from becoming a control token.
+
+    The rendered prompt is tokenised with special tokens on, for the template's own. So where
+    a message spells one, a mark is put inside it; the prompt is cut at the marks and no part
+    spells it any more. Messages without such text are tokenised exactly as they stand.
+    """
+
+    def __init__(self, control_texts: Sequence[str]) -> None:
+        self._texts = [text for text in control_texts if len(text) > 1]
+        # A message could also complete a text that the template begins, or begin one.
+        self._heads = tuple({t[:n] for t in self._texts for n in range(1, len(t))})
+        self._tails = tuple({t[n:] for t in self._texts for n in range(1, len(t))})
+
+    def new_mark(self, contents: Iterable[str]) -> str:
+        """Characters of no message, the same in upper and lower case."""
+        texts = list(contents)
+        while True:
+            mark = "".join(chr(0xE000 + secrets.randbelow(6400)) for _ in range(4))
+            if not any(mark in text for text in texts):
+                return mark
+
+    def apply(self, content: str, mark: str) -> str:
+        for text in self._texts:
+            content = content.replace(text, text[0] + mark + text[1:])
+        if content.startswith(self._tails):
+            content = mark + content
+        if content.endswith(self._heads):
+            content += mark
+        return content
+
+
+def _template_source(chosen: str | None, own: str | None) -> str:
+    if chosen is not None:
+        return BUILT_IN.get(chosen, chosen)
+    if own is None:
+        raise TemplateError(
+            "the model file has no chat template",
+            f"Name one with --chat-template: {', '.join(BUILT_IN)}, or a Jinja file.",
+        )
+    return own

@@ -1,0 +1,59 @@
+"""The command line. The only place that knows click, terminals and exit codes."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any
+
+import click
+
+from localspec import __version__
+from localspec.cli.chat import chat
+from localspec.cli.generate import generate
+from localspec.cli.screen import error_lines
+from localspec.errors import LocalspecError, OptionError
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+class _Group(click.Group):
+    """Turns every failure into two lines and an exit code: 1 failed, 2 usage, 130 Ctrl-C."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        extra["standalone_mode"] = False
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")  # a character the terminal lacks is "?"
+        try:
+            code = super().main(*args, **extra)
+        except click.ClickException as error:
+            error.show()
+            code = error.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            code = EXIT_INTERRUPTED
+        except LocalspecError as error:
+            click.echo(error_lines(error), err=True)
+            code = EXIT_USAGE if isinstance(error, OptionError) else EXIT_FAILED
+        except BrokenPipeError:
+            # Whoever read our output has gone; keep the interpreter from complaining at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = EXIT_FAILED
+        sys.exit(code)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="localspec")
+def main() -> None:
+    """Lossless speculative decoding for llama.cpp models on your own machine.
+
+    \b
+    localspec chat                        talk to the demo pair, offline
+    localspec chat --target T.gguf --draft D.gguf
+    localspec generate "Why is the sky blue?"
+    """
+
+
+main.add_command(chat)
+main.add_command(generate)

@@ -1,0 +1,94 @@
+"""`localspec generate`"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+import click
+
+from localspec.cli.answer import write_answer
+from localspec.cli.interrupt import cancel_on_interrupt
+from localspec.cli.options import PairOptions, pair_options
+from localspec.cli.screen import legend, use_colour
+from localspec.engine import Engine
+from localspec.stream import Reply, Stream
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option(
+    "--raw", is_flag=True, help="Continue the prompt as it is, without a chat template."
+)
+@click.option("--stop", multiple=True, metavar="TEXT", help="End the answer here. Repeatable.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One object with the answer and its costs."
+)
+@pair_options
+def generate(
+    options: PairOptions, *, prompt: str | None, raw: bool, stop: tuple[str, ...], as_json: bool
+) -> None:
+    """Answer PROMPT, or what stdin holds, on stdout.
+
+    Control characters are shown, not sent; --json carries the exact text.
+
+    \b
+    localspec generate "Tell me a story about an owl."
+    localspec generate --temperature 0 --json "What is 7 times 8?"
+    echo "Name three colours." | localspec generate
+    """
+    if prompt is None or prompt == "-":
+        if prompt is None and sys.stdin.isatty():
+            raise click.UsageError("Give a PROMPT, or pipe one in.")
+        prompt = sys.stdin.read()
+    with options.open_engine() as engine:
+        asker = (
+            engine if raw else engine.chat(system=options.system, template=options.template())
+        )
+        stream = asker.stream(
+            prompt,
+            sampling=options.sampling(engine.sampling),
+            seed=options.seed,
+            max_tokens=options.max_tokens,
+            stop=stop,
+        )
+        if as_json:
+            reply = _finish(engine, stream)
+            click.echo(json.dumps(_as_object(reply, engine), ensure_ascii=False))
+        else:
+            if options.show_draft:
+                click.echo(legend(), err=True, color=use_colour())
+            reply = write_answer(engine, stream, show_draft=options.show_draft)
+    if reply.finish_reason == "cancelled":
+        raise click.Abort
+
+
+def _finish(engine: Engine, stream: Stream) -> Reply:
+    with cancel_on_interrupt(engine), stream:
+        for _ in stream:
+            pass
+    return stream.reply
+
+
+def _as_object(reply: Reply, engine: Engine) -> dict[str, Any]:
+    stats = reply.stats
+    measured = dataclasses.asdict(stats)
+    return {
+        "text": reply.text,
+        "token_ids": list(reply.token_ids),
+        "finish_reason": reply.finish_reason,
+        "prompt_tokens": stats.prompt_tokens,
+        "completion_tokens": stats.completion_tokens,
+        "seed": reply.seed,
+        "verify": reply.verify,
+        "draft_tokens": engine.num_draft_tokens,
+        "stats": {
+            **measured,
+            "draft_off": stats.draft_off.value if stats.draft_off else None,
+            "tokens_per_s": stats.tokens_per_s,
+            "acceptance_rate": stats.acceptance_rate,
+            "mean_acceptance_length": stats.mean_acceptance_length,
+        },
+    }

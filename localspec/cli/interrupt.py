@@ -1,0 +1,41 @@
+"""Ctrl-C that stops an answer at once, and only the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+
+from localspec.engine import Engine
+
+
+@contextlib.contextmanager
+def cancel_on_interrupt(engine: Engine) -> Iterator[None]:
+    """While the block runs, SIGINT cancels the engine's answer instead of raising.
+
+    Python runs signal handlers only between its own instructions, and the main thread may
+    be inside one long decode. The wake-up socket is written to by the C handler at once; a
+    thread that waits there passes the word on.
+    """
+    waiting, waking = socket.socketpair()
+    waking.setblocking(False)  # noqa: FBT003  the socket module's own signature
+
+    def watch() -> None:
+        while received := waiting.recv(16):
+            if signal.SIGINT in received:
+                engine.cancel()
+
+    watcher = threading.Thread(target=watch, name="localspec-interrupt", daemon=True)
+    previous_socket = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
+    previous_handler = signal.signal(signal.SIGINT, lambda _number, _frame: engine.cancel())
+    watcher.start()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous_handler)
+        signal.set_wakeup_fd(previous_socket)
+        waking.close()
+        watcher.join()
+        waiting.close()

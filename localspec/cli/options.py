@@ -1,0 +1,136 @@
+"""Options that chat and generate share, and the engine they ask for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from localspec.draft_length import MAX_DRAFT_TOKENS, FixedDraftLength
+from localspec.engine import Engine, load
+from localspec.errors import TemplateError
+from localspec.presets import load_presets
+from localspec.sampling import SamplingParams
+from localspec.template import BUILT_IN
+
+Number = TypeVar("Number", int, float)
+
+_DEFAULTS = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairOptions:
+    """The options of a command that runs a pair; None means the default."""
+
+    preset: str | None
+    target: str | None
+    draft: str | None
+    draft_tokens: int
+    no_draft: bool
+    system: str | None
+    chat_template: str | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    seed: int | None
+    max_tokens: int | None
+    ctx: int | None
+    threads: int | None
+    gpu_layers: int | None
+    show_draft: bool
+
+    def open_engine(self) -> Engine:
+        """Load the pair. Raises what `localspec.load` raises."""
+        return load(
+            self.preset,
+            target=self.target,
+            draft=self.draft,
+            draft_tokens=0 if self.no_draft else self.draft_tokens,
+            context_length=self.ctx,
+            num_threads=self.threads,
+            num_gpu_layers=self.gpu_layers,
+        )
+
+    def sampling(self, defaults: SamplingParams) -> SamplingParams:
+        """The preset's sampling with what the user changed."""
+        return SamplingParams(
+            temperature=_first(self.temperature, defaults.temperature),
+            top_k=_first(self.top_k, defaults.top_k),
+            top_p=_first(self.top_p, defaults.top_p),
+            min_p=_first(self.min_p, defaults.min_p),
+        )
+
+    def template(self) -> str | None:
+        """A built-in template's name or the source in a file."""
+        if self.chat_template is None or self.chat_template in BUILT_IN:
+            return self.chat_template
+        try:
+            return Path(self.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TemplateError(
+                f"--chat-template {self.chat_template}: {error}",
+                f"Name one of {', '.join(BUILT_IN)}, or a Jinja file.",
+            ) from error
+
+
+def _first(given: Number | None, default: Number) -> Number:
+    return default if given is None else given
+
+
+def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command with the options; it receives them as one `PairOptions`."""
+
+    @functools.wraps(command)
+    def with_options(**values: Any) -> Any:
+        names = PairOptions.__dataclass_fields__
+        options = PairOptions(**{name: values.pop(name) for name in names})
+        return command(options, **values)
+
+    for option in reversed(_OPTIONS):
+        with_options = option(with_options)
+    return with_options
+
+
+_OPTIONS = [
+    click.option(
+        "--preset", help=f"A named pair: {', '.join(load_presets())}. [default: demo]"
+    ),
+    click.option("--target", metavar="GGUF", help="The model whose answers you get."),
+    click.option("--draft", metavar="GGUF", help="A small model of the same family."),
+    click.option(
+        "--draft-tokens",
+        type=int,
+        metavar="N",
+        default=FixedDraftLength().num_draft_tokens,
+        show_default=True,
+        help=f"Tokens the draft proposes at a time, 0 to {MAX_DRAFT_TOKENS}.",
+    ),
+    click.option(
+        "--no-draft", is_flag=True, help="Plain decoding: the same as 0 draft tokens."
+    ),
+    click.option("--system", metavar="TEXT", help="A system message for the model."),
+    click.option(
+        "--chat-template",
+        metavar="NAME|FILE",
+        help=f"{', '.join(BUILT_IN)}, or a Jinja file. [default: the model file's own]",
+    ),
+    click.option(
+        "--temperature", type=float, help=f"0 is greedy. [default: {_DEFAULTS.temperature}]"
+    ),
+    click.option("--top-k", type=int, help=f"0 is off. [default: {_DEFAULTS.top_k}]"),
+    click.option("--top-p", type=float, help=f"1 is off. [default: {_DEFAULTS.top_p}]"),
+    click.option("--min-p", type=float, help=f"0 is off. [default: {_DEFAULTS.min_p}]"),
+    click.option("--seed", type=int, help="Repeat the same answer. [default: a fresh one]"),
+    click.option("--max-tokens", type=int, help="The longest answer. [default: context]"),
+    click.option(
+        "--ctx", type=int, help="Context in tokens. [default: the preset's or model's]"
+    ),
+    click.option("--threads", type=int, help="CPU threads. [default: every core]"),
+    click.option("--gpu-layers", type=int, help="Layers on the GPU. [default: all that fit]"),
+    click.option("--show-draft", is_flag=True, help="Colour tokens by where they came from."),
+]

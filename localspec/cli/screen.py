@@ -1,0 +1,109 @@
+"""What reaches the terminal: text made harmless, provenance in colours, one status line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import unicodedata
+
+import click
+
+from localspec.draft_length import DraftOff
+from localspec.errors import LocalspecError
+from localspec.metrics import Provenance, Stats
+from localspec.stream import Piece
+
+_COLOURS = {
+    Provenance.ACCEPTED: "green",
+    Provenance.RECOVERED: "yellow",
+    Provenance.BONUS: "cyan",
+    Provenance.PLAIN: None,
+}
+_BRACKETS = {
+    Provenance.ACCEPTED: ("", ""),
+    Provenance.RECOVERED: ("(", ")"),
+    Provenance.BONUS: ("{", "}"),
+    Provenance.PLAIN: ("[", "]"),
+}
+_MEANINGS = {
+    Provenance.ACCEPTED: "proposed by the draft, kept",
+    Provenance.RECOVERED: "the target's own, where a draft token was refused",
+    Provenance.BONUS: "the target's own, after all draft tokens were kept",
+    Provenance.PLAIN: "nothing was proposed",
+}
+_DRAFT_OFF = {
+    DraftOff.NO_DRAFT: "no draft model",
+    DraftOff.SET_TO_ZERO: "draft off",
+    DraftOff.TARGET_CANNOT_ROLL_BACK: "draft off: the target's cache cannot be cut back",
+    DraftOff.DRAFT_CANNOT_ROLL_BACK: "draft off: the draft's cache cannot be cut back",
+    DraftOff.DRAFT_CONTEXT_FULL: "draft off: the text is longer than the draft's context",
+}
+
+
+def printable(text: str) -> str:
+    """The text with control and direction characters made visible instead of obeyed."""
+    if text.isprintable():
+        return text
+    return "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    if character in "\n\t":
+        return character
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    # Cc: controls. Bidi embeddings, overrides and isolates reorder what surrounds them.
+    if unicodedata.category(character) == "Cc" or unicodedata.bidirectional(character) in (
+        "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI",
+    ):  # fmt: skip
+        return f"<U+{code:04X}>"
+    return character
+
+
+def use_colour() -> bool | None:
+    """False if the user asked for none (NO_COLOR), else None: decided by the terminal."""
+    return False if os.environ.get("NO_COLOR") else None
+
+
+def marked(piece: Piece) -> str:
+    """The piece's text, showing where it came from: coloured, or in brackets without colour."""
+    text = printable(piece.text)
+    if not text or _is_colourful():
+        colour = _COLOURS[piece.provenance]
+        return click.style(text, fg=colour) if colour else text
+    opening, closing = _BRACKETS[piece.provenance]
+    return f"{opening}{text}{closing}"
+
+
+def legend() -> str:
+    """What the marks of `marked` mean."""
+    return "\n".join(
+        marked(Piece(provenance.value, (), provenance)) + f"  {meaning}"
+        for provenance, meaning in _MEANINGS.items()
+    )
+
+
+def _is_colourful() -> bool:
+    return sys.stdout.isatty() and use_colour() is None
+
+
+def status_line(stats: Stats, context_length: int) -> str:
+    """One line about an answer: speed, acceptance, context, and why nothing was drafted."""
+    used = stats.prompt_tokens + stats.completion_tokens
+    parts = [f"{stats.completion_tokens} tokens", f"{stats.tokens_per_s:.0f} tokens/s"]
+    if stats.num_draft_tokens:
+        parts.append(
+            f"{stats.acceptance_rate:.0%} of {stats.num_draft_tokens} drafted accepted"
+        )
+        parts.append(f"{stats.mean_acceptance_length:.1f} tokens per target decode")
+    if stats.draft_off is not None:
+        parts.append(_DRAFT_OFF[stats.draft_off])
+    parts.append(f"context {used}/{context_length}")
+    return " · ".join(parts)
+
+
+def error_lines(error: LocalspecError) -> str:
+    """What is wrong, and what to do next."""
+    lines = [f"Error: {error}"] + ([f"Hint: {error.hint}"] if error.hint else [])
+    return printable("\n".join(lines))

@@ -1,0 +1,315 @@
+"""Owns the models: opens a pair, streams answers, cancels, closes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from localspec.chat import Chat
+from localspec.draft_length import MAX_DRAFT_TOKENS, DraftOff, FixedDraftLength
+from localspec.errors import ContextError, EngineError, OptionError
+from localspec.hub import locate
+from localspec.model_file import check_model_file
+from localspec.pair import shared_vocab_size
+from localspec.presets import DEFAULT_PRESET, find_preset
+from localspec.proposers import DraftModel
+from localspec.randomness import Randomness, fresh_seed
+from localspec.sampling import SamplingParams
+from localspec.speculative import Request, Speculation
+from localspec.stream import Answer, AnswerOptions, Reply, Stream
+from localspec.text import checked_stop_strings
+
+if TYPE_CHECKING:
+    from localspec.llama import Llama, LlamaModel, LlamaOptions, Vocabulary
+
+    ModelSource = str | os.PathLike[str] | Llama
+
+
+class Engine:
+    """A target, perhaps a draft, and one text in their caches. Made by `load`.
+
+    One answer at a time: a second stream that starts while another is unfinished raises
+    EngineError. Only `cancel` may be called from another thread.
+    """
+
+    def __init__(
+        self,
+        target: LlamaModel,
+        draft: LlamaModel | None,
+        draft_length: FixedDraftLength,
+        sampling: SamplingParams,
+    ) -> None:
+        self.sampling = sampling
+        self._target = target
+        self._draft = draft
+        proposer, off = self._proposer(draft_length)
+        self._speculation = Speculation(target, proposer, draft_length, off, time.perf_counter)
+        self._busy = threading.Lock()
+        self._closed = False
+
+    def _proposer(
+        self, draft_length: FixedDraftLength
+    ) -> tuple[DraftModel | None, DraftOff | None]:
+        if self._draft is None:
+            off = DraftOff.NO_DRAFT if draft_length.num_draft_tokens else DraftOff.SET_TO_ZERO
+            return None, off
+        vocabulary = self._target.vocabulary
+        shared = shared_vocab_size(vocabulary, self._draft.vocabulary)
+        if not self._target.can_truncate:
+            return None, DraftOff.TARGET_CANNOT_ROLL_BACK
+        if not self._draft.can_truncate:
+            return None, DraftOff.DRAFT_CANNOT_ROLL_BACK
+        return DraftModel(self._draft, shared, vocabulary.is_end), None
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The target's tokens."""
+        return self._target.vocabulary
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self._target.context_length
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source in the target's file, if it has one."""
+        return self._target.chat_template
+
+    @property
+    def description(self) -> str:
+        """The names of the model files, for people."""
+        draft = f" with {self._draft.name} as its draft" if self._draft else ""
+        return self._target.name + draft
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens that a step proposes."""
+        return self._speculation.draft_length.choose()
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        sampling: SamplingParams | None = None,
+        seed: int | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Stream:
+        """Continue a raw prompt: text, in which special tokens count, or token ids.
+
+        sampling: by default the preset's. seed: 0 … 2**63 - 1; the same one gives the same
+        text while the number of draft tokens is the same. max_tokens: by default what the
+        context has room for. stop: strings that end the answer and are left out of it.
+
+        Raises ContextError if the prompt does not fit, OptionError for a bad value.
+        """
+        if isinstance(prompt, str):
+            tokens = self.with_bos(self.vocabulary.tokenize(prompt, parse_special=True))
+        else:
+            tokens = list(prompt)
+        options = AnswerOptions(sampling, seed, max_tokens, tuple(stop))
+        return self.answer(tokens, options, turn=0, on_end=lambda _reply: None)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        sampling: SamplingParams | None = None,
+        seed: int | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Reply:
+        """The whole answer of `stream`, with the same options."""
+        stream = self.stream(
+            prompt, sampling=sampling, seed=seed, max_tokens=max_tokens, stop=stop
+        )
+        for _ in stream:
+            pass
+        return stream.reply
+
+    def with_bos(self, tokens: list[int]) -> list[int]:
+        """The tokens, begun as the model expects a text to begin."""
+        vocabulary = self.vocabulary
+        if vocabulary.add_bos and tokens[:1] != [vocabulary.bos]:
+            return [vocabulary.bos, *tokens]
+        return tokens
+
+    def answer(
+        self,
+        prompt_tokens: list[int],
+        options: AnswerOptions,
+        *,
+        turn: int,
+        on_end: Callable[[Reply], None],
+    ) -> Stream:
+        """The stream behind `stream` and `Chat.stream`.
+
+        turn: makes the random numbers of each answer in a conversation its own. on_end:
+        called with the reply, also when the stream was closed early.
+        """
+        room = self.context_length - len(prompt_tokens)
+        if not prompt_tokens:
+            raise OptionError(
+                "the prompt is empty", "Give at least one token to continue from."
+            )
+        if room < 1:
+            raise ContextError(
+                f"the prompt has {len(prompt_tokens)} tokens; "
+                f"the context holds {self.context_length}",
+                "Shorten it, or load the model with a larger context (--ctx).",
+            )
+        request = Request(
+            params=options.sampling or self.sampling,
+            randomness=Randomness(fresh_seed() if options.seed is None else options.seed, turn),
+            max_tokens=min(room, options.max_tokens or room),
+            is_end=self.vocabulary.is_end,
+        )
+        return Stream(
+            Answer(
+                speculation=self._speculation,
+                prompt_tokens=prompt_tokens,
+                request=request,
+                vocabulary=self.vocabulary,
+                stop=checked_stop_strings(options.stop),
+                seed=options.seed,
+                clock=time.perf_counter,
+                acquire=self._acquire,
+                release=self._busy.release,
+                on_end=on_end,
+            )
+        )
+
+    def chat(self, *, system: str | None = None, template: str | None = None) -> Chat:
+        """A conversation.
+
+        template: a name of `template.BUILT_IN` or a Jinja source; by default the one in the
+        target's file. Raises TemplateError if there is none or it is broken.
+        """
+        return Chat(self, system=system, template=template)
+
+    def cancel(self) -> None:
+        """End the running answer within one decode. From any thread; it keeps what was said."""
+        for model in self._models():
+            model.interrupt()
+
+    def close(self) -> None:
+        """Free the models, and give adopted ones back. Idempotent.
+
+        Raises EngineError while a stream is unfinished.
+        """
+        if self._closed:
+            return
+        if not self._busy.acquire(blocking=False):
+            raise EngineError("the engine is producing an answer", "Close the stream first.")
+        self._closed = True
+        self._busy.release()
+        for model in self._models():
+            model.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _models(self) -> list[LlamaModel]:
+        return [self._target] if self._draft is None else [self._target, self._draft]
+
+    def _acquire(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise EngineError(
+                "the engine is producing another answer",
+                "Finish or close that stream first; an engine does one at a time.",
+            )
+        if self._closed:
+            self._busy.release()
+            raise EngineError("the engine is closed", "Load it again.")
+        for model in self._models():
+            model.resume()
+
+
+def load(  # noqa: PLR0913  the one door to the library: every argument has a default
+    preset: str | None = None,
+    *,
+    target: ModelSource | None = None,
+    draft: ModelSource | None = None,
+    draft_tokens: int = FixedDraftLength().num_draft_tokens,
+    context_length: int | None = None,
+    num_threads: int | None = None,
+    num_gpu_layers: int | None = None,
+) -> Engine:
+    """An engine for a preset, or for a target and perhaps a draft of your own.
+
+    target, draft: paths of GGUF files (of a split model the first part), or
+    `llama_cpp.Llama` objects, which keep their settings and are given back by
+    `Engine.close`. With neither preset nor target it is the demo pair. draft_tokens:
+    proposed per step; 0 is plain decoding and leaves the draft unloaded.
+    context_length: tokens (default: the preset's, or the model's own up to 8192).
+    num_gpu_layers: default: all that the devices take.
+
+    Raises PresetError, ModelFileError, PairError or OptionError.
+    """
+    draft_length = FixedDraftLength(draft_tokens)
+    sampling = SamplingParams()
+    if target is None and draft is not None:
+        raise OptionError("a draft is given without a target", "Name the target, too.")
+    if target is None:
+        chosen = find_preset(preset or DEFAULT_PRESET)
+        target, draft = locate(chosen)
+        sampling = chosen.sampling
+        context_length = context_length or chosen.context_length
+    elif preset is not None:
+        raise OptionError("both a preset and a target are given", "Choose one of them.")
+    if draft is not None and draft is target:
+        raise OptionError("target and draft are the same object", "Load the draft separately.")
+    # Here, because it loads libllama: `import localspec` must stay quick.
+    from localspec.llama import LlamaOptions
+
+    options = LlamaOptions(
+        context_length=context_length,
+        num_threads=num_threads,
+        num_gpu_layers=num_gpu_layers,
+        max_outputs=MAX_DRAFT_TOKENS + 1,
+    )
+    target_model = _open(target, options)
+    draft_model = None
+    try:
+        if draft is not None and draft_tokens > 0:
+            draft_model = _open_draft(draft, options, target_model.context_length)
+        return Engine(target_model, draft_model, draft_length, sampling)
+    except BaseException:
+        target_model.close()
+        if draft_model is not None:
+            draft_model.close()
+        raise
+
+
+def _open(source: ModelSource, options: LlamaOptions) -> LlamaModel:
+    from localspec.llama import Llama, LlamaModel
+
+    if isinstance(source, Llama):
+        return LlamaModel.adopt(source)
+    path = Path(source)
+    check_model_file(path)
+    return LlamaModel.open(path, options)
+
+
+def _open_draft(source: ModelSource, options: LlamaOptions, target_context: int) -> LlamaModel:
+    """Open the draft with the target's context, or less where it was trained for less."""
+    if isinstance(source, str | os.PathLike):
+        header = check_model_file(Path(source))
+        trained = header.number(f"{header.architecture}.context_length") or target_context
+        options = replace(options, context_length=min(target_context, trained), max_outputs=1)
+    return _open(source, options)

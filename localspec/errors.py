@@ -1,0 +1,64 @@
+"""Everything localspec raises on purpose.
+
+    LocalspecError
+    ├── OptionError        a value outside its range (also a ValueError)
+    ├── ModelFileError     a path that holds no model we can run
+    ├── PairError          target and draft do not fit together
+    ├── PresetError        an unknown or malformed preset, or files not there yet
+    ├── TemplateError      a chat template is missing, broken or out of bounds
+    ├── ContextError       more tokens than the context holds
+    ├── DecodeError        libllama refused or failed a decode
+    │   └── Interrupted    the decode was cancelled
+    ├── CacheError         the KV cache cannot be cut back as asked
+    └── EngineError        the engine is busy or closed
+
+Each carries a message (what is wrong, with the values) and a hint (what to do next).
+"""
+
+
+class LocalspecError(Exception):
+    """Base of all localspec errors. `str(error)` is the message; `hint` may be empty."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class OptionError(LocalspecError, ValueError):
+    """A value outside its range."""
+
+
+class ModelFileError(LocalspecError):
+    """A path that holds no model we can run."""
+
+
+class PairError(LocalspecError):
+    """Target and draft do not fit together."""
+
+
+class PresetError(LocalspecError):
+    """An unknown or malformed preset, or one whose files are not on this machine."""
+
+
+class TemplateError(LocalspecError):
+    """A chat template is missing, broken, or exceeds its bounds."""
+
+
+class ContextError(LocalspecError):
+    """More tokens than the context holds."""
+
+
+class DecodeError(LocalspecError):
+    """libllama refused or failed a decode; the cache was cut back to what it held before."""
+
+
+class Interrupted(DecodeError):
+    """A decode was cancelled from another thread or by Ctrl-C."""
+
+
+class CacheError(LocalspecError):
+    """The KV cache cannot be cut back as asked."""
+
+
+class EngineError(LocalspecError):
+    """The engine is busy with another stream, or closed."""

@@ -1,0 +1,432 @@
+"""libllama behind `Model`: the one file that imports llama_cpp.
+
+Models are opened through the C functions rather than through `llama_cpp.Llama`, which
+allocates a row of logits for every position of the context and runs the output head on
+every prompt token. An application's own `Llama` can be handed in all the same.
+
+What a caller can get wrong is checked before the call: an assertion in C ends the process.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from llama_cpp import Llama
+
+from localspec.errors import (
+    CacheError,
+    ContextError,
+    DecodeError,
+    Interrupted,
+    ModelFileError,
+    OptionError,
+)
+from localspec.sampling import Logits
+
+__all__ = ["Llama", "LlamaModel", "LlamaOptions", "Vocabulary"]
+
+DEFAULT_CONTEXT_LENGTH = 8192
+BATCH_SIZE = 512
+NO_POOLING = (llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED, llama_cpp.LLAMA_POOLING_TYPE_NONE)
+
+logger = logging.getLogger("localspec.llama")
+
+logger.addHandler(logging.NullHandler())  # else warnings go to stderr unasked
+
+_LOG_LEVELS = {3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level; the rest is detail
+_complaints: collections.deque[str] = collections.deque(maxlen=4)
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _log(level: int, text: bytes, _data: object) -> None:
+    line = text.decode("utf-8", errors="replace").strip()
+    if line:
+        logger.log(_LOG_LEVELS.get(level, logging.DEBUG), line)
+    if line and level in _LOG_LEVELS:
+        _complaints.append(line)
+
+
+llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
+
+# libllama asks before every node of its graph whether to stop. Python code there would wait
+# for the interpreter's lock each time, so it gets a C function that reads a byte instead:
+# strlen of an empty string is 0 (go on), of a string of one byte 1 (stop).
+_strlen = ctypes.cdll.msvcrt.strlen if os.name == "nt" else ctypes.CDLL(None).strlen
+_should_stop = llama_cpp.ggml_abort_callback(ctypes.cast(_strlen, ctypes.c_void_p).value or 0)
+
+
+def _because() -> str:
+    """What libllama complained of since the last call, for an error message."""
+    reason = "; ".join(_complaints)
+    _complaints.clear()
+    return f": {reason}" if reason else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaOptions:
+    """How to open a model. None leaves the choice to us.
+
+    context_length: tokens, at most what the model was trained for (default: that, up to
+    8192). max_outputs: rows of logits a decode may return; compute buffers grow with it.
+    """
+
+    context_length: int | None = None
+    num_threads: int | None = None
+    num_gpu_layers: int | None = None
+    max_outputs: int = 1
+
+    def __post_init__(self) -> None:
+        if self.context_length is not None and self.context_length < 1:
+            raise OptionError(
+                f"the context is {self.context_length} tokens", "Choose 1 or more."
+            )
+        if self.num_threads is not None and not 1 <= self.num_threads <= 512:
+            raise OptionError(
+                f"the number of threads is {self.num_threads}", "Choose 1 to 512."
+            )
+        if self.num_gpu_layers is not None and not 0 <= self.num_gpu_layers <= 10_000:
+            raise OptionError(
+                f"the number of GPU layers is {self.num_gpu_layers}",
+                "Choose 0 (CPU only) or more.",
+            )
+
+
+class Vocabulary:
+    """Token ids, their texts and bytes, and which of them end an answer."""
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self._pieces: dict[int, bytes] = {}
+        self._ends: dict[int, bool] = {}
+        self.size: int = llama_cpp.llama_vocab_n_tokens(vocab)
+        self.kind: int = llama_cpp.llama_vocab_type(vocab)
+        self.bos: int = llama_cpp.llama_vocab_bos(vocab)
+        self.eos: int = llama_cpp.llama_vocab_eos(vocab)
+        self.add_bos: bool = llama_cpp.llama_vocab_get_add_bos(vocab)
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        """Ids of `text`. Only with parse_special can its characters name a control token."""
+        data = text.encode("utf-8", errors="replace")
+        capacity = len(data) + 2
+        while True:
+            ids = (ctypes.c_int32 * capacity)()
+            count = llama_cpp.llama_tokenize(
+                self._vocab, data, len(data), ids, capacity, False, parse_special
+            )
+            if count >= 0:
+                return ids[:count]
+            capacity = -count
+
+    def piece(self, token: int) -> bytes:
+        """Bytes of a token as they stand in an answer: none for a control token."""
+        known = self._pieces.get(token)
+        if known is None:
+            known = self._pieces[token] = self._render(token)
+        return known
+
+    def _render(self, token: int) -> bytes:
+        capacity = 64
+        while True:
+            buffer = ctypes.create_string_buffer(capacity)
+            count = llama_cpp.llama_token_to_piece(
+                self._vocab, token, buffer, capacity, 0, False
+            )
+            if count >= 0:
+                return buffer.raw[:count]
+            capacity = -count
+
+    def text(self, token: int) -> str:
+        """The vocabulary's own entry for a token; empty for an id that is none."""
+        if not 0 <= token < self.size:
+            return ""
+        entry: bytes = llama_cpp.llama_vocab_get_text(self._vocab, token)
+        return entry.decode("utf-8", errors="replace")
+
+    def entries(self) -> list[bytes]:
+        """The vocabulary's own entry for every id, in order: (size,)."""
+        entry, vocab = llama_cpp.llama_vocab_get_text, self._vocab
+        return [entry(vocab, token) for token in range(self.size)]
+
+    def control_texts(self) -> list[str]:
+        """Texts that the tokenizer turns into control tokens when it is told to."""
+        special = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+        attributes, vocab = llama_cpp.llama_vocab_get_attr, self._vocab
+        texts = (self.text(i) for i in range(self.size) if attributes(vocab, i) & special)
+        return [text for text in texts if text]
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends an answer: one of a set, not just the eos token."""
+        known = self._ends.get(token)
+        if known is None:
+            known = self._ends[token] = bool(llama_cpp.llama_vocab_is_eog(self._vocab, token))
+        return known
+
+
+class LlamaModel:
+    """One llama_cpp context with one cached sequence: an implementation of `model.Model`.
+
+    Not thread-safe, but for `interrupt`. Open one with `open` or `adopt`.
+    """
+
+    def __init__(self, context: int, name: str, context_length: int, max_outputs: int) -> None:
+        self._context: int | None = context
+        self._memory = llama_cpp.llama_get_memory(context)
+        self._model = llama_cpp.llama_get_model(context)
+        self._owned = False
+        self._adopted: Llama | None = None
+        self.name = name
+        self.vocabulary = Vocabulary(llama_cpp.llama_model_get_vocab(self._model))
+        self.trained_context_length: int = llama_cpp.llama_model_n_ctx_train(self._model)
+        self.context_length = min(context_length, int(llama_cpp.llama_n_ctx_seq(context)))
+        self.max_outputs = max_outputs
+        self.vocab_size = self.vocabulary.size
+        self.num_cached = 0
+        self._window: int = llama_cpp.llama_model_n_swa(self._model)
+        self._batch_size: int = llama_cpp.llama_n_batch(context)
+        self._batch: Any = (
+            llama_cpp.llama_batch()
+        )  # its fields take pointers, whatever its hints say
+        self._point_batch_at_arrays()
+        self._stop = ctypes.create_string_buffer(2)
+        llama_cpp.llama_set_abort_callback(
+            context, _should_stop, ctypes.cast(self._stop, ctypes.c_void_p)
+        )
+        self.can_truncate = self._probe_truncation()
+
+    def _point_batch_at_arrays(self) -> None:
+        """Fill the C batch with pointers into arrays of ours, to be written with NumPy."""
+        size = self._batch_size
+        self._tokens = np.zeros(size, dtype=np.int32)
+        self._positions = np.zeros(size, dtype=np.int32)
+        self._wants_logits = np.zeros(size, dtype=np.int8)
+        self._sequence_counts = np.ones(size, dtype=np.int32)
+        self._sequence_zero = (ctypes.c_int32 * 1)(0)
+        pointer = ctypes.POINTER(ctypes.c_int32)
+        self._sequences = (pointer * size)(*[ctypes.cast(self._sequence_zero, pointer)] * size)
+        self._batch.token = self._tokens.ctypes.data_as(pointer)
+        self._batch.pos = self._positions.ctypes.data_as(pointer)
+        self._batch.n_seq_id = self._sequence_counts.ctypes.data_as(pointer)
+        self._batch.seq_id = ctypes.cast(self._sequences, ctypes.POINTER(pointer))
+        self._batch.logits = self._wants_logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+
+    def _probe_truncation(self) -> bool:
+        """Whether the cache can lose its last token: tried, since not every model says so.
+
+        The trial also pages the weights in, which the first answer would have to do.
+        """
+        first = self.vocabulary.bos if self.vocabulary.bos >= 0 else 0
+        if self.context_length < 2:
+            return False
+        self.decode([first, first], 0)
+        removed: bool = llama_cpp.llama_memory_seq_rm(self._memory, 0, 1, -1)
+        llama_cpp.llama_memory_clear(self._memory, True)
+        self.num_cached = 0
+        return removed
+
+    @classmethod
+    def open(cls, path: Path, options: LlamaOptions) -> LlamaModel:
+        """Load the model file at `path`, already checked by `model_file`.
+
+        Raises ModelFileError with libllama's own words if it refuses the file.
+        """
+        _complaints.clear()
+        params = llama_cpp.llama_model_default_params()
+        if options.num_gpu_layers is not None:
+            params.n_gpu_layers = options.num_gpu_layers
+        model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+        if not model:
+            raise ModelFileError(
+                f"libllama cannot load {path}{_because()}",
+                "The file may be damaged or newer than this llama-cpp-python.",
+            )
+        try:
+            context_length = _context_length(model, path, options.context_length)
+            context = _new_context(model, path, options, context_length)
+            try:
+                opened = cls(context, path.name, context_length, options.max_outputs)
+            except BaseException:
+                llama_cpp.llama_free(context)
+                raise
+        except BaseException:
+            llama_cpp.llama_model_free(model)
+            raise
+        opened._owned = True
+        return opened
+
+    @classmethod
+    def adopt(cls, llama: Llama) -> LlamaModel:
+        """Work on an application's `Llama`, with its settings. `close` gives it back, emptied.
+
+        Raises ModelFileError if it computes embeddings.
+        """
+        if llama.context_params.embeddings:
+            raise ModelFileError(
+                f"the Llama object of {llama.model_path} computes embeddings",
+                "Create it without embedding=True.",
+            )
+        llama.reset()  # type: ignore[no-untyped-call]
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llama.ctx), True)
+        adopted = cls(llama.ctx, Path(llama.model_path).name, llama.n_ctx(), llama.n_batch)
+        adopted._adopted = llama
+        return adopted
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source that the model file carries."""
+        template: bytes | None = llama_cpp.llama_model_chat_template(self._model, None)
+        return template.decode("utf-8", errors="replace") if template else None
+
+    def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
+        """See `Model.decode`. Raises ContextError, DecodeError, or Interrupted."""
+        self._check(tokens, num_logits)
+        before = self.num_cached
+        try:
+            while len(tokens) > self._batch_size:
+                # The last batch must be long enough to hold every row that is asked for.
+                size = min(self._batch_size, len(tokens) - num_logits)
+                self._decode_batch(tokens[:size], 0)
+                tokens = tokens[size:]
+            self._decode_batch(tokens, num_logits)
+        except BaseException:
+            # An aborted batch leaves some of its entries behind.
+            self.num_cached = before
+            if not llama_cpp.llama_memory_seq_rm(self._memory, 0, before, -1):
+                self._clear()
+            raise
+        if num_logits == 0:
+            return np.empty((0, self.vocab_size), dtype=np.float32)
+        rows = llama_cpp.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(rows, (num_logits, self.vocab_size))
+
+    def _check(self, tokens: Sequence[int], num_logits: int) -> None:
+        if self._context is None:
+            raise DecodeError(f"{self.name} is closed", "Load it again.")
+        if not 0 < len(tokens) <= self.context_length - self.num_cached:
+            raise ContextError(
+                f"{len(tokens)} tokens to decode behind {self.num_cached} cached ones; "
+                f"the context of {self.name} holds {self.context_length}",
+                "Shorten the text or load the model with a larger context.",
+            )
+        if not 0 <= num_logits <= min(self.max_outputs, len(tokens)):
+            raise DecodeError(
+                f"asked for {num_logits} rows of logits from {len(tokens)} tokens; "
+                f"{self.name} was opened for {self.max_outputs}"
+            )
+        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
+            raise DecodeError(
+                f"token ids {min(tokens)} to {max(tokens)} do not fit a vocabulary of "
+                f"{self.vocab_size}"
+            )
+
+    def _decode_batch(self, tokens: Sequence[int], num_logits: int) -> None:
+        if self._stop.raw[0]:
+            raise Interrupted(f"a decode of {self.name} was cancelled")
+        count = len(tokens)
+        self._tokens[:count] = tokens
+        self._positions[:count] = np.arange(self.num_cached, self.num_cached + count)
+        self._wants_logits[:count] = 0
+        self._wants_logits[count - num_logits : count] = 1
+        self._batch.n_tokens = count
+        status = llama_cpp.llama_decode(self._context, self._batch)
+        if status == 2:
+            raise Interrupted(f"a decode of {self.name} was cancelled")
+        if status != 0:
+            raise DecodeError(
+                f"libllama could not decode {count} tokens behind {self.num_cached} "
+                f"(status {status}){_because()}",
+                "Out of memory? Try a smaller context or fewer GPU layers.",
+            )
+        self.num_cached += count
+
+    def truncate(self, num_cached: int) -> None:
+        """See `Model.truncate`. Raises CacheError if it cannot be done."""
+        if not 0 <= num_cached <= self.num_cached:
+            raise CacheError(f"asked to keep {num_cached} of {self.num_cached} cached tokens")
+        if num_cached == self.num_cached:
+            return
+        if num_cached == 0:
+            self._clear()
+            return
+        removed = llama_cpp.llama_memory_seq_rm(self._memory, 0, num_cached, -1)
+        # A sliding-window cache agrees even when entries that are needed again are gone.
+        oldest_needed = max(0, num_cached - self._window) if self._window else 0
+        oldest = llama_cpp.llama_memory_seq_pos_min(self._memory, 0)
+        if not removed or oldest > oldest_needed:
+            held = self.num_cached
+            self._clear()
+            raise CacheError(
+                f"the cache of {self.name} cannot keep {num_cached} of {held} tokens; "
+                "it was emptied",
+                "Recurrent and sliding-window models need plain decoding: use --no-draft.",
+            )
+        self.num_cached = num_cached
+
+    def _clear(self) -> None:
+        llama_cpp.llama_memory_clear(self._memory, False)
+        self.num_cached = 0
+
+    def interrupt(self) -> None:
+        """End a running decode, and refuse new ones until `resume`. From any thread."""
+        self._stop[0] = b"\1"
+
+    def resume(self) -> None:
+        """Allow decodes again after `interrupt`."""
+        self._stop[0] = b"\0"
+
+    def close(self) -> None:
+        """Free the model, or give an adopted `Llama` back. Idempotent."""
+        if self._context is None:
+            return
+        context, self._context = self._context, None
+        if self._owned:
+            llama_cpp.llama_free(context)
+            llama_cpp.llama_model_free(self._model)
+        elif self._adopted is not None:
+            no_callback = llama_cpp.ggml_abort_callback()
+            llama_cpp.llama_set_abort_callback(context, no_callback, None)
+            llama_cpp.llama_memory_clear(self._memory, True)
+            self._adopted.reset()  # type: ignore[no-untyped-call]
+
+
+def _context_length(model: int, path: Path, wanted: int | None) -> int:
+    trained: int = llama_cpp.llama_model_n_ctx_train(model)
+    if wanted is not None and wanted > trained:
+        raise OptionError(
+            f"a context of {wanted} tokens is asked for; {path.name} was trained for {trained}",
+            f"Choose --ctx {trained} or less.",
+        )
+    return wanted or min(trained, DEFAULT_CONTEXT_LENGTH)
+
+
+def _new_context(model: int, path: Path, options: LlamaOptions, context_length: int) -> int:
+    if llama_cpp.llama_model_has_encoder(model) or llama_cpp.llama_model_is_diffusion(model):
+        raise ModelFileError(
+            f"{path} is no causal language model", "Choose a decoder-only text model."
+        )
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = context_length
+    params.n_batch = params.n_ubatch = min(BATCH_SIZE, context_length)
+    params.n_outputs_max = options.max_outputs
+    threads = options.num_threads or os.cpu_count() or 1
+    # One value for both: else a batch of one and a batch of n run on different cores, and
+    # the cost of verifying is not the cost that was measured.
+    params.n_threads = params.n_threads_batch = threads
+    context: int | None = llama_cpp.llama_init_from_model(model, params)
+    if not context:
+        raise ModelFileError(
+            f"no context of {context_length} tokens for {path}{_because()}",
+            "Too little memory? Try a smaller --ctx.",
+        )
+    if llama_cpp.llama_pooling_type(context) not in NO_POOLING:
+        llama_cpp.llama_free(context)
+        raise ModelFileError(f"{path} is an embedding model", "Choose a text generation model.")
+    return context

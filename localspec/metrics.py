@@ -1,0 +1,137 @@
+"""Counters of a step and of an answer. Measured, never assumed; rates are derived."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from localspec.draft_length import MAX_DRAFT_TOKENS, DraftOff
+
+
+class Provenance(enum.Enum):
+    """Where a token came from."""
+
+    ACCEPTED = "accepted"  # proposed by the draft and kept
+    RECOVERED = "recovered"  # drawn by the target in place of a refused draft token
+    BONUS = "bonus"  # drawn by the target after every draft token was kept
+    PLAIN = "plain"  # drawn by the target with nothing proposed
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One round of propose, score, verify, truncate, emit.
+
+    tokens, provenance: emitted, in order. num_draft_tokens: proposed. draft_off: why nothing
+    was proposed, if a reason beyond the policy's choice and the step's place applies.
+    """
+
+    tokens: list[int]
+    provenance: list[Provenance]
+    num_draft_tokens: int
+    num_accepted: int
+    draft_off: DraftOff | None
+    draft_time_s: float
+    target_time_s: float
+    sampler_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What an answer cost, in wall time. Tuples per position are (MAX_DRAFT_TOKENS,)."""
+
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    completion_tokens: int
+    num_steps: int
+    num_draft_tokens: int
+    num_accepted: int
+    num_recovered: int
+    num_bonus: int
+    num_plain: int
+    drafted_per_position: tuple[int, ...]
+    accepted_per_position: tuple[int, ...]
+    prefill_time_s: float
+    draft_time_s: float
+    target_time_s: float
+    sampler_time_s: float
+    time_to_first_token_s: float
+    total_time_s: float
+    draft_off: DraftOff | None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Completion tokens per second since the prompt was decoded; 0 if there are none."""
+        decode_time_s = self.total_time_s - self.prefill_time_s
+        return self.completion_tokens / decode_time_s if decode_time_s > 0 else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted ÷ proposed draft tokens, 0 … 1; 0 if none was proposed."""
+        return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per target decode: 1 + accepted ÷ steps."""
+        return 1.0 + self.num_accepted / self.num_steps if self.num_steps else 0.0
+
+
+@dataclass(slots=True)
+class Meter:
+    """Adds steps up to `Stats`. Times of a step exclude the prompt's share of the first."""
+
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    started_s: float
+    prefill_time_s: float = 0.0
+    first_token_s: float | None = None
+    num_steps: int = 0
+    counts: dict[Provenance, int] = field(default_factory=lambda: dict.fromkeys(Provenance, 0))
+    drafted: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
+    accepted: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
+    draft_time_s: float = 0.0
+    target_time_s: float = 0.0
+    sampler_time_s: float = 0.0
+    draft_off: DraftOff | None = None
+
+    def add(self, step: Step, now_s: float) -> None:
+        """Count one step that ended at now_s. The first step's decode is the prefill."""
+        if self.first_token_s is None:
+            self.first_token_s = now_s - self.started_s
+            self.prefill_time_s = self.first_token_s - step.sampler_time_s
+        else:
+            self.target_time_s += step.target_time_s
+        self.num_steps += 1
+        for position in range(step.num_draft_tokens):
+            self.drafted[position] += 1
+            self.accepted[position] += position < step.num_accepted
+        self.draft_time_s += step.draft_time_s
+        self.sampler_time_s += step.sampler_time_s
+        self.draft_off = step.draft_off or self.draft_off
+
+    def deliver(self, provenance: Provenance) -> None:
+        """Count one token of the answer. A stop string can leave the rest of a step out."""
+        self.counts[provenance] += 1
+
+    def stats(self, now_s: float) -> Stats:
+        """Everything so far, for an answer that ends at now_s."""
+        total_time_s = now_s - self.started_s
+        return Stats(
+            prompt_tokens=self.prompt_tokens,
+            cached_prompt_tokens=self.cached_prompt_tokens,
+            completion_tokens=sum(self.counts.values()),
+            num_steps=self.num_steps,
+            num_draft_tokens=sum(self.drafted),
+            num_accepted=sum(self.accepted),
+            num_recovered=self.counts[Provenance.RECOVERED],
+            num_bonus=self.counts[Provenance.BONUS],
+            num_plain=self.counts[Provenance.PLAIN],
+            drafted_per_position=tuple(self.drafted),
+            accepted_per_position=tuple(self.accepted),
+            prefill_time_s=self.prefill_time_s,
+            draft_time_s=self.draft_time_s,
+            target_time_s=self.target_time_s,
+            sampler_time_s=self.sampler_time_s,
+            time_to_first_token_s=self.first_token_s or total_time_s,
+            total_time_s=total_time_s,
+            draft_off=self.draft_off,
+        )

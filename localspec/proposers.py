@@ -1,0 +1,75 @@
+"""Where draft tokens come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from localspec.model import Model
+from localspec.sampling import Distribution, Probs, SamplingParams, distribution
+
+
+class Proposal(NamedTuple):
+    """K draft tokens and the K laws they were really drawn from."""
+
+    draft_tokens: list[int]
+    distributions: list[Distribution]
+
+
+class Proposer(Protocol):
+    """Anything that proposes draft tokens for a text."""
+
+    @property
+    def context_length(self) -> int:
+        """The longest text, drafted tokens included, it can propose for."""
+
+    def propose(
+        self, tokens: Sequence[int], params: SamplingParams, uniforms: Probs
+    ) -> Proposal:
+        """Up to len(uniforms) tokens to follow `tokens`; uniform i serves token i alone."""
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forget whatever it knows of the text beyond its first num_tokens."""
+
+
+class DraftModel:
+    """A small model that shares the target's tokenizer.
+
+    shared_vocab: ids below it mean the same token to target and draft. Mass beyond is cut
+    before the law is formed, so nothing outside the target's vocabulary is ever drawn.
+    is_end: the target's end-of-generation test. Nothing is proposed after an end token.
+    """
+
+    def __init__(self, model: Model, shared_vocab: int, is_end: Callable[[int], bool]) -> None:
+        self.model = model
+        self._shared_vocab = shared_vocab
+        self._is_end = is_end
+
+    @property
+    def context_length(self) -> int:
+        # The last draft token is never decoded here, hence the one more.
+        return self.model.context_length + 1
+
+    def propose(
+        self, tokens: Sequence[int], params: SamplingParams, uniforms: Probs
+    ) -> Proposal:
+        proposal = Proposal([], [])
+        # Whatever the draft lacks comes first, in one decode: the whole prompt at its first
+        # step, later the last token or two. Its own draft tokens are cached already.
+        missing = tokens[self.model.num_cached :]
+        if max(missing) >= self.model.vocab_size:
+            return proposal  # the target emitted a token that the draft does not have
+        for uniform in uniforms:
+            logits = self.model.decode(missing, 1)
+            law = distribution(logits[0, : self._shared_vocab], params)
+            drawn = law.draw(float(uniform))
+            proposal.draft_tokens.append(drawn)
+            proposal.distributions.append(law)
+            # Stopping behind a token is fine, since the token stays; dropping one is not.
+            if self._is_end(drawn):
+                break
+            missing = [drawn]
+        return proposal
+
+    def truncate(self, num_tokens: int) -> None:
+        self.model.truncate(min(self.model.num_cached, num_tokens))

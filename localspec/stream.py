@@ -1,0 +1,195 @@
+"""Steps of the loop → pieces of an answer, and the reply they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal, Protocol
+
+from localspec.errors import EngineError, Interrupted, OptionError
+from localspec.metrics import Meter, Provenance, Stats
+from localspec.sampling import SamplingParams
+from localspec.speculative import Request, Speculation
+from localspec.text import TextStream
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one token adds to an answer.
+
+    text is whatever became certain with this token: it is empty while a character is
+    incomplete or a stop string is possible, and then comes with a later token. The last
+    piece may bring such text without a token of its own.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer.
+
+    token_ids include the end token, if the model ended the answer itself. finish_reason:
+    "stop" (end token or stop string), "length" (max_tokens or the context), "cancelled".
+    seed: the one that was given, or None. verify: the rule that accepted draft tokens.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+    seed: int | None
+    verify: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """What a caller asks of one answer; None means the default.
+
+    Raises OptionError for max_tokens below 1.
+    """
+
+    sampling: SamplingParams | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise OptionError(f"max_tokens is {self.max_tokens}", "Choose 1 or more.")
+
+
+class Pieces(Protocol):
+    """Token ids → their bytes."""
+
+    def piece(self, token: int) -> bytes:
+        """Bytes of a token as they stand in an answer."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """Everything one answer needs while it is produced, apart from the iterator itself.
+
+    The two are kept apart so that dropping an unfinished `Stream` frees it at once, which
+    ends its generator, which releases the engine.
+    """
+
+    speculation: Speculation
+    prompt_tokens: list[int]
+    request: Request
+    vocabulary: Pieces
+    stop: tuple[str, ...]
+    seed: int | None
+    clock: Callable[[], float]
+    acquire: Callable[[], None]
+    release: Callable[[], None]
+    on_end: Callable[[Reply], None]
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason = "cancelled"
+    reply: Reply | None = None
+
+    def pieces(self) -> Generator[Piece, None, None]:
+        """The answer, token by token. Whatever ends it, caches and reply are left right."""
+        self.acquire()
+        try:
+            started = self.clock()
+            cached = self.speculation.start(self.prompt_tokens)
+            meter = Meter(len(self.prompt_tokens), cached, started)
+            try:
+                yield from self._decode(meter)
+            except Interrupted:
+                pass
+            finally:
+                # A closed stream or a stop string leaves the rest of a step behind.
+                self.speculation.truncate(len(self.prompt_tokens) + len(self.token_ids))
+                self._conclude(meter.stats(self.clock()))
+        finally:
+            self.release()
+            if self.reply is not None:
+                self.on_end(self.reply)
+
+    def _decode(self, meter: Meter) -> Generator[Piece, None, None]:
+        text = TextStream(self.stop)
+        provenance = Provenance.PLAIN
+        for step in self.speculation.steps(self.request):
+            meter.add(step, self.clock())
+            for token, provenance in zip(step.tokens, step.provenance, strict=True):
+                meter.deliver(provenance)
+                self.token_ids.append(token)
+                piece = text.push(self.vocabulary.piece(token))
+                self.texts.append(piece)
+                yield Piece(piece, (token,), provenance)
+                if text.stopped:
+                    self.finish_reason = "stop"
+                    return
+        tail = text.finish()
+        ended = text.stopped or self.request.is_end(self.token_ids[-1])
+        self.finish_reason = "stop" if ended else "length"
+        if tail:
+            self.texts.append(tail)
+            yield Piece(tail, (), provenance)
+
+    def _conclude(self, stats: Stats) -> None:
+        self.reply = Reply(
+            text="".join(self.texts),
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason,
+            stats=stats,
+            seed=self.seed,
+            verify="greedy" if self.request.params.is_greedy else "token",
+        )
+
+    def final_reply(self) -> Reply:
+        """The reply. Raises EngineError while there is none."""
+        if self.reply is None:
+            raise EngineError(
+                "the answer has not been produced yet", "Iterate over the stream, or close it."
+            )
+        return self.reply
+
+
+class Stream:
+    """An iterator over the pieces of an answer; afterwards `reply` holds the whole.
+
+    Nothing happens before the first piece is asked for. `close`, or dropping the last
+    reference, stops the work and leaves the caches right; so does leaving a `with` block.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._pieces = answer.pieces()
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Stop here. Idempotent."""
+        self._pieces.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def reply(self) -> Reply:
+        """What has been said, once the stream is exhausted or closed.
+
+        Raises EngineError before that.
+        """
+        return self._answer.final_reply()

@@ -1,0 +1,53 @@
+"""Bytes of tokens → text that can be shown: whole characters, and no part of a stop string."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+
+class TextStream:
+    """Decodes the bytes of one answer, token by token.
+
+    `push` and `finish` return text that is final. What could still become part of a stop
+    string, or is an unfinished UTF-8 character, waits inside. Bytes that are not UTF-8 come
+    out as U+FFFD.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self._stop = tuple(stop)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+        self.stopped = False
+
+    def push(self, data: bytes) -> str:
+        """Text that is decided now. Sets `stopped` when a stop string is complete."""
+        return self._decide(self._held + self._decoder.decode(data))
+
+    def finish(self) -> str:
+        """Whatever waited: nothing more is coming."""
+        text = self._decide(self._held + self._decoder.decode(b"", final=True))
+        text, self._held = text + self._held, ""
+        return text
+
+    def _decide(self, text: str) -> str:
+        found = min((at for at in map(text.find, self._stop) if at >= 0), default=-1)
+        if found >= 0:
+            # The stop string and what follows it are not part of the answer.
+            self.stopped = True
+            self._held = ""
+            return text[:found]
+        waits = max((_overlap(text, stop) for stop in self._stop), default=0)
+        self._held = text[len(text) - waits :]
+        return text[: len(text) - waits]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def checked_stop_strings(stop: Iterable[str]) -> tuple[str, ...]:
+    """The stop strings without the empty ones, which would end every answer at once."""
+    return tuple(text for text in stop if text)

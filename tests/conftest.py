@@ -1,0 +1,40 @@
+"""Tests run against the installed package, not against the checkout beside them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# `python -m pytest` puts the working directory first.
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
+
+
+@pytest.fixture(scope="session")
+def demo_target() -> Path:
+    """The target of the pair that ships with the package."""
+    from localspec.hub import locate
+    from localspec.presets import find_preset
+
+    return locate(find_preset("demo"))[0]
+
+
+@pytest.fixture(scope="session")
+def demo_draft() -> Path:
+    """The draft of the pair that ships with the package."""
+    from localspec.hub import locate
+    from localspec.presets import find_preset
+
+    draft = locate(find_preset("demo"))[1]
+    assert draft is not None
+    return draft
+
+
+@pytest.fixture(scope="session")
+def unrelated_draft(tmp_path_factory: pytest.TempPathFactory, demo_target: Path) -> Path:
+    """A model with the demo pair's tokenizer and random weights."""
+    from gguf_maker import write_random_model
+
+    return write_random_model(tmp_path_factory.mktemp("models") / "random.gguf", demo_target)

@@ -1,0 +1,44 @@
+"""The readable twin: what the loop must amount to, without caches, batches or speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localspec.sampling import SamplingParams
+from toy import TableModel
+
+Row = NDArray[np.float64]
+
+
+def target_probs(model: TableModel, history: Sequence[int], params: SamplingParams) -> Row:
+    """The target's law behind `history`, dense (vocab,), by sorting everything."""
+    logits = model.row(history).astype(np.float64)
+    if params.temperature == 0:
+        return np.eye(model.vocab_size)[int(np.argmax(logits))]
+    order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    if params.top_k:
+        order = order[: params.top_k]
+    weights = np.exp(logits[order] - logits[order[0]])
+    weights /= weights.sum()
+    kept = 1
+    while params.top_p < 1 and weights[:kept].sum() < params.top_p and kept < len(order):
+        kept += 1
+    order = order[: kept if params.top_p < 1 else len(order)]
+    floor = logits[order[0]] + np.log(params.min_p) if params.min_p else -np.inf
+    order = [token for token in order if logits[token] >= floor]
+    law = np.zeros(model.vocab_size)
+    law[order] = np.exp((logits[order] - logits[order[0]]) / params.temperature)
+    return law / law.sum()
+
+
+def greedy_text(
+    model: TableModel, prompt: Sequence[int], max_tokens: int, is_end: Callable[[int], bool]
+) -> list[int]:
+    """The target's argmax path, one token at a time; an end token is its last."""
+    text: list[int] = []
+    while len(text) < max_tokens and not (text and is_end(text[-1])):
+        text.append(int(np.argmax(model.row([*prompt, *text]))))
+    return text

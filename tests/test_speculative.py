@@ -1,0 +1,326 @@
+"""The loop on table models that raise on any misuse of positions."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localspec.draft_length import DraftOff, FixedDraftLength
+from localspec.errors import DecodeError
+from localspec.metrics import Provenance
+from localspec.proposers import DraftModel
+from localspec.randomness import Randomness
+from localspec.sampling import SamplingParams
+from localspec.speculative import Request, Speculation
+from reference import greedy_text, target_probs
+from toy import TableModel
+
+GREEDY = SamplingParams(temperature=0)
+SAMPLED = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
+PROMPT = [1, 2, 3]
+
+
+def never(_token: int) -> bool:
+    return False
+
+
+def request(params=GREEDY, *, seed=0, max_tokens=20, is_end=never) -> Request:
+    return Request(params, Randomness(seed), max_tokens, is_end)
+
+
+def speculate(target, draft, k, *, is_end=never, shared=None, reason=None) -> Speculation:
+    proposer = None
+    if draft is not None:
+        shared = shared or min(target.vocab_size, draft.vocab_size)
+        proposer = DraftModel(draft, shared, is_end)
+    ticks = iter(range(10**9))
+    return Speculation(
+        target, proposer, FixedDraftLength(k), reason, lambda: float(next(ticks))
+    )
+
+
+def check(target, draft, k, asked, prompt=PROMPT):
+    """Run the loop; after every step both caches must hold a prefix of what was emitted."""
+    loop = speculate(target, draft, k, is_end=asked.is_end)
+    loop.start(prompt)
+    steps, text = [], []
+    for step in loop.steps(asked):
+        text += step.tokens
+        steps.append(step)
+        assert loop.tokens == [*prompt, *text]
+        for model in (target, draft):
+            if model is not None:
+                assert model.cached == loop.tokens[: model.num_cached]
+        assert len(loop.tokens) - target.num_cached == 1 or asked.is_end(text[-1])
+        assert len(step.tokens) == len(step.provenance)
+        assert step.provenance.count(Provenance.ACCEPTED) == step.num_accepted
+    return text, steps
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    seeds=st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)),
+    k=st.integers(0, 16),
+    draft_is=st.sampled_from(["another", "the same", "alike", "none"]),
+    max_tokens=st.integers(1, 30),
+    end=st.sampled_from([None, 0, 5]),
+    prompt=st.lists(st.integers(0, 7), min_size=1, max_size=12),
+)
+def test_greedy_text_is_the_targets_own(seeds, k, draft_is, max_tokens, end, prompt):
+    """For every K and any draft, with end tokens inside drafts and the limit inside a step."""
+    target = TableModel(seed=seeds[0])
+    draft = {
+        "another": TableModel(seed=seeds[1]),
+        "the same": TableModel(seed=seeds[0]),
+        "alike": TableModel(seed=seeds[0], order=2),
+        "none": None,
+    }[draft_is]
+    asked = request(max_tokens=max_tokens, is_end=lambda token: token == end)
+    text, _ = check(target, draft, k, asked, prompt)
+    assert text == greedy_text(TableModel(seed=seeds[0]), prompt, max_tokens, asked.is_end)
+
+
+def test_an_identical_draft_is_kept_whole():
+    """One prompt step, then K + 1 tokens a step: K accepted and a bonus."""
+    text, steps = check(TableModel(), TableModel(), 4, request(max_tokens=16))
+    assert [len(step.tokens) for step in steps] == [1, 5, 5, 5]
+    assert steps[0].provenance == [Provenance.PLAIN]
+    assert steps[1].provenance == [Provenance.ACCEPTED] * 4 + [Provenance.BONUS]
+    assert len(text) == 16
+
+
+def test_a_refused_draft_costs_one_token_a_step():
+    """An adversarial draft, never right, leaves one recovered token each."""
+
+    class Contrary(TableModel):
+        def row(self, history):
+            return -super().row(history)
+
+    _, steps = check(TableModel(), Contrary(), 3, request(max_tokens=5))
+    assert [step.provenance for step in steps[1:4]] == [[Provenance.RECOVERED]] * 3
+    assert [step.num_draft_tokens for step in steps] == [0, 3, 2, 1, 0]
+
+
+def test_a_draft_token_is_never_decoded_twice_in_the_draft():
+    """The draft decodes each position of the final text at most once, and drafts once each."""
+    target, draft = TableModel(seed=3), TableModel(seed=3, order=2)
+    text, steps = check(target, draft, 4, request(max_tokens=40))
+    proposed = sum(step.num_draft_tokens for step in steps)
+    refused = proposed - sum(step.num_accepted for step in steps)
+    # Every accepted token and every one of the target's own is decoded once; of a step's
+    # refused tokens all but the last drafted one were decoded in order to draft the next.
+    decoded = sum(map(len, draft.decoded))
+    assert decoded <= len(PROMPT) + len(text) + refused
+    assert max(map(len, draft.decoded[1:])) <= 2
+
+
+def test_the_draft_prefills_once_and_only_when_it_proposes():
+    """The first step draws from the prompt's row; the draft reads the prompt at the second."""
+    target, draft = TableModel(), TableModel()
+    loop = speculate(target, draft, 2)
+    loop.start(PROMPT)
+    steps = loop.steps(request())
+    next(steps)
+    assert draft.decoded == []
+    next(steps)
+    assert draft.decoded[0] == loop.tokens[:4]
+
+
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_sampled_text_follows_the_targets_law(k):
+    """Three-token texts over 6 000 seeds against the exact joint law, with a poor draft.
+
+    A chi-square bound at p = 1e-5 for each K; the seeds are fixed, so it cannot flake.
+    """
+    target = TableModel(3, seed=5, spread=1.0)
+    draft = TableModel(3, seed=99, spread=1.0)
+    loop = speculate(target, draft, k)
+    counts: Counter[tuple[int, ...]] = Counter()
+    trials = 6_000
+    for seed in range(trials):
+        loop.truncate(0)
+        loop.start([1])
+        text: list[int] = []
+        for step in loop.steps(request(SAMPLED, seed=seed, max_tokens=5)):
+            text += step.tokens
+        counts[tuple(text[1:4])] += 1
+    expected: Counter[tuple[int, ...]] = Counter()
+    for first in range(3):
+        for law in walk(target, [1, first], 3):
+            expected[law[0]] += law[1] * target_probs(target, [1], SAMPLED)[first]
+    chi_square = sum(
+        (counts[text] - trials * p) ** 2 / (trials * p) for text, p in expected.items()
+    )
+    assert len(expected) == 27
+    assert chi_square < 66  # 26 degrees of freedom
+
+
+def walk(model, history, length):
+    """(text, probability) of everything the model can say next in `length` tokens."""
+    if length == 0:
+        yield (), 1.0
+        return
+    for token, p in enumerate(target_probs(model, history, SAMPLED)):
+        for rest, q in walk(model, [*history, token], length - 1):
+            yield (token, *rest), p * q
+
+
+def test_the_same_seed_and_k_give_the_same_text():
+    """Whatever happened before on the same engine."""
+    texts = []
+    for warm_up in (0, 3):
+        target, draft = TableModel(seed=1), TableModel(seed=2)
+        loop = speculate(target, draft, 3)
+        for seed in range(warm_up):
+            loop.start(PROMPT)
+            list(loop.steps(request(SAMPLED, seed=seed)))
+        loop.start(PROMPT)
+        texts.append([step.tokens for step in loop.steps(request(SAMPLED, seed=42))])
+    assert texts[0] == texts[1]
+
+
+def test_a_common_prefix_is_kept_and_the_rest_decoded():
+    """A second prompt that goes on from the first costs its new tokens alone."""
+    target = TableModel()
+    loop = speculate(target, None, 0)
+    assert loop.start(PROMPT) == 0
+    list(loop.steps(request(max_tokens=4)))
+    said = list(loop.tokens)
+    target.decoded.clear()
+    assert loop.start([*said, 5, 6]) == len(said) - 1
+    next(loop.steps(request()))
+    assert target.decoded[0] == [said[-1], 5, 6]
+
+
+def test_the_same_prompt_again_decodes_one_token():
+    """The row of its last token is needed, so that one is decoded anew."""
+    target = TableModel()
+    loop = speculate(target, None, 0)
+    loop.start(PROMPT)
+    list(loop.steps(request(max_tokens=4)))
+    assert loop.start(PROMPT) == len(PROMPT) - 1
+
+
+def test_closing_early_leaves_both_caches_a_prefix():
+    """At every possible step, and the next answer is as if nothing had happened."""
+    expected = greedy_text(TableModel(seed=1), PROMPT, 10, never)
+    for num_steps in range(6):
+        target, draft = TableModel(seed=1), TableModel(seed=1, order=2)
+        loop = speculate(target, draft, 3)
+        loop.start(PROMPT)
+        steps = loop.steps(request())
+        for _ in range(num_steps):
+            next(steps)
+        steps.close()
+        for model in (target, draft):
+            assert model.cached == loop.tokens[: model.num_cached]
+        loop.start(PROMPT)
+        text = [token for step in loop.steps(request(max_tokens=10)) for token in step.tokens]
+        assert text == expected
+
+
+@pytest.mark.parametrize("who", ["target", "draft"])
+@pytest.mark.parametrize("fail_at", range(8))
+def test_a_failing_decode_leaves_both_caches_a_prefix(who, fail_at):
+    """The error passes through; the text so far is intact and can go on."""
+    target, draft = TableModel(seed=1), TableModel(seed=1, order=2)
+    {"target": target, "draft": draft}[who].fail_at = fail_at
+    loop = speculate(target, draft, 3)
+    loop.start(PROMPT)
+    with pytest.raises(DecodeError, match="asked for"):
+        list(loop.steps(request(max_tokens=30)))
+    for model in (target, draft):
+        assert model.cached == loop.tokens[: model.num_cached]
+    so_far = len(loop.tokens) - len(PROMPT)
+    text = [t for step in loop.steps(request(max_tokens=30 - so_far)) for t in step.tokens]
+    expected = greedy_text(TableModel(seed=1), PROMPT, 30, never)
+    assert [*loop.tokens[3 : 3 + so_far], *text] == expected
+
+
+def test_beyond_the_drafts_context_decoding_is_plain_with_a_reason():
+    """The text goes on past what the draft can hold, and is still the target's."""
+    target, draft = TableModel(seed=1), TableModel(seed=1, context_length=10)
+    text, steps = check(target, draft, 3, request(max_tokens=30))
+    assert text == greedy_text(TableModel(seed=1), PROMPT, 30, never)
+    assert steps[-2].draft_off is DraftOff.DRAFT_CONTEXT_FULL
+    assert draft.num_cached <= 10
+    assert sum(step.num_draft_tokens for step in steps[:3]) > 0
+
+
+def test_a_prompt_longer_than_the_drafts_context_is_answered_plainly():
+    target, draft = TableModel(), TableModel(context_length=4)
+    text, steps = check(target, draft, 3, request(max_tokens=5), [1, 2, 3, 4, 5, 6])
+    assert text == greedy_text(TableModel(), [1, 2, 3, 4, 5, 6], 5, never)
+    assert {step.draft_off for step in steps[1:]} == {DraftOff.DRAFT_CONTEXT_FULL}
+    assert draft.decoded == []
+
+
+def test_text_may_fill_the_context_to_its_last_token():
+    target, draft = TableModel(context_length=12), TableModel(context_length=12)
+    text, _ = check(target, draft, 8, request(max_tokens=9))
+    assert len(text) == 9
+
+
+def test_a_narrower_draft_never_limits_the_target():
+    """Ids that only the target has come out, are context for it, and stop the draft."""
+    target, draft = TableModel(8, seed=2), TableModel(5, seed=2)
+    asked = request(SAMPLED, max_tokens=60, seed=3)
+    text, steps = check(target, draft, 3, asked)
+    assert max(text) >= 5
+    first = next(i for i, step in enumerate(steps) if max(step.tokens) >= 5)
+    assert all(step.num_draft_tokens == 0 for step in steps[first + 1 :])
+
+
+def test_a_wider_draft_proposes_only_what_is_shared():
+    """The draft's own padding ids never reach the target, which would raise."""
+    target, draft = TableModel(5, seed=2), TableModel(9, seed=2, spread=4)
+    check(target, draft, 3, request(SAMPLED, max_tokens=50))
+
+
+def test_without_a_draft_the_reason_is_the_one_given():
+    target = TableModel()
+    loop = speculate(target, None, 3, reason=DraftOff.TARGET_CANNOT_ROLL_BACK)
+    loop.start(PROMPT)
+    steps = list(loop.steps(request(max_tokens=3)))
+    assert steps[1].draft_off is DraftOff.TARGET_CANNOT_ROLL_BACK
+
+
+def test_a_target_that_cannot_be_cut_back_starts_over():
+    """It is emptied where others would be cut, and the text is right all the same."""
+    target = TableModel(can_truncate=False)
+    loop = speculate(target, None, 0)
+    loop.start(PROMPT)
+    list(loop.steps(request(max_tokens=4)))
+    assert loop.start([1, 2, 7]) == 0
+    text = [t for step in loop.steps(request(max_tokens=4)) for t in step.tokens]
+    assert text == greedy_text(TableModel(), [1, 2, 7], 4, never)
+
+
+def test_no_more_rows_are_asked_for_than_the_target_gives():
+    """K is bounded by the outputs that the target was opened for."""
+    _, steps = check(TableModel(max_outputs=3), TableModel(), 8, request())
+    assert max(step.num_draft_tokens for step in steps) == 2
+
+
+def test_times_come_from_the_injected_clock():
+    """Here every look at the clock is one second later."""
+    _, steps = check(TableModel(), TableModel(), 2, request(max_tokens=4))
+    assert {(s.draft_time_s, s.target_time_s, s.sampler_time_s) for s in steps} == {(1, 1, 1)}
+
+
+def test_sampled_steps_draw_each_uniform_once(monkeypatch):
+    """No address of the random numbers is asked for twice in an answer."""
+    asked = Counter()
+    original = Randomness.uniforms
+
+    def spy(self, step, purpose, count):
+        asked.update((step, purpose, index) for index in range(count))
+        return original(self, step, purpose, count)
+
+    monkeypatch.setattr(Randomness, "uniforms", spy)
+    check(TableModel(), TableModel(seed=8), 3, request(SAMPLED, max_tokens=30))
+    assert len(asked) > 30
+    assert set(asked.values()) == {1}

@@ -1,0 +1,76 @@
+"""Models of a few tokens for exact tests, which raise on any misuse of the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from localspec.errors import CacheError, ContextError, DecodeError
+from localspec.sampling import Logits
+
+
+class TableModel:
+    """A law over a handful of tokens that depends on the last few, and on nothing else.
+
+    Rows come from a generator keyed by (seed, last `order` tokens), so a token that is
+    missing from the cache, doubled or out of place changes every row behind it. Like
+    libllama, it returns a view that the next decode overwrites.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 8,
+        *,
+        seed: int = 0,
+        spread: float = 2.0,
+        order: int = 3,
+        context_length: int = 64,
+        max_outputs: int = 17,
+        can_truncate: bool = True,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.context_length = context_length
+        self.max_outputs = max_outputs
+        self.can_truncate = can_truncate
+        self.cached: list[int] = []
+        self.decoded: list[list[int]] = []
+        self.fail_at: int | None = None
+        self._key = seed
+        self._spread = spread
+        self._order = order
+        self._rows = np.zeros((max_outputs, vocab_size), dtype=np.float32)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self.cached)
+
+    def row(self, history: Sequence[int]) -> Logits:
+        """Logits (vocab,) of the token behind `history`."""
+        key = [self._key, *(token + 1 for token in history[-self._order :])]
+        noise = np.random.default_rng(key).standard_normal(self.vocab_size)
+        return (self._spread * noise).astype(np.float32)
+
+    def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
+        if not tokens or self.num_cached + len(tokens) > self.context_length:
+            raise ContextError(f"{len(tokens)} tokens behind {self.num_cached}")
+        if not 0 <= num_logits <= min(self.max_outputs, len(tokens)):
+            raise DecodeError(f"{num_logits} rows of {len(tokens)} tokens")
+        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
+            raise DecodeError(f"ids {tokens} in a vocabulary of {self.vocab_size}")
+        if self.fail_at == len(self.decoded):
+            self.fail_at = None
+            raise DecodeError("a failure that was asked for")
+        self.decoded.append(list(tokens))
+        self.cached += tokens
+        for index in range(num_logits):
+            end = len(self.cached) - num_logits + index + 1
+            self._rows[index] = self.row(self.cached[:end])
+        return self._rows[:num_logits]
+
+    def truncate(self, num_cached: int) -> None:
+        if not 0 <= num_cached <= self.num_cached:
+            raise CacheError(f"asked to keep {num_cached} of {self.num_cached}")
+        if 0 < num_cached < self.num_cached and not self.can_truncate:
+            raise CacheError("this cache cannot be cut back")
+        del self.cached[num_cached:]
