@@ -26,7 +26,8 @@ from localspec.stream import Answer, AnswerOptions, Reply, Stream
 from localspec.text import checked_stop_strings
 
 if TYPE_CHECKING:
-    from localspec.llama import Llama, LlamaModel, LlamaOptions, Vocabulary
+    from localspec.llama import Llama, LlamaModel, LlamaOptions
+    from localspec.vocabulary import Vocabulary
 
     ModelSource = str | os.PathLike[str] | Llama
 
@@ -269,7 +270,8 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         chosen = find_preset(preset or DEFAULT_PRESET)
         target, draft = locate(chosen)
         sampling = chosen.sampling
-        context_length = context_length or chosen.context_length
+        if context_length is None:
+            context_length = chosen.context_length
     elif preset is not None:
         raise OptionError("both a preset and a target are given", "Choose one of them.")
     if draft is not None and draft is target:

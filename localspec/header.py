@@ -148,7 +148,7 @@ class _Reader:
         try:
             for _ in range(count):
                 at += 8 + length_at(data, at)[0]
-        except struct.error:
+        except (struct.error, OverflowError):
             at = size + 1
         self._at = at
         self._skip(0)

@@ -9,9 +9,7 @@ What a caller can get wrong is checked before the call: an assertion in C ends t
 
 from __future__ import annotations
 
-import collections
 import ctypes
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ import llama_cpp
 import numpy as np
 from llama_cpp import Llama
 
+from localspec import native
 from localspec.errors import (
     CacheError,
     ContextError,
@@ -31,44 +30,17 @@ from localspec.errors import (
     OptionError,
 )
 from localspec.sampling import Logits
+from localspec.vocabulary import Vocabulary
 
-__all__ = ["Llama", "LlamaModel", "LlamaOptions", "Vocabulary"]
+__all__ = ["Llama", "LlamaModel", "LlamaOptions"]
 
 DEFAULT_CONTEXT_LENGTH = 8192
 BATCH_SIZE = 512
 NO_POOLING = (llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED, llama_cpp.LLAMA_POOLING_TYPE_NONE)
 
-logger = logging.getLogger("localspec.llama")
-
-logger.addHandler(logging.NullHandler())  # else warnings go to stderr unasked
-
-_LOG_LEVELS = {3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level; the rest is detail
-_complaints: collections.deque[str] = collections.deque(maxlen=4)
-
-
-@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
-def _log(level: int, text: bytes, _data: object) -> None:
-    line = text.decode("utf-8", errors="replace").strip()
-    if line:
-        logger.log(_LOG_LEVELS.get(level, logging.DEBUG), line)
-    if line and level in _LOG_LEVELS:
-        _complaints.append(line)
-
-
-llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
-
-# libllama asks before every node of its graph whether to stop. Python code there would wait
-# for the interpreter's lock each time, so it gets a C function that reads a byte instead:
-# strlen of an empty string is 0 (go on), of a string of one byte 1 (stop).
-_strlen = ctypes.cdll.msvcrt.strlen if os.name == "nt" else ctypes.CDLL(None).strlen
-_should_stop = llama_cpp.ggml_abort_callback(ctypes.cast(_strlen, ctypes.c_void_p).value or 0)
-
-
-def _because() -> str:
-    """What libllama complained of since the last call, for an error message."""
-    reason = "; ".join(_complaints)
-    _complaints.clear()
-    return f": {reason}" if reason else ""
+complaints = native.capture_logs(llama_cpp)
+native.leave_out_amx(llama_cpp)
+_stop_callback = native.stop_callback(llama_cpp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,77 +72,6 @@ class LlamaOptions:
             )
 
 
-class Vocabulary:
-    """Token ids, their texts and bytes, and which of them end an answer."""
-
-    def __init__(self, vocab: int) -> None:
-        self._vocab = vocab
-        self._pieces: dict[int, bytes] = {}
-        self._ends: dict[int, bool] = {}
-        self.size: int = llama_cpp.llama_vocab_n_tokens(vocab)
-        self.kind: int = llama_cpp.llama_vocab_type(vocab)
-        self.bos: int = llama_cpp.llama_vocab_bos(vocab)
-        self.eos: int = llama_cpp.llama_vocab_eos(vocab)
-        self.add_bos: bool = llama_cpp.llama_vocab_get_add_bos(vocab)
-
-    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
-        """Ids of `text`. Only with parse_special can its characters name a control token."""
-        data = text.encode("utf-8", errors="replace")
-        capacity = len(data) + 2
-        while True:
-            ids = (ctypes.c_int32 * capacity)()
-            count = llama_cpp.llama_tokenize(
-                self._vocab, data, len(data), ids, capacity, False, parse_special
-            )
-            if count >= 0:
-                return ids[:count]
-            capacity = -count
-
-    def piece(self, token: int) -> bytes:
-        """Bytes of a token as they stand in an answer: none for a control token."""
-        known = self._pieces.get(token)
-        if known is None:
-            known = self._pieces[token] = self._render(token)
-        return known
-
-    def _render(self, token: int) -> bytes:
-        capacity = 64
-        while True:
-            buffer = ctypes.create_string_buffer(capacity)
-            count = llama_cpp.llama_token_to_piece(
-                self._vocab, token, buffer, capacity, 0, False
-            )
-            if count >= 0:
-                return buffer.raw[:count]
-            capacity = -count
-
-    def text(self, token: int) -> str:
-        """The vocabulary's own entry for a token; empty for an id that is none."""
-        if not 0 <= token < self.size:
-            return ""
-        entry: bytes = llama_cpp.llama_vocab_get_text(self._vocab, token)
-        return entry.decode("utf-8", errors="replace")
-
-    def entries(self) -> list[bytes]:
-        """The vocabulary's own entry for every id, in order: (size,)."""
-        entry, vocab = llama_cpp.llama_vocab_get_text, self._vocab
-        return [entry(vocab, token) for token in range(self.size)]
-
-    def control_texts(self) -> list[str]:
-        """Texts that the tokenizer turns into control tokens when it is told to."""
-        special = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
-        attributes, vocab = llama_cpp.llama_vocab_get_attr, self._vocab
-        texts = (self.text(i) for i in range(self.size) if attributes(vocab, i) & special)
-        return [text for text in texts if text]
-
-    def is_end(self, token: int) -> bool:
-        """Whether the token ends an answer: one of a set, not just the eos token."""
-        known = self._ends.get(token)
-        if known is None:
-            known = self._ends[token] = bool(llama_cpp.llama_vocab_is_eog(self._vocab, token))
-        return known
-
-
 class LlamaModel:
     """One llama_cpp context with one cached sequence: an implementation of `model.Model`.
 
@@ -184,7 +85,7 @@ class LlamaModel:
         self._owned = False
         self._adopted: Llama | None = None
         self.name = name
-        self.vocabulary = Vocabulary(llama_cpp.llama_model_get_vocab(self._model))
+        self.vocabulary = Vocabulary(llama_cpp, llama_cpp.llama_model_get_vocab(self._model))
         self.trained_context_length: int = llama_cpp.llama_model_n_ctx_train(self._model)
         self.context_length = min(context_length, int(llama_cpp.llama_n_ctx_seq(context)))
         self.max_outputs = max_outputs
@@ -198,7 +99,7 @@ class LlamaModel:
         self._point_batch_at_arrays()
         self._stop = ctypes.create_string_buffer(2)
         llama_cpp.llama_set_abort_callback(
-            context, _should_stop, ctypes.cast(self._stop, ctypes.c_void_p)
+            context, _stop_callback, ctypes.cast(self._stop, ctypes.c_void_p)
         )
         self.can_truncate = self._probe_truncation()
 
@@ -238,14 +139,14 @@ class LlamaModel:
 
         Raises ModelFileError with libllama's own words if it refuses the file.
         """
-        _complaints.clear()
+        complaints.clear()
         params = llama_cpp.llama_model_default_params()
         if options.num_gpu_layers is not None:
             params.n_gpu_layers = options.num_gpu_layers
         model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         if not model:
             raise ModelFileError(
-                f"libllama cannot load {path}{_because()}",
+                f"libllama cannot load {path}{complaints.because()}",
                 "The file may be damaged or newer than this llama-cpp-python.",
             )
         try:
@@ -342,7 +243,7 @@ class LlamaModel:
         if status != 0:
             raise DecodeError(
                 f"libllama could not decode {count} tokens behind {self.num_cached} "
-                f"(status {status}){_because()}",
+                f"(status {status}){complaints.because()}",
                 "Out of memory? Try a smaller context or fewer GPU layers.",
             )
         self.num_cached += count
@@ -387,6 +288,7 @@ class LlamaModel:
         if self._context is None:
             return
         context, self._context = self._context, None
+        self.vocabulary.close()
         if self._owned:
             llama_cpp.llama_free(context)
             llama_cpp.llama_model_free(self._model)
@@ -416,17 +318,23 @@ def _new_context(model: int, path: Path, options: LlamaOptions, context_length: 
     params.n_ctx = context_length
     params.n_batch = params.n_ubatch = min(BATCH_SIZE, context_length)
     params.n_outputs_max = options.max_outputs
-    threads = options.num_threads or os.cpu_count() or 1
     # One value for both: else a batch of one and a batch of n run on different cores, and
     # the cost of verifying is not the cost that was measured.
-    params.n_threads = params.n_threads_batch = threads
+    params.n_threads = params.n_threads_batch = options.num_threads or _num_cores()
     context: int | None = llama_cpp.llama_init_from_model(model, params)
     if not context:
         raise ModelFileError(
-            f"no context of {context_length} tokens for {path}{_because()}",
+            f"no context of {context_length} tokens for {path}{complaints.because()}",
             "Too little memory? Try a smaller --ctx.",
         )
     if llama_cpp.llama_pooling_type(context) not in NO_POOLING:
         llama_cpp.llama_free(context)
         raise ModelFileError(f"{path} is an embedding model", "Choose a text generation model.")
     return context
+
+
+def _num_cores() -> int:
+    """Cores this process may run on. More threads than that wait for each other."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

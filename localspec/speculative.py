@@ -98,9 +98,10 @@ class Speculation:
         started = self._clock()
         length = len(self.tokens)
         # The pending token, emitted but not decoded; at first whatever the cache lacks of
-        # the prompt, whose last row gives the first token without a draft.
+        # the prompt. The first token comes from the prompt's own row, never from a draft:
+        # so the steps, and with them a seed's text, do not depend on what was cached.
         missing = self.tokens[self.target.num_cached :]
-        num_wanted, draft_off = (0, None) if len(missing) > 1 else self._num_wanted(remaining)
+        num_wanted, draft_off = (0, None) if number == 0 else self._num_wanted(remaining)
 
         # 1. Propose.
         proposal = self._propose(request, number, num_wanted)

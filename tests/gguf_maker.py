@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ def write_random_model(
     path: Path,
     tokenizer_of: Path,
     *,
+    architecture: str = "llama",
     width: int = 64,
     num_layers: int = 1,
     context_length: int = 2048,
@@ -22,13 +24,13 @@ def write_random_model(
     drop: tuple[str, ...] = (),
     extra: dict[str, bool | int | str] | None = None,
 ) -> Path:
-    """A llama model of `num_layers` layers of `width`, random and so unrelated to any other.
+    """A model of `num_layers` layers of `width`, random and so unrelated to any other.
 
-    num_padding: ids added behind the vocabulary. replace_tokens: ids given another text.
+    architecture: llama or mamba. num_padding: ids added behind the vocabulary. replace_tokens: ids given another text.
     drop: metadata keys to leave out. extra: metadata to add.
     """
     random = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     tokens = _copy_tokenizer(writer, tokenizer_of, num_padding, replace_tokens or {}, drop)
     num_heads, hidden = width // 32, 2 * width
     writer.add_context_length(context_length)
@@ -46,27 +48,55 @@ def write_random_model(
 
     def matrix(name: str, rows: int, columns: int) -> None:
         weights = random.standard_normal((rows, columns)) / np.sqrt(columns)
-        writer.add_tensor(f"{name}.weight", weights.astype(np.float32))
+        writer.add_tensor(name, weights.astype(np.float32))
 
-    def norm(name: str) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(width, dtype=np.float32))
+    def ones(name: str, size: int = width) -> None:
+        writer.add_tensor(name, np.ones(size, dtype=np.float32))
 
-    matrix("token_embd", tokens, width)
-    norm("output_norm")
-    matrix("output", tokens, width)
+    matrix("token_embd.weight", tokens, width)
+    ones("output_norm.weight")
+    matrix("output.weight", tokens, width)
     for layer in range(num_layers):
+        block = f"blk.{layer}"
+        ones(f"{block}.attn_norm.weight")
+        if architecture == "mamba":
+            _add_mamba_layer(writer, block, width, matrix, ones)
+            continue
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            matrix(f"blk.{layer}.{name}", width, width)
-        matrix(f"blk.{layer}.ffn_gate", hidden, width)
-        matrix(f"blk.{layer}.ffn_up", hidden, width)
-        matrix(f"blk.{layer}.ffn_down", width, hidden)
-        norm(f"blk.{layer}.attn_norm")
-        norm(f"blk.{layer}.ffn_norm")
+            matrix(f"{block}.{name}.weight", width, width)
+        matrix(f"{block}.ffn_gate.weight", hidden, width)
+        matrix(f"{block}.ffn_up.weight", hidden, width)
+        matrix(f"{block}.ffn_down.weight", width, hidden)
+        ones(f"{block}.ffn_norm.weight")
+    if architecture == "mamba":
+        writer.add_ssm_conv_kernel(4)
+        writer.add_ssm_inner_size(2 * width)
+        writer.add_ssm_state_size(16)
+        writer.add_ssm_time_step_rank(4)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_mamba_layer(
+    writer: gguf.GGUFWriter,
+    block: str,
+    width: int,
+    matrix: Callable[[str, int, int], None],
+    ones: Callable[[str, int], None],
+) -> None:
+    inner, state, rank = 2 * width, 16, 4
+    matrix(f"{block}.ssm_in.weight", 2 * inner, width)
+    matrix(f"{block}.ssm_conv1d.weight", inner, 4)
+    ones(f"{block}.ssm_conv1d.bias", inner)
+    matrix(f"{block}.ssm_x.weight", rank + 2 * state, inner)
+    matrix(f"{block}.ssm_dt.weight", inner, rank)
+    ones(f"{block}.ssm_dt.bias", inner)
+    writer.add_tensor(f"{block}.ssm_a", -np.ones((inner, state), dtype=np.float32))
+    ones(f"{block}.ssm_d", inner)
+    matrix(f"{block}.ssm_out.weight", width, inner)
 
 
 def _copy_tokenizer(
@@ -93,3 +123,31 @@ def _copy_tokenizer(
         kinds = field.types
         writer.add_key_value(key, value, kinds[0], kinds[1] if len(kinds) > 1 else None)
     return num_tokens
+
+
+def split_model(source: Path, folder: Path) -> Path:
+    """`source` as two parts in `folder`; the path of the first."""
+    reader = gguf.GGUFReader(source)
+    tensors = reader.tensors
+    paths = [folder / f"split-0000{n}-of-00002.gguf" for n in (1, 2)]
+    for number, (path, share) in enumerate(
+        zip(paths, (tensors[::2], tensors[1::2]), strict=True)
+    ):
+        architecture = str(reader.fields["general.architecture"].contents())
+        writer = gguf.GGUFWriter(path, architecture)
+        for key, value in reader.fields.items() if number == 0 else ():
+            if not key.startswith("GGUF.") and key != "general.architecture":
+                kinds = value.types
+                writer.add_key_value(
+                    key, value.contents(), kinds[0], kinds[1] if len(kinds) > 1 else None
+                )
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 2)
+        writer.add_int32("split.tensors.count", len(tensors))
+        for tensor in share:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return paths[0]

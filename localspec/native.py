@@ -1,0 +1,104 @@
+"""What has to be set right once in libllama, for the whole process.
+
+Each function takes the llama_cpp module: `llama.py` is the one place that imports it.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import logging
+import os
+import sys
+from typing import Any
+
+logger = logging.getLogger("localspec.llama")
+logger.addHandler(logging.NullHandler())  # else warnings go to stderr unasked
+
+_LOG_LEVELS = {3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level; the rest is detail
+_CPU_DEVICE = 0  # of ggml_backend_dev_type
+
+
+class Complaints:
+    """The last warnings and errors of libllama, to be put into an error of ours."""
+
+    def __init__(self) -> None:
+        self._lines: collections.deque[str] = collections.deque(maxlen=4)
+        self.callback: Any = None  # C holds its pointer, so it has to live as long
+
+    def add(self, line: str) -> None:
+        self._lines.append(line)
+
+    def clear(self) -> None:
+        self._lines.clear()
+
+    def because(self) -> str:
+        """ ": reason; reason", or nothing if there is none. Clears them."""
+        reason = "; ".join(self._lines)
+        self.clear()
+        return f": {reason}" if reason else ""
+
+
+def capture_logs(lib: Any) -> Complaints:
+    """Send libllama's log to `logging`, as localspec.llama, instead of stderr."""
+    complaints = Complaints()
+
+    @lib.llama_log_callback  # type: ignore[untyped-decorator]
+    def log(level: int, text: bytes, _data: object) -> None:
+        line = text.decode("utf-8", errors="replace").strip()
+        if not line:
+            return
+        logger.log(_LOG_LEVELS.get(level, logging.DEBUG), line)
+        if level in _LOG_LEVELS:
+            complaints.add(line)
+
+    complaints.callback = log
+    lib.llama_log_set(log, ctypes.c_void_p(0))
+    return complaints
+
+
+def stop_callback(lib: Any) -> Any:
+    """An abort callback that stops where its data is not an empty C string.
+
+    libllama asks before every node of its graph whether to stop. Python code there would
+    wait for the interpreter's lock each time, so it gets a C function that reads a byte:
+    strlen, which is 0 (go on) or 1 (stop).
+    """
+    libc = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)
+    return lib.ggml_abort_callback(ctypes.cast(libc.strlen, ctypes.c_void_p).value)
+
+
+def leave_out_amx(lib: Any) -> None:
+    """Keep ggml from placing weights where its AMX kernels would multiply them.
+
+    GCC 12 drops all but the first bytes of the tile configuration in
+    ggml_tile_config_init as dead stores (its ldtilecfg is said to read eight bytes), and
+    the first product ends the process. A source build on a processor with AMX has them.
+    The repacked AVX-512 kernels stay, which suit batches of a few tokens as well.
+    """
+    if (
+        not sys.platform.startswith("linux")
+        or b"AMX_INT8 = 1" not in lib.llama_print_system_info()
+    ):
+        return
+    ggml = lib.llama_cpp._lib  # the loaded library; symbols of its dependencies resolve too
+    pointer, name = ctypes.c_void_p, ctypes.c_char_p
+    by_type = ctypes.CFUNCTYPE(pointer, ctypes.c_int)(("ggml_backend_dev_by_type", ggml))
+    registry = ctypes.CFUNCTYPE(pointer, pointer)(("ggml_backend_dev_backend_reg", ggml))
+    address = ctypes.CFUNCTYPE(pointer, pointer, name)(
+        ("ggml_backend_reg_get_proc_address", ggml)
+    )
+    name_of = ctypes.CFUNCTYPE(name, pointer)(("ggml_backend_buft_name", ggml))
+    cpu = by_type(_CPU_DEVICE)
+    extra_types = ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(
+        address(registry(cpu), b"ggml_backend_dev_get_extra_bufts")
+    )(cpu)
+    # A list that ends with NULL, from which loads choose a place for each weight.
+    kept: list[int] = []
+    count = 0
+    while (kind := extra_types[count]) is not None:
+        if name_of(kind) != b"AMX":
+            kept.append(kind)
+        count += 1
+    for index in range(count):
+        extra_types[index] = kept[index] if index < len(kept) else None

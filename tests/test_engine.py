@@ -1,0 +1,301 @@
+"""The engine on real files: lossless, reproducible, cancellable, and polite about misuse."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import llama_cpp
+import pytest
+
+import localspec
+from gguf_maker import write_random_model
+from localspec.errors import (
+    ContextError,
+    EngineError,
+    ModelFileError,
+    OptionError,
+    PairError,
+    PresetError,
+)
+
+GREEDY = localspec.SamplingParams(temperature=0)
+STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with localspec.load() as opened:
+        yield opened
+
+
+def test_pieces_add_up_to_the_reply(engine):
+    stream = engine.stream(STORY, sampling=GREEDY)
+    pieces = list(stream)
+    reply = stream.reply
+    assert "".join(piece.text for piece in pieces) == reply.text
+    assert tuple(t for piece in pieces for t in piece.token_ids) == reply.token_ids
+    assert reply.finish_reason == "stop"
+    assert engine.vocabulary.is_end(reply.token_ids[-1])
+    assert "<|im_end|>" not in reply.text
+
+
+def test_numbers_of_a_reply_agree(engine):
+    stats = engine.generate(STORY, seed=1, max_tokens=50).stats
+    assert stats.completion_tokens == stats.num_accepted + (
+        stats.num_recovered + stats.num_bonus + stats.num_plain
+    )
+    assert stats.num_draft_tokens == sum(stats.drafted_per_position)
+    assert stats.num_accepted == sum(stats.accepted_per_position)
+    assert 0 < stats.time_to_first_token_s <= stats.total_time_s
+    parts = stats.prefill_time_s + stats.draft_time_s + stats.target_time_s
+    assert parts + stats.sampler_time_s <= stats.total_time_s
+    assert stats.tokens_per_s > 0
+    assert list(stats.accepted_per_position) == sorted(stats.accepted_per_position)[::-1]
+
+
+def test_the_same_seed_repeats_the_text_and_another_does_not(engine):
+    texts = [engine.generate(STORY, seed=seed, max_tokens=60).text for seed in (4, 4, 5)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_no_seed_is_a_fresh_one(engine):
+    texts = {engine.generate(STORY, max_tokens=60).text for _ in range(4)}
+    assert len(texts) > 1
+
+
+def test_max_tokens_ends_an_answer_exactly(engine):
+    for limit in (1, 2, 3, 4, 5, 9):
+        reply = engine.generate(STORY, sampling=GREEDY, max_tokens=limit)
+        assert (len(reply.token_ids), reply.finish_reason) == (limit, "length")
+
+
+def test_a_stop_string_ends_an_answer_and_the_next_goes_on(engine):
+    """Also when tokens behind it were accepted in the same step."""
+    whole = engine.generate(STORY, sampling=GREEDY)
+    for stop in (". ", "fox", whole.text[40:44]):
+        reply = engine.generate(STORY, sampling=GREEDY, stop=[stop])
+        assert reply.text == whole.text.partition(stop)[0]
+        assert reply.finish_reason == "stop"
+        assert reply.stats.completion_tokens == len(reply.token_ids)
+    assert engine.generate(STORY, sampling=GREEDY).token_ids == whole.token_ids
+
+
+def test_the_context_ends_an_answer(demo_target):
+    with localspec.load(target=demo_target, context_length=40) as small:
+        prompt = small.vocabulary.tokenize(STORY, parse_special=True)
+        reply = small.generate(prompt, sampling=GREEDY)
+        assert len(prompt) + len(reply.token_ids) == 40
+        assert reply.finish_reason == "length"
+        with pytest.raises(ContextError, match="prompt has 40 tokens; the context holds 40"):
+            small.generate([5] * 40)
+
+
+def test_closing_a_stream_stops_the_work_and_frees_the_engine(engine):
+    stream = engine.stream(STORY, sampling=GREEDY)
+    first = [next(stream) for _ in range(7)]
+    with pytest.raises(EngineError, match="another answer"):
+        next(engine.stream(STORY))
+    with pytest.raises(EngineError, match="not been produced"):
+        _ = stream.reply
+    stream.close()
+    assert stream.reply.finish_reason == "cancelled"
+    assert stream.reply.text == "".join(piece.text for piece in first)
+    whole = engine.generate(STORY, sampling=GREEDY)
+    assert whole.text.startswith(stream.reply.text)
+
+
+def test_dropping_a_stream_frees_the_engine_at_once(engine):
+    gc.disable()
+    try:
+        stream = engine.stream(STORY)
+        next(stream)
+        del stream
+        assert engine.generate(STORY, max_tokens=3).token_ids
+    finally:
+        gc.enable()
+
+
+def test_cancel_from_another_thread_keeps_what_was_said(engine):
+    stream = engine.stream(STORY, sampling=GREEDY)
+    said = [next(stream).text for _ in range(3)]
+    canceller = threading.Thread(target=engine.cancel)
+    canceller.start()
+    canceller.join()
+    said += [piece.text for piece in stream]
+    assert stream.reply.finish_reason == "cancelled"
+    assert stream.reply.text == "".join(said)
+    assert engine.generate(STORY, sampling=GREEDY).text.startswith(stream.reply.text)
+
+
+def test_a_second_thread_is_refused_not_mixed_in(engine):
+    errors: list[Exception] = []
+    stream = engine.stream(STORY, sampling=GREEDY)
+    next(stream)
+
+    def intrude() -> None:
+        try:
+            engine.generate("x")
+        except EngineError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=intrude)
+    thread.start()
+    thread.join()
+    rest = "".join(piece.text for piece in stream)
+    assert len(errors) == 1
+    assert engine.generate(STORY, sampling=GREEDY).text.endswith(rest)
+
+
+def test_a_closed_engine_says_so(demo_draft):
+    engine = localspec.load(target=demo_draft)
+    stream = engine.stream("Hello")
+    next(stream)
+    with pytest.raises(EngineError, match="producing an answer"):
+        engine.close()
+    stream.close()
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.generate("Hello")
+
+
+def test_plain_decoding_and_its_reasons(demo_target, demo_draft):
+    from localspec import DraftOff
+
+    with localspec.load(target=demo_target) as engine:
+        assert engine.generate(STORY, max_tokens=4).stats.draft_off is DraftOff.NO_DRAFT
+    with localspec.load(draft_tokens=0) as engine:
+        assert engine.generate(STORY, max_tokens=4).stats.draft_off is DraftOff.SET_TO_ZERO
+
+
+def test_a_recurrent_target_is_answered_plainly(tmp_path, demo_target, demo_draft):
+    """It cannot take back what it read, so nothing is drafted, and turns still work."""
+    path = write_random_model(tmp_path / "m.gguf", demo_target, architecture="mamba")
+    with localspec.load(target=path, draft=demo_draft) as engine:
+        one = engine.generate("The fox", sampling=GREEDY, max_tokens=8)
+        assert one.stats.draft_off is localspec.DraftOff.TARGET_CANNOT_ROLL_BACK
+        assert one.stats.num_draft_tokens == 0
+        two = engine.generate("The fox", sampling=GREEDY, max_tokens=8)
+        assert two.token_ids == one.token_ids
+
+
+def test_adopted_llamas_work_as_a_pair(demo_target, demo_draft):
+    """Their settings stay, they give the same text, and they are usable afterwards."""
+    target = llama_cpp.Llama(str(demo_target), n_ctx=512, verbose=False)
+    draft = llama_cpp.Llama(str(demo_draft), n_ctx=512, verbose=False)
+    with localspec.load(target=target, draft=draft) as engine:
+        assert engine.context_length == 512
+        reply = engine.generate(STORY, sampling=GREEDY, max_tokens=40)
+    assert reply.stats.num_draft_tokens > 0
+    with localspec.load(target=demo_target, context_length=512) as engine:
+        assert engine.generate(STORY, sampling=GREEDY, max_tokens=40).text == reply.text
+    after = target.create_completion("The fox", max_tokens=5, temperature=0)
+    assert after["choices"][0]["text"]
+    target.close()
+    draft.close()
+
+
+def test_the_same_llama_twice_is_refused(demo_target):
+    llama = llama_cpp.Llama(str(demo_target), n_ctx=64, verbose=False)
+    with pytest.raises(OptionError, match="same object"):
+        localspec.load(target=llama, draft=llama)
+    llama.close()
+
+
+@pytest.mark.parametrize("padded", ["target", "draft"])
+def test_vocabularies_padded_to_different_sizes_work(tmp_path, demo_target, padded):
+    """As 152 064 and 151 936 do; ids beyond the shared ones never come from the draft."""
+    made = {
+        role: write_random_model(
+            tmp_path / f"{role}.gguf",
+            demo_target,
+            seed=len(role),
+            num_padding=128 if role == padded else 0,
+        )
+        for role in ("target", "draft")
+    }
+    flat = localspec.SamplingParams(temperature=1.5, top_k=0, top_p=1, min_p=0)
+    with localspec.load(**made) as pair, localspec.load(target=made["target"]) as alone:
+        both = pair.generate("The fox", sampling=GREEDY, max_tokens=30)
+        assert (
+            both.token_ids
+            == alone.generate("The fox", sampling=GREEDY, max_tokens=30).token_ids
+        )
+        sampled = pair.generate("The fox", sampling=flat, seed=1, max_tokens=300)
+    assert len(sampled.token_ids) > 100 or sampled.finish_reason == "stop"
+
+
+def test_a_pair_that_does_not_fit_is_refused(tmp_path, demo_target):
+    other = write_random_model(
+        tmp_path / "other.gguf", demo_target, replace_tokens={300: "xyzzy", 301: "plugh"}
+    )
+    with pytest.raises(PairError, match=r"2 of \d+ tokens differ: 300 is") as caught:
+        localspec.load(target=demo_target, draft=other)
+    assert "--no-draft" in caught.value.hint
+
+
+def test_a_split_model_loads_by_its_first_part(tmp_path, demo_target):
+    """Written by libllama's own splitter rules: two parts, the tensors shared out."""
+    from gguf_maker import split_model
+
+    first = split_model(demo_target, tmp_path)
+    with localspec.load(target=first) as split, localspec.load(target=demo_target) as whole:
+        texts = [e.generate(STORY, sampling=GREEDY, max_tokens=20).text for e in (split, whole)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"preset": "nope"}, PresetError, "no preset 'nope'"),
+        ({"preset": "../../x"}, PresetError, "no preset"),
+        ({"target": "/nowhere/x.gguf"}, ModelFileError, "does not exist"),
+        ({"draft": "x.gguf"}, OptionError, "without a target"),
+        ({"preset": "demo", "target": "x.gguf"}, OptionError, "both a preset and a target"),
+        ({"draft_tokens": -1}, OptionError, "draft tokens is -1"),
+        ({"draft_tokens": 99}, OptionError, "draft tokens is 99"),
+        ({"context_length": 0}, OptionError, "context is 0"),
+    ],
+)
+def test_load_refuses_what_it_cannot_do(arguments, error, message):
+    with pytest.raises(error, match=message) as caught:
+        localspec.load(**arguments)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompt": []}, "prompt is empty"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens is 0"),
+        ({"prompt": "x", "seed": -1}, "seed is -1"),
+    ],
+)
+def test_stream_refuses_what_it_cannot_do(engine, arguments, message):
+    with pytest.raises(OptionError, match=message):
+        engine.stream(**arguments)
+
+
+def test_bad_token_ids_are_an_error_not_a_crash(engine):
+    from localspec.errors import DecodeError
+
+    for bad in (-1, 10**6):
+        with pytest.raises(DecodeError, match="do not fit a vocabulary"):
+            engine.generate([1, bad])
+    assert engine.generate(STORY, max_tokens=2).token_ids
+
+
+def test_loading_and_closing_again_and_again():
+    """Twenty times: the models are freed, or memory would run up."""
+    import resource
+
+    def peak() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    for _ in range(4):
+        localspec.load().close()
+    before = peak()
+    for _ in range(20):
+        localspec.load().close()
+    assert peak() - before < 30_000  # kB; one pair is larger

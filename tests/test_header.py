@@ -1,0 +1,105 @@
+"""The header reader never leaves the file, and says what is wrong with it."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import gguf
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localspec.errors import ModelFileError
+from localspec.header import read_header
+
+MAGIC = b"GGUF"
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def file_of(tensors: int, entries: list[bytes], rest: bytes = b"", version: int = 3) -> bytes:
+    counts = struct.pack("<IQQ", version, tensors, len(entries))
+    return MAGIC + counts + b"".join(entries) + rest
+
+
+def write(folder: Path, data: bytes) -> Path:
+    path = folder / "model.gguf"
+    path.write_bytes(data)
+    return path
+
+
+def test_reads_what_gguf_wrote(demo_target):
+    """Every scalar and string of a real file, as the gguf package reads it."""
+    header = read_header(demo_target)
+    reader = gguf.GGUFReader(demo_target)
+    scalars = {
+        key: field.contents()
+        for key, field in reader.fields.items()
+        if not key.startswith("GGUF.") and field.types[0] is not gguf.GGUFValueType.ARRAY
+    }
+    assert {k: v for k, v in header.metadata.items() if v is not None} == pytest.approx(scalars)
+    assert header.num_tensors == len(reader.tensors)
+    assert header.size_bytes == demo_target.stat().st_size
+    assert header.architecture == scalars["general.architecture"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not a GGUF file"),
+        (b"Once upon a time", "not a GGUF file"),
+        (b"GGUF", "ends after 4 bytes"),
+        (file_of(0, [], version=1), "version 1"),
+        (file_of(0, [], version=0x03000000), "version"),  # big-endian
+        (file_of(2**40, []), "claims"),
+        (MAGIC + struct.pack("<IQQ", 3, 0, 2**40), "claims"),
+        (file_of(0, [struct.pack("<Q", 2**60)]), "ends after"),
+        (file_of(0, [text(b"k") + struct.pack("<I", 99)]), "unknown type 99"),
+        (file_of(0, [text(b"k") + struct.pack("<IIQ", 9, 4, 2**62)]), "ends after"),
+        (
+            file_of(0, [text(b"k") + struct.pack("<IIQ", 9, 8, 2**62)]),
+            "2[0-9]* strings|strings",
+        ),
+        (file_of(0, [text(b"k") + struct.pack("<IIQQ", 9, 8, 1, 2**62)]), "ends after"),
+        (file_of(0, [text(b"k") + struct.pack("<IIQ", 9, 9, 1)]), "unknown type 9"),
+        (file_of(0, [text(b"general.alignment") + struct.pack("<II", 4, 7)]), "alignment is 7"),
+        (file_of(1, [], text(b"t") + struct.pack("<I", 9)), "9 dimensions"),
+        (file_of(1, [], text(b"t") + struct.pack("<IQIQ", 1, 4, 0, 2**50)), "reach beyond"),
+    ],
+)
+def test_damage_is_named(tmp_path, data, message):
+    """A clear error for each way a header can lie."""
+    with pytest.raises(ModelFileError, match=message):
+        read_header(write(tmp_path, data))
+
+
+@settings(deadline=None, max_examples=300)
+@given(at=st.integers(4, 4000), value=st.integers(0, 255))
+def test_a_flipped_byte_is_read_or_refused(demo_target, tmp_path_factory, at, value):
+    """Never anything but a header or a ModelFileError."""
+    data = bytearray(demo_target.read_bytes()[:200_000])
+    data[at] = value
+    path = tmp_path_factory.mktemp("flipped") / "model.gguf"
+    path.write_bytes(data)
+    try:
+        read_header(path)
+    except ModelFileError as error:
+        assert str(path) in str(error)  # noqa: PT017  both outcomes are right
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 200_000))
+def test_a_header_cut_anywhere_is_refused(demo_target, tmp_path_factory, length):
+    path = tmp_path_factory.mktemp("cut") / "model.gguf"
+    path.write_bytes(demo_target.read_bytes()[:length])
+    with pytest.raises(ModelFileError):
+        read_header(path)
+
+
+@pytest.mark.parametrize("name", ["absent.gguf", "."])
+def test_a_path_that_is_no_file_is_refused(tmp_path, name):
+    with pytest.raises(ModelFileError, match="does not exist|is a directory"):
+        read_header(tmp_path / name)

@@ -1,0 +1,243 @@
+"""libllama itself: batches, rows, truncation, refusals. Real files, real decodes."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from gguf_maker import write_random_model
+from localspec.errors import (
+    CacheError,
+    ContextError,
+    DecodeError,
+    Interrupted,
+    ModelFileError,
+    OptionError,
+)
+from localspec.llama import LlamaModel, LlamaOptions
+
+TEXT = "Once upon a time a fox found a lantern by the river, and it began to shine."
+
+
+@pytest.fixture(scope="module")
+def model(demo_target):
+    opened = LlamaModel.open(demo_target, LlamaOptions(max_outputs=17))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(autouse=True)
+def _emptied(request):
+    if "model" in request.fixturenames:
+        request.getfixturevalue("model").truncate(0)
+
+
+def close_rows(one: np.ndarray, other: np.ndarray) -> None:
+    """Equal up to the rounding between batch sizes, far below what sets tokens apart."""
+    np.testing.assert_allclose(one, other, atol=0.25)
+    assert np.abs(one - other).mean() < 0.03
+
+
+def test_rows_are_the_last_ones_in_order(model):
+    """The same rows one by one, all at once, and across a split prompt."""
+    ids = model.vocabulary.tokenize(TEXT, parse_special=False)
+    singles = [model.decode([token], 1)[0].copy() for token in ids]
+    for num_logits in (1, 2, 9, min(17, len(ids))):
+        model.truncate(0)
+        rows = model.decode(ids, num_logits)
+        assert rows.shape == (num_logits, model.vocab_size)
+        close_rows(rows, np.array(singles[-num_logits:]))
+
+
+def test_truncate_then_decode_equals_a_fresh_decode(model):
+    """Cut back at every length and go on differently: nothing of the cut part remains."""
+    ids = model.vocabulary.tokenize(TEXT, parse_special=False)
+    other = model.vocabulary.tokenize(" The owl said no.", parse_special=False)
+    for kept in range(0, len(ids), 3):
+        model.truncate(0)
+        model.decode(ids, 0)
+        model.truncate(kept)
+        assert model.num_cached == kept
+        again = model.decode(other, 3).copy()
+        model.truncate(0)
+        close_rows(again, model.decode([*ids[:kept], *other], 3))
+
+
+def test_a_prompt_longer_than_a_batch(model):
+    """Split so that the rows asked for end in one batch; equal to smaller decodes."""
+    ids = (model.vocabulary.tokenize(TEXT, parse_special=False) * 100)[:1030]
+    rows = model.decode(ids, 17).copy()
+    assert model.num_cached == 1030
+    model.truncate(0)
+    for start in range(0, 1000, 100):
+        model.decode(ids[start : start + 100], 0)
+    model.decode(ids[1000:1013], 0)
+    close_rows(rows, model.decode(ids[1013:], 17))
+
+
+def test_misuse_raises_before_it_reaches_c(model):
+    """Where libllama would assert, and so end the process."""
+    with pytest.raises(ContextError, match="context of"):
+        model.decode([1] * (model.context_length + 1), 1)
+    with pytest.raises(ContextError):
+        model.decode([], 0)
+    with pytest.raises(DecodeError, match="18 rows"):
+        model.decode([1] * 20, 18)
+    with pytest.raises(DecodeError, match="rows"):
+        model.decode([1], 2)
+    for bad in (-1, model.vocab_size):
+        with pytest.raises(DecodeError, match="do not fit a vocabulary"):
+            model.decode([1, bad], 1)
+    with pytest.raises(CacheError, match="keep 5 of 0"):
+        model.truncate(5)
+    assert model.num_cached == 0
+
+
+def test_text_may_fill_the_context_exactly(model):
+    model.decode([5] * (model.context_length - 1), 0)
+    model.decode([5], 1)
+    with pytest.raises(ContextError, match="behind 2048 cached"):
+        model.decode([5], 1)
+
+
+def test_interrupt_ends_a_decode_from_another_thread(model):
+    """Also while another thread keeps the interpreter busy; then `resume` makes it usable."""
+    ids = [7] * 2000
+    model.decode(ids[:40], 0)
+    busy = threading.Event()
+    spinner = threading.Thread(target=lambda: [None for _ in iter(busy.is_set, True)])
+    spinner.start()
+    timer = threading.Timer(0.05, model.interrupt)
+    timer.start()
+    started = time.perf_counter()
+    try:
+        with pytest.raises(Interrupted):
+            for _ in range(1000):
+                model.decode(ids[:1900], 0)
+                model.truncate(40)
+    finally:
+        busy.set()
+        spinner.join()
+        timer.join()
+    assert time.perf_counter() - started < 5
+    assert model.num_cached == 40
+    with pytest.raises(Interrupted):
+        model.decode([1], 1)
+    model.resume()
+    rows = model.decode([8], 1).copy()
+    model.truncate(0)
+    close_rows(rows, model.decode([*ids[:40], 8], 1))
+
+
+def test_control_tokens_only_when_asked_for(model):
+    vocabulary = model.vocabulary
+    as_control = vocabulary.tokenize("<|im_end|>", parse_special=True)
+    as_text = vocabulary.tokenize("<|im_end|>", parse_special=False)
+    assert len(as_control) == 1
+    assert vocabulary.is_end(as_control[0])
+    assert not set(as_control) & set(as_text)
+    assert b"".join(map(vocabulary.piece, as_text)) == b"<|im_end|>"
+    assert vocabulary.piece(as_control[0]) == b""
+    assert "<|im_end|>" in vocabulary.control_texts()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "plain", "naïve café", "日本語 😀 e\u0301", "a\0b", "\ud800", "  two\n\n\tthree "],
+)
+def test_text_survives_the_tokenizer(model, text):
+    """Any text, with bytes that no character has and half a surrogate pair as '?'."""
+    ids = model.vocabulary.tokenize(text, parse_special=False)
+    back = b"".join(map(model.vocabulary.piece, ids)).decode()
+    assert back == text.encode(errors="replace").decode()
+
+
+def test_capabilities_are_probed(model):
+    assert model.can_truncate
+    assert model.context_length == model.trained_context_length == 2048
+
+
+def test_an_adopted_llama_is_given_back_usable(demo_target):
+    """With its own settings, and with nothing of ours in its cache."""
+    llama = llama_cpp.Llama(str(demo_target), n_ctx=256, n_batch=64, verbose=False)
+    before = llama.create_completion("The fox", max_tokens=8, temperature=0)["choices"]
+    adopted = LlamaModel.adopt(llama)
+    assert adopted.context_length == 256
+    ids = adopted.vocabulary.tokenize(TEXT * 5, parse_special=False)[:100]
+    rows = adopted.decode(ids, 3).copy()
+    adopted.close()
+    after = llama.create_completion("The fox", max_tokens=8, temperature=0)["choices"]
+    assert after[0]["text"] == before[0]["text"]
+    own = LlamaModel.open(demo_target, LlamaOptions(max_outputs=3))
+    close_rows(rows, own.decode(ids, 3))
+    own.close()
+    llama.close()
+
+
+def test_an_adopted_llama_that_embeds_is_refused(demo_target):
+    llama = llama_cpp.Llama(str(demo_target), n_ctx=64, embedding=True, verbose=False)
+    with pytest.raises(ModelFileError, match="embeddings"):
+        LlamaModel.adopt(llama)
+    llama.close()
+
+
+def test_a_closed_model_refuses_politely(demo_draft):
+    model = LlamaModel.open(demo_draft, LlamaOptions())
+    model.close()
+    model.close()
+    with pytest.raises(DecodeError, match="closed"):
+        model.decode([1], 1)
+
+
+def test_libllamas_own_words_are_in_the_error(tmp_path, demo_target):
+    """A file that passes our check and not libllama's."""
+    data = demo_target.read_bytes()
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(data[: len(data) - 1000])
+    with pytest.raises(ModelFileError, match="not within the file bounds|corrupted"):
+        LlamaModel.open(path, LlamaOptions())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context_length": 0}, "context is 0"),
+        ({"context_length": -5}, "context is -5"),
+        ({"context_length": 4096}, "4096 tokens is asked for"),
+        ({"context_length": 10**12}, "was trained for 2048"),
+        ({"num_threads": 0}, "threads is 0"),
+        ({"num_threads": 10**6}, "threads is 1000000"),
+        ({"num_gpu_layers": -1}, "GPU layers is -1"),
+    ],
+)
+def test_impossible_options_are_refused(demo_target, options, message):
+    with pytest.raises(OptionError, match=message):
+        LlamaModel.open(demo_target, LlamaOptions(**options))
+
+
+def test_a_short_context_holds_what_was_asked_for(demo_target):
+    """libllama rounds up; what a user asked for is what they get."""
+    model = LlamaModel.open(demo_target, LlamaOptions(context_length=10))
+    assert model.context_length == 10
+    model.decode([5] * 10, 1)
+    with pytest.raises(ContextError):
+        model.decode([5], 1)
+    model.close()
+
+
+def test_a_recurrent_model_is_found_out(tmp_path, demo_target):
+    """A mamba model cannot lose its last token, and the probe says so."""
+    path = write_random_model(
+        tmp_path / "mamba.gguf", demo_target, architecture="mamba", context_length=256
+    )
+    model = LlamaModel.open(path, LlamaOptions())
+    assert not model.can_truncate
+    model.decode([1, 2, 3], 1)
+    with pytest.raises(CacheError, match="cannot keep 2 of 3"):
+        model.truncate(2)
+    assert model.num_cached == 0
+    model.close()

@@ -1,0 +1,68 @@
+"""Counters and rates, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from localspec.draft_length import DraftOff
+from localspec.metrics import Meter, Provenance, Step
+
+A, R, B, P = Provenance.ACCEPTED, Provenance.RECOVERED, Provenance.BONUS, Provenance.PLAIN
+
+
+def step(*provenance: Provenance, drafted: int = 0, off: DraftOff | None = None) -> Step:
+    return Step(
+        tokens=[0] * len(provenance),
+        provenance=list(provenance),
+        num_draft_tokens=drafted,
+        num_accepted=provenance.count(A),
+        draft_off=off,
+        draft_time_s=0.25,
+        target_time_s=0.5,
+        sampler_time_s=0.125,
+    )
+
+
+def add(meter: Meter, counted: Step, now_s: float) -> None:
+    meter.add(counted, now_s)
+    for provenance in counted.provenance:
+        meter.deliver(provenance)
+
+
+def test_an_answer_adds_up():
+    """A prompt step, three accepted and a bonus, one accepted and a recovered token."""
+    meter = Meter(prompt_tokens=10, cached_prompt_tokens=4, started_s=100.0)
+    add(meter, step(P), 102.0)
+    add(meter, step(A, A, A, B, drafted=3), 103.0)
+    add(meter, step(A, R, drafted=3), 104.0)
+    stats = meter.stats(104.0)
+    assert (stats.prompt_tokens, stats.cached_prompt_tokens) == (10, 4)
+    assert (stats.completion_tokens, stats.num_steps) == (7, 3)
+    assert (stats.num_draft_tokens, stats.num_accepted) == (6, 4)
+    assert (stats.num_recovered, stats.num_bonus, stats.num_plain) == (1, 1, 1)
+    assert stats.drafted_per_position[:4] == (2, 2, 2, 0)
+    assert stats.accepted_per_position[:4] == (2, 1, 1, 0)
+    assert stats.acceptance_rate == pytest.approx(4 / 6)
+    assert stats.mean_acceptance_length == pytest.approx(1 + 4 / 3)
+    assert stats.time_to_first_token_s == 2.0
+    assert stats.prefill_time_s == 1.875
+    assert stats.total_time_s == 4.0
+    assert stats.tokens_per_s == pytest.approx(7 / 2.125)
+    # The first step's decode is the prompt's and counts as prefill.
+    assert (stats.draft_time_s, stats.target_time_s, stats.sampler_time_s) == (0.75, 1.0, 0.375)
+
+
+def test_an_answer_that_never_began_has_no_rates():
+    """No division by zero anywhere."""
+    stats = Meter(5, 0, started_s=1.0).stats(1.0)
+    assert stats.completion_tokens == 0
+    assert stats.tokens_per_s == 0
+    assert stats.acceptance_rate == 0
+    assert stats.mean_acceptance_length == 0
+
+
+def test_the_last_reason_for_not_drafting_is_kept():
+    meter = Meter(1, 0, started_s=0.0)
+    meter.add(step(P, off=DraftOff.DRAFT_CONTEXT_FULL), 1.0)
+    meter.add(step(P), 2.0)
+    assert meter.stats(3.0).draft_off is DraftOff.DRAFT_CONTEXT_FULL
