@@ -86,7 +86,7 @@ class Engine:
     @property
     def description(self) -> str:
         """The names of the model files, for people."""
-        draft = f" with {self._draft.name} as its draft" if self._draft else ""
+        draft = f" with {self._draft.name} as its draft" if self._draft else ", no draft"
         return self._target.name + draft
 
     @property

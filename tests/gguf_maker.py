@@ -26,8 +26,8 @@ def write_random_model(
 ) -> Path:
     """A model of `num_layers` layers of `width`, random and so unrelated to any other.
 
-    architecture: llama or mamba. num_padding: ids added behind the vocabulary. replace_tokens: ids given another text.
-    drop: metadata keys to leave out. extra: metadata to add.
+    architecture: llama or mamba. num_padding: ids added behind the vocabulary.
+    replace_tokens: ids given another text. drop: metadata keys to leave out. extra: to add.
     """
     random = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)

@@ -40,9 +40,9 @@ def generate(
     echo "Name three colours." | localspec generate
     """
     if prompt is None or prompt == "-":
-        if prompt is None and sys.stdin.isatty():
-            raise click.UsageError("Give a PROMPT, or pipe one in.")
-        prompt = sys.stdin.read()
+        prompt = "" if prompt is None and sys.stdin.isatty() else sys.stdin.read()
+    if not prompt.strip():
+        raise click.UsageError("Give a PROMPT, or pipe one in.")
     with options.open_engine() as engine:
         asker = (
             engine if raw else engine.chat(system=options.system, template=options.template())

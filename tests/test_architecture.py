@@ -1,0 +1,135 @@
+"""The house rules, read off the installed package."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import localspec
+
+PACKAGE = Path(localspec.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): ast.parse(
+        path.read_text("utf-8")
+    )
+    for path in PACKAGE.rglob("*.py")
+}
+# Who may import whom: a module imports only modules of rows above its own.
+LAYERS = [
+    ["errors"],
+    ["sampling", "draft_length", "header", "pair", "text", "template", "vocabulary", "native"],
+    ["randomness", "verify", "model", "metrics", "presets", "model_file"],
+    ["proposers", "llama", "hub"],
+    ["speculative"],
+    ["stream"],
+    ["chat"],
+    ["engine"],
+    ["cli.screen", "cli.interrupt", "cli.options"],
+    ["cli.answer"],
+    ["cli.chat", "cli.generate"],
+    ["cli.__init__"],
+]
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """Dotted names of everything imported, at any depth."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def test_every_module_has_a_layer():
+    assert {name for layer in LAYERS for name in layer} == set(MODULES) - {"__init__"}
+
+
+@pytest.mark.parametrize("name", [name for layer in LAYERS for name in layer])
+def test_imports_go_one_way(name):
+    """Down the layers only, wherever in a file the import stands."""
+    rank = next(i for i, layer in enumerate(LAYERS) if name in layer)
+    above = {f"localspec.{other}" for layer in LAYERS[rank:] for other in layer}
+    above.discard(f"localspec.{name}")
+    assert not imports(MODULES[name]) & above
+
+
+@pytest.mark.parametrize(
+    ("library", "allowed"),
+    [
+        ("llama_cpp", {"llama"}),
+        ("click", {name for name in MODULES if name.startswith("cli.")}),
+        ("huggingface_hub", {"hub"}),
+        ("jinja2", {"template"}),
+    ],
+)
+def test_each_library_has_one_place(library, allowed):
+    users = {
+        name
+        for name, tree in MODULES.items()
+        if any(found.split(".")[0] == library for found in imports(tree))
+    }
+    assert users == allowed - {"cli.interrupt"} or users <= allowed
+
+
+def test_the_loop_sees_no_text_no_path_and_no_clock():
+    """Neither directly nor through what it imports."""
+    seen, waiting = set(), ["speculative"]
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in MODULES:
+            continue
+        seen.add(name)
+        for found in imports(MODULES[name]):
+            assert found.split(".")[0] not in {"time", "pathlib", "os", "llama_cpp", "click"}, (
+                name
+            )
+            waiting.append(found.removeprefix("localspec."))
+    assert {"verify", "sampling", "randomness", "proposers"} <= seen
+
+
+def test_importing_the_package_is_quick():
+    """No libllama, no click, no hub, not even NumPy."""
+    code = "import sys, localspec; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"llama_cpp", "click", "huggingface_hub", "numpy", "jinja2"} & set(loaded)
+
+
+def test_every_public_name_resolves():
+    assert localspec.__all__ == sorted(localspec.__all__, key=lambda n: (n.islower(), n))
+    for name in localspec.__all__:
+        assert getattr(localspec, name) is not None
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = localspec.nothing
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_files_and_functions_stay_small(name):
+    """One noun a file, one screen a function."""
+    tree = MODULES[name]
+    length = max(getattr(node, "end_lineno", 0) for node in ast.walk(tree))
+    assert length <= 400
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 60, node.name
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_everything_public_has_a_docstring(name):
+    tree = MODULES[name]
+    assert ast.get_docstring(tree)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), node.name
+
+
+def test_the_tests_run_against_the_installed_package():
+    """Not against the checkout that they lie in."""
+    assert Path(__file__).parent.parent not in PACKAGE.parents

@@ -1,0 +1,203 @@
+"""The command line on the real demo pair: output, errors, exit codes, harmless text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gguf_maker import write_random_model
+from localspec.cli import main
+
+TERSE = ["--temperature", "0", "--max-tokens", "12"]
+
+
+def run(*arguments: object, stdin: str | None = None) -> Result:
+    result = CliRunner().invoke(main, [str(a) for a in arguments], input=stdin)
+    assert "Traceback" not in result.output
+    return result
+
+
+def test_generate_prints_the_answer_and_nothing_else():
+    result = run("generate", *TERSE, "Hello!")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert result.stdout.strip()
+    assert result.stdout.endswith("\n")
+
+
+def test_generate_reads_a_pipe():
+    for arguments in ([], ["-"]):
+        piped = run("generate", *TERSE, *arguments, stdin="Hello!")
+        assert piped.stdout == run("generate", *TERSE, "Hello!").stdout
+
+
+def test_generate_json_has_what_programs_need():
+    result = run("generate", "--json", "--seed", 7, "Tell me a story about a fox.")
+    answer = json.loads(result.stdout)
+    stats = answer["stats"]
+    assert result.stderr == ""
+    assert answer["finish_reason"] == "stop"
+    assert answer["completion_tokens"] == len(answer["token_ids"])
+    assert (answer["seed"], answer["verify"], answer["draft_tokens"]) == (7, "token", 3)
+    assert answer["prompt_tokens"] > 5
+    assert stats["num_steps"] + stats["num_accepted"] in (
+        answer["completion_tokens"],
+        answer["completion_tokens"] + 1,  # a drafted end token leaves no bonus
+    )
+    assert {
+        "tokens_per_s", "time_to_first_token_s", "num_steps", "num_draft_tokens",
+        "num_accepted", "acceptance_rate", "mean_acceptance_length", "accepted_per_position",
+        "draft_time_s", "target_time_s", "sampler_time_s",
+    } <= set(stats)  # fmt: skip
+
+
+def test_generate_json_at_temperature_0_and_without_draft():
+    answers = [
+        json.loads(run("generate", "--json", *TERSE, *more, "Hello!").stdout)
+        for more in ([], ["--no-draft"], ["--draft-tokens", "8"])
+    ]
+    assert [a["verify"] for a in answers] == ["greedy"] * 3
+    assert [a["draft_tokens"] for a in answers] == [3, 0, 8]
+    assert answers[0]["seed"] is None
+    assert answers[1]["stats"]["draft_off"] == "set_to_zero"
+    assert len({a["text"] for a in answers}) == 1
+
+
+def test_generate_raw_continues_the_text_itself():
+    raw = json.loads(run("generate", "--json", "--raw", *TERSE, "Once upon").stdout)
+    templated = json.loads(run("generate", "--json", *TERSE, "Once upon").stdout)
+    assert raw["prompt_tokens"] < templated["prompt_tokens"]
+
+
+def test_generate_stops_at_a_stop_string():
+    whole = run("generate", "--temperature", 0, "Tell me a story about an owl.").stdout
+    cut = run("generate", "--temperature", 0, "--stop", ". ", "Tell me a story about an owl.")
+    assert cut.stdout.strip() == whole.partition(". ")[0].strip()
+
+
+def test_chat_answers_every_line_of_a_pipe():
+    result = run("chat", *TERSE, stdin="Hello!\n\nWhat is 2 plus 3?\r\nBye\n")
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) >= 3
+    assert "tokens/s" not in result.output
+
+
+def test_chat_goes_on_after_a_message_that_is_too_long():
+    result = run("chat", *TERSE, stdin="word " * 3000 + "\nHello!\n")
+    assert result.exit_code == 0
+    assert "the context holds 2048" in result.stderr
+    assert result.stdout.strip()
+
+
+def test_chat_tells_once_that_turns_are_forgotten():
+    lines = "".join(f"Tell me a story about number {n}.\n" for n in range(8))
+    result = run("chat", "--ctx", 200, "--max-tokens", 30, stdin=lines)
+    assert result.exit_code == 0
+    assert result.stderr.count("oldest turns are forgotten") == 1
+
+
+def test_show_draft_marks_every_token_and_explains_the_marks():
+    result = run("generate", "--show-draft", "--temperature", 0, "Tell me a story about a fox.")
+    plain = run("generate", "--temperature", 0, "Tell me a story about a fox.")
+    for meaning in ("proposed by the draft", "refused", "all draft tokens", "nothing was"):
+        assert meaning in result.stderr
+    assert result.stdout.startswith("[")
+    bare = result.stdout.translate(str.maketrans("", "", "()[]{}"))
+    assert bare == plain.stdout.translate(str.maketrans("", "", "()[]{}"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["generate"], 2, "Give a PROMPT"),
+        (["generate", " "], 2, "Give a PROMPT"),
+        (["generate", "x", "--temperature", "nan"], 2, "temperature is nan"),
+        (["generate", "x", "--temperature", "-1"], 2, "temperature is -1"),
+        (["generate", "x", "--temperature", "warm"], 2, "not a valid float"),
+        (["generate", "x", "--top-k", "-3"], 2, "top_k is -3"),
+        (["generate", "x", "--top-p", "0"], 2, "top_p is 0"),
+        (["generate", "x", "--min-p", "nan"], 2, "min_p is nan"),
+        (["generate", "x", "--seed", "-1"], 2, "seed is -1"),
+        (["generate", "x", "--max-tokens", "0"], 2, "max_tokens is 0"),
+        (["generate", "x", "--ctx", "-8"], 2, "context is -8"),
+        (["generate", "x", "--ctx", "99999"], 2, "trained for 2048"),
+        (["generate", "x", "--threads", "0"], 2, "threads is 0"),
+        (["generate", "x", "--gpu-layers", "-2"], 2, "GPU layers is -2"),
+        (["generate", "x", "--draft-tokens", "17"], 2, "draft tokens is 17"),
+        (["generate", "x", "--preset", "nope"], 1, "no preset 'nope'"),
+        (["generate", "x", "--target", "absent.gguf"], 1, "does not exist"),
+        (["generate", "x", "--draft", "absent.gguf"], 2, "without a target"),
+        (["generate", "x", "--target", __file__], 1, "not a GGUF file"),
+        (["generate", "x", "--chat-template", "absent"], 1, "--chat-template absent"),
+        (["generate", "word " * 3000], 1, "the context holds 2048"),
+        (["chat", "--preset", "nope"], 1, "no preset 'nope'"),
+        (["nonsense"], 2, "No such command"),
+    ],
+)
+def test_bad_input_is_two_lines_and_an_exit_code(arguments, code, words):
+    """What is wrong with the values, then what to do; never a traceback."""
+    result = run(*arguments, stdin="")
+    assert result.exit_code == code, result.output
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_preset_that_is_not_here_says_how_to_fetch_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    result = run("chat", "--preset", "qwen2-7b", stdin="hi\n")
+    assert result.exit_code == 1
+    assert "hf download Qwen/Qwen2-7B-Instruct-GGUF" in result.stderr
+
+
+def test_a_broken_template_file_is_an_error(tmp_path):
+    broken = tmp_path / "broken.jinja"
+    broken.write_text("{% if %}")
+    result = run("generate", "x", "--chat-template", broken)
+    assert result.exit_code == 1
+    assert "chat template cannot be used" in result.stderr
+    broken.write_bytes(b"\xff\xfe")
+    assert "--chat-template" in run("generate", "x", "--chat-template", broken).stderr
+
+
+def test_a_pair_that_does_not_fit_is_an_error(tmp_path, demo_target):
+    other = write_random_model(tmp_path / "o.gguf", demo_target, replace_tokens={9: "xyzzy"})
+    result = run("generate", "x", "--target", demo_target, "--draft", other)
+    assert result.exit_code == 1
+    assert "does not fit" in result.stderr
+
+
+def test_control_characters_of_a_model_are_shown_not_sent(tmp_path, demo_target):
+    """A model whose every token is an escape sequence that would set the window's title."""
+    escape = "ě]0;owned" + chr(0x100 + 0x07)  # byte-level BPE spells bytes 1B and 07 so
+    tokens = dict.fromkeys(range(300, 4096), escape)
+    evil = write_random_model(
+        tmp_path / "evil.gguf",
+        demo_target,
+        replace_tokens={i: text + str(i) for i, text in tokens.items()},
+    )
+    for arguments in (
+        ["generate", "x"],
+        ["generate", "--show-draft", "x"],
+        ["chat"],
+    ):
+        result = run(*arguments, "--target", evil, "--max-tokens", 20, stdin="hi\n")
+        assert result.exit_code == 0
+        assert "␛]0;owned␇" in result.stdout
+        assert "\x1b" not in result.stdout
+        assert "\x07" not in result.stdout
+    exact = json.loads(
+        run("generate", "x", "--json", "--target", evil, "--max-tokens", 20).stdout
+    )
+    assert "\x1b]0;owned\x07" in exact["text"]
+
+
+def test_help_names_every_command_and_shows_examples():
+    assert {"chat", "generate"} <= set(run("--help").stdout.split())
+    for command in ("chat", "generate"):
+        shown = run(command, "--help").stdout
+        assert f"localspec {command}" in shown
+        for option in ("--target", "--draft-tokens", "--no-draft", "--seed", "--show-draft"):
+            assert option in shown

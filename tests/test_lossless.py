@@ -1,0 +1,204 @@
+"""The promise, on the pair that ships: real GGUF files, real libllama.
+
+Greedy text with a draft is greedy text without, except where the target's two best candidates
+lie closer than a decode of several tokens rounds. Such near ties are counted and bounded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import localspec
+from localspec.engine import Engine
+from localspec.llama import LlamaModel, LlamaOptions
+
+GREEDY = localspec.SamplingParams(temperature=0)
+HEROES = ["a fox", "an owl", "a dragon", "two mice", "a robot", "a girl called Mia", "a whale"]
+THINGS = ["a lantern", "a kite", "a lost key", "a storm"]
+QUESTIONS = [
+    "hi", "Who are you?", "what can you do", "What is localspec?", "how does a draft work?",
+    "What is 7 times 8?", "12 + 30", "Capital of France?", "How many legs has a spider?",
+    "Tell me a joke.", "my name is Ada", "Thanks!", "What is the opposite of hot?",
+    "Name three colours.", "I am sad today.", "Write a poem about rain.", "What is a token?",
+    "Who won the election?", "Is it cold in winter?", "bye",
+]  # fmt: skip
+PROMPTS = [
+    *(f"Tell me a story about {hero} and {thing}." for hero in HEROES for thing in THINGS),
+    *(f"What is {a} plus {b}?" for a, b in itertools.product(range(2, 60, 8), (3, 11, 24, 40))),
+    *QUESTIONS,
+    *(f"Write a poem about {hero}." for hero in HEROES),
+    *(f"What sound does {hero} make?" for hero in HEROES),
+    *(f"{question} Please tell me." for question in QUESTIONS[:12]),
+]
+
+
+@pytest.fixture(scope="module")
+def scorer(demo_target):
+    """The target by itself, one token a decode: the law that everything is held against."""
+    model = LlamaModel.open(demo_target, LlamaOptions())
+    yield model
+    model.close()
+
+
+def rounding(path: Path, sizes: Sequence[int]) -> float:
+    """How far apart two logits may lie and still change places between batch sizes.
+
+    Three times the largest difference between rows decoded one by one and `sizes` at a time,
+    here and now: both candidates can move, and the text measured is only a sample.
+    """
+    model = LlamaModel.open(path, LlamaOptions(max_outputs=16))
+    ids = model.vocabulary.tokenize(" ".join(PROMPTS), parse_special=False)[:400]
+    singles = np.array([model.decode([token], 1)[0].copy() for token in ids])
+    worst = 0.0
+    for size in sizes:
+        model.truncate(0)
+        for end in range(size, len(ids) + 1, size):
+            rows = model.decode(ids[end - size : end], min(size, 16))
+            worst = max(worst, float(np.abs(rows - singles[end - len(rows) : end]).max()))
+    model.close()
+    assert worst < 0.5, "batch sizes differ by more than rounding"
+    return max(3 * worst, 1e-3)
+
+
+@pytest.fixture(scope="module")
+def near_tie(demo_target):
+    """The bound for the batches of a step, up to nine tokens."""
+    return rounding(demo_target, range(2, 10))
+
+
+def logits_behind(scorer: LlamaModel, history: Sequence[int]) -> np.ndarray:
+    scorer.truncate(0)
+    scorer.decode(history[:-1], 0)
+    return scorer.decode(history[-1:], 1)[0].copy()
+
+
+def prompt_tokens(engine: Engine, text: str) -> list[int]:
+    return engine.vocabulary.tokenize(
+        f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n", parse_special=True
+    )
+
+
+def count_tie(scorer, bound, prompt, expected, actual) -> int:
+    """0 if the texts agree, 1 if they part at a near tie; fails if they part otherwise."""
+    if expected == actual:
+        return 0
+    at = next(i for i, (a, b) in enumerate(zip(expected, actual, strict=False)) if a != b)
+    row = logits_behind(scorer, [*prompt, *expected[:at]])
+    gap = abs(float(row[expected[at]] - row[actual[at]]))
+    assert gap <= bound, f"token {at} of {expected} became {actual[at]}, {gap} below"
+    assert row.max() - min(row[expected[at]], row[actual[at]]) <= bound
+    return 1
+
+
+@pytest.fixture(scope="module")
+def plain_texts(demo_target):
+    with localspec.load(target=demo_target) as plain:
+        return [
+            plain.generate(prompt_tokens(plain, text), sampling=GREEDY, max_tokens=32).token_ids
+            for text in PROMPTS
+        ]
+
+
+@pytest.mark.parametrize("k", range(1, 9))
+def test_greedy_text_is_the_same_with_the_draft(
+    demo_target, demo_draft, scorer, plain_texts, k
+):
+    """A hundred prompts for every K from 1 to 8."""
+    assert len(PROMPTS) >= 100
+    ties = accepted = refused = 0
+    with localspec.load(target=demo_target, draft=demo_draft, draft_tokens=k) as pair:
+        for text, expected in zip(PROMPTS, plain_texts, strict=True):
+            prompt = prompt_tokens(pair, text)
+            reply = pair.generate(prompt, sampling=GREEDY, max_tokens=32)
+            ties += count_tie(scorer, near_tie, prompt, expected, reply.token_ids)
+            accepted += reply.stats.num_accepted
+            refused += reply.stats.num_recovered
+    assert ties <= len(PROMPTS) // 10
+    # Both paths were taken often, or the test would show little.
+    assert accepted > 300
+    assert refused > 100
+
+
+def test_an_unrelated_draft_gives_the_targets_text(
+    demo_target, unrelated_draft, scorer, near_tie, plain_texts
+):
+    """Nearly everything it proposes is refused, and nothing of it shows."""
+    proposed = accepted = 0
+    with localspec.load(target=demo_target, draft=unrelated_draft, draft_tokens=4) as pair:
+        for text, expected in zip(PROMPTS[::4], plain_texts[::4], strict=True):
+            prompt = prompt_tokens(pair, text)
+            reply = pair.generate(prompt, sampling=GREEDY, max_tokens=32)
+            count_tie(scorer, near_tie, prompt, expected, reply.token_ids)
+            proposed += reply.stats.num_draft_tokens
+            accepted += reply.stats.num_accepted
+    assert proposed > 500
+    assert accepted < proposed / 20
+
+
+def test_a_conversation_equals_its_tokens_decoded_from_scratch(demo_target, demo_draft):
+    """After many turns, some stopped early, both caches hold what a fresh decode holds."""
+    with localspec.load(target=demo_target, draft=demo_draft) as engine:
+        chat = engine.chat(system="You are terse.")
+        for number, text in enumerate(QUESTIONS):
+            if number % 5 == 4:
+                with chat.stream(text, seed=number) as stream:
+                    next(stream)
+            else:
+                chat.send(text, seed=number, max_tokens=30, stop=["!"] if number % 3 else [])
+        tokens = engine._speculation.tokens
+        assert len(tokens) > 200
+        for model, path in ((engine._target, demo_target), (engine._draft, demo_draft)):
+            # Prompts are read in batches of up to hundreds, which round more differently.
+            assert_same_cache(model, path, tokens, rounding(path, [20, 50, 400]))
+
+
+def assert_same_cache(model: LlamaModel, path: Path, tokens: list[int], bound: float) -> None:
+    """One more token gets the same row behind this cache and behind a fresh one."""
+    fresh = LlamaModel.open(path, LlamaOptions())
+    fresh.decode(tokens[: model.num_cached], 0)
+    for probe in (300, 700, 1500):
+        kept = model.num_cached
+        ours, theirs = model.decode([probe], 1)[0].copy(), fresh.decode([probe], 1)[0]
+        np.testing.assert_allclose(ours, theirs, atol=bound)
+        model.truncate(kept)
+        fresh.truncate(kept)
+    fresh.close()
+
+
+def test_sampled_first_tokens_follow_the_targets_law(demo_target, demo_draft, scorer):
+    """The second token of 3 000 sampled answers against its exact law: G-test at p < 1e-5.
+
+    It is the first that a draft can propose, and it is summed over the first.
+    """
+    from localspec.sampling import distribution
+
+    params = localspec.SamplingParams(temperature=1.0, top_k=8, top_p=1, min_p=0)
+    trials = 3000
+    with localspec.load(target=demo_target, draft=demo_draft, draft_tokens=2) as pair:
+        prompt = prompt_tokens(pair, "Tell me a story.")
+        seen: dict[int, int] = {}
+        for seed in range(trials):
+            reply = pair.generate(prompt, sampling=params, seed=seed, max_tokens=3)
+            if len(reply.token_ids) > 1:
+                token = reply.token_ids[1]
+                seen[token] = seen.get(token, 0) + 1
+    expected: dict[int, float] = {}
+    first = distribution(logits_behind(scorer, prompt), params)
+    for token, p in zip(first.ids.tolist(), first.probs, strict=True):
+        law = distribution(logits_behind(scorer, [*prompt, token]), params)
+        for following, q in zip(law.ids.tolist(), law.probs, strict=True):
+            expected[following] = expected.get(following, 0.0) + p * q
+    assert set(seen) <= set(expected)
+    cells = [(seen.get(t, 0), trials * p) for t, p in expected.items() if trials * p >= 5]
+    cells.append((trials - sum(o for o, _ in cells), trials - sum(e for _, e in cells)))
+    g = 2 * sum(o * np.log(o / e) for o, e in cells if o > 0 and e > 0)
+    degrees = len(cells) - 1
+    # Wilson and Hilferty's bound of the chi-square quantile at 1e-5 (z = 4.26).
+    bound = degrees * (1 - 2 / (9 * degrees) + 4.26 * (2 / (9 * degrees)) ** 0.5) ** 3
+    assert degrees >= 5
+    assert g < bound
