@@ -1,0 +1,1 @@
+"""The demo pair's training text: every conversation is written or generated here."""

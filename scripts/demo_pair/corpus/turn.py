@@ -1,0 +1,30 @@
+"""One question with its answer, and what a conversation remembers between them."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A user message and the answer to it; `short` is the answer of a terse speaker."""
+
+    user: str
+    answer: str
+    short: str = ""
+
+    def brief(self) -> str:
+        """The short answer, or the first sentence of the full one."""
+        if self.short:
+            return self.short
+        for mark in (". ", "! ", "? "):
+            head, found, _ = self.answer.partition(mark)
+            if found and len(head) > 12 and "\n" not in head:
+                return head + mark.strip()
+        return self.answer
+
+
+@dataclass
+class Memory:
+    """What was said earlier in this conversation and may be asked for again."""
+
+    name: str = ""
+    likes: dict[str, str] = field(default_factory=dict)

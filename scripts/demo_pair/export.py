@@ -1,0 +1,86 @@
+"""A trained model and its tokenizer as one GGUF file for llama.cpp."""
+
+import json
+from pathlib import Path
+
+import gguf
+from gguf import GGMLQuantizationType as Kind
+from tokenizers import Tokenizer
+
+from .model import Llama
+from .quantisation import packed_iq4_nl
+from .tokenizer import CHAT_TEMPLATE, END_OF_TEXT, IM_END, SPECIAL
+
+_FILE_TYPES = {
+    Kind.F32: gguf.LlamaFileType.ALL_F32,
+    Kind.IQ4_NL: gguf.LlamaFileType.MOSTLY_IQ4_NL,
+    Kind.Q5_1: gguf.LlamaFileType.MOSTLY_Q5_1,
+}
+
+
+def export(
+    model: Llama,
+    tokenizer: Tokenizer,
+    path: Path,
+    *,
+    name: str,
+    matrices: Kind,
+    embedding: Kind,
+) -> None:
+    """Write `model` to `path`; norms stay float32, there is no separate output matrix."""
+    shape = model.shape
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(name)
+    writer.add_description("Tiny demo model of localspec; knows a few topics only.")
+    writer.add_license("MIT")
+    writer.add_file_type(_FILE_TYPES[matrices])
+    writer.add_vocab_size(shape.vocab)
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.width)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.hidden)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.heads)
+    writer.add_rope_dimension_count(shape.width // shape.heads)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_layer_norm_rms_eps(shape.epsilon)
+    _add_tokenizer(writer, tokenizer)
+    for key, tensor in model.state_dict().items():
+        kind = Kind.F32 if tensor.ndim == 1 else embedding if "embd" in key else matrices
+        if kind is Kind.IQ4_NL:
+            data = packed_iq4_nl(tensor)
+        else:
+            data = gguf.quants.quantize(tensor.numpy(), kind)
+        writer.add_tensor(key, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def export_exact(model: Llama, tokenizer: Tokenizer, path: Path) -> None:
+    """Write `model` without any loss, for comparisons."""
+    export(model, tokenizer, path, name=path.stem, matrices=Kind.F32, embedding=Kind.F32)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
+    vocab = tokenizer.get_vocab()
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([control if token in SPECIAL else normal for token in tokens])
+    writer.add_token_merges(_merges(tokenizer))
+    writer.add_bos_token_id(vocab[END_OF_TEXT])
+    writer.add_eos_token_id(vocab[IM_END])
+    writer.add_eot_token_id(vocab[END_OF_TEXT])
+    writer.add_pad_token_id(vocab[END_OF_TEXT])
+    writer.add_add_bos_token(value=False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def _merges(tokenizer: Tokenizer) -> list[str]:
+    """Merges in order, each as "left right"."""
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]

@@ -1,0 +1,145 @@
+"""Makes the demo pair: corpus, tokenizer, target, draft, files, report.
+
+    python scripts/demo_pair/make.py --out localspec/demo [--minutes N]
+
+Every stage leaves its result in the build folder and is skipped when that is there, so a run
+that was stopped goes on where it was. `--minutes` shortens (or bounds) the training.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from gguf import GGMLQuantizationType as Kind
+from tokenizers import Tokenizer
+from torch import Tensor
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from demo_pair import dataset, tokenizer
+from demo_pair.corpus.conversation import conversation_at
+from demo_pair.export import export, export_exact
+from demo_pair.model import DRAFT, TARGET, Llama
+from demo_pair.report import (
+    acceptance_lines,
+    loss_lines,
+    parity_lines,
+    speed_lines,
+    topic_lines,
+    transcript_lines,
+)
+from demo_pair.training import (
+    DRAFT_RECIPE,
+    TARGET_RECIPE,
+    Trainer,
+    answer_loss,
+    distillation_loss,
+)
+
+TOKENIZER_TEXTS = 40_000
+DRAFT_SHARE = 0.15  # of the minutes
+CORPUS_ALONE = 0.2  # of the draft's run
+MAX_BYTES = 14_000_000
+
+
+def make_tokenizer(build: Path) -> Tokenizer:
+    """Train the tokenizer on part of the corpus, or load it."""
+    path = build / "tokenizer.json"
+    if not path.exists():
+        indices = (i for i in range(TOKENIZER_TEXTS) if i % dataset.HELD_OUT_EVERY)
+        texts = (dataset.render(conversation_at(dataset.SEED, i)) for i in indices)
+        tokenizer.train(texts).save(str(path))
+    return tokenizer.load(path)
+
+
+def make_target(build: Path, words: Tokenizer, minutes: float) -> Llama:
+    """Train the target to the end of its schedule."""
+    model = Llama(TARGET)
+    trainer = Trainer(model, words, TARGET_RECIPE, build / "target.pt", minutes)
+    trainer.resume()
+    trainer.train(answer_loss)
+    export_exact(model, words, build / "target-f32.gguf")
+    model.bake_quantised()
+    return model.eval()
+
+
+def make_draft(build: Path, words: Tokenizer, target: Llama, minutes: float) -> Llama:
+    """Distil the draft from the finished target."""
+    model = Llama(DRAFT)
+    trainer = Trainer(model, words, DRAFT_RECIPE, build / "draft.pt", minutes)
+    trainer.resume()
+    from_target = distillation_loss(target)
+
+    def loss(model: Llama, batch: dataset.Batch) -> Tensor:
+        # The corpus alone is a cheap teacher: the target is asked only after the first part.
+        early = trainer.progress < CORPUS_ALONE
+        return answer_loss(model, batch) if early else from_target(model, batch)
+
+    trainer.train(loss)
+    export_exact(model, words, build / "draft-f32.gguf")
+    return model.eval()
+
+
+def write_pair(out: Path, words: Tokenizer, target: Llama, draft: Llama) -> None:
+    """Both files, small enough for the wheel."""
+    out.mkdir(parents=True, exist_ok=True)
+    for role, model, matrices in (("target", target, Kind.IQ4_NL), ("draft", draft, Kind.Q5_1)):
+        export(
+            model,
+            words,
+            out / f"{role}.gguf",
+            name=f"localspec demo {role}",
+            matrices=matrices,
+            embedding=Kind.Q5_1,
+        )
+    size = sum((out / f"{role}.gguf").stat().st_size for role in ("target", "draft"))
+    if size > MAX_BYTES:
+        raise ValueError(f"the pair takes {size} bytes, more than {MAX_BYTES}")
+
+
+def report(
+    out: Path, build: Path, words: Tokenizer, models: tuple[Llama, Llama]
+) -> Iterator[str]:
+    """All that docs/demo-pair.md quotes."""
+    yield from parity_lines(build, words, models)
+    yield from loss_lines(out, build, words)
+    yield from acceptance_lines(out, words)
+    yield from speed_lines(out)
+    yield from topic_lines(out)
+    yield from transcript_lines(out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for target.gguf and draft.gguf"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="bound on the training time"
+    )
+    parser.add_argument(
+        "--build", type=Path, default=Path("build/demo_pair"), help="folder for checkpoints"
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(options.threads)
+    options.build.mkdir(parents=True, exist_ok=True)
+    words = make_tokenizer(options.build)
+    target = make_target(options.build, words, options.minutes * (1 - DRAFT_SHARE))
+    draft = make_draft(options.build, words, target, options.minutes * DRAFT_SHARE)
+    write_pair(options.out, words, target, draft)
+    with (options.build / "report.txt").open("w", encoding="utf-8") as file:
+        for line in report(options.out, options.build, words, (target, draft)):
+            print(line, flush=True)
+            print(line, file=file)
+
+
+if __name__ == "__main__":
+    main()
