@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from localspec.chat import Chat
     from localspec.draft_length import DraftOff
-    from localspec.engine import Engine, load
+    from localspec.engine import Engine
     from localspec.errors import (
         CacheError,
         ContextError,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         PresetError,
         TemplateError,
     )
+    from localspec.loading import load
     from localspec.metrics import Provenance, Stats
     from localspec.presets import Preset
     from localspec.sampling import SamplingParams
@@ -75,7 +76,7 @@ _MODULE_OF = {
     "SamplingParams": "sampling",
     "Stats": "metrics",
     "Stream": "stream",
-    "load": "engine",
+    "load": "loading",
 }
 
 

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from localspec.errors import ContextError, TemplateError
+from localspec.errors import ContextError, EngineError, TemplateError
 from localspec.sampling import SamplingParams
 from localspec.stream import AnswerOptions, Reply, Stream
 from localspec.template import BUILT_IN, ChatTemplate, Message
@@ -50,6 +50,7 @@ class Answerer(Protocol):
         options: AnswerOptions,
         *,
         turn: int,
+        on_begin: Callable[[], None],
         on_end: Callable[[Reply], None],
     ) -> Stream: ...
 
@@ -89,22 +90,37 @@ class Chat:
         sampling: SamplingParams | None = None,
         seed: int | None = None,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> Stream:
         """The answer to `text`, piece by piece. Options as for `Engine.stream`.
 
-        Raises ContextError if the message alone does not fit the context.
+        The conversation changes only when the answer is read: a stream that is never begun
+        leaves no trace. Raises ContextError if the message alone does not fit the context.
         """
         question: Message = {"role": "user", "content": text}
-        prompt_tokens = self._make_room(question)
+        prompt_tokens, num_leaving = self._make_room(question)
+        turn = self._num_asked
+
+        def begin() -> None:
+            if turn != self._num_asked:
+                raise EngineError(
+                    "another answer of this conversation came first", "Ask again."
+                )
+            self._num_asked += 1
+            self.num_forgotten += num_leaving
+            del self._turns[:num_leaving]
 
         def remember(reply: Reply) -> None:
             if reply.text or reply.finish_reason != "cancelled":
                 self._turns.append((question, {"role": "assistant", "content": reply.text}))
 
-        turn, self._num_asked = self._num_asked, self._num_asked + 1
-        options = AnswerOptions(sampling, seed, max_tokens, tuple(stop))
-        return self._engine.answer(prompt_tokens, options, turn=turn, on_end=remember)
+        return self._engine.answer(
+            prompt_tokens,
+            AnswerOptions(sampling, seed, max_tokens, stop),
+            turn=turn,
+            on_begin=begin,
+            on_end=remember,
+        )
 
     def send(
         self,
@@ -113,7 +129,7 @@ class Chat:
         sampling: SamplingParams | None = None,
         seed: int | None = None,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> Reply:
         """The whole answer to `text`, with the options of `stream`."""
         stream = self.stream(
@@ -126,29 +142,31 @@ class Chat:
     def clear(self) -> None:
         """Forget every turn; the system message stays."""
         self._turns.clear()
+        self._num_asked += 1  # an answer that was asked for before has lost its context
 
-    def _make_room(self, question: Message) -> list[int]:
-        """Prompt tokens for the next answer, the oldest turns forgotten if need be."""
+    def _make_room(self, question: Message) -> tuple[list[int], int]:
+        """Prompt tokens for the next answer, and how many oldest turns leave for it."""
         capacity = self._engine.context_length
         needed = min(MIN_ANSWER_TOKENS, capacity // 4)
-        prompt_tokens = self._prompt_tokens(question)
+        prompt_tokens = self._prompt_tokens(question, 0)
         if len(prompt_tokens) + needed <= capacity:
-            return prompt_tokens
+            return prompt_tokens, 0
         # Down to half, so that the kept turns are not decoded anew at every question.
-        while self._turns and len(prompt_tokens) > capacity // 2:
-            del self._turns[0]
-            self.num_forgotten += 1
-            prompt_tokens = self._prompt_tokens(question)
+        num_leaving = 0
+        while num_leaving < len(self._turns) and len(prompt_tokens) > capacity // 2:
+            num_leaving += 1
+            prompt_tokens = self._prompt_tokens(question, num_leaving)
         if len(prompt_tokens) >= capacity:
             raise ContextError(
                 f"the message makes a prompt of {len(prompt_tokens)} tokens; "
                 f"the context holds {capacity}",
                 "Shorten it, or load the model with a larger context (--ctx).",
             )
-        return prompt_tokens
+        return prompt_tokens, num_leaving
 
-    def _prompt_tokens(self, question: Message) -> list[int]:
-        messages = [*self.messages, question]
+    def _prompt_tokens(self, question: Message, num_leaving: int) -> list[int]:
+        kept = [message for turn in self._turns[num_leaving:] for message in turn]
+        messages = [*self._system, *kept, question]
         mark = self._guard.new_mark(message["content"] for message in messages)
         guarded = [
             {"role": message["role"], "content": self._guard.apply(message["content"], mark)}

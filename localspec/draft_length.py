@@ -19,6 +19,7 @@ class DraftOff(enum.Enum):
     TARGET_CANNOT_ROLL_BACK = "target_cannot_roll_back"
     DRAFT_CANNOT_ROLL_BACK = "draft_cannot_roll_back"
     DRAFT_CONTEXT_FULL = "draft_context_full"
+    TOKEN_UNKNOWN_TO_DRAFT = "token_unknown_to_draft"
 
 
 class DraftLength(Protocol):

@@ -1,23 +1,18 @@
-"""Owns the models: opens a pair, streams answers, cancels, closes."""
+"""Owns the models: streams answers, cancels, closes."""
 
 from __future__ import annotations
 
-import os
+import operator
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from localspec.chat import Chat
-from localspec.draft_length import MAX_DRAFT_TOKENS, DraftOff, FixedDraftLength
+from localspec.draft_length import DraftOff, FixedDraftLength
 from localspec.errors import ContextError, EngineError, OptionError
-from localspec.hub import locate
-from localspec.model_file import check_model_file
 from localspec.pair import shared_vocab_size
-from localspec.presets import DEFAULT_PRESET, find_preset
 from localspec.proposers import DraftModel
 from localspec.randomness import Randomness, fresh_seed
 from localspec.sampling import SamplingParams
@@ -26,17 +21,16 @@ from localspec.stream import Answer, AnswerOptions, Reply, Stream
 from localspec.text import checked_stop_strings
 
 if TYPE_CHECKING:
-    from localspec.llama import Llama, LlamaModel, LlamaOptions
+    from localspec.llama import LlamaModel
     from localspec.vocabulary import Vocabulary
-
-    ModelSource = str | os.PathLike[str] | Llama
 
 
 class Engine:
-    """A target, perhaps a draft, and one text in their caches. Made by `load`.
+    """A target, perhaps a draft, and one text in their caches. Made by `localspec.load`.
 
     One answer at a time: a second stream that starts while another is unfinished raises
-    EngineError. Only `cancel` may be called from another thread.
+    EngineError. Only `cancel` may be called from another thread. sampling: what an answer
+    uses by default. description: the pair, for people.
     """
 
     def __init__(
@@ -45,8 +39,10 @@ class Engine:
         draft: LlamaModel | None,
         draft_length: FixedDraftLength,
         sampling: SamplingParams,
+        description: str,
     ) -> None:
         self.sampling = sampling
+        self.description = description
         self._target = target
         self._draft = draft
         proposer, off = self._proposer(draft_length)
@@ -84,12 +80,6 @@ class Engine:
         return self._target.chat_template
 
     @property
-    def description(self) -> str:
-        """The names of the model files, for people."""
-        draft = f" with {self._draft.name} as its draft" if self._draft else ", no draft"
-        return self._target.name + draft
-
-    @property
     def num_draft_tokens(self) -> int:
         """Tokens that a step proposes."""
         return self._speculation.draft_length.choose()
@@ -101,22 +91,25 @@ class Engine:
         sampling: SamplingParams | None = None,
         seed: int | None = None,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> Stream:
         """Continue a raw prompt: text, in which special tokens count, or token ids.
 
         sampling: by default the preset's. seed: 0 … 2**63 - 1; the same one gives the same
         text while the number of draft tokens is the same. max_tokens: by default what the
-        context has room for. stop: strings that end the answer and are left out of it.
+        context has room for. stop: text that ends the answer and is left out of it, or
+        several.
 
         Raises ContextError if the prompt does not fit, OptionError for a bad value.
         """
         if isinstance(prompt, str):
             tokens = self.with_bos(self.vocabulary.tokenize(prompt, parse_special=True))
         else:
-            tokens = list(prompt)
-        options = AnswerOptions(sampling, seed, max_tokens, tuple(stop))
-        return self.answer(tokens, options, turn=0, on_end=lambda _reply: None)
+            tokens = _token_ids(prompt)
+        options = AnswerOptions(sampling, seed, max_tokens, stop)
+        return self.answer(
+            tokens, options, turn=0, on_begin=lambda: None, on_end=lambda _reply: None
+        )
 
     def generate(
         self,
@@ -125,7 +118,7 @@ class Engine:
         sampling: SamplingParams | None = None,
         seed: int | None = None,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> Reply:
         """The whole answer of `stream`, with the same options."""
         stream = self.stream(
@@ -148,12 +141,14 @@ class Engine:
         options: AnswerOptions,
         *,
         turn: int,
+        on_begin: Callable[[], None],
         on_end: Callable[[Reply], None],
     ) -> Stream:
         """The stream behind `stream` and `Chat.stream`.
 
-        turn: makes the random numbers of each answer in a conversation its own. on_end:
-        called with the reply, also when the stream was closed early.
+        turn: makes the random numbers of each answer in a conversation its own. on_begin:
+        called when the first piece is asked for. on_end: called with the reply, also when
+        the stream was closed early.
         """
         room = self.context_length - len(prompt_tokens)
         if not prompt_tokens:
@@ -183,6 +178,7 @@ class Engine:
                 clock=time.perf_counter,
                 acquire=self._acquire,
                 release=self._busy.release,
+                on_begin=on_begin,
                 on_end=on_end,
             )
         )
@@ -238,80 +234,13 @@ class Engine:
             self._busy.release()
             raise EngineError("the engine is closed", "Load it again.")
         for model in self._models():
-            model.resume()
+            model.begin()
 
 
-def load(  # noqa: PLR0913  the one door to the library: every argument has a default
-    preset: str | None = None,
-    *,
-    target: ModelSource | None = None,
-    draft: ModelSource | None = None,
-    draft_tokens: int = FixedDraftLength().num_draft_tokens,
-    context_length: int | None = None,
-    num_threads: int | None = None,
-    num_gpu_layers: int | None = None,
-) -> Engine:
-    """An engine for a preset, or for a target and perhaps a draft of your own.
-
-    target, draft: paths of GGUF files (of a split model the first part), or
-    `llama_cpp.Llama` objects, which keep their settings and are given back by
-    `Engine.close`. With neither preset nor target it is the demo pair. draft_tokens:
-    proposed per step; 0 is plain decoding and leaves the draft unloaded.
-    context_length: tokens (default: the preset's, or the model's own up to 8192).
-    num_gpu_layers: default: all that the devices take.
-
-    Raises PresetError, ModelFileError, PairError or OptionError.
-    """
-    draft_length = FixedDraftLength(draft_tokens)
-    sampling = SamplingParams()
-    if target is None and draft is not None:
-        raise OptionError("a draft is given without a target", "Name the target, too.")
-    if target is None:
-        chosen = find_preset(preset or DEFAULT_PRESET)
-        target, draft = locate(chosen)
-        sampling = chosen.sampling
-        if context_length is None:
-            context_length = chosen.context_length
-    elif preset is not None:
-        raise OptionError("both a preset and a target are given", "Choose one of them.")
-    if draft is not None and draft is target:
-        raise OptionError("target and draft are the same object", "Load the draft separately.")
-    # Here, because it loads libllama: `import localspec` must stay quick.
-    from localspec.llama import LlamaOptions
-
-    options = LlamaOptions(
-        context_length=context_length,
-        num_threads=num_threads,
-        num_gpu_layers=num_gpu_layers,
-        max_outputs=MAX_DRAFT_TOKENS + 1,
-    )
-    target_model = _open(target, options)
-    draft_model = None
+def _token_ids(prompt: Sequence[int]) -> list[int]:
     try:
-        if draft is not None and draft_tokens > 0:
-            draft_model = _open_draft(draft, options, target_model.context_length)
-        return Engine(target_model, draft_model, draft_length, sampling)
-    except BaseException:
-        target_model.close()
-        if draft_model is not None:
-            draft_model.close()
-        raise
-
-
-def _open(source: ModelSource, options: LlamaOptions) -> LlamaModel:
-    from localspec.llama import Llama, LlamaModel
-
-    if isinstance(source, Llama):
-        return LlamaModel.adopt(source)
-    path = Path(source)
-    check_model_file(path)
-    return LlamaModel.open(path, options)
-
-
-def _open_draft(source: ModelSource, options: LlamaOptions, target_context: int) -> LlamaModel:
-    """Open the draft with the target's context, or less where it was trained for less."""
-    if isinstance(source, str | os.PathLike):
-        header = check_model_file(Path(source))
-        trained = header.number(f"{header.architecture}.context_length") or target_context
-        options = replace(options, context_length=min(target_context, trained), max_outputs=1)
-    return _open(source, options)
+        return [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise OptionError(
+            f"the prompt is neither text nor token ids: {error}", "Give a str or ints."
+        ) from error

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,17 @@ from localspec.errors import (
     CacheError,
     ContextError,
     DecodeError,
+    EngineError,
     Interrupted,
+    LocalspecError,
     ModelFileError,
     OptionError,
 )
+from localspec.llama_options import LlamaOptions
 from localspec.sampling import Logits
 from localspec.vocabulary import Vocabulary
 
-__all__ = ["Llama", "LlamaModel", "LlamaOptions"]
+__all__ = ["Llama", "LlamaModel"]
 
 DEFAULT_CONTEXT_LENGTH = 8192
 BATCH_SIZE = 512
@@ -41,35 +43,7 @@ NO_POOLING = (llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED, llama_cpp.LLAMA_POOLING_
 complaints = native.capture_logs(llama_cpp)
 native.leave_out_amx(llama_cpp)
 _stop_callback = native.stop_callback(llama_cpp)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaOptions:
-    """How to open a model. None leaves the choice to us.
-
-    context_length: tokens, at most what the model was trained for (default: that, up to
-    8192). max_outputs: rows of logits a decode may return; compute buffers grow with it.
-    """
-
-    context_length: int | None = None
-    num_threads: int | None = None
-    num_gpu_layers: int | None = None
-    max_outputs: int = 1
-
-    def __post_init__(self) -> None:
-        if self.context_length is not None and self.context_length < 1:
-            raise OptionError(
-                f"the context is {self.context_length} tokens", "Choose 1 or more."
-            )
-        if self.num_threads is not None and not 1 <= self.num_threads <= 512:
-            raise OptionError(
-                f"the number of threads is {self.num_threads}", "Choose 1 to 512."
-            )
-        if self.num_gpu_layers is not None and not 0 <= self.num_gpu_layers <= 10_000:
-            raise OptionError(
-                f"the number of GPU layers is {self.num_gpu_layers}",
-                "Choose 0 (CPU only) or more.",
-            )
+_adopted_contexts: set[int] = set()
 
 
 class LlamaModel:
@@ -82,10 +56,13 @@ class LlamaModel:
         self._context: int | None = context
         self._memory = llama_cpp.llama_get_memory(context)
         self._model = llama_cpp.llama_get_model(context)
-        self._owned = False
         self._adopted: Llama | None = None
         self.name = name
-        self.vocabulary = Vocabulary(llama_cpp, llama_cpp.llama_model_get_vocab(self._model))
+        self.vocabulary = Vocabulary(
+            llama_cpp, llama_cpp.llama_model_get_vocab(self._model), self._require_open
+        )
+        template: bytes | None = llama_cpp.llama_model_chat_template(self._model, None)
+        self.chat_template = template.decode("utf-8", errors="replace") if template else None
         self.trained_context_length: int = llama_cpp.llama_model_n_ctx_train(self._model)
         self.context_length = min(context_length, int(llama_cpp.llama_n_ctx_seq(context)))
         self.max_outputs = max_outputs
@@ -137,12 +114,36 @@ class LlamaModel:
     def open(cls, path: Path, options: LlamaOptions) -> LlamaModel:
         """Load the model file at `path`, already checked by `model_file`.
 
-        Raises ModelFileError with libllama's own words if it refuses the file.
+        Ctrl-C ends a load at once. Raises ModelFileError with libllama's own words if it
+        refuses the file.
         """
+        opened = None
+        with native.LostInterrupt() as interrupt:
+            try:
+                opened = cls._load(path, options, interrupt)
+            except LocalspecError:
+                if not interrupt.seen:
+                    raise
+        if opened is None or interrupt.seen:
+            if opened is not None:
+                opened.close()
+            raise KeyboardInterrupt
+        return opened
+
+    @classmethod
+    def _load(
+        cls, path: Path, options: LlamaOptions, interrupt: native.LostInterrupt
+    ) -> LlamaModel:
         complaints.clear()
         params = llama_cpp.llama_model_default_params()
         if options.num_gpu_layers is not None:
             params.n_gpu_layers = options.num_gpu_layers
+
+        @llama_cpp.llama_progress_callback  # type: ignore[untyped-decorator]
+        def go_on(_progress: float, _data: object) -> bool:
+            return not interrupt.seen
+
+        params.progress_callback = go_on
         model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         if not model:
             raise ModelFileError(
@@ -153,38 +154,55 @@ class LlamaModel:
             context_length = _context_length(model, path, options.context_length)
             context = _new_context(model, path, options, context_length)
             try:
-                opened = cls(context, path.name, context_length, options.max_outputs)
+                return cls(context, path.name, context_length, options.max_outputs)
             except BaseException:
                 llama_cpp.llama_free(context)
                 raise
         except BaseException:
             llama_cpp.llama_model_free(model)
             raise
-        opened._owned = True
-        return opened
 
     @classmethod
     def adopt(cls, llama: Llama) -> LlamaModel:
         """Work on an application's `Llama`, with its settings. `close` gives it back, emptied.
 
-        Raises ModelFileError if it computes embeddings.
+        Raises ModelFileError if it computes embeddings or holds no weights, EngineError if
+        it is closed or another engine works on it.
         """
-        if llama.context_params.embeddings:
+        if llama.ctx is None:
+            raise EngineError("the Llama object is closed", "Create it again.")
+        if llama.context_params.embeddings or llama.model_params.vocab_only:
             raise ModelFileError(
-                f"the Llama object of {llama.model_path} computes embeddings",
-                "Create it without embedding=True.",
+                f"the Llama object of {llama.model_path} computes embeddings or has no weights",
+                "Create it without embedding=True and vocab_only=True.",
+            )
+        if llama.ctx in _adopted_contexts:
+            raise EngineError(
+                f"the Llama object of {llama.model_path} is in another engine",
+                "Close that engine first; one object holds one text.",
             )
         llama.reset()  # type: ignore[no-untyped-call]
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llama.ctx), True)
         adopted = cls(llama.ctx, Path(llama.model_path).name, llama.n_ctx(), llama.n_batch)
         adopted._adopted = llama
+        _adopted_contexts.add(llama.ctx)
         return adopted
 
-    @property
-    def chat_template(self) -> str | None:
-        """The Jinja source that the model file carries."""
-        template: bytes | None = llama_cpp.llama_model_chat_template(self._model, None)
-        return template.decode("utf-8", errors="replace") if template else None
+    def begin(self) -> None:
+        """Get ready for an answer: allow decodes again after `interrupt`.
+
+        An adopted `Llama` may have been used by its owner meanwhile; what the cache then
+        holds is dropped. Raises EngineError if it was closed.
+        """
+        self._require_open()
+        self._stop[0] = b"\0"
+        llama = self._adopted
+        if llama is None:
+            return
+        last = llama_cpp.llama_memory_seq_pos_max(self._memory, 0)
+        if llama.n_tokens or last != self.num_cached - 1:
+            llama.reset()  # type: ignore[no-untyped-call]
+            self._clear()
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         """See `Model.decode`. Raises ContextError, DecodeError, or Interrupted."""
@@ -208,9 +226,18 @@ class LlamaModel:
         rows = llama_cpp.llama_get_logits(self._context)
         return np.ctypeslib.as_array(rows, (num_logits, self.vocab_size))
 
-    def _check(self, tokens: Sequence[int], num_logits: int) -> None:
+    def _require_open(self) -> None:
+        """Raise EngineError if the model was freed, by us or by an adopted one's owner."""
         if self._context is None:
-            raise DecodeError(f"{self.name} is closed", "Load it again.")
+            raise EngineError(f"{self.name} is closed", "Load it again.")
+        if self._adopted is not None and self._adopted.ctx is None:
+            raise EngineError(
+                f"the Llama object of {self.name} was closed by its owner",
+                "Close this engine, create the object again and load a new engine.",
+            )
+
+    def _check(self, tokens: Sequence[int], num_logits: int) -> None:
+        self._require_open()
         if not 0 < len(tokens) <= self.context_length - self.num_cached:
             raise ContextError(
                 f"{len(tokens)} tokens to decode behind {self.num_cached} cached ones; "
@@ -276,26 +303,26 @@ class LlamaModel:
         self.num_cached = 0
 
     def interrupt(self) -> None:
-        """End a running decode, and refuse new ones until `resume`. From any thread."""
+        """End a running decode, and refuse new ones until `begin`. From any thread."""
         self._stop[0] = b"\1"
-
-    def resume(self) -> None:
-        """Allow decodes again after `interrupt`."""
-        self._stop[0] = b"\0"
 
     def close(self) -> None:
         """Free the model, or give an adopted `Llama` back. Idempotent."""
         if self._context is None:
             return
+        # Nothing may reach what is freed now.
         context, self._context = self._context, None
-        self.vocabulary.close()
-        if self._owned:
+        memory, self._memory = self._memory, None
+        model, self._model = self._model, None
+        if self._adopted is None:
             llama_cpp.llama_free(context)
-            llama_cpp.llama_model_free(self._model)
-        elif self._adopted is not None:
+            llama_cpp.llama_model_free(model)
+            return
+        _adopted_contexts.discard(context)
+        if self._adopted.ctx is not None:
             no_callback = llama_cpp.ggml_abort_callback()
             llama_cpp.llama_set_abort_callback(context, no_callback, None)
-            llama_cpp.llama_memory_clear(self._memory, True)
+            llama_cpp.llama_memory_clear(memory, True)
             self._adopted.reset()  # type: ignore[no-untyped-call]
 
 

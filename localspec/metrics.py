@@ -37,7 +37,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What an answer cost, in wall time. Tuples per position are (MAX_DRAFT_TOKENS,)."""
+    """What an answer cost, in wall time. Tuples per position are (MAX_DRAFT_TOKENS,).
+
+    The first step decodes the prompt and draws the first token: that is the prefill, and
+    the draft, target and sampler times are those of the steps behind it.
+    """
 
     prompt_tokens: int
     cached_prompt_tokens: int
@@ -50,7 +54,6 @@ class Stats:
     num_plain: int
     drafted_per_position: tuple[int, ...]
     accepted_per_position: tuple[int, ...]
-    prefill_time_s: float
     draft_time_s: float
     target_time_s: float
     sampler_time_s: float
@@ -60,9 +63,12 @@ class Stats:
 
     @property
     def tokens_per_s(self) -> float:
-        """Completion tokens per second since the prompt was decoded; 0 if there are none."""
-        decode_time_s = self.total_time_s - self.prefill_time_s
-        return self.completion_tokens / decode_time_s if decode_time_s > 0 else 0.0
+        """Tokens behind the first ÷ the time of their steps; 0 if there are none.
+
+        Not the wall time: what an application does between two pieces is not decoding.
+        """
+        decode_time_s = self.draft_time_s + self.target_time_s + self.sampler_time_s
+        return (self.completion_tokens - 1) / decode_time_s if decode_time_s > 0 else 0.0
 
     @property
     def acceptance_rate(self) -> float:
@@ -77,12 +83,11 @@ class Stats:
 
 @dataclass(slots=True)
 class Meter:
-    """Adds steps up to `Stats`. Times of a step exclude the prompt's share of the first."""
+    """Adds steps up to `Stats`."""
 
     prompt_tokens: int
     cached_prompt_tokens: int
     started_s: float
-    prefill_time_s: float = 0.0
     first_token_s: float | None = None
     num_steps: int = 0
     counts: dict[Provenance, int] = field(default_factory=lambda: dict.fromkeys(Provenance, 0))
@@ -94,18 +99,17 @@ class Meter:
     draft_off: DraftOff | None = None
 
     def add(self, step: Step, now_s: float) -> None:
-        """Count one step that ended at now_s. The first step's decode is the prefill."""
+        """Count one step that ended at now_s."""
         if self.first_token_s is None:
             self.first_token_s = now_s - self.started_s
-            self.prefill_time_s = self.first_token_s - step.sampler_time_s
         else:
+            self.draft_time_s += step.draft_time_s
             self.target_time_s += step.target_time_s
+            self.sampler_time_s += step.sampler_time_s
         self.num_steps += 1
         for position in range(step.num_draft_tokens):
             self.drafted[position] += 1
             self.accepted[position] += position < step.num_accepted
-        self.draft_time_s += step.draft_time_s
-        self.sampler_time_s += step.sampler_time_s
         self.draft_off = step.draft_off or self.draft_off
 
     def deliver(self, provenance: Provenance) -> None:
@@ -127,7 +131,6 @@ class Meter:
             num_plain=self.counts[Provenance.PLAIN],
             drafted_per_position=tuple(self.drafted),
             accepted_per_position=tuple(self.accepted),
-            prefill_time_s=self.prefill_time_s,
             draft_time_s=self.draft_time_s,
             target_time_s=self.target_time_s,
             sampler_time_s=self.sampler_time_s,

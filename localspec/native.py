@@ -57,6 +57,31 @@ def capture_logs(lib: Any) -> Complaints:
     return complaints
 
 
+class LostInterrupt:
+    """Notices Ctrl-C while libllama calls back into Python.
+
+    Python raises KeyboardInterrupt at its next own instruction. Where that is inside of a
+    callback the exception cannot pass through C: it is reported as unraisable and lost.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def __enter__(self) -> LostInterrupt:
+        self._previous = sys.unraisablehook
+        sys.unraisablehook = self._notice
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        sys.unraisablehook = self._previous
+
+    def _notice(self, lost: Any) -> None:
+        if isinstance(lost.exc_value, KeyboardInterrupt):
+            self.seen = True
+        else:
+            self._previous(lost)
+
+
 def stop_callback(lib: Any) -> Any:
     """An abort callback that stops where its data is not an empty C string.
 

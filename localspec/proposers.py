@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from localspec.draft_length import DraftOff
 from localspec.model import Model
 from localspec.sampling import Distribution, Probs, SamplingParams, distribution
 
 
 class Proposal(NamedTuple):
-    """K draft tokens and the K laws they were really drawn from."""
+    """K draft tokens and the K laws they were really drawn from; if none, perhaps why."""
 
     draft_tokens: list[int]
     distributions: list[Distribution]
+    draft_off: DraftOff | None = None
 
 
 class Proposer(Protocol):
@@ -53,12 +55,12 @@ class DraftModel:
     def propose(
         self, tokens: Sequence[int], params: SamplingParams, uniforms: Probs
     ) -> Proposal:
-        proposal = Proposal([], [])
         # Whatever the draft lacks comes first, in one decode: the whole prompt at its first
         # step, later the last token or two. Its own draft tokens are cached already.
         missing = tokens[self.model.num_cached :]
         if max(missing) >= self.model.vocab_size:
-            return proposal  # the target emitted a token that the draft does not have
+            return Proposal([], [], DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
+        proposal = Proposal([], [])
         for uniform in uniforms:
             logits = self.model.decode(missing, 1)
             law = distribution(logits[0, : self._shared_vocab], params)

@@ -34,8 +34,8 @@ class Randomness:
     """
 
     def __init__(self, seed: int, turn: int = 0) -> None:
-        if not 0 <= seed <= MAX_SEED:
-            raise OptionError(f"seed is {seed}", f"Choose 0 to {MAX_SEED}.")
+        if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+            raise OptionError(f"seed is {seed!r}", f"Choose a whole number, 0 to {MAX_SEED}.")
         self._key = np.array([seed, turn], dtype=np.uint64)
 
     def uniforms(self, step: int, purpose: Purpose, count: int) -> Probs:

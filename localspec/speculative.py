@@ -131,7 +131,7 @@ class Speculation:
             provenance=provenance,
             num_draft_tokens=len(draft_tokens),
             num_accepted=num_accepted,
-            draft_off=draft_off,
+            draft_off=draft_off or proposal.draft_off,
             draft_time_s=proposed - started,
             target_time_s=scored - proposed,
             sampler_time_s=self._clock() - scored,

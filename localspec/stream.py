@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Protocol
@@ -51,17 +51,19 @@ class Reply:
 class AnswerOptions:
     """What a caller asks of one answer; None means the default.
 
-    Raises OptionError for max_tokens below 1.
+    Raises OptionError for a max_tokens that is no whole number above 0.
     """
 
     sampling: SamplingParams | None = None
     seed: int | None = None
     max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise OptionError(f"max_tokens is {self.max_tokens}", "Choose 1 or more.")
+        if self.max_tokens is None:
+            return
+        if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
+            raise OptionError(f"max_tokens is {self.max_tokens!r}", "Choose 1 or more.")
 
 
 class Pieces(Protocol):
@@ -88,6 +90,7 @@ class Answer:
     clock: Callable[[], float]
     acquire: Callable[[], None]
     release: Callable[[], None]
+    on_begin: Callable[[], None]
     on_end: Callable[[Reply], None]
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -98,39 +101,44 @@ class Answer:
         """The answer, token by token. Whatever ends it, caches and reply are left right."""
         self.acquire()
         try:
+            self.on_begin()
             started = self.clock()
             cached = self.speculation.start(self.prompt_tokens)
             meter = Meter(len(self.prompt_tokens), cached, started)
+            text = TextStream(self.stop)
             try:
-                yield from self._decode(meter)
-            except Interrupted:
-                pass
+                yield from self._decode(meter, text)
             finally:
                 # A closed stream or a stop string leaves the rest of a step behind.
                 self.speculation.truncate(len(self.prompt_tokens) + len(self.token_ids))
+                self.texts.append(text.finish())
                 self._conclude(meter.stats(self.clock()))
         finally:
             self.release()
             if self.reply is not None:
                 self.on_end(self.reply)
 
-    def _decode(self, meter: Meter) -> Generator[Piece, None, None]:
-        text = TextStream(self.stop)
+    def _decode(self, meter: Meter, text: TextStream) -> Generator[Piece, None, None]:
         provenance = Provenance.PLAIN
-        for step in self.speculation.steps(self.request):
-            meter.add(step, self.clock())
-            for token, provenance in zip(step.tokens, step.provenance, strict=True):
-                meter.deliver(provenance)
-                self.token_ids.append(token)
-                piece = text.push(self.vocabulary.piece(token))
-                self.texts.append(piece)
-                yield Piece(piece, (token,), provenance)
-                if text.stopped:
-                    self.finish_reason = "stop"
-                    return
+        try:
+            for step in self.speculation.steps(self.request):
+                meter.add(step, self.clock())
+                for token, provenance in zip(step.tokens, step.provenance, strict=True):
+                    meter.deliver(provenance)
+                    self.token_ids.append(token)
+                    piece = text.push(self.vocabulary.piece(token))
+                    self.texts.append(piece)
+                    yield Piece(piece, (token,), provenance)
+                    if text.stopped:
+                        self.finish_reason = "stop"
+                        return
+            ended = self.request.is_end(self.token_ids[-1])
+            self.finish_reason = "stop" if ended else "length"
+        except Interrupted:
+            pass
         tail = text.finish()
-        ended = text.stopped or self.request.is_end(self.token_ids[-1])
-        self.finish_reason = "stop" if ended else "length"
+        if text.stopped:
+            self.finish_reason = "stop"
         if tail:
             self.texts.append(tail)
             yield Piece(tail, (), provenance)
@@ -172,8 +180,16 @@ class Stream:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Stop here. Idempotent."""
-        self._pieces.close()
+        """Stop here. Idempotent.
+
+        Raises EngineError while another thread waits for a piece.
+        """
+        try:
+            self._pieces.close()
+        except ValueError as error:  # "generator already executing"
+            raise EngineError(
+                "the stream is being read by another thread", "Stop it with Engine.cancel()."
+            ) from error
 
     def __enter__(self) -> Stream:
         return self

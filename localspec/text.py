@@ -48,6 +48,6 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
-def checked_stop_strings(stop: Iterable[str]) -> tuple[str, ...]:
-    """The stop strings without the empty ones, which would end every answer at once."""
-    return tuple(text for text in stop if text)
+def checked_stop_strings(stop: str | Iterable[str]) -> tuple[str, ...]:
+    """The stop strings, one or several, without the empty ones: those would end everything."""
+    return tuple(text for text in ([stop] if isinstance(stop, str) else stop) if text)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
-
-from localspec.errors import EngineError
 
 
 class Vocabulary:
     """Token ids, their texts and bytes, and which of them end an answer.
 
-    lib: the llama_cpp module. vocab: a pointer of libllama, valid until `close`.
+    lib: the llama_cpp module. vocab: a pointer of libllama. require_open: raises EngineError
+    once that points to nothing; asked before each use.
     """
 
-    def __init__(self, lib: Any, vocab: int) -> None:
+    def __init__(self, lib: Any, vocab: int, require_open: Callable[[], None]) -> None:
         self._lib = lib
-        self._vocab: int | None = vocab
+        self._vocab = vocab
+        self._require_open = require_open
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
         self.size: int = self._lib.llama_vocab_n_tokens(vocab)
@@ -25,13 +26,8 @@ class Vocabulary:
         self.eos: int = self._lib.llama_vocab_eos(vocab)
         self.add_bos: bool = self._lib.llama_vocab_get_add_bos(vocab)
 
-    def close(self) -> None:
-        """Forget the model, which is about to be freed."""
-        self._vocab = None
-
     def _pointer(self) -> int:
-        if self._vocab is None:
-            raise EngineError("the model of this vocabulary is closed", "Load it again.")
+        self._require_open()
         return self._vocab
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:

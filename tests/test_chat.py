@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import localspec
-from localspec.errors import ContextError, TemplateError
+from localspec.errors import ContextError, EngineError, TemplateError
 
 GREEDY = localspec.SamplingParams(temperature=0)
 
@@ -18,7 +18,7 @@ def engine():
 
 def prompt_of(engine, chat, text):
     """Token ids of the prompt that `text` would make."""
-    return chat._prompt_tokens({"role": "user", "content": text})
+    return chat._prompt_tokens({"role": "user", "content": text}, 0)
 
 
 def test_several_turns_are_remembered(engine):
@@ -103,13 +103,42 @@ def test_a_stream_that_never_began_leaves_no_turn(engine):
 
 
 def test_every_turn_has_its_own_random_numbers(engine):
-    """With one seed, turns differ in their numbers and a whole conversation repeats."""
+    """The same prompt with the same seed is answered anew; a whole conversation repeats."""
     conversations = []
     for _ in range(2):
         chat = engine.chat()
-        texts = [chat.send("Tell me a story.", seed=5, max_tokens=30).text for _ in range(2)]
+        texts = []
+        for _ in range(3):
+            texts.append(chat.send("Tell me a story.", seed=5, max_tokens=40).text)
+            chat.clear()
         conversations.append(texts)
     assert conversations[0] == conversations[1]
+    assert len(set(conversations[0])) == 3
+
+
+def test_a_stream_that_never_began_or_failed_leaves_the_conversation_as_it_was(demo_target):
+    """Neither are turns forgotten for it, nor does it use up a turn's random numbers."""
+    with localspec.load(target=demo_target, context_length=256) as engine:
+        chats = [engine.chat(), engine.chat()]
+        for chat in chats:
+            for _ in range(4):
+                chat.send("Tell me something.", seed=1, max_tokens=24)
+        chat, other = chats
+        before = chat.messages
+        chat.stream("word " * 100).close()
+        with pytest.raises(ContextError):
+            chat.stream("word " * 300)
+        assert (chat.messages, chat.num_forgotten) == (before, 0)
+        assert chat.send("And?", seed=2).text == other.send("And?", seed=2).text
+
+
+def test_a_stream_from_before_another_answer_is_refused(engine):
+    chat = engine.chat()
+    late = chat.stream("Hello")
+    chat.send("Hi", max_tokens=3)
+    with pytest.raises(EngineError, match="came first"):
+        next(late)
+    assert len(chat.messages) == 2
 
 
 def test_a_full_context_forgets_whole_oldest_turns(demo_target):

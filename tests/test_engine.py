@@ -48,8 +48,8 @@ def test_numbers_of_a_reply_agree(engine):
     assert stats.num_draft_tokens == sum(stats.drafted_per_position)
     assert stats.num_accepted == sum(stats.accepted_per_position)
     assert 0 < stats.time_to_first_token_s <= stats.total_time_s
-    parts = stats.prefill_time_s + stats.draft_time_s + stats.target_time_s
-    assert parts + stats.sampler_time_s <= stats.total_time_s
+    parts = stats.draft_time_s + stats.target_time_s + stats.sampler_time_s
+    assert 0 < parts + stats.time_to_first_token_s <= stats.total_time_s
     assert stats.tokens_per_s > 0
     assert list(stats.accepted_per_position) == sorted(stats.accepted_per_position)[::-1]
 
@@ -81,6 +81,42 @@ def test_a_stop_string_ends_an_answer_and_the_next_goes_on(engine):
     assert engine.generate(STORY, sampling=GREEDY).token_ids == whole.token_ids
 
 
+def test_text_that_waited_for_a_stop_string_is_not_lost(engine):
+    """When the answer is closed or cut by max_tokens before the string is decided."""
+    whole = engine.generate(STORY, sampling=GREEDY).text
+    never = whole[:30] + "\0"
+    stream = engine.stream(STORY, sampling=GREEDY, stop=never)
+    assert [next(stream).text for _ in range(4)] == [""] * 4
+    stream.close()
+    assert stream.reply.text
+    assert whole.startswith(stream.reply.text)
+    cut = engine.generate(STORY, sampling=GREEDY, stop=[never], max_tokens=4)
+    assert cut.text == stream.reply.text
+
+
+def test_a_stream_cannot_be_closed_under_another_thread(engine):
+    stream = engine.stream(STORY)
+    begun, go_on = threading.Event(), threading.Event()
+    real = engine.vocabulary.piece
+
+    class Slow:
+        def piece(self, token: int) -> bytes:
+            begun.set()
+            go_on.wait()
+            return real(token)
+
+    stream._answer.vocabulary = Slow()
+    reader = threading.Thread(target=lambda: next(stream))
+    reader.start()
+    begun.wait()
+    with pytest.raises(EngineError, match="another thread"):
+        stream.close()
+    go_on.set()
+    reader.join()
+    stream.close()
+    assert engine.generate(STORY, max_tokens=2).token_ids
+
+
 def test_the_context_ends_an_answer(demo_target):
     with localspec.load(target=demo_target, context_length=40) as small:
         prompt = small.vocabulary.tokenize(STORY, parse_special=True)
@@ -100,7 +136,7 @@ def test_closing_a_stream_stops_the_work_and_frees_the_engine(engine):
         _ = stream.reply
     stream.close()
     assert stream.reply.finish_reason == "cancelled"
-    assert stream.reply.text == "".join(piece.text for piece in first)
+    assert stream.reply.text.startswith("".join(piece.text for piece in first))
     whole = engine.generate(STORY, sampling=GREEDY)
     assert whole.text.startswith(stream.reply.text)
 
@@ -200,7 +236,35 @@ def test_the_same_llama_twice_is_refused(demo_target):
     llama = llama_cpp.Llama(str(demo_target), n_ctx=64, verbose=False)
     with pytest.raises(OptionError, match="same object"):
         localspec.load(target=llama, draft=llama)
+    with localspec.load(target=llama), pytest.raises(EngineError, match="in another engine"):
+        localspec.load(target=llama)
+    localspec.load(target=llama).close()
     llama.close()
+    with pytest.raises(EngineError, match="is closed"):
+        localspec.load(target=llama)
+
+
+def test_an_adopted_llama_may_be_used_and_closed_by_its_owner(demo_target):
+    """In between two answers: the first is not mixed up by it, the second refuses."""
+    llama = llama_cpp.Llama(str(demo_target), n_ctx=512, verbose=False)
+    engine = localspec.load(target=llama)
+    first = engine.generate(STORY, sampling=GREEDY, max_tokens=20)
+    llama.create_completion("Seven times eight is", max_tokens=9, temperature=0)
+    assert engine.generate(STORY, sampling=GREEDY, max_tokens=20).text == first.text
+    llama.close()
+    with pytest.raises(EngineError, match="closed by its owner"):
+        engine.generate(STORY, max_tokens=2)
+    engine.close()
+
+
+def test_nothing_reaches_a_freed_model(demo_draft):
+    engine = localspec.load(target=demo_draft)
+    chat = engine.chat()
+    engine.close()
+    assert "im_start" in engine.chat_template
+    for use in (lambda: chat.send("Hi"), lambda: engine.generate("Hi"), engine.chat):
+        with pytest.raises(EngineError, match="closed"):
+            use()
 
 
 @pytest.mark.parametrize("padded", ["target", "draft"])
@@ -269,7 +333,10 @@ def test_load_refuses_what_it_cannot_do(arguments, error, message):
     [
         ({"prompt": []}, "prompt is empty"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens is 0"),
+        ({"prompt": "x", "max_tokens": 2.5}, "max_tokens is 2.5"),
         ({"prompt": "x", "seed": -1}, "seed is -1"),
+        ({"prompt": "x", "seed": "1"}, "seed is '1'"),
+        ({"prompt": [1, "2"]}, "neither text nor token ids"),
     ],
 )
 def test_stream_refuses_what_it_cannot_do(engine, arguments, message):

@@ -14,6 +14,7 @@ from localspec.errors import (
     CacheError,
     ContextError,
     DecodeError,
+    EngineError,
     Interrupted,
     ModelFileError,
     OptionError,
@@ -133,7 +134,7 @@ def test_interrupt_ends_a_decode_from_another_thread(model):
     assert model.num_cached == 40
     with pytest.raises(Interrupted):
         model.decode([1], 1)
-    model.resume()
+    model.begin()
     rows = model.decode([8], 1).copy()
     model.truncate(0)
     close_rows(rows, model.decode([*ids[:40], 8], 1))
@@ -195,7 +196,7 @@ def test_a_closed_model_refuses_politely(demo_draft):
     model = LlamaModel.open(demo_draft, LlamaOptions())
     model.close()
     model.close()
-    with pytest.raises(DecodeError, match="closed"):
+    with pytest.raises(EngineError, match="closed"):
         model.decode([1], 1)
 
 
@@ -247,3 +248,20 @@ def test_a_recurrent_model_is_found_out(tmp_path, demo_target):
         model.truncate(2)
     assert model.num_cached == 0
     model.close()
+
+
+def test_ctrl_c_ends_a_load(tmp_path, demo_target, monkeypatch):
+    """Also when it strikes inside of libllama's callbacks, where exceptions are lost."""
+    import signal
+
+    from localspec import native
+
+    seen = []
+    monkeypatch.setattr(
+        native.logger, "log", lambda *_: (seen.append(1), signal.raise_signal(signal.SIGINT))
+    )
+    with pytest.raises(KeyboardInterrupt):
+        LlamaModel.open(demo_target, LlamaOptions())
+    monkeypatch.undo()
+    assert seen
+    LlamaModel.open(demo_target, LlamaOptions()).close()

@@ -36,7 +36,7 @@ def test_a_file_in_the_hubs_cache_is_found(monkeypatch, tmp_path):
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.file_download, "HF_HUB_CACHE", str(tmp_path), False)
+
     preset = find_preset("qwen2-7b")
     with pytest.raises(PresetError, match="not on this machine"):
         locate(preset)

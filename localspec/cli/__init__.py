@@ -10,12 +10,11 @@ from typing import Any
 import click
 
 from localspec import __version__
+from localspec.cli import exit_codes
 from localspec.cli.chat import chat
 from localspec.cli.generate import generate
 from localspec.cli.screen import error_lines
 from localspec.errors import LocalspecError, OptionError
-
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 class _Group(click.Group):
@@ -32,14 +31,17 @@ class _Group(click.Group):
             error.show()
             code = error.exit_code
         except (click.Abort, KeyboardInterrupt):
-            code = EXIT_INTERRUPTED
+            code = exit_codes.INTERRUPTED
         except LocalspecError as error:
             click.echo(error_lines(error), err=True)
-            code = EXIT_USAGE if isinstance(error, OptionError) else EXIT_FAILED
-        except BrokenPipeError:
-            # Whoever read our output has gone; keep the interpreter from complaining at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = EXIT_FAILED
+            code = exit_codes.USAGE if isinstance(error, OptionError) else exit_codes.FAILED
+        except OSError as error:
+            # Whoever read our output has gone, or the disk is full. What is still buffered
+            # goes nowhere, so that the interpreter does not complain at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            if not isinstance(error, BrokenPipeError):
+                click.echo(f"Error: {error.strerror}: {error.filename or 'output'}", err=True)
+            code = exit_codes.FAILED
         sys.exit(code)
 
 

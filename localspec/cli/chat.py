@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterator
+import functools
 
 import click
 
+from localspec.chat import Chat
+from localspec.cli import exit_codes
 from localspec.cli.answer import write_answer
 from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.screen import error_lines, legend, status_line, use_colour
-from localspec.errors import ContextError
-
-with contextlib.suppress(ImportError):  # not on Windows, whose console edits lines itself
-    import readline  # noqa: F401  importing it gives input() line editing
+from localspec.cli.standard_input import on_terminal, piped_lines, typed_lines
+from localspec.engine import Engine
+from localspec.errors import LocalspecError, OptionError
+from localspec.stream import Stream
 
 
 @click.command()
@@ -30,58 +30,47 @@ def chat(options: PairOptions) -> None:
     localspec chat --system "You are terse." --temperature 0.3
     localspec chat --target big.gguf --draft small.gguf --show-draft
     """
-    on_terminal = sys.stdin.isatty()
     with options.open_engine() as engine:
         conversation = engine.chat(system=options.system, template=options.template())
-        sampling = options.sampling(engine.sampling)
-        if on_terminal:
+        if on_terminal():
             _note(f"{engine.description}. Ctrl-C stops an answer, Ctrl-D leaves.")
         if options.show_draft:
             click.echo(legend(), err=True, color=use_colour())
-        num_forgotten = 0
-        for text in _typed_lines() if on_terminal else _piped_lines():
+        ask = functools.partial(
+            conversation.stream,
+            sampling=options.sampling(engine.sampling),
+            seed=options.seed,
+            max_tokens=options.max_tokens,
+        )
+        num_failed = 0
+        for text in typed_lines() if on_terminal() else piped_lines():
             try:
-                stream = conversation.stream(
-                    text,
-                    sampling=sampling,
-                    seed=options.seed,
-                    max_tokens=options.max_tokens,
-                )
-            except ContextError as error:
-                # A message that is too long ends neither conversation nor input.
+                _write_turn(engine, conversation, ask(text), show_draft=options.show_draft)
+            except OptionError:
+                raise
+            except LocalspecError as error:
+                # A message that cannot be answered ends neither conversation nor input.
                 click.echo(error_lines(error), err=True)
-                continue
-            if conversation.num_forgotten and not num_forgotten:
-                _note("The context is full: the oldest turns are forgotten from here on.")
-            num_forgotten = conversation.num_forgotten
-            reply = write_answer(engine, stream, show_draft=options.show_draft)
-            if reply.finish_reason == "cancelled":
-                _note("(stopped)")
-            if on_terminal:
-                _note(status_line(reply.stats, engine.context_length))
+                num_failed += 1
+    if num_failed and not on_terminal():
+        raise click.exceptions.Exit(exit_codes.FAILED)
+
+
+def _write_turn(
+    engine: Engine, conversation: Chat, stream: Stream, *, show_draft: bool
+) -> None:
+    num_forgotten = conversation.num_forgotten
+    reply = write_answer(engine, stream, show_draft=show_draft)
+    if reply.finish_reason == "cancelled":
+        if not on_terminal():
+            raise click.Abort
+        _note("(stopped)")
+    if num_forgotten == 0 and conversation.num_forgotten:
+        _note("The context is full: from here on the oldest turns are forgotten.")
+    if on_terminal():
+        _note(status_line(reply.stats, engine.context_length))
 
 
 def _note(text: str) -> None:
     """Something of ours, told apart from what the model says."""
     click.echo(click.style(text, dim=True), err=True, color=use_colour())
-
-
-def _typed_lines() -> Iterator[str]:
-    """Messages from a person, until Ctrl-D. Ctrl-C empties the line."""
-    while True:
-        try:
-            text = input("\n> ")
-        except EOFError:
-            click.echo()
-            return
-        except KeyboardInterrupt:
-            click.echo()
-            continue
-        if text.strip():
-            yield text
-
-
-def _piped_lines() -> Iterator[str]:
-    for line in sys.stdin:
-        if text := line.rstrip("\r\n"):
-            yield text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from typing import Any
 
 import click
@@ -13,6 +12,7 @@ from localspec.cli.answer import write_answer
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.screen import legend, use_colour
+from localspec.cli.standard_input import on_terminal, read_text
 from localspec.engine import Engine
 from localspec.stream import Reply, Stream
 
@@ -39,9 +39,11 @@ def generate(
     localspec generate --temperature 0 --json "What is 7 times 8?"
     echo "Name three colours." | localspec generate
     """
-    if prompt is None or prompt == "-":
-        prompt = "" if prompt is None and sys.stdin.isatty() else sys.stdin.read()
-    if not prompt.strip():
+    if raw and (options.system is not None or options.chat_template is not None):
+        raise click.UsageError("--raw has no place for --system or --chat-template.")
+    if prompt == "-" or (prompt is None and not on_terminal()):
+        prompt = read_text()
+    if prompt is None or not prompt.strip():
         raise click.UsageError("Give a PROMPT, or pipe one in.")
     with options.open_engine() as engine:
         asker = (
@@ -56,7 +58,7 @@ def generate(
         )
         if as_json:
             reply = _finish(engine, stream)
-            click.echo(json.dumps(_as_object(reply, engine), ensure_ascii=False))
+            click.echo(json.dumps(_as_object(reply, engine)))
         else:
             if options.show_draft:
                 click.echo(legend(), err=True, color=use_colour())

@@ -13,12 +13,17 @@ from localspec.engine import Engine
 
 @contextlib.contextmanager
 def cancel_on_interrupt(engine: Engine) -> Iterator[None]:
-    """While the block runs, SIGINT cancels the engine's answer instead of raising.
+    """While the block runs, SIGINT cancels the engine's answer; a second one raises.
 
     Python runs signal handlers only between its own instructions, and the main thread may
     be inside one long decode. The wake-up socket is written to by the C handler at once; a
     thread that waits there passes the word on.
     """
+
+    def on_interrupt(_number: int, _frame: object) -> None:
+        engine.cancel()
+        signal.signal(signal.SIGINT, previous_handler)
+
     waiting, waking = socket.socketpair()
     waking.setblocking(False)  # noqa: FBT003  the socket module's own signature
 
@@ -29,7 +34,7 @@ def cancel_on_interrupt(engine: Engine) -> Iterator[None]:
 
     watcher = threading.Thread(target=watch, name="localspec-interrupt", daemon=True)
     previous_socket = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
-    previous_handler = signal.signal(signal.SIGINT, lambda _number, _frame: engine.cancel())
+    previous_handler = signal.signal(signal.SIGINT, on_interrupt)
     watcher.start()
     try:
         yield

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import click
 
 from localspec.draft_length import MAX_DRAFT_TOKENS, FixedDraftLength
-from localspec.engine import Engine, load
+from localspec.engine import Engine
 from localspec.errors import TemplateError
+from localspec.loading import load
 from localspec.presets import load_presets
 from localspec.sampling import SamplingParams
 from localspec.template import BUILT_IN
@@ -71,7 +72,7 @@ class PairOptions:
             return self.chat_template
         try:
             return Path(self.chat_template).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise TemplateError(
                 f"--chat-template {self.chat_template}: {error}",
                 f"Name one of {', '.join(BUILT_IN)}, or a Jinja file.",
