@@ -86,7 +86,7 @@ def test_chat_answers_every_line_of_a_pipe():
 
 def test_chat_goes_on_after_a_message_that_is_too_long():
     result = run("chat", *TERSE, stdin="word " * 3000 + "\nHello!\n")
-    assert result.exit_code == 0
+    assert result.exit_code == 1  # a pipe is told that something was left out
     assert "the context holds 2048" in result.stderr
     assert result.stdout.strip()
 
@@ -113,6 +113,7 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
     [
         (["generate"], 2, "Give a PROMPT"),
         (["generate", " "], 2, "Give a PROMPT"),
+        (["generate", "x", "--raw", "--system", "s"], 2, "--raw has no place"),
         (["generate", "x", "--temperature", "nan"], 2, "temperature is nan"),
         (["generate", "x", "--temperature", "-1"], 2, "temperature is -1"),
         (["generate", "x", "--temperature", "warm"], 2, "not a valid float"),

@@ -1,0 +1,87 @@
+"""The command as a process among others: pipes, signals, closed and full files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+LOCALSPEC = [os.path.join(os.path.dirname(sys.executable), "localspec")]
+posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and devices")
+
+
+def run(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*LOCALSPEC, *arguments], capture_output=True, text=True, timeout=120, **more
+    )
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    return done
+
+
+def test_json_is_ascii_in_any_locale():
+    """Whatever the terminal's encoding is, a program can read it."""
+    done = run(
+        "generate", "--json", "--max-tokens", "3", "--stop", "\u20ac", "Gr\u00fc\u00df dich",
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.stdout.isascii()
+    assert json.loads(done.stdout)["token_ids"]
+
+
+@posix
+def test_a_closed_input_is_an_empty_one():
+    chat = run("chat", preexec_fn=lambda: os.close(0))
+    assert (chat.returncode, chat.stdout) == (0, "")
+    assert run("generate", preexec_fn=lambda: os.close(0)).returncode == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_is_said():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*LOCALSPEC, "generate", "--max-tokens", "3", "Hi"],
+            stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "Error: No space left on device: output\n"
+
+
+@posix
+def test_ctrl_c_on_a_pipe_ends_with_130_and_keeps_what_was_said():
+    chat = subprocess.Popen(
+        [*LOCALSPEC, "chat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert chat.stdin is not None
+    assert chat.stdout is not None
+    chat.stdin.write("Tell me a story about a fox.\n" * 50)
+    chat.stdin.flush()
+    first = chat.stdout.readline()
+    chat.send_signal(signal.SIGINT)
+    rest, errors = chat.communicate(timeout=60)
+    assert chat.returncode == 130, errors
+    assert first.strip()
+    assert rest.count("\n") < 50
+    assert errors.strip() == ""
+
+
+@posix
+def test_ctrl_c_at_any_moment_of_the_start_is_quiet(tmp_path):
+    for delay_s in (0.02, 0.1, 0.2, 0.3, 0.4):
+        code = (
+            "import os, signal, sys, threading; from localspec.__main__ import main;"
+            "sys.argv[1:] = ['generate', '--max-tokens', '500', '--raw', 'Once upon'];"
+            f"timer = threading.Timer({delay_s}, os.kill, (os.getpid(), signal.SIGINT));"
+            "timer.daemon = True; timer.start(); main()"
+        )
+        # Elsewhere than in the checkout, which `-c` would import from.
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert done.returncode in (130, 0), done.stderr  # 0: it was quicker than the signal
+        assert done.stderr.strip() == ""
