@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from localspec.errors import ContextError, EngineError, TemplateError
+from localspec.rules import RuleName
 from localspec.sampling import SamplingParams
 from localspec.stream import AnswerOptions, Reply, Stream
 from localspec.template import BUILT_IN, ChatTemplate, Message
@@ -89,6 +90,7 @@ class Chat:
         *,
         sampling: SamplingParams | None = None,
         seed: int | None = None,
+        verify: RuleName | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
     ) -> Stream:
@@ -116,7 +118,7 @@ class Chat:
 
         return self._engine.answer(
             prompt_tokens,
-            AnswerOptions(sampling, seed, max_tokens, stop),
+            AnswerOptions(sampling, seed, verify, max_tokens, stop),
             turn=turn,
             on_begin=begin,
             on_end=remember,
@@ -128,12 +130,18 @@ class Chat:
         *,
         sampling: SamplingParams | None = None,
         seed: int | None = None,
+        verify: RuleName | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
     ) -> Reply:
         """The whole answer to `text`, with the options of `stream`."""
         stream = self.stream(
-            text, sampling=sampling, seed=seed, max_tokens=max_tokens, stop=stop
+            text,
+            sampling=sampling,
+            seed=seed,
+            verify=verify,
+            max_tokens=max_tokens,
+            stop=stop,
         )
         for _ in stream:
             pass

@@ -15,6 +15,7 @@ from localspec.errors import ContextError, EngineError, OptionError
 from localspec.pair import shared_vocab_size
 from localspec.proposers import DraftModel
 from localspec.randomness import Randomness, fresh_seed
+from localspec.rules import RuleName, make_rule
 from localspec.sampling import SamplingParams
 from localspec.speculative import Request, Speculation
 from localspec.stream import Answer, AnswerOptions, Reply, Stream
@@ -90,13 +91,16 @@ class Engine:
         *,
         sampling: SamplingParams | None = None,
         seed: int | None = None,
+        verify: RuleName | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
     ) -> Stream:
         """Continue a raw prompt: text, in which special tokens count, or token ids.
 
-        sampling: by default the preset's. seed: 0 … 2**63 - 1; the same one gives the same
-        text while the number of draft tokens is the same. max_tokens: by default what the
+        sampling: by default the preset's. seed: 0 … 2**63 - 1. verify: the rule by which
+        draft tokens are judged (see `rules.make_rule`): with greedy and coupled a seed means
+        the same text whatever the draft does; with token and block only while the number of
+        draft tokens is the same. max_tokens: by default what the
         context has room for. stop: text that ends the answer and is left out of it, or
         several.
 
@@ -106,7 +110,7 @@ class Engine:
             tokens = self.with_bos(self.vocabulary.tokenize(prompt, parse_special=True))
         else:
             tokens = _token_ids(prompt)
-        options = AnswerOptions(sampling, seed, max_tokens, stop)
+        options = AnswerOptions(sampling, seed, verify, max_tokens, stop)
         return self.answer(
             tokens, options, turn=0, on_begin=lambda: None, on_end=lambda _reply: None
         )
@@ -117,12 +121,18 @@ class Engine:
         *,
         sampling: SamplingParams | None = None,
         seed: int | None = None,
+        verify: RuleName | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
     ) -> Reply:
         """The whole answer of `stream`, with the same options."""
         stream = self.stream(
-            prompt, sampling=sampling, seed=seed, max_tokens=max_tokens, stop=stop
+            prompt,
+            sampling=sampling,
+            seed=seed,
+            verify=verify,
+            max_tokens=max_tokens,
+            stop=stop,
         )
         for _ in stream:
             pass
@@ -161,9 +171,16 @@ class Engine:
                 f"the context holds {self.context_length}",
                 "Shorten it, or load the model with a larger context (--ctx).",
             )
+        params = options.sampling or self.sampling
+        seed = fresh_seed() if options.seed is None else options.seed
         request = Request(
-            params=options.sampling or self.sampling,
-            randomness=Randomness(fresh_seed() if options.seed is None else options.seed, turn),
+            params=params,
+            rule=make_rule(
+                options.verify,
+                is_greedy=params.is_greedy,
+                seed=options.seed,
+                randomness=Randomness(seed, turn),
+            ),
             max_tokens=min(room, options.max_tokens or room),
             is_end=self.vocabulary.is_end,
         )

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from localspec.draft_length import DraftOff
 from localspec.model import Model
-from localspec.sampling import Distribution, Probs, SamplingParams, distribution
+from localspec.sampling import Distribution, SamplingParams, distribution
 
 
 class Proposal(NamedTuple):
@@ -18,6 +18,9 @@ class Proposal(NamedTuple):
     draft_off: DraftOff | None = None
 
 
+Draw = Callable[[int, Distribution], int]  # (index in the step, law) → token
+
+
 class Proposer(Protocol):
     """Anything that proposes draft tokens for a text."""
 
@@ -26,9 +29,9 @@ class Proposer(Protocol):
         """The longest text, drafted tokens included, it can propose for."""
 
     def propose(
-        self, tokens: Sequence[int], params: SamplingParams, uniforms: Probs
+        self, tokens: Sequence[int], num_wanted: int, params: SamplingParams, draw: Draw
     ) -> Proposal:
-        """Up to len(uniforms) tokens to follow `tokens`; uniform i serves token i alone."""
+        """Up to num_wanted tokens to follow `tokens`, each drawn by `draw` from its law."""
 
     def truncate(self, num_tokens: int) -> None:
         """Forget whatever it knows of the text beyond its first num_tokens."""
@@ -53,7 +56,7 @@ class DraftModel:
         return self.model.context_length + 1
 
     def propose(
-        self, tokens: Sequence[int], params: SamplingParams, uniforms: Probs
+        self, tokens: Sequence[int], num_wanted: int, params: SamplingParams, draw: Draw
     ) -> Proposal:
         # Whatever the draft lacks comes first, in one decode: the whole prompt at its first
         # step, later the last token or two. Its own draft tokens are cached already.
@@ -61,10 +64,10 @@ class DraftModel:
         if max(missing) >= self.model.vocab_size:
             return Proposal([], [], DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
         proposal = Proposal([], [])
-        for uniform in uniforms:
+        for index in range(num_wanted):
             logits = self.model.decode(missing, 1)
             law = distribution(logits[0, : self._shared_vocab], params)
-            drawn = law.draw(float(uniform))
+            drawn = draw(index, law)
             proposal.draft_tokens.append(drawn)
             proposal.distributions.append(law)
             # Stopping behind a token is fine, since the token stays; dropping one is not.

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
-from localspec import verify
 from localspec.draft_length import DraftLength, DraftOff
 from localspec.metrics import Provenance, Step
 from localspec.model import Model
 from localspec.proposers import Proposal, Proposer
-from localspec.randomness import Purpose, Randomness
-from localspec.sampling import Logits, SamplingParams, distribution
+from localspec.rules import Place, Rule
+from localspec.sampling import SamplingParams, distribution
 from localspec.verify import Verdict
 
 
@@ -26,7 +23,7 @@ class Request:
     """What one answer asks of the loop. is_end: the target's end-of-generation test."""
 
     params: SamplingParams
-    randomness: Randomness
+    rule: Rule
     max_tokens: int
     is_end: Callable[[int], bool]
 
@@ -83,7 +80,7 @@ class Speculation:
         number = 0
         while remaining > 0:
             try:
-                step = self._step(request, number, remaining)
+                step = self._step(request, Place(number, request.max_tokens - remaining))
             except BaseException:
                 # One token stays pending, so that steps can go on from here.
                 self._truncate_caches(len(self.tokens) - 1)
@@ -94,17 +91,22 @@ class Speculation:
             remaining -= len(step.tokens)
             number += 1
 
-    def _step(self, request: Request, number: int, remaining: int) -> Step:
+    def _step(self, request: Request, place: Place) -> Step:
         started = self._clock()
         length = len(self.tokens)
         # The pending token, emitted but not decoded; at first whatever the cache lacks of
         # the prompt. The first token comes from the prompt's own row, never from a draft:
         # so the steps, and with them a seed's text, do not depend on what was cached.
         missing = self.tokens[self.target.num_cached :]
-        num_wanted, draft_off = (0, None) if number == 0 else self._num_wanted(remaining)
+        num_wanted, draft_off = 0, None
+        if place.step > 0:
+            num_wanted, draft_off = self._num_wanted(request.max_tokens - place.num_emitted)
 
         # 1. Propose.
-        proposal = self._propose(request, number, num_wanted)
+        proposal = Proposal([], [])
+        if self.proposer is not None and num_wanted > 0:
+            draw = request.rule.draw(place)
+            proposal = self.proposer.propose(self.tokens, num_wanted, request.params, draw)
         draft_tokens = proposal.draft_tokens
         proposed = self._clock()
 
@@ -113,7 +115,8 @@ class Speculation:
         scored = self._clock()
 
         # 3. Verify.
-        verdict = _verdict(request, number, logits, proposal)
+        targets = [distribution(row, request.params) for row in logits]
+        verdict = request.rule.verdict(place, targets, proposal)
         num_accepted = verdict.num_accepted
 
         # 4. Truncate both caches to what was accepted.
@@ -150,15 +153,6 @@ class Speculation:
         # A step emits one token more than it accepts, and must not emit more than remain.
         return min(chosen, room, remaining - 1, self.target.max_outputs - 1), None
 
-    def _propose(self, request: Request, number: int, num_wanted: int) -> Proposal:
-        if self.proposer is None or num_wanted == 0:
-            return Proposal([], [])
-        if request.params.is_greedy:
-            uniforms = np.zeros(num_wanted)  # a one-hot law ignores them
-        else:
-            uniforms = request.randomness.uniforms(number, Purpose.DRAFT, num_wanted)
-        return self.proposer.propose(self.tokens, request.params, uniforms)
-
     def _truncate_caches(self, num_tokens: int) -> None:
         if self.proposer is not None:
             self.proposer.truncate(num_tokens)
@@ -166,20 +160,6 @@ class Speculation:
         if num_cached < self.target.num_cached and not self.target.can_truncate:
             num_cached = 0
         self.target.truncate(num_cached)
-
-
-def _verdict(request: Request, number: int, logits: Logits, proposal: Proposal) -> Verdict:
-    targets = [distribution(row, request.params) for row in logits]
-    if request.params.is_greedy:
-        return verify.greedy(targets, proposal.draft_tokens)
-    uniforms = request.randomness.uniforms
-    return verify.token(
-        targets,
-        proposal.distributions,
-        proposal.draft_tokens,
-        uniforms(number, Purpose.ACCEPT, len(proposal.draft_tokens)),
-        float(uniforms(number, Purpose.RESIDUAL, 1)[0]),
-    )
 
 
 def _provenance(verdict: Verdict, num_draft_tokens: int) -> Provenance:

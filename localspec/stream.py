@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from localspec.errors import EngineError, Interrupted, OptionError
 from localspec.metrics import Meter, Provenance, Stats
+from localspec.rules import RuleName
 from localspec.sampling import SamplingParams
 from localspec.speculative import Request, Speculation
 from localspec.text import TextStream
@@ -44,7 +45,7 @@ class Reply:
     finish_reason: FinishReason
     stats: Stats
     seed: int | None
-    verify: str
+    verify: RuleName
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class AnswerOptions:
 
     sampling: SamplingParams | None = None
     seed: int | None = None
+    verify: RuleName | None = None
     max_tokens: int | None = None
     stop: str | Sequence[str] = ()
 
@@ -150,7 +152,7 @@ class Answer:
             finish_reason=self.finish_reason,
             stats=stats,
             seed=self.seed,
-            verify="greedy" if self.request.params.is_greedy else "token",
+            verify=self.request.rule.name,
         )
 
     def final_reply(self) -> Reply:

@@ -6,7 +6,7 @@ Nothing here calls a model, draws a random number or knows how many tokens come 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,16 +25,30 @@ class Verdict:
     next_token: int
 
 
-def greedy(targets: Sequence[Distribution], draft_tokens: Sequence[int]) -> Verdict:
-    """Keep draft tokens while each is the target's argmax; then the target's own argmax.
+def match(
+    targets: Sequence[Distribution],
+    draft_tokens: Sequence[int],
+    choose: Callable[[int, Distribution], int],
+) -> Verdict:
+    """Keep draft tokens while each is the target's own choice; then that choice.
 
-    targets: K + 1 one-hot rows, row i given the first i draft tokens.
+    choose(i, row): the target's token at position i, a function of nothing else. With the
+    argmax it is the rule greedy. With Gumbel-max noise that the draft used too it is the
+    rule coupled (Daliri et al., arXiv 2408.07978, algorithm 1): the text depends on the
+    noise alone, so the same noise gives the same text with any draft or none.
+
+    targets: K + 1 rows, row i given the first i draft tokens.
     """
-    for index, token in enumerate(draft_tokens):
-        best = int(targets[index].ids[0])
-        if token != best:
-            return Verdict(index, best)
-    return Verdict(len(draft_tokens), int(targets[-1].ids[0]))
+    for index, drawn in enumerate(draft_tokens):
+        own = choose(index, targets[index])
+        if drawn != own:
+            return Verdict(index, own)
+    return Verdict(len(draft_tokens), choose(len(draft_tokens), targets[-1]))
+
+
+def argmax(_index: int, row: Distribution) -> int:
+    """The one token of a one-hot row: the choice of the rule greedy."""
+    return int(row.ids[0])
 
 
 def token(
@@ -62,23 +76,65 @@ def token(
     return Verdict(len(draft_tokens), targets[-1].draw(residual_uniform))
 
 
-def residual(target: Distribution, draft: Distribution) -> Distribution:
-    """Law of the token in a refused draft token's place: (target - draft)+, renormalised.
+def block(
+    targets: Sequence[Distribution],
+    drafts: Sequence[Distribution],
+    draft_tokens: Sequence[int],
+    accept_uniforms: Probs,
+    residual_uniform: float,
+) -> Verdict:
+    """Block verification: judges the draft tokens together and keeps the longest good prefix.
+
+    Sun et al., arXiv 2403.10444, algorithm 2 and theorem 1: never fewer tokens in
+    expectation than `token`. With p_0 = 1 and p_i = min(1, p_(i-1) * target(X_i) /
+    draft(X_i)), prefix i is kept with probability h_i = s_i / (s_i + 1 - p_i), where s_i is
+    the mass of (p_i * target - draft)+ behind it; h_K = p_K. The token behind it is drawn
+    from that surplus, or from the last target row if all K are kept.
+
+    Arguments as for `token`. Every position has a uniform of its own: an early exit from
+    the front would use fewer, and choose another prefix.
+    """
+    shares = [1.0]  # p_0 … p_K
+    for index, drawn in enumerate(draft_tokens):
+        target, draft = targets[index].prob(drawn), drafts[index].prob(drawn)
+        shares.append(min(1.0, shares[-1] * target / draft) if draft > 0.0 else 0.0)
+    num_drafted = len(draft_tokens)
+    if num_drafted == 0 or accept_uniforms[num_drafted - 1] < shares[num_drafted]:
+        return Verdict(num_drafted, targets[-1].draw(residual_uniform))
+    for kept in range(num_drafted - 1, 0, -1):
+        share = shares[kept]
+        mass = surplus(targets[kept], drafts[kept], share).sum()
+        # Written without the division, where 0 / 0 stands for 1.
+        if share == 1.0 or accept_uniforms[kept - 1] * (mass + 1.0 - share) < mass:
+            break
+    else:
+        kept = 0
+    law = residual(targets[kept], drafts[kept], shares[kept])
+    return Verdict(kept, law.draw(residual_uniform))
+
+
+def residual(target: Distribution, draft: Distribution, share: float = 1.0) -> Distribution:
+    """Law of the token behind a kept prefix: (share * target - draft)+, renormalised.
 
     Returns new arrays; the arguments are left untouched.
     """
-    surplus = target.probs.copy()
+    weights = surplus(target, draft, share)
+    mass = weights.sum()
+    # Equal rows leave no surplus; only rounding can bring us here after a refusal.
+    return Distribution(target.ids, weights / mass) if mass > 0.0 else target
+
+
+def surplus(target: Distribution, draft: Distribution, share: float) -> Probs:
+    """(share * target - draft)+ of the target's survivors: (m,), a new array."""
+    weights = target.probs * share
     if len(target.ids) >= len(draft.ids):
         places = np.searchsorted(target.ids, draft.ids)
         places[places == len(target.ids)] = 0  # no such place; the comparison drops it
         shared = target.ids[places] == draft.ids
-        surplus[places[shared]] -= draft.probs[shared]
+        weights[places[shared]] -= draft.probs[shared]
     else:
         places = np.searchsorted(draft.ids, target.ids)
         places[places == len(draft.ids)] = 0
         shared = draft.ids[places] == target.ids
-        surplus[shared] -= draft.probs[places[shared]]
-    np.maximum(surplus, 0.0, out=surplus)
-    mass = surplus.sum()
-    # Equal rows leave no surplus; only rounding can bring us here after a refusal.
-    return Distribution(target.ids, surplus / mass) if mass > 0.0 else target
+        weights[shared] -= draft.probs[places[shared]]
+    return np.maximum(weights, 0.0, out=weights)

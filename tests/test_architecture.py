@@ -24,6 +24,7 @@ LAYERS = [
     ["sampling", "draft_length", "header", "pair", "text", "template", "vocabulary", "native"],
     ["randomness", "verify", "model", "metrics", "presets", "model_file", "llama_options"],
     ["proposers", "llama", "hub"],
+    ["rules"],
     ["speculative"],
     ["stream"],
     ["chat"],

@@ -40,7 +40,7 @@ def test_generate_json_has_what_programs_need():
     assert result.stderr == ""
     assert answer["finish_reason"] == "stop"
     assert answer["completion_tokens"] == len(answer["token_ids"])
-    assert (answer["seed"], answer["verify"], answer["draft_tokens"]) == (7, "token", 3)
+    assert (answer["seed"], answer["verify"], answer["draft_tokens"]) == (7, "coupled", 3)
     assert answer["prompt_tokens"] > 5
     assert stats["num_steps"] + stats["num_accepted"] in (
         answer["completion_tokens"],
@@ -120,6 +120,7 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
         (["generate", "x", "--top-k", "-3"], 2, "top_k is -3"),
         (["generate", "x", "--top-p", "0"], 2, "top_p is 0"),
         (["generate", "x", "--min-p", "nan"], 2, "min_p is nan"),
+        (["generate", "x", "--verify", "greedy"], 2, "needs temperature 0"),
         (["generate", "x", "--seed", "-1"], 2, "seed is -1"),
         (["generate", "x", "--max-tokens", "0"], 2, "max_tokens is 0"),
         (["generate", "x", "--ctx", "-8"], 2, "context is -8"),

@@ -8,40 +8,78 @@ import numpy as np
 import pytest
 
 from localspec.errors import OptionError
-from localspec.randomness import MAX_SEED, Purpose, Randomness, fresh_seed
+from localspec.randomness import MAX_SEED, Randomness, fresh_seed
+from localspec.sampling import Distribution
+
+IDS = np.arange(40)
 
 
 def test_no_two_addresses_share_a_number():
-    """Over seeds, turns, steps, purposes and indices, also where counters run long."""
+    """Over seeds, turns, steps, purposes and indices; nor is a number noise too."""
     seen: set[float] = set()
     count = 0
-    for seed, turn, step in itertools.product((0, 1, MAX_SEED), (0, 1), range(20)):
-        for purpose in Purpose:
-            numbers = Randomness(seed, turn).uniforms(step, purpose, 40)
-            seen.update(numbers.tolist())
-            count += len(numbers)
+    for seed, turn in itertools.product((0, 1, MAX_SEED), (0, 1)):
+        randomness = Randomness(seed, turn)
+        for step in range(300):
+            for numbers in (randomness.uniforms(step).ravel(), randomness._noise(step, IDS)):
+                seen.update(numbers.tolist())
+                count += len(numbers)
     assert len(seen) == count
 
 
 def test_an_address_always_holds_the_same_number():
-    """Whatever was asked before, and however many are asked at once."""
+    """Whatever was asked before: noise is a function of index and token id alone."""
     one, other = Randomness(7), Randomness(7)
-    one.uniforms(3, Purpose.DRAFT, 9)
-    few, many = (
-        one.uniforms(5, Purpose.ACCEPT, 2),
-        other.uniforms(5, Purpose.ACCEPT, 16),
-    )
-    np.testing.assert_array_equal(few, many[:2])
+    one.uniforms(3)
+    np.testing.assert_array_equal(one.uniforms(5), other.uniforms(5))
+    late = one._noise(1000, IDS)
+    one._noise(3, IDS)
+    np.testing.assert_array_equal(one._noise(1000, IDS), late)
+    np.testing.assert_array_equal(other._noise(1000, IDS[30:31]), late[30:31])
 
 
-def test_numbers_are_uniform():
-    """A chi-square over 64 equal bins of 64 000 numbers, seeded."""
-    numbers = np.concatenate(
-        [Randomness(1).uniforms(step, Purpose.ACCEPT, 64) for step in range(1000)]
-    )
-    counts = np.bincount((numbers * 64).astype(int), minlength=64)
-    assert len(counts) == 64
-    assert ((counts - 1000) ** 2 / 1000).sum() < 120  # 63 degrees of freedom: p = 2e-5
+def test_uniforms_and_noise_are_uniform():
+    """A chi-square over 64 equal bins of 64 000 numbers each, seeded."""
+    randomness = Randomness(1)
+    for numbers in (
+        np.concatenate([randomness.uniforms(n).ravel() for n in range(1334)]),
+        np.concatenate([randomness._noise(index, np.arange(64)) for index in range(1000)]),
+        np.concatenate([randomness._noise(index, np.array([9])) for index in range(64_000)]),
+    ):
+        counts = np.bincount((numbers[:64_000] * 64).astype(int), minlength=64)
+        assert len(counts) == 64
+        assert ((counts - 1000) ** 2 / 1000).sum() < 120  # 63 degrees of freedom: p = 2e-5
+
+
+@pytest.mark.parametrize("num_survivors", [5, 300])
+def test_a_race_draws_from_the_law(num_survivors):
+    """20 000 races, also where only the ones with a chance are looked at; p > 1e-5."""
+    random = np.random.default_rng(num_survivors)
+    probs = random.dirichlet(np.full(num_survivors, 3.0))
+    ids = np.sort(random.choice(10_000, num_survivors, replace=False))
+    law = Distribution(ids, probs)
+    randomness = Randomness(3)
+    wins = [randomness.race(index, law) for index in range(20_000)]
+    counts = np.bincount(np.searchsorted(ids, wins), minlength=num_survivors)
+    chi_square = ((counts - 20_000 * probs) ** 2 / (20_000 * probs)).sum()
+    freedom = num_survivors - 1
+    assert abs(chi_square - freedom) < 4.5 * np.sqrt(2 * freedom) + 8
+
+
+def test_looking_only_at_the_able_changes_no_winner():
+    """The shortcut for many survivors against all of them, over laws of every sharpness."""
+    random = np.random.default_rng(0)
+    randomness = Randomness(1)
+    for index in range(300):
+        probs = np.exp(random.standard_normal(1000) * random.uniform(0, 12))
+        law = Distribution(np.arange(1000), probs / probs.sum())
+        times = -np.log1p(-randomness._noise(index, law.ids)) / law.probs
+        assert randomness.race(index, law) == np.argmin(times)
+
+
+def test_a_token_without_mass_never_wins():
+    law = Distribution(np.arange(3), np.array([0.0, 1.0, 0.0]))
+    assert {Randomness(seed).race(0, law) for seed in range(50)} == {1}
 
 
 @pytest.mark.parametrize("seed", [-1, MAX_SEED + 1])

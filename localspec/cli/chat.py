@@ -40,6 +40,7 @@ def chat(options: PairOptions) -> None:
             conversation.stream,
             sampling=options.sampling(engine.sampling),
             seed=options.seed,
+            verify=options.verify,
             max_tokens=options.max_tokens,
         )
         num_failed = 0

@@ -53,6 +53,7 @@ def generate(
             prompt,
             sampling=options.sampling(engine.sampling),
             seed=options.seed,
+            verify=options.verify,
             max_tokens=options.max_tokens,
             stop=stop,
         )

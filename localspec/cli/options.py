@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
@@ -15,6 +15,7 @@ from localspec.engine import Engine
 from localspec.errors import TemplateError
 from localspec.loading import load
 from localspec.presets import load_presets
+from localspec.rules import RuleName
 from localspec.sampling import SamplingParams
 from localspec.template import BUILT_IN
 
@@ -39,6 +40,7 @@ class PairOptions:
     top_p: float | None
     min_p: float | None
     seed: int | None
+    verify: RuleName | None
     max_tokens: int | None
     ctx: int | None
     threads: int | None
@@ -127,6 +129,12 @@ _OPTIONS = [
     click.option("--top-p", type=float, help=f"1 is off. [default: {_DEFAULTS.top_p}]"),
     click.option("--min-p", type=float, help=f"0 is off. [default: {_DEFAULTS.min_p}]"),
     click.option("--seed", type=int, help="Repeat the same answer. [default: a fresh one]"),
+    click.option(
+        "--verify",
+        type=click.Choice(get_args(RuleName)),
+        help="The rule that judges draft tokens. [default: greedy at temperature 0, "
+        "coupled with a seed, else block]",
+    ),
     click.option("--max-tokens", type=int, help="The longest answer. [default: context]"),
     click.option(
         "--ctx", type=int, help="Context in tokens. [default: the preset's or model's]"

@@ -1,0 +1,110 @@
+"""The law of whole texts, exact over several steps: loop, rules and the use of randomness.
+
+Every uniform of every step is a variable of its own (see `enumeration`), so a number that
+served twice would bend the law, however far apart the two uses are.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from enumeration import Enumeration
+from localspec.draft_length import FixedDraftLength
+from localspec.proposers import DraftModel, Proposal
+from localspec.rules import make_rule
+from localspec.sampling import SamplingParams, distribution
+from localspec.speculative import Request, Speculation
+from reference import target_probs
+from toy import TableModel
+
+PROMPT = [1]
+UNFILTERED = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
+FILTERED = SamplingParams(temperature=0.7, top_k=3, top_p=0.9, min_p=0.1)
+
+
+class Unsure(DraftModel):
+    """Stops before a row that has no clear favourite: decided by the row, not by the draw."""
+
+    def propose(self, tokens, num_wanted, params, draw):
+        proposal = Proposal([], [])
+        missing = tokens[self.model.num_cached :]
+        for index in range(num_wanted):
+            law = distribution(self.model.decode(missing, 1)[0], params)
+            if law.probs.max() < 0.6:
+                break
+            missing = [draw(index, law)]
+            proposal.draft_tokens.extend(missing)
+            proposal.distributions.append(law)
+        return proposal
+
+
+def text_law(rule, target, draft, proposer, *, num_draft_tokens, max_tokens, params, end):
+    """Exact law of the text that the loop emits."""
+
+    def is_end(token: int) -> bool:
+        return token == end
+
+    def run(enumeration: Enumeration) -> tuple[int, ...]:
+        shared = min(target.vocab_size, draft.vocab_size)
+        loop = Speculation(
+            target,
+            proposer(draft, shared, is_end),
+            FixedDraftLength(num_draft_tokens),
+            None,
+            lambda: 0.0,
+        )
+        made = make_rule(rule, is_greedy=False, seed=None, randomness=enumeration)
+        target.truncate(0)
+        draft.truncate(0)
+        loop.start(PROMPT)
+        steps = loop.steps(Request(params, made, max_tokens, is_end))
+        return tuple(token for step in steps for token in step.tokens)
+
+    return Enumeration().law(run)
+
+
+def own_law(target, max_tokens, params, end, history=()):
+    """The target's law of the same texts, one token after the other."""
+    if len(history) == max_tokens or (history and history[-1] == end):
+        return {history: 1.0}
+    law = {}
+    for token, chance in enumerate(target_probs(target, [*PROMPT, *history], params)):
+        if chance > 0:
+            longer = own_law(target, max_tokens, params, end, (*history, token))
+            law |= {text: chance * rest for text, rest in longer.items()}
+    return law
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(
+    ("vocab", "draft_vocab", "proposer", "num_draft_tokens", "max_tokens", "params", "end"),
+    [
+        pytest.param(2, 2, DraftModel, 3, 5, UNFILTERED, None, id="five tokens, K 3"),
+        pytest.param(2, 2, DraftModel, 1, 7, UNFILTERED, None, id="seven tokens, K 1"),
+        pytest.param(2, 2, DraftModel, 2, 6, UNFILTERED, 0, id="an end token inside the draft"),
+        pytest.param(3, 2, DraftModel, 2, 4, UNFILTERED, None, id="a narrower draft"),
+        pytest.param(2, 3, DraftModel, 2, 4, UNFILTERED, None, id="a wider draft"),
+        pytest.param(2, 2, Unsure, 3, 5, UNFILTERED, None, id="a draft that stops by its rows"),
+        pytest.param(4, 4, DraftModel, 2, 4, FILTERED, 3, id="filters"),
+    ],
+)
+def test_texts_have_the_targets_law(
+    rule, vocab, draft_vocab, proposer, num_draft_tokens, max_tokens, params, end
+):
+    """Of every length up to several steps, to 1e-12."""
+    target = TableModel(vocab, seed=5, spread=1.0)
+    draft = TableModel(draft_vocab, seed=99, spread=1.0)
+    law = text_law(
+        rule,
+        target,
+        draft,
+        proposer,
+        num_draft_tokens=num_draft_tokens,
+        max_tokens=max_tokens,
+        params=params,
+        end=end,
+    )
+    expected = own_law(target, max_tokens, params, end)
+    assert set(law) == set(expected)
+    for text, chance in expected.items():
+        assert law[text] == pytest.approx(chance, abs=1e-12)
