@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from localspec.chat import Chat
 from localspec.draft_length import DraftOff, FixedDraftLength
 from localspec.errors import ContextError, EngineError, OptionError
-from localspec.pair import shared_vocab_size
+from localspec.pair import SharedVocabulary, shared_vocabulary
 from localspec.proposers import DraftModel
 from localspec.randomness import Randomness, fresh_seed
 from localspec.rules import RuleName, make_rule
@@ -31,7 +31,8 @@ class Engine:
 
     One answer at a time: a second stream that starts while another is unfinished raises
     EngineError. Only `cancel` may be called from another thread. sampling: what an answer
-    uses by default. description: the pair, for people.
+    uses by default. description: the pair, for people. shared_vocabulary: what target and
+    draft have in common, None without a draft.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Engine:
         self.description = description
         self._target = target
         self._draft = draft
+        self.shared_vocabulary: SharedVocabulary | None = None
         proposer, off = self._proposer(draft_length)
         self._speculation = Speculation(target, proposer, draft_length, off, time.perf_counter)
         self._busy = threading.Lock()
@@ -58,12 +60,12 @@ class Engine:
             off = DraftOff.NO_DRAFT if draft_length.num_draft_tokens else DraftOff.SET_TO_ZERO
             return None, off
         vocabulary = self._target.vocabulary
-        shared = shared_vocab_size(vocabulary, self._draft.vocabulary)
+        self.shared_vocabulary = shared_vocabulary(vocabulary, self._draft.vocabulary)
         if not self._target.can_truncate:
             return None, DraftOff.TARGET_CANNOT_ROLL_BACK
         if not self._draft.can_truncate:
             return None, DraftOff.DRAFT_CANNOT_ROLL_BACK
-        return DraftModel(self._draft, shared, vocabulary.is_end), None
+        return DraftModel(self._draft, self.shared_vocabulary, vocabulary.is_end), None
 
     @property
     def vocabulary(self) -> Vocabulary:

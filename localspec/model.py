@@ -37,7 +37,8 @@ class Model(Protocol):
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         """Append tokens to the cache; rows of logits after the last num_logits of them.
 
-        Returns (num_logits, vocab) float32, a view that is valid until the next decode.
+        Returns (num_logits, vocab) float32, a view that may be written to and is valid until
+        the next decode.
         On any error the cache is as it was before the call.
         """
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from localspec.errors import PairError
 
 _NUM_SHOWN = 5
+# A renamed special token here and there is a matter of taste, and costs acceptance at most;
+# where more differs it is another tokenizer, and a draft would hardly ever be right.
+_MAX_DIFFERENT = 0.01
 
 
 class Tokens(Protocol):
@@ -21,11 +25,45 @@ class Tokens(Protocol):
         """The text of every id, in order."""
 
 
-def shared_vocab_size(target: Tokens, draft: Tokens) -> int:
-    """How many ids, from 0, mean the same token to both.
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One id that names two tokens."""
 
-    Vocabularies of one tokenizer may be padded to different sizes (152 064 and 151 936, say).
-    Raises PairError, with the first ids that differ, if the tokenizers are not the same.
+    token: int
+    target_text: bytes
+    draft_text: bytes
+
+    def __str__(self) -> str:
+        return f"{self.token} is {self.target_text!r} and {self.draft_text!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedVocabulary:
+    """The ids below `size` but for `differences`: those mean the same to target and draft.
+
+    Beyond are ids that only one of the two has: padding, as a rule.
+    """
+
+    size: int
+    target_size: int
+    draft_size: int
+    differences: tuple[Difference, ...]
+
+    def __str__(self) -> str:
+        parts = [f"{self.size - len(self.differences)} tokens shared"]
+        if self.target_size != self.draft_size:
+            parts.append(f"{self.target_size} in the target, {self.draft_size} in the draft")
+        if self.differences:
+            parts.append(f"{len(self.differences)} differ: {_shown(self.differences)}")
+        return "; ".join(parts)
+
+
+def shared_vocabulary(target: Tokens, draft: Tokens) -> SharedVocabulary:
+    """What the vocabularies of a pair have in common, by the texts of their ids.
+
+    Vocabularies of one tokenizer may be padded to different sizes (152 064 and 151 936,
+    say), and a few ids may have other names: those the draft never proposes. Raises
+    PairError, with the first ids that differ, if the tokenizers are not the same.
     """
     if target.kind != draft.kind:
         raise _does_not_fit(
@@ -33,13 +71,22 @@ def shared_vocab_size(target: Tokens, draft: Tokens) -> int:
         )
     if target.add_bos != draft.add_bos or (target.add_bos and target.bos != draft.bos):
         raise _does_not_fit("they begin a text with different tokens")
-    shared = min(target.size, draft.size)
-    theirs, ours = target.entries()[:shared], draft.entries()[:shared]
-    if theirs == ours:
-        return shared
-    different = [i for i in range(shared) if theirs[i] != ours[i]]
-    shown = ", ".join(f"{i} is {theirs[i]!r} and {ours[i]!r}" for i in different[:_NUM_SHOWN])
-    raise _does_not_fit(f"{len(different)} of {shared} tokens differ: {shown}")
+    size = min(target.size, draft.size)
+    theirs, ours = target.entries()[:size], draft.entries()[:size]
+    differences: tuple[Difference, ...] = ()
+    if theirs != ours:
+        both = enumerate(zip(theirs, ours, strict=True))
+        differences = tuple(Difference(i, t, d) for i, (t, d) in both if t != d)
+    if len(differences) > _MAX_DIFFERENT * size:
+        raise _does_not_fit(
+            f"{len(differences)} of {size} tokens differ: {_shown(differences)}"
+        )
+    return SharedVocabulary(size, target.size, draft.size, differences)
+
+
+def _shown(differences: tuple[Difference, ...]) -> str:
+    more = " …" if len(differences) > _NUM_SHOWN else ""
+    return ", ".join(map(str, differences[:_NUM_SHOWN])) + more
 
 
 def _does_not_fit(why: str) -> PairError:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from localspec.draft_length import DraftOff
 from localspec.model import Model
+from localspec.pair import SharedVocabulary
 from localspec.sampling import Distribution, SamplingParams, distribution
 
 
@@ -40,14 +43,17 @@ class Proposer(Protocol):
 class DraftModel:
     """A small model that shares the target's tokenizer.
 
-    shared_vocab: ids below it mean the same token to target and draft. Mass beyond is cut
-    before the law is formed, so nothing outside the target's vocabulary is ever drawn.
-    is_end: the target's end-of-generation test. Nothing is proposed after an end token.
+    shared: ids that mean the same token to target and draft. Mass elsewhere is cut before
+    the law is formed, so nothing else is ever drawn. is_end: the target's
+    end-of-generation test. Nothing is proposed after an end token.
     """
 
-    def __init__(self, model: Model, shared_vocab: int, is_end: Callable[[int], bool]) -> None:
+    def __init__(
+        self, model: Model, shared: SharedVocabulary, is_end: Callable[[int], bool]
+    ) -> None:
         self.model = model
-        self._shared_vocab = shared_vocab
+        self._shared_size = shared.size
+        self._different = np.array([d.token for d in shared.differences], dtype=np.int64)
         self._is_end = is_end
 
     @property
@@ -66,7 +72,9 @@ class DraftModel:
         proposal = Proposal([], [])
         for index in range(num_wanted):
             logits = self.model.decode(missing, 1)
-            law = distribution(logits[0, : self._shared_vocab], params)
+            row = logits[0, : self._shared_size]
+            row[self._different] = -np.inf
+            law = distribution(row, params)
             drawn = draw(index, law)
             proposal.draft_tokens.append(drawn)
             proposal.distributions.append(law)

@@ -309,11 +309,29 @@ def test_vocabularies_padded_to_different_sizes_work(tmp_path, demo_target, padd
     assert len(sampled.token_ids) > 100 or sampled.finish_reason == "stop"
 
 
+def test_renamed_tokens_are_never_drafted_and_change_nothing(tmp_path, demo_target):
+    """Here the commonest words have other names in the draft, which else is the target."""
+    with localspec.load(target=demo_target) as alone:
+        plain = alone.generate(STORY, sampling=GREEDY, max_tokens=60)
+    renamed = set(plain.token_ids[3:12])
+    other = write_random_model(
+        tmp_path / "o.gguf", demo_target, replace_tokens={t: f"name{t}" for t in renamed}
+    )
+    with localspec.load(target=demo_target, draft=other) as pair:
+        pieces = list(pair.stream(STORY, sampling=GREEDY, max_tokens=60))
+        assert {d.token for d in pair.shared_vocabulary.differences} == renamed
+    assert tuple(t for piece in pieces for t in piece.token_ids) == plain.token_ids
+    drafted = {p.token_ids for p in pieces if p.provenance is localspec.Provenance.ACCEPTED}
+    assert not drafted & {(token,) for token in renamed}
+
+
 def test_a_pair_that_does_not_fit_is_refused(tmp_path, demo_target):
     other = write_random_model(
-        tmp_path / "other.gguf", demo_target, replace_tokens={300: "xyzzy", 301: "plugh"}
+        tmp_path / "other.gguf",
+        demo_target,
+        replace_tokens={token: f"xyzzy{token}" for token in range(300, 400)},
     )
-    with pytest.raises(PairError, match=r"2 of \d+ tokens differ: 300 is") as caught:
+    with pytest.raises(PairError, match=r"100 of \d+ tokens differ: 300 is") as caught:
         localspec.load(target=demo_target, draft=other)
     assert "--no-draft" in caught.value.hint
 

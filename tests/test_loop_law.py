@@ -6,6 +6,7 @@ served twice would bend the law, however far apart the two uses are.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from enumeration import Enumeration
@@ -15,7 +16,7 @@ from localspec.rules import make_rule
 from localspec.sampling import SamplingParams, distribution
 from localspec.speculative import Request, Speculation
 from reference import target_probs
-from toy import TableModel
+from toy import TableModel, all_shared
 
 PROMPT = [1]
 UNFILTERED = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
@@ -29,7 +30,9 @@ class Unsure(DraftModel):
         proposal = Proposal([], [])
         missing = tokens[self.model.num_cached :]
         for index in range(num_wanted):
-            law = distribution(self.model.decode(missing, 1)[0], params)
+            row = self.model.decode(missing, 1)[0]
+            row[self._different] = -np.inf
+            law = distribution(row, params)
             if law.probs.max() < 0.6:
                 break
             missing = [draw(index, law)]
@@ -38,14 +41,16 @@ class Unsure(DraftModel):
         return proposal
 
 
-def text_law(rule, target, draft, proposer, *, num_draft_tokens, max_tokens, params, end):
+def text_law(
+    rule, target, draft, proposer, *, num_draft_tokens, max_tokens, params, end, different
+):
     """Exact law of the text that the loop emits."""
 
     def is_end(token: int) -> bool:
         return token == end
 
     def run(enumeration: Enumeration) -> tuple[int, ...]:
-        shared = min(target.vocab_size, draft.vocab_size)
+        shared = all_shared(target, draft, different)
         loop = Speculation(
             target,
             proposer(draft, shared, is_end),
@@ -75,6 +80,7 @@ def own_law(target, max_tokens, params, end, history=()):
     return law
 
 
+@pytest.mark.parametrize("different", [(), (1,)], ids=["", "a renamed token"])
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(
     ("vocab", "draft_vocab", "proposer", "num_draft_tokens", "max_tokens", "params", "end"),
@@ -89,7 +95,7 @@ def own_law(target, max_tokens, params, end, history=()):
     ],
 )
 def test_texts_have_the_targets_law(
-    rule, vocab, draft_vocab, proposer, num_draft_tokens, max_tokens, params, end
+    different, rule, vocab, draft_vocab, proposer, num_draft_tokens, max_tokens, params, end
 ):
     """Of every length up to several steps, to 1e-12."""
     target = TableModel(vocab, seed=5, spread=1.0)
@@ -103,6 +109,7 @@ def test_texts_have_the_targets_law(
         max_tokens=max_tokens,
         params=params,
         end=end,
+        different=different,
     )
     expected = own_law(target, max_tokens, params, end)
     assert set(law) == set(expected)

@@ -15,7 +15,7 @@ from localspec.rules import make_rule
 from localspec.sampling import SamplingParams
 from localspec.speculative import Request, Speculation
 from reference import greedy_text
-from toy import TableModel
+from toy import TableModel, all_shared
 
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
@@ -31,11 +31,10 @@ def request(params=GREEDY, *, seed=0, rule=None, max_tokens=20, is_end=never) ->
     return Request(params, made, max_tokens, is_end)
 
 
-def speculate(target, draft, k, *, is_end=never, shared=None, reason=None) -> Speculation:
+def speculate(target, draft, k, *, is_end=never, reason=None) -> Speculation:
     proposer = None
     if draft is not None:
-        shared = shared or min(target.vocab_size, draft.vocab_size)
-        proposer = DraftModel(draft, shared, is_end)
+        proposer = DraftModel(draft, all_shared(target, draft), is_end)
     ticks = iter(range(10**9))
     return Speculation(
         target, proposer, FixedDraftLength(k), reason, lambda: float(next(ticks))

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from localspec.errors import CacheError, ContextError, DecodeError
+from localspec.pair import Difference, SharedVocabulary
 from localspec.sampling import Logits
+
+
+def all_shared(
+    target: TableModel, draft: TableModel, different: Sequence[int] = ()
+) -> SharedVocabulary:
+    """Ids that both have mean the same token, but for some."""
+    size = min(target.vocab_size, draft.vocab_size)
+    differences = tuple(Difference(token, b"a", b"b") for token in different)
+    return SharedVocabulary(size, target.vocab_size, draft.vocab_size, differences)
 
 
 class TableModel:
