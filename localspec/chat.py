@@ -147,6 +147,10 @@ class Chat:
             pass
         return stream.reply
 
+    def prompt_tokens(self, text: str) -> list[int]:
+        """What the model would read if it were asked `text` now."""
+        return self._make_room({"role": "user", "content": text})[0]
+
     def clear(self) -> None:
         """Forget every turn; the system message stays."""
         self._turns.clear()

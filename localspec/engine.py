@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ class Engine:
         self._target = target
         self._draft = draft
         self.shared_vocabulary: SharedVocabulary | None = None
+        self._draft_length = draft_length
         proposer, off = self._proposer(draft_length)
         self._speculation = Speculation(target, proposer, draft_length, off, time.perf_counter)
         self._busy = threading.Lock()
@@ -83,9 +85,27 @@ class Engine:
         return self._target.chat_template
 
     @property
-    def num_draft_tokens(self) -> int:
-        """Tokens that a step proposes."""
-        return self._speculation.draft_length.choose()
+    def draft_length(self) -> FixedDraftLength:
+        """How many tokens a step proposes. May be set between two answers."""
+        return self._draft_length
+
+    @draft_length.setter
+    def draft_length(self, draft_length: FixedDraftLength) -> None:
+        self._draft_length = self._speculation.draft_length = draft_length
+
+    @contextlib.contextmanager
+    def exclusively(self) -> Iterator[Speculation]:
+        """The loop below the streams, its text empty, while no stream may run.
+
+        For checks and measurements. Raises EngineError while an answer is produced.
+        """
+        self._acquire()
+        try:
+            self._speculation.truncate(0)
+            yield self._speculation
+        finally:
+            self._speculation.truncate(0)
+            self._busy.release()
 
     def stream(
         self,

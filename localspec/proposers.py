@@ -10,7 +10,7 @@ import numpy as np
 from localspec.draft_length import DraftOff
 from localspec.model import Model
 from localspec.pair import SharedVocabulary
-from localspec.sampling import Distribution, SamplingParams, distribution
+from localspec.sampling import Distribution, Logits, SamplingParams, distribution
 
 
 class Proposal(NamedTuple):
@@ -67,14 +67,11 @@ class DraftModel:
         # Whatever the draft lacks comes first, in one decode: the whole prompt at its first
         # step, later the last token or two. Its own draft tokens are cached already.
         missing = tokens[self.model.num_cached :]
-        if max(missing) >= self.model.vocab_size:
+        if not self.knows(missing):
             return Proposal([], [], DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
         proposal = Proposal([], [])
         for index in range(num_wanted):
-            logits = self.model.decode(missing, 1)
-            row = logits[0, : self._shared_size]
-            row[self._different] = -np.inf
-            law = distribution(row, params)
+            law = distribution(self.next_row(missing), params)
             drawn = draw(index, law)
             proposal.draft_tokens.append(drawn)
             proposal.distributions.append(law)
@@ -83,6 +80,19 @@ class DraftModel:
                 break
             missing = [drawn]
         return proposal
+
+    def knows(self, tokens: Sequence[int]) -> bool:
+        """Whether every one of the tokens is in the draft's vocabulary."""
+        return max(tokens) < self.model.vocab_size
+
+    def next_row(self, tokens: Sequence[int]) -> Logits:
+        """Logits (shared vocabulary,) behind its text and `tokens`, which it knows.
+
+        -inf where an id is another token to the target. A view, valid until the next.
+        """
+        row = self.model.decode(tokens, 1)[0, : self._shared_size]
+        row[self._different] = -np.inf
+        return row
 
     def truncate(self, num_tokens: int) -> None:
         self.model.truncate(min(self.model.num_cached, num_tokens))

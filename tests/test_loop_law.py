@@ -6,7 +6,6 @@ served twice would bend the law, however far apart the two uses are.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from enumeration import Enumeration
@@ -30,9 +29,7 @@ class Unsure(DraftModel):
         proposal = Proposal([], [])
         missing = tokens[self.model.num_cached :]
         for index in range(num_wanted):
-            row = self.model.decode(missing, 1)[0]
-            row[self._different] = -np.inf
-            law = distribution(row, params)
+            law = distribution(self.next_row(missing), params)
             if law.probs.max() < 0.6:
                 break
             missing = [draw(index, law)]

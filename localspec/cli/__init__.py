@@ -14,6 +14,7 @@ from localspec.cli import exit_codes
 from localspec.cli.chat import chat
 from localspec.cli.generate import generate
 from localspec.cli.screen import error_lines
+from localspec.cli.verify import verify
 from localspec.errors import LocalspecError, OptionError
 
 
@@ -54,8 +55,10 @@ def main() -> None:
     localspec chat                        talk to the demo pair, offline
     localspec chat --target T.gguf --draft D.gguf
     localspec generate "Why is the sky blue?"
+    localspec verify                      check that the draft changes nothing
     """
 
 
 main.add_command(chat)
 main.add_command(generate)
+main.add_command(verify)

@@ -86,7 +86,7 @@ def _as_object(reply: Reply, engine: Engine) -> dict[str, Any]:
         "completion_tokens": stats.completion_tokens,
         "seed": reply.seed,
         "verify": reply.verify,
-        "draft_tokens": engine.num_draft_tokens,
+        "draft_tokens": engine.draft_length.num_draft_tokens,
         "stats": {
             **measured,
             "draft_off": stats.draft_off.value if stats.draft_off else None,

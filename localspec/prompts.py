@@ -1,0 +1,34 @@
+"""Questions that `verify` and `bench` ask when nobody names others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from localspec.errors import OptionError
+
+# Some have one good answer, some thousands; some are about the demo pair's small world.
+BUILT_IN = (
+    "Tell me a story about a fox and a lantern.",
+    "What is speculative decoding?",
+    "Name the days of the week.",
+    "Write a short poem about the sea.",
+    "What is 7 times 8, and why?",
+    "Write a Python function that reverses a list.",
+    "Give me three tips for sleeping better.",
+    "Explain to a child why the sky is blue.",
+)
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The lines of a text file, one prompt each, without the empty ones.
+
+    Raises OptionError if the file cannot be read or has none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{path}: {error}", "Name a text file, one prompt a line.") from error
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise OptionError(f"{path} has no prompts", "Write one prompt a line.")
+    return prompts

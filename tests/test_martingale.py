@@ -1,0 +1,68 @@
+"""The test of laws: right when they hold, and sure when they do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from localspec.martingale import CategoryTest, chi_square_tail
+
+
+@pytest.mark.parametrize(
+    ("value", "freedom", "tail"),  # tables of the chi-square distribution
+    [
+        (3.841459, 1, 0.05),
+        (5.991465, 2, 0.05),
+        (7.814728, 3, 0.05),
+        (16.918978, 9, 0.05),
+        (29.588298, 10, 0.001),
+        (0.0, 3, 1.0),
+    ],
+)
+def test_chi_square_tail_matches_the_tables(value, freedom, tail):
+    assert chi_square_tail(value, freedom) == pytest.approx(tail, rel=1e-5)
+
+
+def p_value(bias: float, seed: int, num_tokens: int = 400) -> float:
+    """Of draws whose law depends on the draw before; `bias` goes to category 0."""
+    random = np.random.default_rng(seed)
+    test = CategoryTest(3)
+    laws = random.dirichlet(np.ones(3), size=3)
+    state = 0
+    for _ in range(num_tokens):
+        law = laws[state]
+        real = (1 - bias) * law + bias * np.array([1.0, 0.0, 0.0])
+        state = int(random.choice(3, p=real))
+        test.add(law, state)
+    return test.p_value
+
+
+def test_p_values_are_uniform_when_the_laws_hold():
+    values = np.array([p_value(0.0, seed) for seed in range(400)])
+    for level in (0.05, 0.2, 0.5):
+        share = (values < level).mean()
+        assert abs(share - level) < 4 * np.sqrt(level * (1 - level) / 400)
+
+
+def test_a_bias_beyond_the_stated_one_is_seen():
+    test = CategoryTest(2)
+    for _ in range(4000):
+        test.add(np.array([0.5, 0.5]), 0)
+    visible = test.smallest_visible_bias(1e-4)
+    assert 0.03 < visible < 0.05
+    assert p_value(0.2, 1, 4000) < 1e-10
+
+
+def test_impossible_categories_do_no_harm():
+    test = CategoryTest(4)
+    for number in range(1000):
+        test.add(np.array([0.5, 0.5, 0.0, 0.0]), number % 2)
+    assert test.p_value == pytest.approx(1.0)
+
+
+def test_a_token_from_an_impossible_category_is_fatal():
+    """Its law says 0; here next to nothing, as a softmax would."""
+    test = CategoryTest(3)
+    for number in range(1000):
+        test.add(np.array([0.5, 0.5 - 1e-6, 1e-6]), 2 if number == 500 else number % 2)
+    assert test.p_value < 1e-9
