@@ -16,6 +16,7 @@ from localspec.errors import ContextError, EngineError, OptionError
 from localspec.pair import SharedVocabulary, shared_vocabulary
 from localspec.proposers import DraftModel
 from localspec.randomness import Randomness, fresh_seed
+from localspec.resolver import Resolver
 from localspec.rules import RuleName, make_rule
 from localspec.sampling import SamplingParams
 from localspec.speculative import Request, Speculation
@@ -47,6 +48,7 @@ class Engine:
         self.sampling = sampling
         self.description = description
         self._target = target
+        self._resolver = Resolver(target.vocabulary)
         self._draft = draft
         self.shared_vocabulary: SharedVocabulary | None = None
         self._draft_length = draft_length
@@ -196,7 +198,7 @@ class Engine:
         params = options.sampling or self.sampling
         seed = fresh_seed() if options.seed is None else options.seed
         request = Request(
-            params=params,
+            transforms=self._resolver.transforms(params, len(prompt_tokens)),
             rule=make_rule(
                 options.verify,
                 is_greedy=params.is_greedy,

@@ -82,7 +82,7 @@ def _preset(name: str, entry: Mapping[str, Any]) -> Preset:
             target=_file(entry["target"]),
             draft=_file(entry["draft"]) if "draft" in entry else None,
             context_length=entry["context_length"],
-            sampling=SamplingParams(**entry.get("sampling", {})),
+            sampling=SamplingParams().changed(entry.get("sampling", {})),
         )
     except (KeyError, TypeError) as error:
         raise PresetError(f"models.toml, preset {name!r}: {error}") from error

@@ -10,7 +10,8 @@ import numpy as np
 from localspec.draft_length import DraftOff
 from localspec.model import Model
 from localspec.pair import SharedVocabulary
-from localspec.sampling import Distribution, Logits, SamplingParams, distribution
+from localspec.sampling import Distribution, Logits
+from localspec.transforms import Transforms
 
 
 class Proposal(NamedTuple):
@@ -32,7 +33,7 @@ class Proposer(Protocol):
         """The longest text, drafted tokens included, it can propose for."""
 
     def propose(
-        self, tokens: Sequence[int], num_wanted: int, params: SamplingParams, draw: Draw
+        self, tokens: Sequence[int], num_wanted: int, transforms: Transforms, draw: Draw
     ) -> Proposal:
         """Up to num_wanted tokens to follow `tokens`, each drawn by `draw` from its law."""
 
@@ -62,7 +63,7 @@ class DraftModel:
         return self.model.context_length + 1
 
     def propose(
-        self, tokens: Sequence[int], num_wanted: int, params: SamplingParams, draw: Draw
+        self, tokens: Sequence[int], num_wanted: int, transforms: Transforms, draw: Draw
     ) -> Proposal:
         # Whatever the draft lacks comes first, in one decode: the whole prompt at its first
         # step, later the last token or two. Its own draft tokens are cached already.
@@ -71,7 +72,7 @@ class DraftModel:
             return Proposal([], [], DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
         proposal = Proposal([], [])
         for index in range(num_wanted):
-            law = distribution(self.next_row(missing), params)
+            law = transforms.law(self.next_row(missing), tokens, proposal.draft_tokens)
             drawn = draw(index, law)
             proposal.draft_tokens.append(drawn)
             proposal.distributions.append(law)

@@ -1,57 +1,163 @@
-"""From one row of logits to the law the next token is drawn from.
+"""What shapes the law of the next token, and such a law itself.
 
-The filters run in llama.cpp's default order: top-k, top-p, min-p, temperature. A law is
-kept by its survivors only, so a row of 152 064 logits costs a few passes of NumPy and never
-a sort of the vocabulary. This module knows neither models nor drafts nor random streams.
+`filters` and `transforms` turn the one into the other. Nothing here knows a model, a draft
+or a random stream.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.errors import DecodeError, OptionError
+from localspec.errors import OptionError
 
 Logits = NDArray[np.float32]
 Probs = NDArray[np.float64]
 TokenIds = NDArray[np.int64]
 
+_LARGEST_BIAS = 1e9  # far beyond any logit, and far from overflowing a float32
+_INT32_MAX = 2**31 - 1
+_ABOVE_0 = math.ulp(0.0)
+
+# Lowest and highest value, and what to do about any other. A whole number as the lowest
+# means that only whole numbers will do.
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "repetition_penalty": (0.01, 100.0, "Choose 0.01 to 100; 1 is off."),
+    "presence_penalty": (-100.0, 100.0, "Choose -100 to 100; 0 is off."),
+    "frequency_penalty": (-100.0, 100.0, "Choose -100 to 100; 0 is off."),
+    "penalty_last_n": (0, _INT32_MAX, "Choose a number of tokens; 0 is off."),
+    "dry_multiplier": (0.0, 100.0, "Choose 0 (off) to 100."),
+    "dry_base": (1.0, 100.0, "Choose 1 to 100."),
+    "dry_allowed_length": (1, _INT32_MAX, "Choose 1 token or more."),
+    "dry_penalty_last_n": (0, _INT32_MAX, "Choose a number of tokens; 0 is off."),
+    "top_n_sigma": (-1.0, 1000.0, "Choose up to 1000; 0 and below is off."),
+    "top_k": (0, _INT32_MAX, "Choose 0 (off) or more."),
+    "typical_p": (_ABOVE_0, 1.0, "Choose above 0 up to 1 (off)."),
+    "top_p": (_ABOVE_0, 1.0, "Choose above 0 up to 1 (off)."),
+    "min_p": (0.0, 1.0, "Choose 0 (off) to 1."),
+    "temperature": (0.0, 100.0, "Choose 0 to 100; 0 is greedy."),
+    "min_tokens": (0, _INT32_MAX, "Choose 0 or more."),
+}
+
+# Samplers of llama.cpp that no draft can be verified against, by how their options begin.
+_NO_LAWS = {
+    "xtc": "XTC drops tokens by a random number of its own",
+    "mirostat": "mirostat steers by what was drawn before",
+    "adaptive": "adaptive-p steers by what was drawn before",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """The transforms between logits and law. The defaults are llama.cpp's.
+    """The transforms between logits and law. Names and defaults are llama.cpp's.
 
-    temperature 0 means greedy: a one-hot row at the argmax, whatever the filters say.
-    top_k 0, top_p 1 and min_p 0 switch their filter off.
+    They are applied in the order of the fields, temperature last. Only top_k, top_p, min_p
+    and temperature do something by default. temperature 0 is greedy: the best token left
+    by the others gets probability 1.
+
+    logit_bias: what to add to the logit of a token id; -inf bans it. The three penalties
+    look at the last penalty_last_n tokens of prompt and answer, DRY ("don't repeat
+    yourself") at the last dry_penalty_last_n: a token that would continue a repeat of n
+    tokens loses dry_multiplier * dry_base ** (n - dry_allowed_length), where no repeat
+    reaches across one of dry_sequence_breakers (texts of up to 40 bytes).
+    min_tokens, ignore_eos: ban the end of the answer until so many tokens are out, or for
+    good.
 
     Raises OptionError for a value outside its range, NaN included.
     """
 
-    temperature: float = 0.8
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_last_n: int = 64
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    top_n_sigma: float = -1.0
     top_k: int = 40
+    typical_p: float = 1.0
     top_p: float = 0.95
     min_p: float = 0.05
+    temperature: float = 0.8
+    min_tokens: int = 0
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        # Written as "not (inside)" so that NaN, which compares false, is refused too.
-        if not 0.0 <= self.temperature <= 100.0:
-            raise OptionError(
-                f"temperature is {self.temperature}", "Choose 0 to 100; 0 is greedy."
-            )
-        if self.top_k < 0:
-            raise OptionError(f"top_k is {self.top_k}", "Choose 0 (off) or more.")
-        if not 0.0 < self.top_p <= 1.0:
-            raise OptionError(f"top_p is {self.top_p}", "Choose above 0 up to 1 (off).")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise OptionError(f"min_p is {self.min_p}", "Choose 0 (off) to 1.")
+        for name, (lowest, highest, hint) in _RANGES.items():
+            value = getattr(self, name)
+            right_kind = isinstance(value, Integral if isinstance(lowest, int) else Real)
+            # Written as "not inside" so that NaN, which compares false, is refused too.
+            if not (right_kind and lowest <= value <= highest):
+                raise OptionError(f"{name} is {value!r}", hint)
+        # Copies, so that the law cannot change behind a frozen dataclass.
+        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+        breakers = _checked_breakers(self.dry_sequence_breakers)
+        object.__setattr__(self, "dry_sequence_breakers", breakers)
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    def changed(self, changes: Mapping[str, Any]) -> SamplingParams:
+        """These params with other values for some fields, named as a person wrote them.
+
+        Raises OptionError for a name that is no field, and says why for llama.cpp's
+        samplers that are no law of a row.
+        """
+        for name in changes:
+            if name in self.__dataclass_fields__:
+                continue
+            for prefix, reason in _NO_LAWS.items():
+                if name.startswith(prefix):
+                    raise OptionError(
+                        f"{name} cannot be set: {reason}, so no draft can be verified exactly",
+                        "Leave it out; min_p, top_n_sigma or the temperature may serve.",
+                    )
+            known = ", ".join(self.__dataclass_fields__)
+            raise OptionError(f"{name} is no sampling option", f"Choose from: {known}.")
+        return dataclasses.replace(self, **changes)
+
+
+def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
+    checked: dict[int, float] = {}
+    for token, value in bias.items():
+        try:
+            # Keys of JSON and TOML are texts.
+            token_id, added = int(token) if isinstance(token, str) else token, float(value)
+        except (TypeError, ValueError):
+            token_id, added = -1, math.nan
+        if not (isinstance(token_id, Integral) and token_id >= 0) or not (
+            abs(added) <= _LARGEST_BIAS or added == -math.inf
+        ):
+            raise OptionError(
+                f"logit_bias of token {token!r} is {value!r}",
+                "Map token ids to numbers up to 1e9 in size, or to -inf for a ban.",
+            )
+        checked[int(token_id)] = added
+    return checked
+
+
+def _checked_breakers(breakers: tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(breakers, str):
+        raise OptionError(
+            f"dry_sequence_breakers is the text {breakers!r}", "Give a tuple of texts."
+        )
+    for text in breakers:
+        if not isinstance(text, str) or not 0 < len(text.encode()) <= 40:
+            raise OptionError(
+                f"a dry_sequence_breaker is {text!r}", "Choose a text of 1 to 40 bytes."
+            )
+    return tuple(breakers)
 
 
 class Distribution(NamedTuple):
@@ -79,96 +185,3 @@ class Distribution(NamedTuple):
         index = int(np.searchsorted(mass, uniform * mass[-1], side="right"))
         # uniform * total can round up to total: stay on the last token that has any mass.
         return int(self.ids[min(index, int(np.searchsorted(mass, mass[-1])))])
-
-
-def distribution(logits: Logits, params: SamplingParams) -> Distribution:
-    """The law of the next token: `logits` (vocab,) after every filter of `params`.
-
-    Among equal logits at the edge of a filter the lowest ids survive. Returns new arrays.
-    Raises DecodeError if the row holds NaN or no finite maximum.
-    """
-    if params.is_greedy:
-        best = int(np.argmax(logits))
-        _require_finite(logits[best])
-        return Distribution(np.array([best], dtype=np.int64), np.ones(1))
-    ids, kept = _top_k(logits, params.top_k)
-    if params.top_p < 1.0:
-        ids, kept = _top_p(ids, kept, params.top_p, params.min_p)
-    if params.min_p > 0.0:
-        ids, kept = _min_p(ids, kept, params.min_p)
-    return Distribution(ids, _softmax(kept, params.temperature))
-
-
-def _require_finite(largest: np.float32) -> None:
-    if not math.isfinite(largest):
-        raise DecodeError(
-            f"the model returned logits whose maximum is {largest}",
-            "The file may be damaged: compare its sha256 with the publisher's.",
-        )
-
-
-def _softmax(logits: Logits, temperature: float) -> Probs:
-    scaled = logits.astype(np.float64)
-    scaled -= scaled.max()
-    scaled /= temperature
-    np.exp(scaled, out=scaled)
-    scaled /= scaled.sum()
-    return scaled
-
-
-def _top_k(logits: Logits, k: int) -> tuple[TokenIds, Logits]:
-    """The k largest logits, by ascending id; everything if k is 0 or reaches the vocabulary."""
-    if k == 0 or k >= len(logits):
-        _require_finite(logits.max())
-        return np.arange(len(logits)), logits
-    floor = _kth_largest_at_least(logits, k)
-    _require_finite(floor if math.isnan(floor) else logits.max())
-    ids = np.flatnonzero(logits >= floor)
-    if len(ids) > k:
-        # A stable sort of descending logits keeps the lowest ids among ties.
-        ids = np.sort(ids[np.argsort(-logits[ids], kind="stable")[:k]])
-    return ids, logits[ids]
-
-
-def _kth_largest_at_least(logits: Logits, k: int) -> np.float32:
-    """A lower bound of the k-th largest logit, close to it and cheap.
-
-    The vocabulary is dealt into columns. The k best column maxima belong to k different
-    tokens, so the k-th of them is reached by at least k logits. Far cheaper than a
-    partition of the whole row, because taking maxima runs at memory speed.
-    """
-    columns = max(64 * k, 1024)
-    rows = len(logits) // columns
-    if rows < 2:
-        return np.partition(logits, len(logits) - k)[len(logits) - k]  # type: ignore[no-any-return]
-    maxima = logits[: rows * columns].reshape(rows, columns).max(axis=0)
-    return np.partition(maxima, columns - k)[columns - k]  # type: ignore[no-any-return]
-
-
-def _top_p(
-    ids: TokenIds, logits: Logits, top_p: float, min_p: float
-) -> tuple[TokenIds, Logits]:
-    """The smallest set of most probable tokens whose mass reaches top_p, by ascending id.
-
-    min-p comes next and drops everything below its floor anyway, so only what lies above a
-    floor is ever sorted; without min-p the floor is lowered until the mass above it suffices.
-    """
-    largest = logits.max()
-    weights = np.exp(logits - largest, dtype=np.float64)
-    needed = top_p * weights.sum()
-    depth = -math.log(min_p) if min_p > 0.0 else 4.0
-    while True:
-        above = np.flatnonzero(logits >= largest - np.float32(depth))
-        if min_p > 0.0 or len(above) == len(ids) or weights[above].sum() >= needed:
-            break
-        depth *= 2.0
-    order = above[np.argsort(-logits[above], kind="stable")]
-    mass = np.cumsum(weights[order])
-    kept = np.sort(order[: int(np.searchsorted(mass, needed)) + 1])
-    return ids[kept], logits[kept]
-
-
-def _min_p(ids: TokenIds, logits: Logits, min_p: float) -> tuple[TokenIds, Logits]:
-    """The tokens at least min_p times as probable as the best, by ascending id."""
-    kept = np.flatnonzero(logits >= logits.max() + np.float32(math.log(min_p)))
-    return ids[kept], logits[kept]

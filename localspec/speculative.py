@@ -14,7 +14,8 @@ from localspec.metrics import Provenance, Step
 from localspec.model import Model
 from localspec.proposers import Proposal, Proposer
 from localspec.rules import Place, Rule
-from localspec.sampling import SamplingParams, distribution
+from localspec.sampling import SamplingParams
+from localspec.transforms import Transforms
 from localspec.verify import Verdict
 
 
@@ -22,10 +23,14 @@ from localspec.verify import Verdict
 class Request:
     """What one answer asks of the loop. is_end: the target's end-of-generation test."""
 
-    params: SamplingParams
+    transforms: Transforms
     rule: Rule
     max_tokens: int
     is_end: Callable[[int], bool]
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.transforms.params
 
 
 class Speculation:
@@ -106,7 +111,7 @@ class Speculation:
         proposal = Proposal([], [])
         if self.proposer is not None and num_wanted > 0:
             draw = request.rule.draw(place)
-            proposal = self.proposer.propose(self.tokens, num_wanted, request.params, draw)
+            proposal = self.proposer.propose(self.tokens, num_wanted, request.transforms, draw)
         draft_tokens = proposal.draft_tokens
         proposed = self._clock()
 
@@ -115,7 +120,7 @@ class Speculation:
         scored = self._clock()
 
         # 3. Verify.
-        targets = [distribution(row, request.params) for row in logits]
+        targets = request.transforms.laws(logits, self.tokens, draft_tokens)
         verdict = request.rule.verdict(place, targets, proposal)
         num_accepted = verdict.num_accepted
 

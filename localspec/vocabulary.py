@@ -73,6 +73,21 @@ class Vocabulary:
         entry, vocab = self._lib.llama_vocab_get_text, self._pointer()
         return [entry(vocab, token) for token in range(self.size)]
 
+    def spellings(self) -> list[bytes]:
+        """Bytes of every token as a text of its own, control tokens spelled out: (size,)."""
+        vocab = self._pointer()
+        return [self._spelling(vocab, token) for token in range(self.size)]
+
+    def _spelling(self, vocab: int, token: int) -> bytes:
+        capacity = 64
+        ids = (ctypes.c_int32 * 1)(token)
+        while True:
+            buffer = ctypes.create_string_buffer(capacity)
+            count = self._lib.llama_detokenize(vocab, ids, 1, buffer, capacity, False, True)
+            if count >= 0:
+                return buffer.raw[:count]
+            capacity = -count
+
     def control_texts(self) -> list[str]:
         """Texts that the tokenizer turns into control tokens when it is told to."""
         special = self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -88,3 +103,8 @@ class Vocabulary:
                 self._lib.llama_vocab_is_eog(self._pointer(), token)
             )
         return known
+
+    def ends(self) -> list[int]:
+        """Every token that ends an answer."""
+        is_end, vocab = self._lib.llama_vocab_is_eog, self._pointer()
+        return [token for token in range(self.size) if is_end(vocab, token)]

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from localspec.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parent.parent
 # `python -m pytest` puts the working directory first.
@@ -38,3 +43,22 @@ def unrelated_draft(tmp_path_factory: pytest.TempPathFactory, demo_target: Path)
     from gguf_maker import write_random_model
 
     return write_random_model(tmp_path_factory.mktemp("models") / "random.gguf", demo_target)
+
+
+@pytest.fixture(scope="session")
+def demo_vocab(demo_target: Path) -> Iterator[int]:
+    """libllama's pointer to the demo pair's vocabulary."""
+    from llama_chain import vocabulary_of
+
+    with vocabulary_of(demo_target) as pointer:
+        yield pointer
+
+
+@pytest.fixture(scope="session")
+def demo_vocabulary(demo_vocab: int) -> Vocabulary:
+    """The demo pair's tokens, without its weights."""
+    import llama_cpp
+
+    from localspec.vocabulary import Vocabulary
+
+    return Vocabulary(llama_cpp, demo_vocab, lambda: None)

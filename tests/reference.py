@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.sampling import SamplingParams
+from localspec.sampling import Logits, SamplingParams
 from toy import TableModel
 
 Row = NDArray[np.float64]
@@ -15,7 +16,7 @@ Row = NDArray[np.float64]
 
 def target_probs(model: TableModel, history: Sequence[int], params: SamplingParams) -> Row:
     """The target's law behind `history`, dense (vocab,), by sorting everything."""
-    logits = model.row(history).astype(np.float64)
+    logits = _penalised(model.row(history), history, params).astype(np.float64)
     if params.temperature == 0:
         return np.eye(model.vocab_size)[int(np.argmax(logits))]
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
@@ -32,6 +33,18 @@ def target_probs(model: TableModel, history: Sequence[int], params: SamplingPara
     law = np.zeros(model.vocab_size)
     law[order] = np.exp((logits[order] - logits[order[0]]) / params.temperature)
     return law / law.sum()
+
+
+def _penalised(logits: Logits, history: Sequence[int], params: SamplingParams) -> Logits:
+    repetition = np.float32(params.repetition_penalty)
+    for token, count in Counter(history[-params.penalty_last_n :]).items():
+        if token < len(logits):
+            if logits[token] <= 0:
+                logits[token] *= repetition
+            else:
+                logits[token] /= repetition
+            logits[token] -= count * params.frequency_penalty + params.presence_penalty
+    return logits
 
 
 def greedy_text(

@@ -22,6 +22,7 @@ MODULES = {
 LAYERS = [
     ["errors"],
     ["sampling", "draft_length", "header", "pair", "text", "template", "vocabulary", "native"],
+<<<<<<< HEAD
     [
         "martingale",
         "prompts",
@@ -42,6 +43,26 @@ LAYERS = [
     ["engine"],
     ["loading", "selfcheck"],
     ["cli.exit_codes", "cli.screen", "cli.standard_input", "cli.interrupt", "cli.options"],
+=======
+    ["filters", "penalties"],
+    ["transforms", "logprobs"],
+    ["randomness", "verify", "model", "metrics", "presets", "model_file", "llama_options"],
+    ["proposers", "llama", "hub"],
+    ["rules"],
+    ["speculative", "resolver"],
+    ["stream"],
+    ["chat"],
+    ["engine"],
+    ["loading"],
+    [
+        "cli.exit_codes",
+        "cli.screen",
+        "cli.standard_input",
+        "cli.interrupt",
+        "cli.sampling_options",
+    ],
+    ["cli.options"],
+>>>>>>> fe1c001 (Apply every transform that is a law of a row, with the history advancing along the draft)
     ["cli.answer"],
     ["cli.chat", "cli.generate", "cli.verify"],
     ["cli.__init__"],
@@ -107,7 +128,7 @@ def test_the_loop_sees_no_text_no_path_and_no_clock():
                 name
             )
             waiting.append(found.removeprefix("localspec."))
-    assert {"verify", "sampling", "randomness", "proposers"} <= seen
+    assert {"verify", "transforms", "randomness", "proposers"} <= seen
 
 
 def test_importing_the_package_is_quick():

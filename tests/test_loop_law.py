@@ -6,30 +6,50 @@ served twice would bend the law, however far apart the two uses are.
 
 from __future__ import annotations
 
+<<<<<<< HEAD
+=======
+from dataclasses import replace
+
+import numpy as np
+>>>>>>> fe1c001 (Apply every transform that is a law of a row, with the history advancing along the draft)
 import pytest
 
 from enumeration import Enumeration
 from localspec.draft_length import FixedDraftLength
 from localspec.proposers import DraftModel, Proposal
 from localspec.rules import make_rule
-from localspec.sampling import SamplingParams, distribution
+from localspec.sampling import SamplingParams
 from localspec.speculative import Request, Speculation
+from localspec.transforms import Transforms
 from reference import target_probs
 from toy import TableModel, all_shared
 
 PROMPT = [1]
 UNFILTERED = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
+PENALISED = replace(
+    UNFILTERED,
+    repetition_penalty=1.5,
+    frequency_penalty=0.5,
+    presence_penalty=0.25,
+    penalty_last_n=3,
+)
 FILTERED = SamplingParams(temperature=0.7, top_k=3, top_p=0.9, min_p=0.1)
 
 
 class Unsure(DraftModel):
     """Stops before a row that has no clear favourite: decided by the row, not by the draw."""
 
-    def propose(self, tokens, num_wanted, params, draw):
+    def propose(self, tokens, num_wanted, transforms, draw):
         proposal = Proposal([], [])
         missing = tokens[self.model.num_cached :]
         for index in range(num_wanted):
+<<<<<<< HEAD
             law = distribution(self.next_row(missing), params)
+=======
+            row = self.model.decode(missing, 1)[0]
+            row[self._different] = -np.inf
+            law = transforms.law(row, tokens, proposal.draft_tokens)
+>>>>>>> fe1c001 (Apply every transform that is a law of a row, with the history advancing along the draft)
             if law.probs.max() < 0.6:
                 break
             missing = [draw(index, law)]
@@ -59,7 +79,8 @@ def text_law(
         target.truncate(0)
         draft.truncate(0)
         loop.start(PROMPT)
-        steps = loop.steps(Request(params, made, max_tokens, is_end))
+        transforms = Transforms(params, num_prompt_tokens=len(PROMPT))
+        steps = loop.steps(Request(transforms, made, max_tokens, is_end))
         return tuple(token for step in steps for token in step.tokens)
 
     return Enumeration().law(run)
@@ -89,6 +110,8 @@ def own_law(target, max_tokens, params, end, history=()):
         pytest.param(2, 3, DraftModel, 2, 4, UNFILTERED, None, id="a wider draft"),
         pytest.param(2, 2, Unsure, 3, 5, UNFILTERED, None, id="a draft that stops by its rows"),
         pytest.param(4, 4, DraftModel, 2, 4, FILTERED, 3, id="filters"),
+        pytest.param(2, 2, DraftModel, 3, 5, PENALISED, None, id="penalties"),
+        pytest.param(3, 2, DraftModel, 2, 4, PENALISED, 0, id="penalties, a narrower draft"),
     ],
 )
 def test_texts_have_the_targets_law(

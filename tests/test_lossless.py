@@ -190,6 +190,12 @@ def test_sampled_texts_follow_the_targets_law(demo_target, demo_draft):
         assert result.p_value > 1e-6, result
         assert result.smallest_bias < 0.02
 
+<<<<<<< HEAD
+=======
+    It is the first that a draft can propose, and it is summed over the first.
+    """
+    from localspec.filters import distribution
+>>>>>>> fe1c001 (Apply every transform that is a law of a row, with the history advancing along the draft)
 
 @pytest.mark.parametrize("draft", ["demo_draft", "unrelated_draft"])
 def test_seeded_text_is_the_same_with_any_draft(demo_target, draft, request):

@@ -1,92 +1,15 @@
-"""Filters: llama.cpp's order, their edges, and the law that is left."""
+"""What shapes a law, and the law itself."""
 
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from localspec.errors import DecodeError, OptionError
-from localspec.sampling import Distribution, SamplingParams, distribution
-from reference import target_probs
-from toy import TableModel
-
-OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-
-
-def dense(law: Distribution, size: int) -> np.ndarray:
-    row = np.zeros(size)
-    row[law.ids] = law.probs
-    return row
-
-
-def logits_of(*probs: float) -> np.ndarray:
-    with np.errstate(divide="ignore"):
-        return np.log(np.array(probs)).astype(np.float32)
-
-
-@settings(deadline=None, max_examples=300)
-@given(
-    vocab=st.sampled_from([2, 8, 300, 5000]),
-    seed=st.integers(0, 2**32),
-    temperature=st.sampled_from([0.0, 0.3, 0.8, 1.0, 2.5]),
-    top_k=st.sampled_from([0, 1, 2, 5, 40, 100_000]),
-    top_p=st.sampled_from([1e-6, 0.3, 0.9, 0.95, 1.0]),
-    min_p=st.sampled_from([0.0, 1e-4, 0.05, 1.0]),
-)
-def test_law_is_what_sorting_everything_gives(vocab, seed, temperature, top_k, top_p, min_p):
-    """Thresholds and partial sorts keep exactly the tokens that a full sort keeps."""
-    model = TableModel(vocab, seed=seed)
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    law = distribution(model.row([1]), params)
-    assert np.all(np.diff(law.ids) > 0)
-    np.testing.assert_allclose(dense(law, vocab), target_probs(model, [1], params), atol=1e-6)
-
-
-def test_greedy_is_one_hot_whatever_the_filters():
-    """Temperature 0 is the argmax row, not a softmax at temperature 1."""
-    law = distribution(logits_of(0.2, 0.5, 0.3), SamplingParams(temperature=0, top_k=3))
-    assert law.ids.tolist() == [1]
-    assert law.probs.tolist() == [1.0]
-
-
-@pytest.mark.parametrize(
-    ("params", "survivors"),
-    [
-        (SamplingParams(temperature=1, top_k=2, top_p=1, min_p=0), [0, 1]),
-        (SamplingParams(temperature=1, top_k=0, top_p=0.75, min_p=0), [0, 1, 2]),
-        (SamplingParams(temperature=1, top_k=0, top_p=0.65, min_p=0), [0, 1]),
-        (SamplingParams(temperature=1, top_k=0, top_p=1e-9, min_p=0), [0]),
-        (SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0.5), [0, 1]),
-        (SamplingParams(temperature=1, top_k=0, top_p=1, min_p=1.0), [0]),
-        # top-p counts mass among what top-k left: 0.4 / 0.7 is short of 0.6.
-        (SamplingParams(temperature=1, top_k=2, top_p=0.6, min_p=0), [0, 1]),
-        # The temperature comes last: a hot one does not widen what the filters keep.
-        (SamplingParams(temperature=50, top_k=0, top_p=0.65, min_p=0), [0, 1]),
-    ],
-)
-def test_each_filter_keeps_what_it_should(params, survivors):
-    """Worked by hand on the law 0.4, 0.3, 0.15, 0.1, 0.05."""
-    law = distribution(logits_of(0.4, 0.3, 0.15, 0.1, 0.05), params)
-    assert law.ids.tolist() == survivors
-
-
-def test_lowest_ids_survive_a_tie():
-    """Which of equal logits top-k keeps is defined."""
-    law = distribution(
-        np.zeros(5000, dtype=np.float32), SamplingParams(top_k=3, top_p=1, min_p=0)
-    )
-    assert law.ids.tolist() == [0, 1, 2]
-
-
-def test_impossible_tokens_are_never_drawn():
-    """Holes (-inf) keep probability 0 at both ends of the row and of the unit interval."""
-    law = distribution(logits_of(0, 0.5, 0, 0.5, 0), OFF)
-    drawn = {law.draw(u) for u in (0.0, 0.25, 0.5, 0.75, math.nextafter(1, 0))}
-    assert drawn == {1, 3}
+from localspec.errors import OptionError
+from localspec.sampling import Distribution, SamplingParams
 
 
 def test_draw_follows_the_law():
@@ -103,16 +26,6 @@ def test_prob_of_an_unlisted_token_is_zero():
     assert [law.prob(t) for t in (0, 3, 5, 7, 8)] == [0, 0.25, 0, 0.75, 0]
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0), OFF])
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_broken_row_is_an_error(params, bad):
-    """NaN and infinite logits are reported, not sampled from."""
-    row = np.zeros(5000, dtype=np.float32)
-    row[4321] = bad
-    with pytest.raises(DecodeError, match="logits whose maximum is"):
-        distribution(row, params)
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -126,10 +39,74 @@ def test_a_broken_row_is_an_error(params, bad):
         {"min_p": -0.1},
         {"min_p": 1.1},
         {"min_p": math.nan},
+        {"typical_p": 0.0},
+        {"typical_p": math.nan},
+        {"top_n_sigma": -2.0},
+        {"top_k": 40.5},
+        {"top_k": "40"},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": math.inf},
+        {"frequency_penalty": math.nan},
+        {"penalty_last_n": -1},
+        {"dry_multiplier": -0.5},
+        {"dry_base": 0.9},
+        {"dry_allowed_length": 0},
+        {"dry_penalty_last_n": 1.5},
+        {"dry_sequence_breakers": ("",)},
+        {"dry_sequence_breakers": ("x" * 41,)},
+        {"min_tokens": -1},
     ],
 )
 def test_values_outside_their_range_are_refused(values):
     """With the value in the message and the range in the hint."""
-    with pytest.raises(OptionError, match=str(next(iter(values.values())))) as caught:
+    (value,) = values.values()
+    shown = repr(value[0] if isinstance(value, tuple) else value)
+    with pytest.raises(OptionError, match=re.escape(shown)) as caught:
         SamplingParams(**values)
     assert "Choose" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [{-1: 1.0}, {1.5: 1.0}, {"x": 1.0}, {1: math.nan}, {1: math.inf}, {1: 1e30}, {1: "much"}],
+)
+def test_a_bias_that_is_none_is_refused(bias):
+    ((token, value),) = bias.items()
+    shown = f"token {token!r} is {value!r}"
+    with pytest.raises(OptionError, match=re.escape(shown)) as caught:
+        SamplingParams(logit_bias=bias)
+    assert "-inf" in caught.value.hint
+
+
+def test_breakers_are_texts_not_one_text():
+    with pytest.raises(OptionError, match="the text 'abc'"):
+        SamplingParams(dry_sequence_breakers="abc")
+
+
+def test_params_do_not_change_behind_the_callers_back():
+    """Nor can a mapping that was handed in change them; keys of JSON are ids, too."""
+    bias = {"5": -math.inf, 7: 2}
+    params = SamplingParams(logit_bias=bias)
+    bias[9] = 1.0
+    assert params.logit_bias == {5: -math.inf, 7: 2.0}
+    assert params == SamplingParams(logit_bias={5: -math.inf, 7: 2.0})
+    assert hash(params) == hash(SamplingParams())
+
+
+def test_changes_by_name():
+    """As a preset's table or a command line gives them."""
+    params = SamplingParams(top_k=10).changed({"temperature": 0.5, "min_p": 0.0})
+    assert params == SamplingParams(top_k=10, temperature=0.5, min_p=0.0)
+    with pytest.raises(OptionError, match="temprature is no sampling option") as caught:
+        params.changed({"temprature": 1.0})
+    assert "temperature" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["xtc_probability", "xtc_threshold", "mirostat", "mirostat_tau", "adaptive_target"],
+)
+def test_samplers_that_are_no_law_of_a_row_are_refused(name):
+    """With the reason, since llama.cpp has them."""
+    with pytest.raises(OptionError, match=f"{name} cannot be set: .* no draft"):
+        SamplingParams().changed({name: 1.0})

@@ -14,6 +14,7 @@ from localspec.randomness import Randomness
 from localspec.rules import make_rule
 from localspec.sampling import SamplingParams
 from localspec.speculative import Request, Speculation
+from localspec.transforms import Transforms
 from reference import greedy_text
 from toy import TableModel, all_shared
 
@@ -28,7 +29,8 @@ def never(_token: int) -> bool:
 
 def request(params=GREEDY, *, seed=0, rule=None, max_tokens=20, is_end=never) -> Request:
     made = make_rule(rule, is_greedy=params.is_greedy, seed=None, randomness=Randomness(seed))
-    return Request(params, made, max_tokens, is_end)
+    transforms = Transforms(params, num_prompt_tokens=len(PROMPT))
+    return Request(transforms, made, max_tokens, is_end)
 
 
 def speculate(target, draft, k, *, is_end=never, reason=None) -> Speculation:

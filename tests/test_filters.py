@@ -1,0 +1,157 @@
+"""The cuts: their edges, ties, and the law that is left."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localspec.errors import DecodeError
+from localspec.filters import distribution
+from localspec.sampling import Distribution, SamplingParams
+from reference import target_probs
+from toy import TableModel
+
+OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+
+
+def dense(law: Distribution, size: int) -> np.ndarray:
+    row = np.zeros(size)
+    row[law.ids] = law.probs
+    return row
+
+
+def logits_of(*probs: float) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return np.log(np.array(probs)).astype(np.float32)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    vocab=st.sampled_from([2, 8, 300, 5000]),
+    seed=st.integers(0, 2**32),
+    temperature=st.sampled_from([0.0, 0.3, 0.8, 1.0, 2.5]),
+    top_k=st.sampled_from([0, 1, 2, 5, 40, 100_000]),
+    top_p=st.sampled_from([1e-6, 0.3, 0.9, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 1e-4, 0.05, 1.0]),
+)
+def test_law_is_what_sorting_everything_gives(vocab, seed, temperature, top_k, top_p, min_p):
+    """Thresholds and partial sorts keep exactly the tokens that a full sort keeps."""
+    model = TableModel(vocab, seed=seed)
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    law = distribution(model.row([1]), params)
+    assert np.all(np.diff(law.ids) > 0)
+    np.testing.assert_allclose(dense(law, vocab), target_probs(model, [1], params), atol=1e-6)
+
+
+def test_greedy_is_one_hot_whatever_the_filters():
+    """Temperature 0 is the argmax row, not a softmax at temperature 1."""
+    law = distribution(logits_of(0.2, 0.5, 0.3), SamplingParams(temperature=0, top_k=3))
+    assert law.ids.tolist() == [1]
+    assert law.probs.tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("params", "survivors"),
+    [
+        (SamplingParams(temperature=1, top_k=2, top_p=1, min_p=0), [0, 1]),
+        (SamplingParams(temperature=1, top_k=0, top_p=0.75, min_p=0), [0, 1, 2]),
+        (SamplingParams(temperature=1, top_k=0, top_p=0.65, min_p=0), [0, 1]),
+        (SamplingParams(temperature=1, top_k=0, top_p=1e-9, min_p=0), [0]),
+        (SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0.5), [0, 1]),
+        (SamplingParams(temperature=1, top_k=0, top_p=1, min_p=1.0), [0]),
+        # top-p counts mass among what top-k left: 0.4 / 0.7 is short of 0.6.
+        (SamplingParams(temperature=1, top_k=2, top_p=0.6, min_p=0), [0, 1]),
+        (SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, typical_p=0.2), [1]),
+        (SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, typical_p=0.5), [0, 1]),
+        (SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, typical_p=0.75), [0, 1, 2]),
+        # The most typical token need not be the best, at any temperature.
+        (SamplingParams(temperature=0, typical_p=0.2), [1]),
+        (SamplingParams(temperature=0, top_k=4, top_p=0.9, min_p=0.1), [0]),
+        (SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, top_n_sigma=1.0), [0, 1]),
+        (SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, top_n_sigma=1.5), [0, 1, 2]),
+        # The temperature comes last: a hot one does not widen what the filters keep.
+        (SamplingParams(temperature=50, top_k=0, top_p=0.65, min_p=0), [0, 1]),
+    ],
+)
+def test_each_filter_keeps_what_it_should(params, survivors):
+    """Worked by hand on the law 0.4, 0.3, 0.15, 0.1, 0.05."""
+    law = distribution(logits_of(0.4, 0.3, 0.15, 0.1, 0.05), params)
+    assert law.ids.tolist() == survivors
+
+
+@pytest.mark.parametrize("size", [100, 5000])
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("top_k", 3), ("top_p", 2.9), ("typical_p", 2.5), ("min_p", 3)]
+)
+def test_lowest_ids_survive_a_tie(name, tokens, size):
+    """Which of equal logits a cut keeps is defined."""
+    row = np.full(size, -30.0, dtype=np.float32)
+    tied = range(7, size, 10)
+    row[tied] = 2.0
+    if name == "min_p":  # a threshold: it keeps every tie
+        params, expected = replace(OFF, min_p=1.0), list(tied)
+    else:
+        value = tokens if name == "top_k" else tokens / len(tied)
+        params, expected = replace(OFF, **{name: value}), [7, 17, 27]
+    assert distribution(row, params).ids.tolist() == expected
+
+
+def rows_that_defeat_thresholds(size: int) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(5)
+    bell = generator.normal(size=size).astype(np.float32)
+    one_column = np.zeros(size, dtype=np.float32)
+    one_column[:: 64 * 40] = np.arange(1, 1 + len(one_column[:: 64 * 40]))
+    holes = bell.copy()
+    holes[generator.random(size) < 0.999] = -np.inf
+    return {
+        "all equal": np.zeros(size, dtype=np.float32),
+        "ascending": np.sort(bell),
+        "descending": np.sort(bell)[::-1].copy(),
+        "few values": np.round(bell),
+        "the best in one column": one_column,
+        "the best last": np.append(bell[:-1], np.float32(50.0)),
+        "mostly holes": holes,
+        "flat": 1e-6 * bell,
+        "steep": 1e6 * bell,
+    }
+
+
+@pytest.mark.parametrize("name", rows_that_defeat_thresholds(2))
+@pytest.mark.parametrize("size", [3000, 40_000])
+def test_no_row_defeats_the_thresholds(name, size):
+    """What survives is the beginning of the row in full order, whatever its shape."""
+    row = rows_that_defeat_thresholds(size)[name]
+    order = np.lexsort((np.arange(size), -row))
+    weights = np.exp(row[order].astype(np.float64) - row[order[0]])
+    mass = np.cumsum(weights) / weights.sum()
+    for k in (1, 7, 40, 1000):
+        law = distribution(row, replace(OFF, top_k=k))
+        assert law.ids.tolist() == np.sort(order[:k]).tolist()
+    for top_p in (0.1, 0.5, 0.9):
+        law = distribution(row, replace(OFF, top_p=top_p))
+        kept = len(law.ids)
+        assert law.ids.tolist() == np.sort(order[:kept]).tolist()
+        assert mass[kept - 1] >= top_p - 1e-6
+        assert kept == 1 or mass[kept - 2] < top_p + 1e-6
+
+
+def test_impossible_tokens_are_never_drawn():
+    """Holes (-inf) keep probability 0 at both ends of the row and of the unit interval."""
+    law = distribution(logits_of(0, 0.5, 0, 0.5, 0), OFF)
+    drawn = {law.draw(u) for u in (0.0, 0.25, 0.5, 0.75, math.nextafter(1, 0))}
+    assert drawn == {1, 3}
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0), OFF])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_broken_row_is_an_error(params, bad):
+    """NaN and infinite logits are reported, not sampled from."""
+    row = np.zeros(5000, dtype=np.float32)
+    row[4321] = bad
+    with pytest.raises(DecodeError, match=f"largest logit of a row is {bad}"):
+        distribution(row, params)

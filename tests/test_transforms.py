@@ -1,0 +1,262 @@
+"""Our laws against what llama.cpp's own sampler chain leaves of the same logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from llama_chain import chain_probs
+
+from localspec.errors import DecodeError
+from localspec.resolver import Resolver
+from localspec.sampling import SamplingParams
+from localspec.transforms import Transforms
+from toy import TableModel
+
+OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+
+
+@pytest.fixture(scope="module")
+def resolver(demo_vocabulary):
+    return Resolver(demo_vocabulary)
+
+
+@pytest.fixture(scope="module")
+def size(demo_vocabulary):
+    return demo_vocabulary.size
+
+
+def realistic_row(generator: np.random.Generator, size: int) -> np.ndarray:
+    """A broad bell and a few peaks, as a language model's rows have."""
+    row = generator.normal(generator.uniform(-5, 5), 2.5, size).astype(np.float32)
+    peaks = generator.integers(0, size, 30)
+    row[peaks] += generator.uniform(0, 14, 30).astype(np.float32)
+    return row
+
+
+def repetitive_text(generator: np.random.Generator, size: int) -> list[int]:
+    """Tokens of a small set, with phrases that come back, longer than the windows."""
+    few = generator.integers(0, size, 12)
+    text: list[int] = []
+    while len(text) < generator.integers(1, 200):
+        if text and generator.random() < 0.5:
+            start = generator.integers(len(text))
+            text += text[start : start + generator.integers(1, 12)]
+        else:
+            text.append(int(generator.choice(few)))
+    return text
+
+
+def random_params(generator: np.random.Generator, size: int) -> SamplingParams:
+    """Each transform in half of the cases, at values that bite."""
+
+    def choose(off, *values):
+        return off if generator.random() < 0.5 else values[generator.integers(len(values))]
+
+    top_n_sigma = choose(-1.0, 0.0, 0.5, 1.0, 3.0)
+    ids = generator.integers(0, size, 6).tolist()
+    bias = {token: float(generator.choice([-math.inf, -3.0, 2.5, 8.0])) for token in ids}
+    return SamplingParams(
+        logit_bias=choose({}, bias),
+        repetition_penalty=choose(1.0, 0.8, 1.1, 1.5),
+        presence_penalty=choose(0.0, -0.5, 0.7),
+        frequency_penalty=choose(0.0, -0.2, 0.4),
+        penalty_last_n=choose(64, 0, 1, 5, 500),
+        dry_multiplier=choose(0.0, 0.8, 3.0),
+        # Penalties whose squares overflow a float32 end llama.cpp's standard deviation.
+        dry_base=choose(1.75, 1.0, 1.2, 8.0) if top_n_sigma <= 0 else 1.1,
+        dry_allowed_length=choose(2, 1, 4),
+        dry_penalty_last_n=choose(64, 0, 1, 10, 500),
+        dry_sequence_breakers=choose(("\n", ":", '"', "*"), (), ("fox", " the"), ("e",)),
+        top_n_sigma=top_n_sigma,
+        top_k=choose(0, 1, 2, 5, 40, 200, 10**6),
+        typical_p=choose(1.0, 0.1, 0.5, 0.95),
+        top_p=choose(1.0, 1e-6, 0.3, 0.9, 0.95, 0.999),
+        min_p=choose(0.0, 1e-4, 0.05, 0.3, 1.0),
+        temperature=float(generator.choice([0.0, 0.3, 0.8, 1.0, 2.5])),
+    )
+
+
+def dense(transforms: Transforms, row: np.ndarray, text: Sequence[int]) -> np.ndarray:
+    law = transforms.law(row, text)
+    assert np.all(np.diff(law.ids) > 0)
+    assert law.probs.sum() == pytest.approx(1.0)
+    probs = np.zeros(len(row))
+    probs[law.ids] = law.probs
+    return probs
+
+
+def agree(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """The same tokens, with the same probabilities as far as float32 tells."""
+    return bool(
+        np.array_equal(ours > 1e-30, theirs > 1e-30)
+        and np.allclose(ours, theirs, rtol=1e-4, atol=1e-12)
+    )
+
+
+def drift(row: np.ndarray, top_k: int) -> float:
+    """How far a float32 running sum of the row's probabilities gets from the true one."""
+    best = np.sort(row)[::-1][: top_k or None]
+    weights = np.exp(best - best[0])
+    rounded = np.cumsum(weights / np.cumsum(weights)[-1])  # float32, one after the other
+    exact = np.cumsum(weights, dtype=np.float64) / weights.sum(dtype=np.float64)
+    return float(np.abs(rounded - exact).max())
+
+
+def moved(params: SamplingParams, share: float) -> SamplingParams:
+    """The params with every threshold shifted: below 0 to keep less, above 0 more."""
+    changes = {"min_p": min(params.min_p * (1 - share), 1.0)}
+    changes |= {
+        name: min(getattr(params, name) * (1 + share), 1.0)
+        for name in ("top_p", "typical_p")
+        if getattr(params, name) < 1.0
+    }
+    if params.top_n_sigma > 0.0:
+        changes["top_n_sigma"] = params.top_n_sigma * (1 + 50 * share)
+    return replace(params, **changes)
+
+
+def check(law_of, row: np.ndarray, params: SamplingParams, theirs: np.ndarray) -> bool:
+    """Hold our law against theirs. Returns whether they agree without any rounding.
+
+    If not, their survivors lie between ours at thresholds stricter and laxer by what their
+    float32 sums can be off, and have the probabilities that ours would give them.
+    """
+    if agree(law_of(params), theirs):
+        return True
+    share = 2e-6 + 2 * drift(row, params.top_k)
+    stricter, laxer = law_of(moved(params, -share)), law_of(moved(params, share))
+    assert np.all(theirs[stricter > 1e-30] > 0), params
+    expected = np.where(theirs > 0, laxer, 0.0)
+    assert agree(expected / expected.sum(), theirs), params
+    return False
+
+
+def test_laws_are_what_llama_cpps_chain_leaves(demo_vocab, resolver, size):
+    """3 000 random rows, texts and settings; any and all transforms at once."""
+    generator = np.random.default_rng(20)
+    num_rounded = 0
+    for _ in range(3000):
+        params = random_params(generator, size)
+        row, text = realistic_row(generator, size), repetitive_text(generator, size)
+
+        def law_of(params, row=row, text=text):
+            return dense(resolver.transforms(params, 0), row, text)
+
+        num_rounded += not check(
+            law_of, row, params, chain_probs(row, params, text, demo_vocab)
+        )
+    assert num_rounded <= 60
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(top_k=0),
+        SamplingParams(top_k=0, min_p=0),
+        SamplingParams(top_k=0, min_p=0, top_p=1),
+        SamplingParams(top_k=0, top_p=0.5, min_p=0, typical_p=0.6),
+        SamplingParams(top_k=1000, top_n_sigma=1.5),
+        SamplingParams(repetition_penalty=1.2, frequency_penalty=0.1, penalty_last_n=1000),
+        SamplingParams(temperature=0, presence_penalty=2.0),
+    ],
+)
+def test_laws_of_large_rows(demo_vocab, params):
+    """152 064 logits, where thresholds and histograms stand in for sorting."""
+    generator = np.random.default_rng(21)
+    for _ in range(5):
+        row = realistic_row(generator, 152_064)
+        text = generator.integers(0, len(row), 2000).tolist()
+
+        def law_of(params, row=row, text=text):
+            return dense(Transforms(params, num_prompt_tokens=0), row, text)
+
+        check(law_of, row, params, chain_probs(row, params, text, demo_vocab))
+
+
+def test_at_ties_count_and_probabilities_agree(demo_vocab, resolver, size):
+    """Logits in steps of a half: which of the equal ids survive is ours, the lowest."""
+    generator = np.random.default_rng(22)
+    for _ in range(500):
+        params = replace(random_params(generator, size), repetition_penalty=1.0, logit_bias={})
+        row = np.round(realistic_row(generator, size) * 2) / 2
+
+        def law_of(params, row=row):
+            return np.sort(dense(resolver.transforms(params, 0), row, []))
+
+        check(law_of, row, params, np.sort(chain_probs(row, params, [], demo_vocab)))
+
+
+HISTORY_PARAMS = [
+    replace(OFF, repetition_penalty=1.5, frequency_penalty=0.3, penalty_last_n=4),
+    replace(OFF, dry_multiplier=2.0, dry_penalty_last_n=12),
+    replace(OFF, min_tokens=6),
+    SamplingParams(logit_bias={3: -math.inf, 5: 2.0}, presence_penalty=1.0, min_tokens=3),
+]
+
+
+@pytest.mark.parametrize("params", HISTORY_PARAMS)
+def test_history_advances_along_the_draft(params):
+    """Every row of a step has the law that a fresh start at its place gives."""
+    generator = np.random.default_rng(24)
+    rules = {"num_prompt_tokens": 3, "ends": [0, 7], "breakers": {2: [(4,)], 6: [()]}}
+    growing = Transforms(params, **rules)
+    text = [1, 2, 3]
+    for _ in range(60):
+        drafted = generator.integers(0, 8, 4).tolist()
+        rows = generator.normal(size=(5, 8)).astype(np.float32)
+        before = rows.copy()
+        laws = growing.laws(rows, text, drafted)
+        for index, law in enumerate(laws):
+            alone = Transforms(params, **rules)
+            fresh = alone.law(rows[index], [*text, *drafted[:index]])
+            assert law.ids.tolist() == fresh.ids.tolist()
+            assert law.probs.tolist() == fresh.probs.tolist()
+        assert np.array_equal(rows, before)
+        text += drafted[: generator.integers(0, 5)]
+        text.append(int(generator.integers(0, 8)))
+
+
+def test_a_draft_with_fewer_tokens_gets_the_same_transforms():
+    """What the text, the biases and the end tokens name beyond its row is skipped."""
+    params = replace(
+        OFF, logit_bias={1: 1.0, 9: 5.0}, repetition_penalty=2.0, dry_multiplier=1.0,
+        min_tokens=99,
+    )  # fmt: skip
+    transforms = Transforms(params, num_prompt_tokens=0, ends=[2, 8])
+    row = TableModel(6, seed=1).row([0])
+    # After 4 9 4 9 4 the token 9 would repeat, and the row has none.
+    short = transforms.law(row, [3, 4, 9, 4, 9, 4])
+    expected = row.astype(np.float64)
+    expected[1] += 1.0
+    expected[2] = -np.inf
+    for token in (3, 4):
+        expected[token] *= 2.0 if expected[token] <= 0 else 0.5
+    weights = np.exp(expected)
+    np.testing.assert_allclose(short.probs, weights / weights.sum(), rtol=1e-6)
+
+
+def test_end_tokens_wait_for_min_tokens():
+    """They come back with the token after; ignore_eos never lets them."""
+    row = np.zeros(8, dtype=np.float32)
+    for params, waits in [
+        (replace(OFF, min_tokens=2), [True, True, False]),
+        (replace(OFF, ignore_eos=True), [True, True, True]),
+        (OFF, [False, False, False]),
+    ]:
+        transforms = Transforms(params, num_prompt_tokens=3, ends=[0, 5])
+        laws = transforms.laws(np.stack([row] * 3), [1, 2, 3], [4, 4])
+        assert [law.prob(5) == 0.0 == law.prob(0) for law in laws] == waits
+
+
+def test_banning_everything_is_an_error():
+    transforms = Transforms(
+        replace(OFF, logit_bias=dict.fromkeys(range(8), -math.inf)), num_prompt_tokens=0
+    )
+    with pytest.raises(DecodeError, match="-inf") as caught:
+        transforms.law(np.zeros(8, dtype=np.float32), [])
+    assert "banned" in caught.value.hint
