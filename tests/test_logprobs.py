@@ -1,0 +1,50 @@
+"""The best tokens of a row, before and after the transforms."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from localspec.filters import distribution
+from localspec.logprobs import top_of_law, top_of_row
+from localspec.sampling import Distribution, SamplingParams
+
+
+@pytest.mark.parametrize("size", [5, 3000, 152_064])
+def test_top_of_a_row_is_its_log_softmax(size):
+    """The n best of the full log-softmax, best first."""
+    row = np.random.default_rng(size).normal(3.0, 4.0, size).astype(np.float32)
+    exact = row.astype(np.float64)
+    exact -= exact.max()
+    exact -= math.log(np.exp(exact).sum())
+    order = np.argsort(-exact)
+    for n in (1, 4, 20):
+        ids, logprobs = top_of_row(row, n)
+        assert ids.tolist() == order[:n].tolist()
+        np.testing.assert_allclose(logprobs, exact[order[:n]], atol=1e-5)
+
+
+def test_equal_tokens_come_in_the_order_of_their_ids():
+    row = np.zeros(5000, dtype=np.float32)
+    row[[70, 4000]] = 1.0
+    assert top_of_row(row, 4).ids.tolist() == [70, 4000, 0, 1]
+
+
+def test_top_of_a_law_is_what_the_transforms_left():
+    """Renormalised over the survivors; what has no probability is not listed."""
+    law = Distribution(np.array([2, 5, 6, 9]), np.array([0.25, 0.5, 0.0, 0.25]))
+    ids, logprobs = top_of_law(law, 3)
+    assert ids.tolist() == [5, 2, 9]
+    np.testing.assert_allclose(np.exp(logprobs), [0.5, 0.25, 0.25])
+    assert top_of_law(law, 2).ids.tolist() == [5, 2]
+
+
+def test_before_and_after_differ_by_the_filters():
+    """Greedy is certain of what the model is not."""
+    row = np.log(np.array([0.1, 0.6, 0.3])).astype(np.float32)
+    before = top_of_row(row, 2)
+    after = top_of_law(distribution(row, SamplingParams(temperature=0)), 2)
+    np.testing.assert_allclose(np.exp(before.logprobs), [0.6, 0.3], rtol=1e-6)
+    assert (after.ids.tolist(), after.logprobs.tolist()) == ([1], [0.0])
