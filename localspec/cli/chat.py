@@ -38,7 +38,7 @@ def chat(options: PairOptions) -> None:
             click.echo(legend(), err=True, color=use_colour())
         ask = functools.partial(
             conversation.stream,
-            sampling=options.sampling(engine.sampling),
+            sampling=options.sampling(engine),
             seed=options.seed,
             verify=options.verify,
             max_tokens=options.max_tokens,

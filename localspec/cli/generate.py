@@ -51,7 +51,7 @@ def generate(
         )
         stream = asker.stream(
             prompt,
-            sampling=options.sampling(engine.sampling),
+            sampling=options.sampling(engine),
             seed=options.seed,
             verify=options.verify,
             max_tokens=options.max_tokens,

@@ -6,10 +6,11 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import click
 
+from localspec.cli import sampling_options
 from localspec.draft_length import MAX_DRAFT_TOKENS, FixedDraftLength
 from localspec.engine import Engine
 from localspec.errors import TemplateError
@@ -18,10 +19,6 @@ from localspec.presets import load_presets
 from localspec.rules import RuleName
 from localspec.sampling import SamplingParams
 from localspec.template import BUILT_IN
-
-Number = TypeVar("Number", int, float)
-
-_DEFAULTS = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +32,7 @@ class PairOptions:
     no_draft: bool
     system: str | None
     chat_template: str | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
+    sampling_changes: dict[str, Any]
     seed: int | None
     verify: RuleName | None
     max_tokens: int | None
@@ -59,14 +53,9 @@ class PairOptions:
             num_gpu_layers=self.gpu_layers,
         )
 
-    def sampling(self, defaults: SamplingParams) -> SamplingParams:
-        """The preset's sampling with what the user changed."""
-        return SamplingParams(
-            temperature=_first(self.temperature, defaults.temperature),
-            top_k=_first(self.top_k, defaults.top_k),
-            top_p=_first(self.top_p, defaults.top_p),
-            min_p=_first(self.min_p, defaults.min_p),
-        )
+    def sampling(self, engine: Engine) -> SamplingParams:
+        """The preset's sampling with what the user changed. Raises OptionError."""
+        return sampling_options.changed_sampling(engine, self.sampling_changes)
 
     def template(self) -> str | None:
         """A built-in template's name or the source in a file."""
@@ -81,15 +70,12 @@ class PairOptions:
             ) from error
 
 
-def _first(given: Number | None, default: Number) -> Number:
-    return default if given is None else given
-
-
 def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command with the options; it receives them as one `PairOptions`."""
 
     @functools.wraps(command)
     def with_options(**values: Any) -> Any:
+        values["sampling_changes"] = sampling_options.take_changes(values)
         names = PairOptions.__dataclass_fields__
         options = PairOptions(**{name: values.pop(name) for name in names})
         return command(options, **values)
@@ -122,12 +108,7 @@ _OPTIONS = [
         metavar="NAME|FILE",
         help=f"{', '.join(BUILT_IN)}, or a Jinja file. [default: the model file's own]",
     ),
-    click.option(
-        "--temperature", type=float, help=f"0 is greedy. [default: {_DEFAULTS.temperature}]"
-    ),
-    click.option("--top-k", type=int, help=f"0 is off. [default: {_DEFAULTS.top_k}]"),
-    click.option("--top-p", type=float, help=f"1 is off. [default: {_DEFAULTS.top_p}]"),
-    click.option("--min-p", type=float, help=f"0 is off. [default: {_DEFAULTS.min_p}]"),
+    *sampling_options.OPTIONS,
     click.option("--seed", type=int, help="Repeat the same answer. [default: a fresh one]"),
     click.option(
         "--verify",

@@ -1,0 +1,137 @@
+"""Sampling options on the command line, with the real demo pair."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import localspec
+from localspec.cli import main
+from localspec.cli.sampling_options import changed_sampling
+from localspec.errors import OptionError
+
+STORY = "Tell me a story about a fox."
+
+
+def generate(*options: object) -> dict[str, Any]:
+    """The --json answer of a greedy, short generate with more options."""
+    shared = ["generate", "--json", "--temperature", "0", "--max-tokens", "60"]
+    result = CliRunner().invoke(main, [*shared, *map(str, options), STORY])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refused(*options: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["generate", *options, STORY])
+    assert "Traceback" not in result.output
+    return result.exit_code, result.stderr
+
+
+@pytest.fixture(scope="module")
+def engine(demo_target):
+    with localspec.load(target=demo_target) as engine:
+        yield engine
+
+
+def test_options_become_params(engine):
+    """By name and type; 0 is a value, what was not given stays the preset's."""
+    params = changed_sampling(
+        engine,
+        {
+            "top_k": 0,
+            "min_p": 0.0,
+            "dry_sequence_breakers": (r"\n", "a"),
+            "logit_bias": {5: 1.0},
+        },
+    )
+    assert params == localspec.SamplingParams(
+        top_k=0, min_p=0.0, dry_sequence_breakers=("\n", "a"), logit_bias={5: 1.0}
+    )
+    assert changed_sampling(engine, {}) == engine.sampling
+    assert changed_sampling(engine, {"dry_sequence_breakers": ("none",)}) == (
+        localspec.SamplingParams(dry_sequence_breakers=())
+    )
+
+
+def test_bans_name_tokens_by_text_or_id(engine):
+    """Exactly one token: a text of several is no ban."""
+    (fox,) = engine.vocabulary.tokenize(" fox", parse_special=True)
+    params = changed_sampling(engine, {"ban": (" fox", "17"), "logit_bias": {fox: 1.0}})
+    assert params.logit_bias == {fox: -math.inf, 17: -math.inf}
+    with pytest.raises(OptionError, match=r"with \d+ tokens") as caught:
+        changed_sampling(engine, {"ban": ("a fox and an owl",)})
+    assert "id" in caught.value.hint
+
+
+def test_a_zero_on_the_command_line_counts():
+    """With top-k off and no other cut, a low temperature leaves the draft certain."""
+    filters = ["--top-p", 1, "--min-p", 0, "--temperature", 1, "--seed", 3]
+    assert (
+        generate(*filters, "--top-k", 0)["token_ids"]
+        != (generate(*filters, "--top-k", 1)["token_ids"])
+    )
+
+
+def test_a_banned_token_is_never_said():
+    """Whichever way it is banned, the draft knows, too."""
+    plain = generate()
+    first = plain["token_ids"][0]
+    for ban in (["--ban", first], ["--logit-bias", f"{first}=-inf"]):
+        banned = generate(*ban)
+        assert first not in banned["token_ids"]
+        assert banned["stats"]["num_accepted"] > 0
+    assert generate("--logit-bias", f"{first}=-0.0")["token_ids"] == plain["token_ids"]
+
+
+def test_an_answer_can_be_kept_from_ending():
+    """ignore-eos never ends, min-tokens not before."""
+    short = ["--max-tokens", "60", "--temperature", "0"]
+    bare = CliRunner().invoke(main, ["generate", "--json", *short, "hi"])
+    length = len(json.loads(bare.stdout)["token_ids"])
+    assert length < 40
+    for option, least in (
+        (["--ignore-eos"], 60),
+        (["--min-tokens", str(length + 5)], length + 5),
+    ):
+        result = CliRunner().invoke(main, ["generate", "--json", *short, *option, "hi"])
+        answer = json.loads(result.stdout)
+        assert len(answer["token_ids"]) >= least
+        assert answer["finish_reason"] == ("length" if least == 60 else answer["finish_reason"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--repeat-penalty", 1.3, "--repeat-last-n", 200],
+        ["--presence-penalty", 1.0, "--frequency-penalty", 0.5],
+        ["--dry-multiplier", 20.0, "--dry-allowed-length", 1, "--dry-sequence-breaker", "none"],
+    ],
+)
+def test_penalties_give_the_same_text_with_and_without_a_draft(options):
+    """Their history advances along the draft; and they do change the text."""
+    drafted = generate(*options)
+    plain = generate(*options, "--no-draft")
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert drafted["token_ids"] != generate()["token_ids"]
+    assert drafted["stats"]["num_accepted"] > 0
+
+
+@pytest.mark.parametrize("option", ["--xtc-probability", "--mirostat", "--adaptive-target"])
+def test_samplers_that_are_no_law_are_refused(option):
+    """With the reason and a hint, not as an unknown option."""
+    code, error = refused(option, "1")
+    assert code == 2
+    assert "no draft can be verified exactly" in error
+    assert "Hint:" in error
+
+
+def test_bad_values_are_refused():
+    assert refused("--logit-bias", "fox=1")[0] == 2
+    assert "ID=NUMBER" in refused("--logit-bias", "fox=1")[1]
+    assert refused("--logit-bias", "3=nan")[0] == 2
+    code, error = refused("--logit-bias", "999999=1")
+    assert (code, "of a vocabulary of" in error) == (2, True)
