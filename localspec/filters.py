@@ -127,7 +127,7 @@ def typical(logits: Logits, typical_p: float) -> TokenIds:
     mass = np.exp(shifted)
     total = float(mass.sum())
     # -log p - entropy = mean - shifted, as the normalisation cancels out.
-    mean = float(mass @ shifted) / total
+    mean = float((mass * shifted).sum()) / total
     # The mass must exceed typical_p, where top-p's must only reach it.
     kept = _leading(np.abs(shifted - mean), mass, math.nextafter(typical_p * total, math.inf))
     return _at(possible, kept)

@@ -73,7 +73,7 @@ def test_greedy_is_one_hot_whatever_the_filters():
         (SamplingParams(temperature=0, typical_p=0.2), [1]),
         (SamplingParams(temperature=0, top_k=4, top_p=0.9, min_p=0.1), [0]),
         (SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, top_n_sigma=1.0), [0, 1]),
-        (SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, top_n_sigma=1.5), [0, 1, 2]),
+        (SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, top_n_sigma=1.75), [0, 1, 2]),
         # The temperature comes last: a hot one does not widen what the filters keep.
         (SamplingParams(temperature=50, top_k=0, top_p=0.65, min_p=0), [0, 1]),
     ],
@@ -99,6 +99,13 @@ def test_lowest_ids_survive_a_tie(name, tokens, size):
         value = tokens if name == "top_k" else tokens / len(tied)
         params, expected = replace(OFF, **{name: value}), [7, 17, 27]
     assert distribution(row, params).ids.tolist() == expected
+
+
+def test_typical_mass_must_exceed_its_share():
+    """Where top-p's may just reach it: of four equal tokens two make up a half."""
+    row = np.zeros(4, dtype=np.float32)
+    assert distribution(row, replace(OFF, typical_p=0.5)).ids.tolist() == [0, 1, 2]
+    assert distribution(row, replace(OFF, top_p=0.5)).ids.tolist() == [0, 1]
 
 
 def rows_that_defeat_thresholds(size: int) -> dict[str, np.ndarray]:

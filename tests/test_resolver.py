@@ -47,6 +47,12 @@ def test_a_breaker_may_begin_inside_a_token(demo_vocabulary):
     assert () in find_breakers(("ox",), demo_vocabulary)[fox]
 
 
+def test_a_token_that_contains_a_breaker_is_one_by_itself(demo_vocabulary):
+    """Whatever else its end might begin: "did" begins with the d it ends in."""
+    (did,) = demo_vocabulary.tokenize(" did", parse_special=False)
+    assert find_breakers(("did",), demo_vocabulary)[did] == [()]
+
+
 def test_control_tokens_can_be_breakers(demo_vocabulary):
     """They are spelled out for this."""
     breakers = find_breakers(("<|im_end|>",), demo_vocabulary)

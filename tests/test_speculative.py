@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -303,3 +305,19 @@ def test_times_come_from_the_injected_clock():
     """Here every look at the clock is one second later."""
     _, steps = check(TableModel(), TableModel(), 2, request(max_tokens=4))
     assert {(s.draft_time_s, s.target_time_s, s.sampler_time_s) for s in steps} == {(1, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    "penalty", ["repetition_penalty", "frequency_penalty", "dry_multiplier"]
+)
+def test_the_draft_looks_back_on_its_own_draft_tokens(penalty):
+    """So a draft that is the target is always right, whatever the text so far takes away."""
+    params = replace(GREEDY, **{penalty: 3.0}, dry_allowed_length=1)
+    target, draft = (TableModel(seed=4, order=1) for _ in range(2))
+    loop = speculate(target, draft, 4)
+    loop.start(PROMPT)
+    steps = list(loop.steps(request(params, max_tokens=40)))
+    assert all(step.num_accepted == step.num_draft_tokens for step in steps)
+    plain = speculate(TableModel(seed=4, order=1), None, 0)
+    plain.start(PROMPT)
+    assert loop.tokens[3:] != [t for s in plain.steps(request(max_tokens=40)) for t in s.tokens]

@@ -221,6 +221,16 @@ def test_history_advances_along_the_draft(params):
         text.append(int(generator.integers(0, 8)))
 
 
+def test_the_longest_breaker_at_a_place_counts():
+    """Behind "2 4" nothing is left that could repeat; behind "2" there would be a 4."""
+    row = np.zeros(8, dtype=np.float32)
+    params = replace(OFF, dry_multiplier=1.0, dry_allowed_length=1)
+    for tails, penalised in [([()], True), ([(), (4,)], False), ([(3,)], True)]:
+        transforms = Transforms(params, num_prompt_tokens=0, breakers={2: tails})
+        law = transforms.law(row, [4, 1, 2, 4])
+        assert (law.prob(1) < law.prob(0)) == penalised
+
+
 def test_a_draft_with_fewer_tokens_gets_the_same_transforms():
     """What the text, the biases and the end tokens name beyond its row is skipped."""
     params = replace(
