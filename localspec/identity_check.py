@@ -5,7 +5,6 @@ True of the rules greedy and coupled, whose choices are functions of the target'
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,8 +13,9 @@ from localspec.draft_length import FixedDraftLength
 from localspec.randomness import Randomness
 from localspec.rounding import Rounding, single_rows
 from localspec.rules import Place, make_rule
-from localspec.sampling import Distribution, Logits, SamplingParams, distribution
+from localspec.sampling import Logits
 from localspec.speculative import Request, Speculation
+from localspec.transforms import Transforms
 
 NUMS_DRAFT_TOKENS = (1, 3, 8)
 TEXT_TOKENS = 64
@@ -56,11 +56,15 @@ class Identity:
 
 @dataclass(slots=True)
 class IdentityCheck:
-    """Compares texts of one rule, prompt by prompt, and measures rounding on the way."""
+    """Compares texts of one rule, prompt by prompt, and measures rounding on the way.
+
+    The rule is greedy at temperature 0, else coupled. make_transforms: of a text whose
+    prompt has so many tokens.
+    """
 
     loop: Speculation
     is_end: Callable[[int], bool]
-    params: SamplingParams
+    make_transforms: Callable[[int], Transforms]
     rounding: Rounding
     result: Identity = field(default_factory=Identity)
 
@@ -70,66 +74,73 @@ class IdentityCheck:
         tokens = [*prompt_tokens, *plain[:-1]]
         rows = single_rows(self.loop.target, tokens, len(plain))
         self.rounding.measure(self.loop.target, rows, tokens)
-        self._compare(prompt, seed, 0, plain, plain, rows)
-        for num_draft_tokens in NUMS_DRAFT_TOKENS:
-            drafted, num_accepted = self._text(prompt_tokens, seed, num_draft_tokens)
+        judge = _Judge(self._request(seed, prompt_tokens), prompt_tokens, plain, rows)
+        for num_draft_tokens in (0, *NUMS_DRAFT_TOKENS):
+            text, num_accepted = plain, 0
+            if num_draft_tokens:
+                text, num_accepted = self._text(prompt_tokens, seed, num_draft_tokens)
+            self.result.num_texts += 1
+            self.result.num_tokens += len(text)
             self.result.num_accepted += num_accepted
-            self._compare(prompt, seed, num_draft_tokens, plain, drafted, rows)
+            if (found := judge.first_divergence(text)) is not None:
+                self.result.divergences.append(
+                    Divergence(prompt, seed, num_draft_tokens, *found)
+                )
 
-    def _request(self, seed: int | None, room: int) -> Request:
+    def _request(self, seed: int | None, prompt_tokens: list[int]) -> Request:
+        transforms = self.make_transforms(len(prompt_tokens))
+        is_greedy = transforms.params.is_greedy
         rule = make_rule(
-            None if self.params.is_greedy else "coupled",
-            is_greedy=self.params.is_greedy,
+            None if is_greedy else "coupled",
+            is_greedy=is_greedy,
             seed=seed,
             randomness=Randomness(seed or 0),
         )
-        return Request(self.params, rule, min(TEXT_TOKENS, room), self.is_end)
+        room = self.loop.target.context_length - len(prompt_tokens)
+        return Request(transforms, rule, min(TEXT_TOKENS, room), self.is_end)
 
     def _text(self, prompt: list[int], seed: int | None, k: int) -> tuple[list[int], int]:
         self.loop.truncate(0)
         self.loop.start(prompt)
         self.loop.draft_length = FixedDraftLength(k)
-        request = self._request(seed, self.loop.target.context_length - len(prompt))
-        steps = list(self.loop.steps(request))
+        steps = list(self.loop.steps(self._request(seed, prompt)))
         text = [token for step in steps for token in step.tokens]
         return text, sum(step.num_accepted for step in steps)
 
-    def _compare(
-        self,
-        prompt: int,
-        seed: int | None,
-        num_draft_tokens: int,
-        plain: list[int],
-        text: list[int],
-        rows: Logits,
-    ) -> None:
-        """Keep the first token that the row from the batch of one does not lead to."""
-        self.result.num_texts += 1
-        self.result.num_tokens += len(text)
-        choose = self._request(seed, 1).rule.draw(Place(0, 0))
-        found: tuple[int, int, int, float] | None = None
-        for position, row in enumerate(rows):
-            expected = choose(position, distribution(row, self.params))
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """What the target, asked alone and behind the plain text, says to a token."""
+
+    request: Request
+    prompt_tokens: list[int]
+    plain: list[int]
+    rows: Logits
+
+    def first_divergence(self, text: list[int]) -> tuple[int, int, int, float] | None:
+        """Position, expected token, token and gap of the first that it would not choose."""
+        for position, row in enumerate(self.rows):
+            expected = self._choice(position, row)
             token = text[position] if position < len(text) else -1
             if token != expected:
-                gap = self._gap(row, expected, token, functools.partial(choose, position))
-                found = position, expected, token, gap
-            if token != plain[position]:
-                break  # the rows are those of the plain text
-        else:
-            if len(text) > len(plain):
-                found = len(plain), -1, text[len(plain)], math.inf
-        if found is not None:
-            self.result.divergences.append(Divergence(prompt, seed, num_draft_tokens, *found))
+                return position, expected, token, self._gap(position, expected, token)
+            if token != self.plain[position]:
+                return None  # the rows are those of the plain text, and only of that
+        if len(text) > len(self.plain):
+            return len(self.plain), -1, text[len(self.plain)], math.inf
+        return None
 
-    def _gap(
-        self, row: Logits, expected: int, token: int, choose: Callable[[Distribution], int]
-    ) -> float:
+    def _choice(self, position: int, row: Logits) -> int:
+        history = [*self.prompt_tokens, *self.plain[:position]]
+        law = self.request.transforms.law(row, history)
+        return self.request.rule.draw(Place(0, position))(0, law)
+
+    def _gap(self, position: int, expected: int, token: int) -> float:
         def is_chosen(gap: float) -> bool:
-            moved = row.copy()
+            moved = self.rows[position].copy()
             moved[token] += gap / 2
             moved[expected] -= gap / 2
-            return choose(distribution(moved, self.params)) == token
+            return self._choice(position, moved) == token
 
         low, high = 0.0, _FARTHEST
         if token < 0 or not is_chosen(high):

@@ -23,6 +23,7 @@ from localspec.randomness import Randomness, fresh_seed
 from localspec.rules import RuleName, make_rule
 from localspec.sampling import Logits, Probs, SamplingParams
 from localspec.speculative import Request, Speculation
+from localspec.transforms import Transforms
 
 RULES: tuple[RuleName, ...] = ("token", "block", "coupled")
 VIEWS = ("rank", "token id", "overrated by the draft")
@@ -102,7 +103,12 @@ class LawCheck:
         loop.draft_length = FixedDraftLength(NUM_DRAFT_TOKENS)
         loop.start(prompt)
         made = make_rule(rule, is_greedy=False, seed=None, randomness=Randomness(fresh_seed()))
-        request = Request(UNFILTERED, made, min(TEXT_TOKENS, room), self.is_end)
+        request = Request(
+            Transforms(UNFILTERED, num_prompt_tokens=len(prompt)),
+            made,
+            min(TEXT_TOKENS, room),
+            self.is_end,
+        )
         text = [token for step in loop.steps(request) for token in step.tokens]
         # Nothing of what the loop computed is trusted: both caches are emptied.
         loop.truncate(0)

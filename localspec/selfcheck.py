@@ -6,6 +6,7 @@ width is measured; sampled text must follow the target's own laws.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from localspec.engine import Engine
 from localspec.errors import ContextError
 from localspec.identity_check import Identity, IdentityCheck
 from localspec.law_check import RULES, LawCheck, LawResult
+from localspec.resolver import Resolver
 from localspec.rounding import Rounding
 from localspec.sampling import SamplingParams
 from localspec.speculative import Speculation
@@ -97,8 +99,11 @@ def _check(
     is_end = engine.vocabulary.is_end
     rounding = Rounding()
     sampled = SamplingParams() if engine.sampling.is_greedy else engine.sampling
-    greedy = IdentityCheck(loop, is_end, GREEDY, rounding)
-    seeded = IdentityCheck(loop, is_end, sampled, rounding)
+    transforms = Resolver(engine.vocabulary).transforms
+    greedy, seeded = (
+        IdentityCheck(loop, is_end, functools.partial(transforms, params), rounding)
+        for params in (GREEDY, sampled)
+    )
     for number, prompt in enumerate(prompts):
         progress("greedy and seeded text", number / len(prompts) / 2)
         greedy.run(number, prompt, None)

@@ -6,12 +6,8 @@ served twice would bend the law, however far apart the two uses are.
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-=======
 from dataclasses import replace
 
-import numpy as np
->>>>>>> fe1c001 (Apply every transform that is a law of a row, with the history advancing along the draft)
 import pytest
 
 from enumeration import Enumeration
@@ -43,13 +39,7 @@ class Unsure(DraftModel):
         proposal = Proposal([], [])
         missing = tokens[self.model.num_cached :]
         for index in range(num_wanted):
-<<<<<<< HEAD
-            law = distribution(self.next_row(missing), params)
-=======
-            row = self.model.decode(missing, 1)[0]
-            row[self._different] = -np.inf
-            law = transforms.law(row, tokens, proposal.draft_tokens)
->>>>>>> fe1c001 (Apply every transform that is a law of a row, with the history advancing along the draft)
+            law = transforms.law(self.next_row(missing), tokens, proposal.draft_tokens)
             if law.probs.max() < 0.6:
                 break
             missing = [draw(index, law)]

@@ -21,6 +21,7 @@ from localspec.law_check import RULES, VIEWS, LawCheck
 from localspec.llama import LlamaModel
 from localspec.llama_options import LlamaOptions
 from localspec.rounding import Rounding
+from localspec.transforms import Transforms
 
 GREEDY = localspec.SamplingParams(temperature=0)
 HEROES = ["a fox", "an owl", "a dragon", "two mice", "a robot", "a girl called Mia", "a whale"]
@@ -190,12 +191,6 @@ def test_sampled_texts_follow_the_targets_law(demo_target, demo_draft):
         assert result.p_value > 1e-6, result
         assert result.smallest_bias < 0.02
 
-<<<<<<< HEAD
-=======
-    It is the first that a draft can propose, and it is summed over the first.
-    """
-    from localspec.filters import distribution
->>>>>>> fe1c001 (Apply every transform that is a law of a row, with the history advancing along the draft)
 
 @pytest.mark.parametrize("draft", ["demo_draft", "unrelated_draft"])
 def test_seeded_text_is_the_same_with_any_draft(demo_target, draft, request):
@@ -204,7 +199,10 @@ def test_seeded_text_is_the_same_with_any_draft(demo_target, draft, request):
         rounding = Rounding()
         with pair.exclusively() as loop:
             check = IdentityCheck(
-                loop, pair.vocabulary.is_end, localspec.SamplingParams(), rounding
+                loop,
+                pair.vocabulary.is_end,
+                lambda count: Transforms(localspec.SamplingParams(), num_prompt_tokens=count),
+                rounding,
             )
             for seed, text in enumerate(PROMPTS[::6]):
                 check.run(seed, prompt_tokens(pair, text), seed)
