@@ -63,12 +63,12 @@ class Stats:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens behind the first ÷ the time of their steps; 0 if there are none.
+        """Completion tokens ÷ the time of the steps behind the prefill; 0 if there are none.
 
         Not the wall time: what an application does between two pieces is not decoding.
         """
         decode_time_s = self.draft_time_s + self.target_time_s + self.sampler_time_s
-        return (self.completion_tokens - 1) / decode_time_s if decode_time_s > 0 else 0.0
+        return self.completion_tokens / decode_time_s if decode_time_s > 0 else 0.0
 
     @property
     def acceptance_rate(self) -> float:

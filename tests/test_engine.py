@@ -310,7 +310,7 @@ def test_vocabularies_padded_to_different_sizes_work(tmp_path, demo_target, padd
 
 
 def test_renamed_tokens_are_never_drafted_and_change_nothing(tmp_path, demo_target):
-    """Here the commonest words have other names in the draft, which else is the target."""
+    """Here some words of the answer have other names in the draft."""
     with localspec.load(target=demo_target) as alone:
         plain = alone.generate(STORY, sampling=GREEDY, max_tokens=60)
     renamed = set(plain.token_ids[3:12])

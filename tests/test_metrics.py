@@ -46,7 +46,7 @@ def test_an_answer_adds_up():
     assert stats.mean_acceptance_length == pytest.approx(1 + 4 / 3)
     assert stats.time_to_first_token_s == 2.0
     assert stats.total_time_s == 4.0
-    assert stats.tokens_per_s == pytest.approx((7 - 1) / (0.5 + 1.0 + 0.25))
+    assert stats.tokens_per_s == pytest.approx(7 / (0.5 + 1.0 + 0.25))
     # The first step is the prompt's: its times are in the time to the first token.
     assert (stats.draft_time_s, stats.target_time_s, stats.sampler_time_s) == (0.5, 1.0, 0.25)
 

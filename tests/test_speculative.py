@@ -13,7 +13,7 @@ from localspec.errors import DecodeError
 from localspec.metrics import Provenance
 from localspec.proposers import DraftModel
 from localspec.randomness import Randomness
-from localspec.rules import make_rule
+from localspec.rules import Place, make_rule
 from localspec.sampling import SamplingParams
 from localspec.speculative import Request, Speculation
 from localspec.transforms import Transforms
@@ -185,6 +185,34 @@ def test_a_common_prefix_is_kept_and_the_rest_decoded():
     assert loop.start([*said, 5, 6]) == len(said) - 1
     next(loop.steps(request()))
     assert target.decoded[0] == [said[-1], 5, 6]
+
+
+def test_another_text_is_decoded_from_where_it_differs():
+    """Nothing of the old one's cache is believed behind that."""
+    target, draft = TableModel(seed=1), TableModel(seed=1, order=2)
+    loop = speculate(target, draft, 3)
+    loop.start([1, 2, 3, 4, 5])
+    list(loop.steps(request(max_tokens=6)))
+    assert loop.start([1, 2, 6, 4, 5, 7, 7, 7, 7, 7, 7, 7, 7]) == 2
+    text = [t for step in loop.steps(request(max_tokens=8)) for t in step.tokens]
+    assert text == greedy_text(
+        TableModel(seed=1), [1, 2, 6, 4, 5, 7, 7, 7, 7, 7, 7, 7, 7], 8, never
+    )
+    assert draft.cached == loop.tokens[: draft.num_cached]
+
+
+def test_renamed_tokens_are_never_proposed():
+    """Although this draft is the target itself and would often be right with them."""
+    draft = TableModel(seed=1)
+    proposer = DraftModel(draft, all_shared(draft, draft, different=[2, 3]), never)
+    transforms = Transforms(SAMPLED, num_prompt_tokens=3)
+    proposed = set()
+    for seed in range(40):
+        proposer.truncate(0)
+        rule = make_rule("token", is_greedy=False, seed=None, randomness=Randomness(seed))
+        proposal = proposer.propose(PROMPT, 5, transforms, rule.draw(Place(1, 1)))
+        proposed |= set(proposal.draft_tokens)
+    assert proposed == {0, 1, 4, 5, 6, 7}
 
 
 def test_the_same_prompt_again_decodes_one_token():
