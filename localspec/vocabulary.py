@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from localspec.errors import ContextError
+
+# libllama splits text with std::regex, whose matcher in libstdc++ calls itself for every
+# character of a run: 320 bytes of stack each, measured. A thread of our own has room for all.
+_STACK_PER_BYTE = 1024
+_BASE_STACK = 1 << 20
+_STACK_UNIT = 1 << 16  # the largest page of any system
+_SAFE_BYTES = 512  # of text: tokenised on whatever stack the caller has
+_MAX_TEXT_BYTES = 8 << 20
+_MAX_STACK = 1 << 28 if os.name == "nt" else 1 << 34  # Windows: all that Python will ask for
+_stack_size_lock = threading.Lock()  # the stack size of new threads is one for the process
+
+_NEVER_MERGED = "\ue000"  # a private character: no entry of a vocabulary goes on behind it
+# gpt-oss marks its turns with these; libllama shows them in answers, so calls them ordinary.
+_SHOWN_CONTROL_TEXTS = frozenset({"<|start|>", "<|message|>", "<|channel|>", "<|constrain|>"})
 
 
 class Vocabulary:
@@ -20,6 +39,7 @@ class Vocabulary:
         self._require_open = require_open
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
+        self._longest_entry = 0  # bytes; 0 until it is asked for
         self.size: int = self._lib.llama_vocab_n_tokens(vocab)
         self.kind: int = self._lib.llama_vocab_type(vocab)
         self.bos: int = self._lib.llama_vocab_bos(vocab)
@@ -30,9 +50,38 @@ class Vocabulary:
         self._require_open()
         return self._vocab
 
-    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
-        """Ids of `text`. Only with parse_special can its characters name a control token."""
+    def tokenize(
+        self, text: str, *, parse_special: bool, behind: int | None = None
+    ) -> list[int]:
+        """Ids of `text`. Only with parse_special can its characters name a control token.
+
+        behind: the token that the text follows, if it was cut out of a longer one. Some
+        tokenizers put a space before a text, which has no place in the middle of one.
+
+        Raises ContextError for more text than any model reads.
+        """
         data = text.encode("utf-8", errors="replace")
+        if self.kind != self._lib.LLAMA_VOCAB_TYPE_SPM or self._starts_text(behind):
+            return self._tokenize(data, parse_special=parse_special)
+        mark = _NEVER_MERGED.encode()
+        before = self._tokenize(mark, parse_special=parse_special)
+        return self._tokenize(mark + data, parse_special=parse_special)[len(before) :]
+
+    def _tokenize(self, data: bytes, *, parse_special: bool) -> list[int]:
+        if len(data) > _MAX_TEXT_BYTES:
+            raise ContextError(
+                f"a text of {len(data)} bytes is too long; {_MAX_TEXT_BYTES} can be tokenised",
+                "Shorten it.",
+            )
+        if len(data) <= _SAFE_BYTES:
+            return self._tokenize_here(data, parse_special=parse_special)
+        stack = _BASE_STACK + len(data) * _STACK_PER_BYTE // _STACK_UNIT * _STACK_UNIT
+        return _on_deep_stack(
+            lambda: self._tokenize_here(data, parse_special=parse_special),
+            min(stack, _MAX_STACK),
+        )
+
+    def _tokenize_here(self, data: bytes, *, parse_special: bool) -> list[int]:
         capacity = len(data) + 2
         while True:
             ids = (ctypes.c_int32 * capacity)()
@@ -42,6 +91,12 @@ class Vocabulary:
             if count >= 0:
                 return ids[:count]
             capacity = -count
+
+    def max_text_bytes(self, num_tokens: int) -> int:
+        """The longest text that so many tokens could spell, in bytes."""
+        if self._longest_entry == 0:
+            self._longest_entry = max(map(len, self.entries()))
+        return num_tokens * self._longest_entry
 
     def piece(self, token: int) -> bytes:
         """Bytes of a token as they stand in an answer: none for a control token."""
@@ -90,10 +145,34 @@ class Vocabulary:
 
     def control_texts(self) -> list[str]:
         """Texts that the tokenizer turns into control tokens when it is told to."""
-        special = self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
-        attributes, vocab = self._lib.llama_vocab_get_attr, self._pointer()
-        texts = (self.text(i) for i in range(self.size) if attributes(vocab, i) & special)
+        texts = (self.text(token) for token in range(self.size) if self.is_control(token))
         return [text for text in texts if text]
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token steers the model rather than spelling text."""
+        control = self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
+        attributes = self._attributes(token)
+        return bool(attributes & control) or (
+            bool(attributes & self._lib.LLAMA_TOKEN_ATTR_USER_DEFINED)
+            and self.text(token) in _SHOWN_CONTROL_TEXTS
+        )
+
+    def _starts_text(self, behind: int | None) -> bool:
+        """Whether a text begins anew: at the very start and behind a token cut out of it."""
+        return behind is None or bool(
+            self._attributes(behind)
+            & (
+                self._lib.LLAMA_TOKEN_ATTR_CONTROL
+                | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
+                | self._lib.LLAMA_TOKEN_ATTR_USER_DEFINED
+            )
+        )
+
+    def _attributes(self, token: int) -> int:
+        if not 0 <= token < self.size:
+            return 0
+        attributes: int = self._lib.llama_vocab_get_attr(self._pointer(), token)
+        return attributes
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends an answer: one of a set, not just the eos token."""
@@ -108,3 +187,24 @@ class Vocabulary:
         """Every token that ends an answer."""
         is_end, vocab = self._lib.llama_vocab_is_eog, self._pointer()
         return [token for token in range(self.size) if is_end(vocab, token)]
+
+
+def _on_deep_stack(call: Callable[[], list[int]], stack_bytes: int) -> list[int]:
+    """The result of `call`, made in a thread with that much stack.
+
+    The system gives memory to a stack as it is used: an ordinary text uses little of it.
+    """
+    # Leaving the pool waits for the thread: an interrupt must not free the model under it.
+    with ThreadPoolExecutor(1, "localspec-tokenize") as pool:
+        with _stack_size_lock:
+            usual = threading.stack_size(stack_bytes)
+            try:
+                future = pool.submit(call)
+            except RuntimeError as error:
+                raise ContextError(
+                    f"no room to tokenise so long a text (a stack of {stack_bytes >> 20} MiB)",
+                    "Shorten it.",
+                ) from error
+            finally:
+                threading.stack_size(usual)
+        return future.result()

@@ -22,12 +22,13 @@ def write_random_model(
     num_padding: int = 0,
     replace_tokens: dict[int, str] | None = None,
     drop: tuple[str, ...] = (),
-    extra: dict[str, bool | int | str] | None = None,
+    extra: dict[str, bool | int | float | str | list[int]] | None = None,
 ) -> Path:
     """A model of `num_layers` layers of `width`, random and so unrelated to any other.
 
     architecture: llama or mamba. num_padding: ids added behind the vocabulary.
-    replace_tokens: ids given another text. drop: metadata keys to leave out. extra: to add.
+    replace_tokens: ids given another text. drop: metadata keys to leave out. extra: to add,
+    or to state instead.
     """
     random = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)
@@ -42,9 +43,13 @@ def write_random_model(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(32)
     for key, value in (extra or {}).items():
-        {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}[type(value)](
-            key, value
-        )
+        {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }[type(value)](key, value)
 
     def matrix(name: str, rows: int, columns: int) -> None:
         weights = random.standard_normal((rows, columns)) / np.sqrt(columns)
@@ -123,6 +128,33 @@ def _copy_tokenizer(
         kinds = field.types
         writer.add_key_value(key, value, kinds[0], kinds[1] if len(kinds) > 1 else None)
     return num_tokens
+
+
+def write_spm_model(path: Path, *, more: tuple[str, ...] = (), num_bytes: int = 256) -> Path:
+    """A random model with a small vocabulary of SentencePiece's kind, as Llama 2 had it.
+
+    It begins texts with a space, and spells in bytes what has no token: the letters do.
+    more: further tokens, the first of them the likeliest. num_bytes: how many bytes there are.
+    """
+    tokenizer = path.with_suffix(".tokenizer.gguf")
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(num_bytes)]
+    letters = ["▁", *"abcdefghijklmnopqrstuvwxyz<>/:.!"]
+    tokens = ["<unk>", "<s>", "</s>", *bytes_, *letters, *more]
+    kinds = [2, 3, 3, *[6] * num_bytes, *[1] * (len(letters) + len(more))]
+    writer = gguf.GGUFWriter(tokenizer, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_scores([-float(rank) for rank in range(len(tokens))])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.add_add_space_prefix(True)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return write_random_model(path, tokenizer)
 
 
 def split_model(source: Path, folder: Path) -> Path:
