@@ -1,21 +1,23 @@
 """The header of a GGUF file, read with every length checked against the file's size.
 
 libllama trusts a header further than a downloaded or damaged file deserves: what it finds
-late can end the process. So the header is read here first. Arrays are skipped, not kept: a
-vocabulary alone would be 150 000 strings.
+late can end the process. So the header is read here first. Of its arrays only short ones of
+numbers and the tokens are kept; the other strings would be 300 000 more.
 """
 
 from __future__ import annotations
 
 import mmap
+import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.errors import ModelFileError
 
-Value = int | float | bool | str | None  # None stands for an array
+# None stands for an array that is not kept.
+Value = int | float | bool | str | tuple[int | float | bool, ...] | None
 
 _SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i",
@@ -24,17 +26,23 @@ _SCALARS = {
 _STRING, _ARRAY = 8, 9
 _MAX_ENTRIES = 1 << 20  # of metadata or tensors: far above any real file
 _MAX_DIMENSIONS = 4
+_MAX_KEPT = 512  # numbers in an array that is kept: one for each layer
+_TOKENS = "tokenizer.ggml.tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a GGUF file says of itself. metadata holds scalars and strings."""
+    """What a GGUF file says of itself.
+
+    metadata: scalars, strings and short arrays of numbers. tokens: the vocabulary, if any.
+    """
 
     path: Path
     size_bytes: int
     version: int
     num_tensors: int
     metadata: Mapping[str, Value]
+    tokens: Sequence[bytes] = ()
 
     @property
     def architecture(self) -> str:
@@ -53,9 +61,16 @@ def read_header(path: Path) -> Header:
     points outside of it (a download that was cut short, say).
     """
     try:
+        info = path.stat()
+        if stat.S_ISDIR(info.st_mode):
+            raise ModelFileError(f"{path} is a directory", "Name the .gguf file in it.")
+        # Before it is opened: that would wait for the other end of a pipe.
+        if not stat.S_ISREG(info.st_mode):
+            raise ModelFileError(
+                f"{path} is a pipe or a device, not a file", "Name a .gguf file on disk."
+            )
         with path.open("rb") as file:
-            size = path.stat().st_size
-            if size < 4 or file.read(4) != b"GGUF":
+            if info.st_size < 4 or file.read(4) != b"GGUF":
                 raise ModelFileError(
                     f"{path} is not a GGUF file (it does not begin with 'GGUF')",
                     "Choose a .gguf model file; other formats have to be converted first.",
@@ -64,10 +79,10 @@ def read_header(path: Path) -> Header:
                 return _Reader(path, data).header()
     except FileNotFoundError:
         raise ModelFileError(f"{path} does not exist", "Check the path.") from None
-    except IsADirectoryError:
-        raise ModelFileError(f"{path} is a directory", "Name the .gguf file in it.") from None
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror}", "") from error
+    except ValueError as error:  # a NUL character
+        raise ModelFileError(f"{str(path)!r} is no path: {error}", "Check the path.") from None
 
 
 class _Reader:
@@ -77,6 +92,7 @@ class _Reader:
         self._path = path
         self._data = data
         self._at = 4
+        self._tokens: Sequence[bytes] = ()
 
     def header(self) -> Header:
         version = self._scalar("<I")
@@ -88,7 +104,10 @@ class _Reader:
         num_tensors, num_entries = self._scalar("<Q"), self._scalar("<Q")
         if max(num_tensors, num_entries) > _MAX_ENTRIES:
             raise self._damaged(f"it claims {num_tensors} tensors and {num_entries} entries")
-        metadata = {self._string(): self._value(self._scalar("<I")) for _ in range(num_entries)}
+        metadata: dict[str, Value] = {}
+        for _ in range(num_entries):
+            key = self._string()
+            metadata[key] = self._value(key, self._scalar("<I"))
         last_offset = max((self._tensor_offset() for _ in range(num_tensors)), default=0)
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
@@ -100,7 +119,7 @@ class _Reader:
                 f"its tensors reach beyond {data_start + last_offset} bytes, "
                 f"the file has {len(self._data)}"
             )
-        return Header(self._path, len(self._data), version, num_tensors, metadata)
+        return Header(self._path, len(self._data), version, num_tensors, metadata, self._tokens)
 
     def _damaged(self, what: str) -> ModelFileError:
         return ModelFileError(
@@ -123,24 +142,32 @@ class _Reader:
         begin = self._skip(length)
         return self._data[begin : begin + length].decode("utf-8", errors="replace")
 
-    def _value(self, kind: int) -> Value:
+    def _value(self, key: str, kind: int) -> Value:
         if kind == _STRING:
             return self._string()
-        if kind == _ARRAY:
-            self._skip_array()
-            return None
-        return self._scalar(self._format(kind))
+        if kind != _ARRAY:
+            return self._scalar(self._format(kind))
+        kind, count = self._scalar("<I"), self._scalar("<Q")
+        if kind != _STRING:
+            return self._numbers(self._format(kind), count)
+        begin = self._at
+        self._skip_strings(count)
+        if key == _TOKENS:
+            self._tokens = self._strings(begin, count)
+        return None
 
     def _format(self, kind: int) -> str:
         if kind not in _SCALARS:
             raise self._damaged(f"it has a value of unknown type {kind}")
         return _SCALARS[kind]
 
-    def _skip_array(self) -> None:
-        kind, count = self._scalar("<I"), self._scalar("<Q")
-        if kind != _STRING:
-            self._skip(count * struct.calcsize(self._format(kind)))
-            return
+    def _numbers(self, kind: str, count: int) -> Value:
+        begin = self._skip(count * struct.calcsize(kind))
+        if count > _MAX_KEPT:
+            return None
+        return struct.unpack_from(f"<{count}{kind[1]}", self._data, begin)
+
+    def _skip_strings(self, count: int) -> None:
         if count * 8 > len(self._data):
             raise self._damaged(f"it claims an array of {count} strings")
         # The hot loop of the check: 300 000 strings in a large vocabulary.
@@ -152,6 +179,16 @@ class _Reader:
             at = size + 1
         self._at = at
         self._skip(0)
+
+    def _strings(self, at: int, count: int) -> list[bytes]:
+        """Strings that `_skip_strings` has passed over."""
+        data, length_at = self._data, _LENGTH.unpack_from
+        strings = []
+        for _ in range(count):
+            begin = at + 8
+            at = begin + length_at(data, at)[0]
+            strings.append(data[begin:at])
+        return strings
 
     def _tensor_offset(self) -> int:
         self._string()

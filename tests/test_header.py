@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def write(folder: Path, data: bytes) -> Path:
 
 
 def test_reads_what_gguf_wrote(demo_target):
-    """Every scalar and string of a real file, as the gguf package reads it."""
+    """Every scalar and string of a real file, and its tokens, as the gguf package reads it."""
     header = read_header(demo_target)
     reader = gguf.GGUFReader(demo_target)
     scalars = {
@@ -40,10 +41,28 @@ def test_reads_what_gguf_wrote(demo_target):
         for key, field in reader.fields.items()
         if not key.startswith("GGUF.") and field.types[0] is not gguf.GGUFValueType.ARRAY
     }
-    assert {k: v for k, v in header.metadata.items() if v is not None} == pytest.approx(scalars)
+    assert {k: header.metadata[k] for k in scalars} == pytest.approx(scalars)
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    assert [token.decode() for token in header.tokens] == tokens
     assert header.num_tensors == len(reader.tensors)
     assert header.size_bytes == demo_target.stat().st_size
     assert header.architecture == scalars["general.architecture"]
+
+
+def test_short_arrays_of_numbers_are_kept(tmp_path):
+    """One number for each layer; longer ones and other strings are passed over."""
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("heads", [4, 2, 0])
+    writer.add_array("scales", [0.5, 2.0])
+    writer.add_array("long", list(range(1000)))
+    writer.add_array("names", ["a", "b"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    metadata = read_header(path).metadata
+    assert (metadata["heads"], metadata["scales"]) == ((4, 2, 0), (0.5, 2.0))
+    assert (metadata["long"], metadata["names"]) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -103,3 +122,22 @@ def test_a_header_cut_anywhere_is_refused(demo_target, tmp_path_factory, length)
 def test_a_path_that_is_no_file_is_refused(tmp_path, name):
     with pytest.raises(ModelFileError, match=r"does not exist|is a directory"):
         read_header(tmp_path / name)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no names here")
+def test_a_pipe_is_refused_rather_than_waited_for(tmp_path):
+    pipe = tmp_path / "model.gguf"
+    os.mkfifo(pipe)
+    with pytest.raises(ModelFileError, match="pipe or a device"):
+        read_header(pipe)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="devices have no files here")
+def test_a_device_is_refused():
+    with pytest.raises(ModelFileError, match="pipe or a device"):
+        read_header(Path(os.devnull))
+
+
+def test_a_name_that_no_file_can_have_is_refused():
+    with pytest.raises(ModelFileError, match="no path"):
+        read_header(Path("model\0.gguf"))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import gguf
 import pytest
 
-from gguf_maker import write_random_model
+from gguf_maker import write_random_model, write_spm_model
 from localspec.errors import ModelFileError
 from localspec.model_file import check_model_file
 
@@ -35,6 +34,86 @@ def test_other_kinds_of_file_are_refused(tmp_path, demo_target, extra, drop, mes
         check_model_file(path)
 
 
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"block_count": 0}, "block_count is 0"),
+        ({"block_count": 1000}, "block_count is 1000"),
+        ({"block_count": 2**31 - 1}, "block_count is 2147483647"),
+        ({"context_length": 0}, "context_length is 0"),
+        ({"context_length": 2**31}, "context_length is 2147483648"),
+        ({"embedding_length": 0}, "embedding_length is 0"),
+        ({"attention.layer_norm_rms_epsilon": -1.0}, "epsilon is -1"),
+        ({"attention.layer_norm_rms_epsilon": float("nan")}, "epsilon is nan"),
+        ({"attention.layer_norm_epsilon": float("inf")}, "epsilon is inf"),
+        ({"rope.scaling.type": "cubic"}, "'cubic'"),
+        ({"expert_count": 2000, "expert_used_count": 2}, "expert_count is 2000"),
+        ({"expert_count": 8}, "uses 0 of its 8 experts"),
+        ({"expert_count": 8, "expert_used_count": 9}, "uses 9 of its 8 experts"),
+        ({"expert_used_count": 2}, "uses 2 of its 0 experts"),
+        (
+            {"expert_count": 8, "expert_used_count": 2, "expert_group_count": 3},
+            "8 experts are in 3 groups",
+        ),
+        (
+            {"expert_count": 8, "expert_used_count": 2, "expert_group_count": 4},
+            "0 of its 4 groups",
+        ),
+        ({"nextn_predict_layers": 2}, "2 of its 1 layers"),
+        ({"attention.head_count": 3, "attention.head_count_kv": 3}, "width of 64"),
+        ({"attention.head_count": 8, "attention.head_count_kv": 3}, "share 3"),
+        ({"attention.head_count": [8], "attention.head_count_kv": [5]}, "share 5"),
+    ],
+)
+def test_numbers_that_would_end_the_process_are_refused(tmp_path, demo_target, extra, message):
+    """libllama asserts them, or divides by them."""
+    stated = {f"llama.{key}": value for key, value in extra.items()}
+    path = write_random_model(tmp_path / "model.gguf", demo_target, extra=stated)
+    with pytest.raises(ModelFileError, match=message):
+        check_model_file(path)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"attention.head_count_kv": [0]},
+        {"attention.head_count": 6, "attention.key_length": 32},
+        {"expert_count": 8, "expert_used_count": 2},
+        {"expert_count": 8, "expert_used_count": [2], "expert_group_count": 1},
+        {"rope.scaling.type": "yarn"},
+        {"attention.layer_norm_rms_epsilon": 0.0},
+        {"nextn_predict_layers": 1},
+    ],
+)
+def test_unusual_but_possible_numbers_pass(tmp_path, demo_target, extra):
+    stated = {f"llama.{key}": value for key, value in extra.items()}
+    path = write_random_model(tmp_path / "model.gguf", demo_target, extra=stated)
+    assert check_model_file(path).architecture == "llama"
+
+
+def test_tokens_that_are_there_twice_are_refused(tmp_path, demo_target):
+    path = write_random_model(
+        tmp_path / "twice.gguf", demo_target, replace_tokens={9: "twice", 11: "twice"}
+    )
+    with pytest.raises(ModelFileError, match="1 of its tokens"):
+        check_model_file(path)
+
+
+def test_empty_tokens_may_be_many(tmp_path, demo_target):
+    """libllama gives them names."""
+    path = write_random_model(
+        tmp_path / "empty.gguf", demo_target, replace_tokens={9: "", 11: ""}
+    )
+    assert check_model_file(path)
+
+
+def test_a_vocabulary_that_cannot_spell_every_byte_is_refused(tmp_path):
+    """Of SentencePiece's kind: libllama would throw at the first such character."""
+    assert check_model_file(write_spm_model(tmp_path / "whole.gguf"))
+    with pytest.raises(ModelFileError, match="lacks 56 bytes, the first is 0xC8"):
+        check_model_file(write_spm_model(tmp_path / "part.gguf", num_bytes=200))
+
+
 def test_a_vocabulary_alone_is_refused(tmp_path):
     path = tmp_path / "vocab.gguf"
     writer = gguf.GGUFWriter(path, "llama")
@@ -42,15 +121,6 @@ def test_a_vocabulary_alone_is_refused(tmp_path):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ModelFileError, match="no weights"):
-        check_model_file(path)
-
-
-def test_a_shared_vocabulary_file_is_refused():
-    """The real thing: llama.cpp's own vocabulary files."""
-    path = Path(__file__).parent.parent.parent / "shared/data/vocab/ggml-vocab-qwen2.gguf"
-    if not path.exists():
-        pytest.skip("llama.cpp's vocabulary files are not here")
     with pytest.raises(ModelFileError, match="no weights"):
         check_model_file(path)
 
