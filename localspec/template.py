@@ -1,29 +1,24 @@
-"""Chat templates: messages → prompt, in Jinja's sandbox and within bounds.
+"""Chat templates: messages → prompt.
 
-A template comes with a model file, so it is somebody's code. The sandbox keeps it from the
-interpreter; the bounds here keep it from using up time and memory.
+A template comes with a model file, so it is somebody's code: it is compiled for the sandbox
+that bounds what it can do.
 """
 
 from __future__ import annotations
 
-import datetime as dt
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
-from jinja2 import TemplateError as JinjaError
 from jinja2 import nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from localspec.errors import TemplateError
+from localspec.sandbox import Refused, Sandbox
 
-MAX_ITERATIONS = 1_000_000
-MAX_CHARACTERS = 50_000_000
-MAX_OPERAND = 100_000
+MAX_SOURCE = 200_000  # characters
+_MAX_REASON = 300  # characters of a template's own words in an error
 
 Message = Mapping[str, str]  # keys: role, content
-
-_TICK = "__localspec_tick__"
 
 BUILT_IN = {
     "chatml": (
@@ -53,113 +48,85 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos: str, eos: str) -> None:
         self._variables = {"bos_token": bos, "eos_token": eos}
-        self._environment = _Environment()
+        self._sandbox = Sandbox()
         try:
-            tree = self._environment.parse(source)
-            _count_iterations(tree)
-            code = self._environment.compile(tree)
-            self._template = self._environment.template_class.from_code(
-                self._environment, code, self._environment.make_globals(None)
+            if len(source) > MAX_SOURCE:
+                raise Refused(f"it has {len(source)} characters, more than {MAX_SOURCE}")
+            tree = _Metered().visit(self._sandbox.parse(source))
+            code = self._sandbox.compile(tree)
+            self._template = self._sandbox.template_class.from_code(
+                self._sandbox, code, self._sandbox.make_globals(None)
             )
-        except (JinjaError, RecursionError) as error:
-            raise _unusable(str(error)) from error
+        # Beyond Jinja's there are the errors and limits of Python's compiler.
+        except Exception as error:
+            raise _unusable(error) from error
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt that asks for the next answer.
 
         Raises TemplateError if the template refuses the messages, fails, or exceeds its bounds.
         """
-        self._environment.iterations = 0
+        self._sandbox.restart()
         try:
             return "".join(
-                _bounded(
-                    self._template.generate(
-                        messages=[dict(message) for message in messages],
-                        add_generation_prompt=True,
-                        **self._variables,
-                    )
+                self._template.generate(
+                    messages=[dict(message) for message in messages],
+                    add_generation_prompt=True,
+                    **self._variables,
                 )
             )
-        except TemplateError:
-            raise
         # The template is foreign code: whatever it raises is its own failure.
         except Exception as error:
-            raise _unusable(f"{type(error).__name__}: {error}") from error
+            raise _unusable(error) from error
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja as chat templates expect it, with arithmetic that cannot grow without bound."""
+class _Metered(NodeTransformer):
+    """Rewrites a template so that the environment sees every value that it makes.
 
-    intercepted_binops = frozenset(["*", "**", "%"])
+    What is called are attributes of the environment, which no variable can stand in for.
+    """
 
-    def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
+        return nodes.Const(node.data, lineno=node.lineno)  # written like any expression
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("glue", node.nodes, node)
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(
+            0, nodes.ExprStmt(_call("pay", [nodes.Const(1)], node), lineno=node.lineno)
         )
-        self.iterations = 0
-        self.filters["tojson"] = _to_json
-        self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
-        self.globals[_TICK] = self._tick
+        return node
 
-    def _tick(self) -> str:
-        self.iterations += 1
-        if self.iterations > MAX_ITERATIONS:
-            raise TemplateError(f"the chat template ran through {MAX_ITERATIONS} loop steps")
-        return ""
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("keep", [node], node) if isinstance(node.arg, nodes.Slice) else node
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "%" and isinstance(left, str):
-            raise TemplateError("the chat template formats with %, which is not supported")
-        sizes = [abs(x) if isinstance(x, int) else len(x) for x in (left, right) if _sized(x)]
-        if operator != "%" and any(size > MAX_OPERAND for size in sizes):
-            raise TemplateError(f"the chat template computes {operator} with {max(sizes)}")
-        if operator == "**" and sum(sizes) > 64:
-            raise TemplateError("the chat template computes too large a power")
-        return super().call_binop(context, operator, left, right)
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("keep", [node], node) if node.ctx == "load" else node
+
+    def visit_List(self, node: nodes.List | nodes.Dict) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("keep", [node], node)
+
+    visit_Dict = visit_List
+
+    def visit_ScopedEvalContextModifier(self, _node: nodes.Node) -> NoReturn:
+        raise Refused("it uses autoescape, which is for HTML")
 
 
-def _sized(value: Any) -> bool:
-    return isinstance(value, int | str | list | tuple)
+def _call(method: str, arguments: list[nodes.Expr], place: nodes.Node) -> nodes.Call:
+    function = nodes.EnvironmentAttribute(method, lineno=place.lineno)
+    return nodes.Call(function, arguments, [], None, None, lineno=place.lineno)
 
 
-def _count_iterations(tree: nodes.Template) -> None:
-    """Have every loop and macro body tell `_Environment._tick` that it runs once more."""
-    loops: list[nodes.For | nodes.Macro] = [
-        *tree.find_all(nodes.For),
-        *tree.find_all(nodes.Macro),
-    ]
-    for loop in loops:
-        tick = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
-        loop.body.insert(0, nodes.Output([tick]).set_lineno(loop.lineno))
-
-
-def _bounded(pieces: Iterator[str]) -> Iterator[str]:
-    total = 0
-    for piece in pieces:
-        total += len(piece)
-        if total > MAX_CHARACTERS:
-            raise TemplateError(
-                f"the chat template wrote more than {MAX_CHARACTERS} characters"
-            )
-        yield piece
-
-
-def _unusable(why: str) -> TemplateError:
+def _unusable(error: Exception) -> TemplateError:
+    why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+    shown = "".join(each if each.isprintable() else " " for each in why[:_MAX_REASON])
     return TemplateError(
-        f"the chat template cannot be used: {why}",
+        f"the chat template cannot be used: {shown}",
         f"Name another with --chat-template: {', '.join(BUILT_IN)}, or a Jinja file.",
     )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise _unusable(message)
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    # Not Jinja's own filter, which escapes for HTML what a model should see as it is.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _strftime_now(form: str) -> str:
-    return dt.datetime.now().strftime(form)
