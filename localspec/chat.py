@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from localspec.control_guard import ControlGuard, Tokenizer
 from localspec.errors import ContextError, EngineError, TemplateError
 from localspec.rules import RuleName
 from localspec.sampling import SamplingParams
@@ -13,22 +13,6 @@ from localspec.stream import AnswerOptions, Reply, Stream
 from localspec.template import BUILT_IN, ChatTemplate, Message
 
 MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below this
-
-
-class Tokenizer(Protocol):
-    """The vocabulary facts a prompt is made with."""
-
-    bos: int
-    eos: int
-
-    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
-        """Ids of `text`; only with parse_special can it name control tokens."""
-
-    def text(self, token: int) -> str:
-        """The vocabulary's entry for a token."""
-
-    def control_texts(self) -> list[str]:
-        """Texts that name control tokens."""
 
 
 class Answerer(Protocol):
@@ -75,7 +59,7 @@ class Chat:
             bos=vocabulary.text(vocabulary.bos),
             eos=vocabulary.text(vocabulary.eos),
         )
-        self._guard = _ControlGuard(vocabulary.control_texts())
+        self._guard = ControlGuard(vocabulary)
         self._num_asked = 0
         self.num_forgotten = 0
 
@@ -177,49 +161,31 @@ class Chat:
         return prompt_tokens, num_leaving
 
     def _prompt_tokens(self, question: Message, num_leaving: int) -> list[int]:
+        self._check_length(question)
         kept = [message for turn in self._turns[num_leaving:] for message in turn]
         messages = [*self._system, *kept, question]
-        mark = self._guard.new_mark(message["content"] for message in messages)
-        guarded = [
-            {"role": message["role"], "content": self._guard.apply(message["content"], mark)}
-            for message in messages
-        ]
-        tokens: list[int] = []
-        for part in self._template.render(guarded).split(mark):
-            tokens += self._engine.vocabulary.tokenize(part, parse_special=True)
-        return self._engine.with_bos(tokens)
+        hidden = self._guard.hide([message["content"] for message in messages])
+        prompt = self._template.render(
+            [
+                {"role": message["role"], "content": content}
+                for message, content in zip(messages, hidden.contents, strict=True)
+            ]
+        )
+        return self._engine.with_bos(self._guard.tokenize(prompt, hidden))
 
-
-class _ControlGuard:
-    """Keeps text inside a message from becoming a control token.
-
-    The rendered prompt is tokenised with special tokens on, for the template's own. So where
-    a message spells one, a mark is put inside it; the prompt is cut at the marks and no part
-    spells it any more. Messages without such text are tokenised exactly as they stand.
-    """
-
-    def __init__(self, control_texts: Sequence[str]) -> None:
-        self._texts = [text for text in control_texts if len(text) > 1]
-        # A message could also complete a text that the template begins, or begin one.
-        self._heads = tuple({t[:n] for t in self._texts for n in range(1, len(t))})
-        self._tails = tuple({t[n:] for t in self._texts for n in range(1, len(t))})
-
-    def new_mark(self, contents: Iterable[str]) -> str:
-        """Characters of no message, the same in upper and lower case."""
-        texts = list(contents)
-        while True:
-            mark = "".join(chr(0xE000 + secrets.randbelow(6400)) for _ in range(4))
-            if not any(mark in text for text in texts):
-                return mark
-
-    def apply(self, content: str, mark: str) -> str:
-        for text in self._texts:
-            content = content.replace(text, text[0] + mark + text[1:])
-        if content.startswith(self._tails):
-            content = mark + content
-        if content.endswith(self._heads):
-            content += mark
-        return content
+    def _check_length(self, question: Message) -> None:
+        """Refuse what cannot fit however it is tokenised, before that takes its time."""
+        capacity = self._engine.context_length
+        longest = self._engine.vocabulary.max_text_bytes(capacity)
+        length = sum(
+            len(each["content"].encode(errors="replace")) for each in (*self._system, question)
+        )
+        if length > longest:
+            raise ContextError(
+                f"the message has {length} bytes; the {capacity} tokens of the context "
+                f"cannot hold more than {longest}",
+                "Shorten it, or load the model with a larger context (--ctx).",
+            )
 
 
 def _template_source(chosen: str | None, own: str | None) -> str:

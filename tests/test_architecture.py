@@ -25,7 +25,7 @@ LAYERS = [
     ["filters", "penalties", "martingale", "prompts"],
     ["transforms", "logprobs"],
     ["randomness", "verify", "model", "metrics", "presets", "model_file", "llama_options"],
-    ["proposers", "llama", "hub", "template"],
+    ["proposers", "llama", "hub", "template", "control_guard"],
     ["rules", "rounding"],
     ["speculative", "resolver"],
     ["identity_check", "law_check"],

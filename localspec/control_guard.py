@@ -1,0 +1,157 @@
+"""Keeps text inside a message from becoming a control token.
+
+A rendered prompt is tokenised with special tokens on, for the template's own. So what spells
+one in a message is hidden from the template: a placeholder goes through it in its stead, and
+the text is tokenised as mere text where the placeholder comes out. A template that cuts or
+repeats what it was given can lose or repeat text, but not let it through.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+_MARK_DIGITS, _INDEX_DIGITS = 20, 8
+
+Span = tuple[int, int]  # first character, and the one behind the last
+
+
+class Tokenizer(Protocol):
+    """The vocabulary facts a prompt is made with."""
+
+    bos: int
+    eos: int
+
+    def tokenize(
+        self, text: str, *, parse_special: bool, behind: int | None = None
+    ) -> list[int]:
+        """Ids of `text`, cut out behind a token; only parse_special names control tokens."""
+
+    def text(self, token: int) -> str:
+        """The vocabulary's entry for a token."""
+
+    def control_texts(self) -> list[str]:
+        """Texts that name control tokens."""
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token is one of those."""
+
+    def max_text_bytes(self, num_tokens: int) -> int:
+        """The longest text that so many tokens could spell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Messages with placeholders, and what these stand for: texts by the digits behind mark."""
+
+    contents: list[str]
+    mark: str
+    texts: dict[str, str]
+
+
+class ControlGuard:
+    """Hides the control texts in messages, and tokenises the prompt they were rendered to.
+
+    Messages without such text go through unchanged, and are tokenised with their
+    surroundings as they stand.
+    """
+
+    def __init__(self, vocabulary: Tokenizer) -> None:
+        self._vocabulary = vocabulary
+        self._texts = sorted(vocabulary.control_texts())
+        self._reversed = sorted(text[::-1] for text in self._texts)
+        self._longest = max(map(len, self._texts), default=0)
+
+    def hide(self, contents: Sequence[str]) -> Hidden:
+        """The messages' contents, in which nothing can be taken for a control token."""
+        hidden = Hidden([], _new_mark(contents), {})
+        for content in contents:
+            shown, at = "", 0
+            for begin, end in self._spans(content):
+                index = f"{len(hidden.texts):0{_INDEX_DIGITS}}"
+                hidden.texts[index] = content[begin:end]
+                shown += content[at:begin] + hidden.mark + index
+                at = end
+            hidden.contents.append(shown + content[at:])
+        return hidden
+
+    def tokenize(self, prompt: str, hidden: Hidden) -> list[int]:
+        """Ids of the prompt that the hidden messages were rendered to."""
+        tokens: list[int] = []
+        parts = re.split(f"{hidden.mark}([0-9]{{{_INDEX_DIGITS}}})", prompt)
+        for number, part in enumerate(parts):
+            behind = tokens[-1] if tokens else None
+            if number % 2:
+                tokens += self._spell(hidden.texts.get(part, ""), behind)
+            else:
+                tokens += self._vocabulary.tokenize(part, parse_special=True, behind=behind)
+        return tokens
+
+    def _spell(self, text: str, behind: int | None) -> list[int]:
+        """Ids of the text without a control token among them.
+
+        Its parts are taken one by one where merging would end in the very entry that was to
+        be avoided. A single character that has no other entry is left out.
+        """
+        tokens = self._vocabulary.tokenize(text, parse_special=False, behind=behind)
+        if not any(map(self._vocabulary.is_control, tokens)):
+            return tokens
+        if len(text) == 1:
+            return []
+        left = self._spell(text[: len(text) // 2], behind)
+        return left + self._spell(text[len(text) // 2 :], left[-1] if left else behind)
+
+    def _spans(self, content: str) -> list[Span]:
+        """What has to be hidden: runs that do not touch, in order."""
+        found = list(self._edges(content))
+        for text in self._texts:
+            begin = content.find(text)
+            while begin >= 0:
+                end = begin + len(text)
+                found.append((begin, end))
+                # What overlaps with it is not spelled any more where it is cut out.
+                begin = content.find(text, end)
+        merged: list[Span] = []
+        for begin, end in sorted(found):
+            if merged and begin <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((begin, end))
+        return merged
+
+    def _edges(self, content: str) -> Iterator[Span]:
+        """Where the message could complete a text that the template begins, or begin one.
+
+        Templates trim messages, so that their edge may lie further in.
+        """
+        first, last = len(content) - len(content.lstrip()), len(content.rstrip())
+        for begin, end in {(0, len(content)), (first, last)}:
+            if begin >= end:
+                continue
+            head = content[begin : min(end, begin + self._longest)]
+            if size := _overlap(head[::-1], self._reversed):
+                yield begin, begin + size
+            if size := _overlap(content[max(begin, end - self._longest) : end], self._texts):
+                yield end - size, end
+
+
+def _new_mark(contents: Sequence[str]) -> str:
+    """Text that is in no message, in digits: these survive any case, trimming, and JSON."""
+    while True:
+        mark = "".join(secrets.choice("0123456789") for _ in range(_MARK_DIGITS))
+        if not any(mark in content for content in contents):
+            return mark
+
+
+def _overlap(content: str, texts: Sequence[str]) -> int:
+    """How long an end of content some text goes on from. texts: sorted."""
+    for size in range(len(content), 0, -1):
+        end = content[-size:]
+        following = bisect_right(texts, end)  # texts that begin with `end` stand behind it
+        if following < len(texts) and texts[following].startswith(end):
+            return size
+    return 0
