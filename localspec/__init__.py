@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from localspec.chat import Chat
+    from localspec.downloads import Progress
     from localspec.draft_length import DraftOff
     from localspec.engine import Engine
     from localspec.errors import (
         CacheError,
         ContextError,
         DecodeError,
+        DownloadError,
         EngineError,
         Interrupted,
         LocalspecError,
@@ -32,9 +34,10 @@ if TYPE_CHECKING:
         PresetError,
         TemplateError,
     )
+    from localspec.fetch import download
     from localspec.loading import load
     from localspec.metrics import Provenance, Stats
-    from localspec.presets import Preset
+    from localspec.preset import Preset
     from localspec.sampling import SamplingParams
     from localspec.stream import Piece, Reply, Stream
 
@@ -45,6 +48,7 @@ __all__ = [
     "Chat",
     "ContextError",
     "DecodeError",
+    "DownloadError",
     "DraftOff",
     "Engine",
     "EngineError",
@@ -56,12 +60,14 @@ __all__ = [
     "Piece",
     "Preset",
     "PresetError",
+    "Progress",
     "Provenance",
     "Reply",
     "SamplingParams",
     "Stats",
     "Stream",
     "TemplateError",
+    "download",
     "load",
 ]
 
@@ -70,12 +76,14 @@ _MODULE_OF = {
     "DraftOff": "draft_length",
     "Engine": "engine",
     "Piece": "stream",
-    "Preset": "presets",
+    "Preset": "preset",
+    "Progress": "downloads",
     "Provenance": "metrics",
     "Reply": "stream",
     "SamplingParams": "sampling",
     "Stats": "metrics",
     "Stream": "stream",
+    "download": "fetch",
     "load": "loading",
 }
 

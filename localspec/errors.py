@@ -5,6 +5,7 @@
     ├── ModelFileError     a path that holds no model we can run
     ├── PairError          target and draft do not fit together
     ├── PresetError        an unknown or malformed preset, or files not there yet
+    ├── DownloadError      files could not be fetched, or not what they should be
     ├── TemplateError      a chat template is missing, broken or out of bounds
     ├── ContextError       more tokens than the context holds
     ├── DecodeError        libllama refused or failed a decode
@@ -38,6 +39,10 @@ class PairError(LocalspecError):
 
 class PresetError(LocalspecError):
     """An unknown or malformed preset, or one whose files are not on this machine."""
+
+
+class DownloadError(LocalspecError):
+    """A file could not be fetched, or what arrived is not what was asked for."""
 
 
 class TemplateError(LocalspecError):

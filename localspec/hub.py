@@ -1,43 +1,81 @@
-"""Where a preset's files are on this machine."""
+"""Where the files of presets and named models are on this machine."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from localspec.errors import PresetError
-from localspec.presets import HubFile, PackagedFile, Preset
+from localspec.cache import HubCache
+from localspec.errors import DownloadError, PresetError
+from localspec.hub_api import cache_folder, choose_quantization
+from localspec.model_source import Quantized, Role, parse_source
+from localspec.preset import (
+    HubFile,
+    HubModel,
+    LocalModel,
+    Model,
+    PackagedModel,
+    Preset,
+    hub_files,
+)
+from localspec.presets import load_presets
 
 
 def locate(preset: Preset) -> tuple[Path, Path | None]:
-    """Paths of target and draft, from the package or the hub's standard cache.
+    """Paths of target and draft, from the package, the hub's cache or the user's folders.
 
-    Asks no network. Raises PresetError, with the commands that fetch them, if files are
+    Asks no network. Raises PresetError, with the command that fetches them, if files are
     missing.
     """
-    files = [preset.target] if preset.draft is None else [preset.target, preset.draft]
-    paths = [_find(file) for file in files]
-    absent = [file for file, path in zip(files, paths, strict=True) if path is None]
+    absent = missing_files(preset)
     if absent:
-        names = " and ".join(file.file for file in absent)
+        names = " and ".join(file.name for file in absent)
         raise PresetError(
             f"preset {preset.name!r} needs {names}, not on this machine",
-            "Fetch them with: " + " && ".join(map(_download_command, absent)),
+            f"Fetch with: localspec download {preset.name}",
         )
-    found = [path for path in paths if path is not None]
-    return found[0], found[1] if len(found) > 1 else None
+    paths = [_path_of(model) for model in preset.models]
+    return paths[0], paths[1] if len(paths) > 1 else None
 
 
-def _find(file: PackagedFile | HubFile) -> Path | None:
-    if isinstance(file, PackagedFile):
-        return file.path
-    # Imported late: it takes longer than everything else here together.
-    from huggingface_hub import try_to_load_from_cache
+def locate_source(text: str, role: Role) -> Path:
+    """The path of a model named in any of the ways of `model_source`.
 
-    cached = try_to_load_from_cache(file.repo, file.file, revision=file.revision)
-    return Path(cached) if isinstance(cached, str) else None
+    Asks no network. Raises PresetError, with the command that fetches it, if it is missing.
+    """
+    named = parse_source(text, role, load_presets())
+    model = _cached_quantization(named) if isinstance(named, Quantized) else named
+    if model is None or missing_files(model):
+        raise PresetError(
+            f"{text} is not on this machine", f"Fetch with: localspec download {text}"
+        )
+    return _path_of(model)
 
 
-def _download_command(file: PackagedFile | HubFile) -> str:
-    if isinstance(file, PackagedFile):
-        return "python -m pip install --force-reinstall localspec"
-    return f"hf download {file.repo} {file.file} --revision {file.revision}"
+def missing_files(wanted: Preset | Model) -> list[HubFile]:
+    """The hub's files that are not on this machine. Asks no network."""
+    models = wanted.models if isinstance(wanted, Preset) else (wanted,)
+    files = hub_files(models)
+    if not files:
+        return []
+    cache = HubCache(cache_folder())
+    return [file for file in files if cache.find(file) is None]
+
+
+def _path_of(model: Model) -> Path:
+    """The path of a model whose files are here; of a split one its first part."""
+    if isinstance(model, PackagedModel | LocalModel):
+        return model.path
+    path = HubCache(cache_folder()).find(model.files[0])
+    if path is None:
+        raise PresetError(f"{model.files[0].name} was removed meanwhile", "Download it again.")
+    return path
+
+
+def _cached_quantization(model: Quantized) -> HubModel | None:
+    """The model among the files of its repository that are here, if it is."""
+    names = HubCache(cache_folder()).file_names(model.repo)
+    try:
+        chosen = choose_quantization(model.repo, model.quantization, names)
+    except DownloadError:
+        return None
+    return HubModel(files=tuple(HubFile(repo=model.repo, file=name) for name in chosen))

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from localspec.draft_length import MAX_DRAFT_TOKENS, FixedDraftLength
 from localspec.engine import Engine
 from localspec.errors import OptionError
-from localspec.hub import locate
+from localspec.hub import locate, locate_source
 from localspec.llama_options import LlamaOptions
 from localspec.model_file import check_model_file
+from localspec.model_source import Role
 from localspec.presets import DEFAULT_PRESET, find_preset
 from localspec.sampling import SamplingParams
 
@@ -34,7 +35,8 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
 ) -> Engine:
     """An engine for a preset, or for a target and perhaps a draft of your own.
 
-    target, draft: paths of GGUF files (of a split model the first part), or
+    target, draft: paths of GGUF files (of a split model the first part), names as
+    `hf:owner/repo/file.gguf` and `owner/repo:QUANT` of files that were downloaded, or
     `llama_cpp.Llama` objects, which keep their settings and are given back by
     `Engine.close`. With neither preset nor target it is the demo pair. draft_tokens:
     proposed per step; 0 is plain decoding and leaves the draft unloaded.
@@ -59,6 +61,8 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         raise OptionError("both a preset and a target are given", "Choose one of them.")
     if draft is not None and draft is target:
         raise OptionError("target and draft are the same object", "Load the draft separately.")
+    target = _located(target, "target")
+    draft = None if draft is None else _located(draft, "draft")
     options = LlamaOptions(
         context_length=context_length,
         num_threads=num_threads,
@@ -77,6 +81,10 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         if draft_model is not None:
             draft_model.close()
         raise
+
+
+def _located(source: ModelSource, role: Role) -> ModelSource:
+    return locate_source(source, role) if isinstance(source, str) else source
 
 
 def _open(source: ModelSource, options: LlamaOptions) -> LlamaModel:

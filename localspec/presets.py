@@ -1,92 +1,46 @@
-"""Named pairs: models.toml → frozen presets."""
+"""The presets that are there: the shipped models.toml and the user's own file."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+
+import platformdirs
 
 from localspec.errors import PresetError
-from localspec.sampling import SamplingParams
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from localspec.preset import Preset
+from localspec.preset_file import read_presets
 
 DEFAULT_PRESET = "demo"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackagedFile:
-    """A model file that came with localspec."""
-
-    file: str
-    quantization: str
-    license: str
-
-    @property
-    def path(self) -> Path:
-        return Path(str(resources.files("localspec") / "demo" / self.file))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubFile:
-    """A model file of a hub repository, pinned by commit and sha256 (of the content, hex)."""
-
-    repo: str
-    file: str
-    revision: str
-    size_bytes: int
-    sha256: str
-    quantization: str
-    license: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
-    """A target, its draft, and what the makers of the model recommend."""
-
-    name: str
-    description: str
-    target: PackagedFile | HubFile
-    draft: PackagedFile | HubFile | None
-    context_length: int
-    sampling: SamplingParams
+def user_presets_file() -> Path:
+    """Where a user's own presets stand; the file need not exist."""
+    return platformdirs.user_config_path("localspec", appauthor=False) / "models.toml"
 
 
 def load_presets() -> dict[str, Preset]:
-    """The shipped presets by name, in the order of models.toml."""
-    text = (resources.files("localspec") / "models.toml").read_text(encoding="utf-8")
-    return {name: _preset(name, entry) for name, entry in tomllib.loads(text).items()}
+    """All presets by name: the shipped ones in their order, then the user's.
+
+    A preset of the user's takes the place of a shipped one with its name. Raises
+    PresetError, naming file, line and key, if a file is malformed.
+    """
+    shipped = (resources.files("localspec") / "models.toml").read_text(encoding="utf-8")
+    presets = read_presets("models.toml", shipped, {})
+    path = user_presets_file()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return presets
+    except (OSError, UnicodeDecodeError) as error:
+        raise PresetError(f"{path} cannot be read: {error}", "Correct or remove it.") from error
+    return {**presets, **read_presets(str(path), text, presets)}
 
 
 def find_preset(name: str) -> Preset:
     """The preset of that name. Raises PresetError if there is none."""
     presets = load_presets()
     if name not in presets:
-        raise PresetError(
-            f"there is no preset {name!r}", f"Choose one of: {', '.join(presets)}."
-        )
+        plain = [known for known in presets if "@" not in known]
+        raise PresetError(f"there is no preset {name!r}", f"Choose one of: {', '.join(plain)}.")
     return presets[name]
-
-
-def _preset(name: str, entry: Mapping[str, Any]) -> Preset:
-    try:
-        return Preset(
-            name=name,
-            description=entry["description"],
-            target=_file(entry["target"]),
-            draft=_file(entry["draft"]) if "draft" in entry else None,
-            context_length=entry["context_length"],
-            sampling=SamplingParams().changed(entry.get("sampling", {})),
-        )
-    except (KeyError, TypeError) as error:
-        raise PresetError(f"models.toml, preset {name!r}: {error}") from error
-
-
-def _file(entry: Mapping[str, Any]) -> PackagedFile | HubFile:
-    return HubFile(**entry) if "repo" in entry else PackagedFile(**entry)

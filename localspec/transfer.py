@@ -1,0 +1,273 @@
+"""One file over HTTP: resumed where it stopped, verified, renamed only when it is whole.
+
+What is received lies in the part file and is never fetched again, whatever ends the process.
+The GET goes to the hub's own address each time, as the signed address that it redirects to
+lives about an hour. It is made with requests, whose interface does not change with the
+installed huggingface_hub.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from threading import Event
+from typing import BinaryIO
+
+import requests
+
+from localspec.errors import DownloadError
+from localspec.hub_api import HubBusyError, RemoteFile, download_timeout_s, request_headers
+
+CHUNK_BYTES = 1 << 20
+_SYNC_BYTES = 64 << 20  # written to the disk itself at least so often, for a power cut
+_RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between tries that bring nothing
+_MAX_WAIT_S = 600.0  # a server that asks for more is told about instead
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """How a transfer tells what it does: state and bytes received so far."""
+
+    tell: Callable[[str, int], None]
+    cancelled: Event
+
+
+class Transfer:
+    """The way of one file into its part file."""
+
+    def __init__(self, remote: RemoteFile, part: Path, listener: Listener) -> None:
+        self._remote = remote
+        self._part = part
+        self._listener = listener
+        self._digest = _new_digest(remote)
+        self._received = 0
+
+    def run(self) -> None:
+        """Fetch what is missing; afterwards the part file is whole and verified.
+
+        Raises DownloadError, also if the listener was cancelled; what was received stays,
+        unless it is wrong. OSError comes from the disk.
+        """
+        with _open_part(self._part) as part:
+            resumed = self._take_up(part) > 0
+            self._fetch_all(part)
+            if self._is_wrong() and resumed:
+                # The wrong bytes may be old ones, lost in a power cut: once more from zero.
+                self._start_again(part)
+                self._fetch_all(part)
+            if self._is_wrong():
+                part.truncate(0)
+                raise DownloadError(
+                    f"{self._remote.file.name} arrived with wrong content: sum "
+                    f"{self._digest.hexdigest()} instead of {_wanted(self._remote)}",
+                    "Try again; if it stays so, the hub or a proxy sends wrong bytes.",
+                )
+            os.fsync(part.fileno())
+
+    def _take_up(self, part: BinaryIO) -> int:
+        """Read what earlier calls received; the number of bytes."""
+        if part.seek(0, os.SEEK_END) > self._remote.size_bytes:
+            self._start_again(part)
+        part.seek(0)
+        while chunk := part.read(CHUNK_BYTES):
+            self._digest.update(chunk)
+            self._advance(len(chunk), "checking")
+        return self._received
+
+    def _start_again(self, part: BinaryIO) -> None:
+        part.seek(0)
+        part.truncate()
+        self._received, self._digest = 0, _new_digest(self._remote)
+
+    def _fetch_all(self, part: BinaryIO) -> None:
+        """Receive until the size is reached, trying again after what may pass."""
+        num_vain = 0
+        while self._received < self._remote.size_bytes:
+            before = self._received
+            try:
+                self._receive(part)
+            except (requests.RequestException, HubBusyError) as error:
+                num_vain = 0 if self._received > before else num_vain + 1
+                if num_vain > len(_RETRY_DELAYS_S):
+                    raise self._given_up(error) from error
+                self._wait(wait_before_retry_s(error, num_vain))
+
+    def _receive(self, part: BinaryIO) -> None:
+        """One request, from where we are to where it ends."""
+        with requests.Session() as session:
+            # An explicit callable, or requests would prefer a ~/.netrc over the hub's token.
+            session.auth = _unchanged
+            headers = request_headers()
+            if self._received:
+                headers["Range"] = f"bytes={self._received}-"
+            with session.get(
+                self._remote.url, headers=headers, stream=True, timeout=download_timeout_s()
+            ) as response:
+                self._check_status(response)
+                if response.status_code == 200 and self._received:
+                    self._start_again(part)  # the server does not know ranges
+                self._check_range(response)
+                self._write(part, response.iter_content(CHUNK_BYTES))
+                if self._received < self._remote.size_bytes:
+                    raise requests.ConnectionError("the answer ended early")
+
+    def _write(self, part: BinaryIO, chunks: Iterator[bytes]) -> None:
+        unsynced = 0
+        for chunk in chunks:
+            if self._received + len(chunk) > self._remote.size_bytes:
+                raise self._wrong_length(f"more than {self._remote.size_bytes}")
+            part.write(chunk)
+            part.flush()
+            self._digest.update(chunk)
+            self._advance(len(chunk), "downloading")
+            unsynced += len(chunk)
+            if unsynced >= _SYNC_BYTES:
+                os.fsync(part.fileno())
+                unsynced = 0
+
+    def _advance(self, num_bytes: int, state: str) -> None:
+        self._received += num_bytes
+        self._listener.tell(state, self._received)
+        if self._listener.cancelled.is_set():
+            raise _stopped()
+
+    def _wait(self, seconds: float) -> None:
+        self._listener.tell("waiting", self._received)
+        if self._listener.cancelled.wait(seconds):
+            raise _stopped()
+
+    def _check_status(self, response: requests.Response) -> None:
+        status, name = response.status_code, self._remote.file.name
+        if status in (200, 206):
+            return
+        if status in (408, 429) or status >= 500:
+            raise HubBusyError(f"the server of {name} answers {status}", _retry_after(response))
+        # A signed address that has run out says 403; the next request gets a new one.
+        if status == 403 and response.history:
+            raise HubBusyError(f"the server of {name} answers 403", None)
+        raise DownloadError(
+            f"the server of {name} answers {status}",
+            "Check the token (hf auth login) and the repository's terms.",
+        )
+
+    def _check_range(self, response: requests.Response) -> None:
+        """The answer must be the bytes that are missing, of a file of the right size."""
+        size = self._remote.size_bytes
+        if response.status_code == 206:
+            got = response.headers.get("Content-Range", "")
+            if got != f"bytes {self._received}-{size - 1}/{size}":
+                raise self._wrong_length(f"range {got!r}")
+        elif int(response.headers.get("Content-Length", size)) != size:
+            raise self._wrong_length(response.headers["Content-Length"])
+
+    def _wrong_length(self, got: str) -> DownloadError:
+        return DownloadError(
+            f"the server offers {self._remote.file.name} with a wrong length: "
+            f"{got} instead of {self._remote.size_bytes} bytes",
+            "Try again later; check HF_ENDPOINT and the proxy.",
+        )
+
+    def _is_wrong(self) -> bool:
+        return self._digest.hexdigest() != _wanted(self._remote)
+
+    def _given_up(self, error: Exception) -> DownloadError:
+        return DownloadError(
+            f"{self._remote.file.name} stopped at {self._received} of "
+            f"{self._remote.size_bytes} bytes: {error}",
+            "Run the command again later; it goes on from there.",
+        )
+
+
+def wait_before_retry_s(error: Exception, num_vain: int) -> float:
+    """Seconds to wait after a failure: what the server asks for, else growing steps.
+
+    num_vain: tries in a row that brought nothing. Raises the error itself if the server asks
+    for more than ten minutes.
+    """
+    asked = error.retry_after if isinstance(error, HubBusyError) else None
+    if asked is not None and re.fullmatch(r"\d{1,9}", asked):
+        if int(asked) > _MAX_WAIT_S:
+            raise DownloadError(
+                f"{error}: too many requests, try again in {asked} s",
+                "Wait, or log in (hf auth login) for a higher limit.",
+            ) from error
+        return float(asked)
+    return _RETRY_DELAYS_S[min(num_vain, len(_RETRY_DELAYS_S) - 1)]
+
+
+def _retry_after(response: requests.Response) -> str | None:
+    """The header in seconds. A date in it is read by the server's clock, not by ours."""
+    value, now = response.headers.get("Retry-After"), response.headers.get("Date")
+    if value is None or value.isdigit() or now is None:
+        return value
+    try:
+        wait = parsedate_to_datetime(value) - parsedate_to_datetime(now)
+    except (TypeError, ValueError):
+        return None
+    return str(max(0, int(wait.total_seconds())))
+
+
+def hash_file(path: Path, remote: RemoteFile, on_bytes: Callable[[int], None]) -> bool:
+    """Whether the content of the file is what the hub states."""
+    digest = _new_digest(remote)
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            on_bytes(len(chunk))
+    return digest.hexdigest() == _wanted(remote)
+
+
+def disk_error(error: OSError, path: Path) -> DownloadError:
+    """What a failed write means, told to a person."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DownloadError(
+            f"the disk of {path.parent} is full",
+            "Make room and run the command again; what was received is kept.",
+        )
+    return DownloadError(
+        f"{path} cannot be written: {error.strerror or error}",
+        "Choose another place: --local-dir DIR, or HF_HUB_CACHE=DIR for the cache.",
+    )
+
+
+def _stopped() -> DownloadError:
+    return DownloadError("the download was stopped", "Run it again; it goes on from there.")
+
+
+def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    return request
+
+
+def _open_part(path: Path) -> BinaryIO:
+    """The part file for reading and writing, made if it is not there.
+
+    Never through a symbolic link: it could lead to somebody else's file.
+    """
+    if path.is_symlink():
+        raise DownloadError(f"{path} is a symbolic link", "Remove it and try again.")
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    return os.fdopen(os.open(path, flags, 0o644), "r+b")
+
+
+def _wanted(remote: RemoteFile) -> str:
+    return remote.file.sha256 or remote.etag
+
+
+def _new_digest(remote: RemoteFile) -> hashlib._Hash:
+    """sha256 of the content; where only a git blob id is known, that."""
+    wanted = _wanted(remote)
+    if len(wanted) == 64:
+        return hashlib.sha256()
+    if len(wanted) == 40:
+        header = f"blob {remote.size_bytes}\0".encode()
+        return hashlib.sha1(header, usedforsecurity=False)
+    raise DownloadError(
+        f"the hub states no checksum of {remote.file.name}, only {wanted!r}",
+        "Download it by other means if you trust its source.",
+    )
