@@ -102,7 +102,7 @@ def remote_file(file: HubFile) -> RemoteFile:
 
 
 def list_files(repo: str, revision: str | None = None) -> list[HubFile]:
-    """The GGUF files of a repository, pinned to its commit.
+    """The GGUF files of a repository at a revision, with their sizes and hashes.
 
     Raises HubBusyError or DownloadError.
     """
@@ -116,7 +116,7 @@ def list_files(repo: str, revision: str | None = None) -> list[HubFile]:
         HubFile(
             repo=repo,
             file=entry.rfilename,
-            revision=info.sha,
+            revision=revision,
             size_bytes=entry.size,
             sha256=entry.lfs.sha256 if entry.lfs else None,
         )

@@ -24,7 +24,8 @@ import requests
 from localspec.errors import DownloadError
 from localspec.hub_api import HubBusyError, RemoteFile, download_timeout_s, request_headers
 
-CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 16  # small: what a broken connection leaves in a buffer is lost
+_READ_BYTES = 1 << 20
 _SYNC_BYTES = 64 << 20  # written to the disk itself at least so often, for a power cut
 _RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between tries that bring nothing
 _MAX_WAIT_S = 600.0  # a server that asks for more is told about instead
@@ -75,7 +76,7 @@ class Transfer:
         if part.seek(0, os.SEEK_END) > self._remote.size_bytes:
             self._start_again(part)
         part.seek(0)
-        while chunk := part.read(CHUNK_BYTES):
+        while chunk := part.read(_READ_BYTES):
             self._digest.update(chunk)
             self._advance(len(chunk), "checking")
         return self._received
@@ -113,7 +114,7 @@ class Transfer:
                 if response.status_code == 200 and self._received:
                     self._start_again(part)  # the server does not know ranges
                 self._check_range(response)
-                self._write(part, response.iter_content(CHUNK_BYTES))
+                self._write(part, response.iter_content(_CHUNK_BYTES))
                 if self._received < self._remote.size_bytes:
                     raise requests.ConnectionError("the answer ended early")
 
@@ -217,7 +218,7 @@ def hash_file(path: Path, remote: RemoteFile, on_bytes: Callable[[int], None]) -
     """Whether the content of the file is what the hub states."""
     digest = _new_digest(remote)
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
+        while chunk := file.read(_READ_BYTES):
             digest.update(chunk)
             on_bytes(len(chunk))
     return digest.hexdigest() == _wanted(remote)

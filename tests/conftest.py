@@ -11,6 +11,10 @@ import pytest
 
 if TYPE_CHECKING:
     from localspec.vocabulary import Vocabulary
+    from standin_hub import StandinHub
+
+TARGET_FILE = "qwen2-7b-instruct-q4_k_m.gguf"
+DRAFT_FILE = "qwen2-0_5b-instruct-q4_k_m.gguf"
 
 ROOT = Path(__file__).parent.parent
 # `python -m pytest` puts the working directory first.
@@ -62,3 +66,66 @@ def demo_vocabulary(demo_vocab: int) -> Vocabulary:
     from localspec.vocabulary import Vocabulary
 
     return Vocabulary(llama_cpp, demo_vocab, lambda: None)
+
+
+@pytest.fixture(scope="session")
+def pair_files(
+    tmp_path_factory: pytest.TempPathFactory, demo_target: Path
+) -> tuple[bytes, bytes]:
+    """Two real GGUF files with random weights, to be served under a preset's names."""
+    from gguf_maker import write_random_model
+
+    folder = tmp_path_factory.mktemp("served")
+    return tuple(
+        write_random_model(
+            folder / f"{width}.gguf", demo_target, width=width, context_length=512, seed=width
+        ).read_bytes()
+        for width in (192, 64)
+    )
+
+
+@pytest.fixture
+def hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair_files: tuple[bytes, bytes]
+) -> Iterator[StandinHub]:
+    """A hub on loopback with the flagship's names, and an empty home and cache.
+
+    The user's presets pin qwen2-7b to the files that it serves. For this process and, by
+    `environment`, for others.
+    """
+    import huggingface_hub.constants as constants
+
+    from standin_hub import COMMIT, standin_hub
+
+    with standin_hub() as hub:
+        presets = ['[qwen2-7b]\nextends = "qwen2-7b"\ncontext_length = 512\n']
+        for role, repo, file, content in (
+            ("target", "Qwen/Qwen2-7B-Instruct-GGUF", TARGET_FILE, pair_files[0]),
+            ("draft", "Qwen/Qwen2-0.5B-Instruct-GGUF", DRAFT_FILE, pair_files[1]),
+        ):
+            served = hub.add(repo, file, content)
+            presets.append(
+                f'[qwen2-7b.{role}]\nrepo = "{repo}"\nfile = "{file}"\nrevision = "{COMMIT}"\n'
+                f'size_bytes = {len(content)}\nsha256 = "{served.sha256}"\n'
+            )
+        config = tmp_path / "config" / "localspec"
+        config.mkdir(parents=True)
+        (config / "models.toml").write_text("\n".join(presets))
+        hub.environment = {
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HUB_CACHE": str(tmp_path / "cache"),
+            "HF_HOME": str(tmp_path / "hf"),
+            "XDG_CONFIG_HOME": str(tmp_path / "config"),
+            "HOME": str(tmp_path),
+        }
+        for name, value in hub.environment.items():
+            monkeypatch.setenv(name, value)
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "LLAMA_CACHE", "OLLAMA_MODELS"):
+            monkeypatch.delenv(name, raising=False)
+        # huggingface_hub has read its environment already.
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
+        yield hub

@@ -12,7 +12,9 @@ import click
 from localspec import __version__
 from localspec.cli import exit_codes
 from localspec.cli.chat import chat
+from localspec.cli.download import download
 from localspec.cli.generate import generate
+from localspec.cli.models import models
 from localspec.cli.screen import error_lines
 from localspec.cli.verify import verify
 from localspec.errors import LocalspecError, OptionError
@@ -56,9 +58,13 @@ def main() -> None:
     localspec chat --target T.gguf --draft D.gguf
     localspec generate "Why is the sky blue?"
     localspec verify                      check that the draft changes nothing
+    localspec models                      the presets, and what is on this machine
+    localspec download qwen2-7b           fetch a preset's files
     """
 
 
 main.add_command(chat)
 main.add_command(generate)
 main.add_command(verify)
+main.add_command(download)
+main.add_command(models)

@@ -11,11 +11,12 @@ from typing import Any, get_args
 import click
 
 from localspec.cli import sampling_options
+from localspec.cli.offer import offer_download
 from localspec.draft_length import MAX_DRAFT_TOKENS, FixedDraftLength
 from localspec.engine import Engine
 from localspec.errors import TemplateError
 from localspec.loading import load
-from localspec.presets import load_presets
+from localspec.presets import DEFAULT_PRESET
 from localspec.rules import RuleName
 from localspec.sampling import SamplingParams
 from localspec.template import BUILT_IN
@@ -43,6 +44,8 @@ class PairOptions:
 
     def open_engine(self) -> Engine:
         """Load the pair. Raises what `localspec.load` raises."""
+        if self.target is None:
+            offer_download(self.preset or DEFAULT_PRESET)
         return load(
             self.preset,
             target=self.target,
@@ -87,10 +90,19 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 _OPTIONS = [
     click.option(
-        "--preset", help=f"A named pair: {', '.join(load_presets())}. [default: demo]"
+        "--preset",
+        metavar="NAME",
+        help=f"A named pair; 'localspec models' lists them. [default: {DEFAULT_PRESET}]",
     ),
-    click.option("--target", metavar="GGUF", help="The model whose answers you get."),
-    click.option("--draft", metavar="GGUF", help="A small model of the same family."),
+    click.option(
+        "--target",
+        metavar="MODEL",
+        help="The model whose answers you get: a GGUF file, hf:owner/repo/file.gguf, "
+        "owner/repo:QUANT, or a preset's.",
+    ),
+    click.option(
+        "--draft", metavar="MODEL", help="A small model of the same family, named likewise."
+    ),
     click.option(
         "--draft-tokens",
         type=int,

@@ -1,0 +1,71 @@
+"""Progress on the terminal: a bar for each file; on a pipe a line when one is done."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from localspec import downloads
+from localspec.preset import HubFile
+
+_STATES = {
+    "checking": "checking what is here",
+    "downloading": "",
+    "waiting": "waiting",
+    "done": "",
+}
+
+
+def fetch_with_bars(plan: downloads.Plan, *, reuse: bool) -> dict[HubFile, Path]:
+    """Run the plan with its progress on stderr; the path of every file."""
+    if not sys.stderr.isatty():
+        return downloads.run_download(plan, _tell_when_done, reuse=reuse)
+    bars = Progress(
+        TextColumn("{task.fields[name]}"),
+        BarColumn(bar_width=None),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[state]}"),
+        console=Console(stderr=True),
+    )
+    tasks: dict[HubFile, TaskID] = {}
+    for remote in plan.missing:
+        name, size = remote.file.name, remote.size_bytes
+        tasks[remote.file] = bars.add_task("", total=size, name=name, state="")
+
+    def show(event: downloads.Progress) -> None:
+        bars.update(
+            tasks[event.file], completed=event.received_bytes, state=_STATES[event.state]
+        )
+
+    with bars:
+        return downloads.run_download(plan, show, reuse=reuse)
+
+
+def readable_bytes(num_bytes: int | None) -> str:
+    """The size for people, in decimal units: 4.7 GB."""
+    if num_bytes is None:
+        return "unknown"
+    size, units = float(num_bytes), ["B", "kB", "MB", "GB"]
+    while size >= 1000 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{num_bytes} B"
+
+
+def _tell_when_done(event: downloads.Progress) -> None:
+    if event.state == "done":
+        click.echo(f"{event.file.name}: {readable_bytes(event.total_bytes)}", err=True)

@@ -1,0 +1,69 @@
+"""`localspec download`"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from localspec.cli.bars import fetch_with_bars, readable_bytes
+from localspec.downloads import Plan, plan_download
+from localspec.fetch import files_to_download, place_for
+
+
+@click.command()
+@click.argument("presets", nargs=-1, required=True, metavar="PRESET...")
+@click.option(
+    "--local-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Put the files into this folder instead of the hub's shared cache.",
+)
+@click.option(
+    "--reuse/--no-reuse",
+    default=None,
+    help="Take files that LM Studio, Ollama or llama.cpp keep. [default: ask; no on a pipe]",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be fetched.")
+def download(
+    *, presets: tuple[str, ...], local_dir: Path | None, reuse: bool | None, dry_run: bool
+) -> None:
+    """Fetch the files of presets; their paths on stdout.
+
+    A file that is here already is used. An interrupted download goes on where it stopped, and
+    every file is checked against its sha256. Besides presets: hf:owner/repo/file.gguf and
+    owner/repo:QUANT.
+
+    \b
+    localspec download qwen2-7b
+    localspec download smollm2-1.7b --local-dir models
+    localspec download bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0
+    """
+    files = [file for name in presets for file in files_to_download(name)]
+    plan = plan_download(files, place_for(local_dir))
+    for remote in plan.missing:
+        size = readable_bytes(remote.size_bytes)
+        click.echo(f"{remote.file.repo} {remote.file.file}: {size}", err=True)
+    if dry_run:
+        click.echo(
+            f"{readable_bytes(plan.num_bytes)} to fetch into {plan.place.root}, "
+            f"{readable_bytes(plan.free_bytes)} free",
+            err=True,
+        )
+        return
+    paths = fetch_with_bars(plan, reuse=ask_reuse(plan) if reuse is None else reuse)
+    for file in dict.fromkeys(files):
+        click.echo(paths[file])
+
+
+def ask_reuse(plan: Plan) -> bool:
+    """Whether to take what other programs keep: asked on a terminal, told on a pipe."""
+    for file, candidate in plan.elsewhere.items():
+        click.echo(f"{candidate.owner} has {file.name}: {candidate.path}", err=True)
+    if not plan.elsewhere:
+        return False
+    if not sys.stdin.isatty():
+        click.echo("To take it instead of fetching it again: --reuse", err=True)
+        return False
+    return click.confirm("Take it instead of fetching it again?", default=True, err=True)

@@ -1,0 +1,98 @@
+"""Adds a preset to the user's own file."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+
+from localspec.errors import OptionError, PresetError
+from localspec.hub_api import find_quantization, remote_file
+from localspec.model_file import check_model_file
+from localspec.model_source import Quantized, Role, parse_source
+from localspec.preset import HubFile, HubModel, LocalModel, PackagedModel, Preset
+from localspec.preset_file import PRESET_NAME, read_presets
+from localspec.presets import load_presets, user_presets_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewPreset:
+    """What a person says about a preset of their own. The models as in `model_source`."""
+
+    name: str
+    target: str
+    draft: str | None
+    description: str
+    context_length: int
+
+
+def add_preset(new: NewPreset) -> Preset:
+    """Write the preset behind the others in the user's file, models of the hub pinned.
+
+    Asks the hub about files that it names. Raises OptionError for a name that is none,
+    PresetError if the user's file has it already, ModelFileError for a path without a model,
+    DownloadError if the hub does not know a file.
+    """
+    if not PRESET_NAME.fullmatch(new.name):
+        raise OptionError(
+            f"{new.name!r} is no name for a preset", "Use letters, digits, dots and dashes."
+        )
+    path = user_presets_file()
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if new.name in load_presets():
+        raise PresetError(
+            f"there is a preset {new.name!r} already", f"Choose another name, or edit {path}."
+        )
+    lines = [
+        f"[{_quoted(new.name)}]",
+        f"description = {_quoted(new.description)}",
+        f"context_length = {new.context_length}",
+        *_model_lines(new, "target", new.target),
+        *(_model_lines(new, "draft", new.draft) if new.draft else []),
+    ]
+    text = "\n".join([*([text.rstrip("\n"), ""] if text else []), *lines, ""])
+    preset = read_presets(str(path), text, load_presets())[new.name]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.new")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
+    return preset
+
+
+def _model_lines(new: NewPreset, role: Role, source: str) -> list[str]:
+    head = ["", f"[{_quoted(new.name)}.{role}]"]
+    named = parse_source(source, role, load_presets())
+    if isinstance(named, PackagedModel):
+        named = LocalModel(path=named.path)
+    if isinstance(named, LocalModel):
+        path = named.path.resolve()
+        check_model_file(path)
+        return [*head, f"path = {_quoted(str(path))}"]
+    if isinstance(named, Quantized):
+        files = find_quantization(named.repo, named.quantization)
+        named = HubModel(files=tuple(files))
+    files = [_pinned(file) for file in named.files]
+    common = [f"repo = {_quoted(files[0].repo)}", f'revision = "{files[0].revision}"']
+    if len(files) == 1:
+        return [*head, *common, *_facts(files[0])]
+    parts = [f"  {{ {', '.join(_facts(file))} }}," for file in files]
+    return [*head, *common, "parts = [", *parts, "]"]
+
+
+def _pinned(file: HubFile) -> HubFile:
+    """The file as the hub has it now. What has a pin already keeps it."""
+    if file.revision and file.sha256 and file.size_bytes:
+        return file
+    remote = remote_file(file)
+    sha256 = remote.etag if len(remote.etag) == 64 else None
+    return replace(file, revision=remote.commit, size_bytes=remote.size_bytes, sha256=sha256)
+
+
+def _facts(file: HubFile) -> list[str]:
+    facts = [f"file = {_quoted(file.file)}", f"size_bytes = {file.size_bytes}"]
+    return [*facts, f'sha256 = "{file.sha256}"'] if file.sha256 else facts
+
+
+def _quoted(text: str) -> str:
+    """A TOML string; JSON writes the same escapes."""
+    return json.dumps(text.replace("\x7f", ""))

@@ -1,0 +1,329 @@
+"""A hub on loopback that speaks the protocol of huggingface.co as far as downloads go.
+
+Two servers, as in life: the hub answers HEAD and redirects a GET to a CDN of another host name
+(127.0.0.1 and localhost), which knows ranges, whose addresses carry a signature that runs out,
+and whose ETag is not the sha256. What goes wrong is set per file in `faults`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SMALL_BYTES = 4096  # below it a file is no LFS file: etag is the git blob id, no redirect
+
+
+@dataclass(frozen=True)
+class Served:
+    """A file of a repository."""
+
+    content: bytes
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def is_large(self) -> bool:
+        return len(self.content) > SMALL_BYTES
+
+    @property
+    def etag(self) -> str:
+        if self.is_large:
+            return self.sha256
+        return hashlib.sha1(b"blob %d\0" % len(self.content) + self.content).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What happens to one GET of a file (or, with on_head, to one HEAD).
+
+    status: answer this instead, with the headers. cut_after: close the connection after so
+    many bytes of the body. stall_after: send no more after so many, until closed. content:
+    send this instead. claim: state this Content-Length. no_length: state none. ignore_range: answer 200 and all.
+    """
+
+    on_head: bool = False
+    status: int | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    cut_after: int | None = None
+    stall_after: int | None = None
+    content: bytes | None = None
+    claim: int | None = None
+    no_length: bool = False
+    ignore_range: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request as it arrived. server: "hub" or "cdn"."""
+
+    server: str
+    method: str
+    path: str
+    range: str | None
+    token: str | None
+
+
+class StandinHub:
+    """The two servers and what they serve."""
+
+    def __init__(self) -> None:
+        self.files: dict[tuple[str, str], Served] = {}
+        self.faults: dict[str, list[Fault]] = defaultdict(list)
+        self.seen: list[Seen] = []
+        self.num_sent: dict[str, int] = defaultdict(int)  # bytes of bodies, by file
+        self.pace_s = 0.0  # pause between 64 KiB of a body
+        self.signature_s = 60.0
+        self.token: str | None = None  # if set, requests without it get 401
+        self.environment: dict[str, str] = {}  # with which another process uses this hub
+        self.closing = threading.Event()
+        self._hub = _serve(_HubHandler, self)
+        self._cdn = _serve(_CdnHandler, self)
+        self.endpoint = f"http://127.0.0.1:{self._hub.server_address[1]}"
+
+    @property
+    def cdn(self) -> str:
+        return f"http://localhost:{self._cdn.server_address[1]}"
+
+    def add(self, repo: str, file: str, content: bytes) -> Served:
+        self.files[repo, file] = Served(content)
+        return self.files[repo, file]
+
+    def gets(self, file: str) -> list[Seen]:
+        """The GETs of a file that reached its content."""
+        return [
+            seen
+            for seen in self.seen
+            if seen.method == "GET" and seen.server == "cdn" and seen.path.endswith(file)
+        ]
+
+    def close(self) -> None:
+        self.closing.set()
+        for server in (self._hub, self._cdn):
+            server.shutdown()
+            server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    hub: StandinHub
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is what these tests are about."""
+
+
+def _serve(handler: type[BaseHTTPRequestHandler], hub: StandinHub) -> _Server:
+    server = _Server(("127.0.0.1", 0), handler)
+    server.hub = hub
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    return server
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    kind = ""
+    server: _Server
+
+    @property
+    def hub(self) -> StandinHub:
+        return self.server.hub
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Kept in `seen` instead."""
+
+    def do_HEAD(self) -> None:
+        self._note()
+        self.answer()
+
+    def do_GET(self) -> None:
+        self._note()
+        self.answer()
+
+    def answer(self) -> None:
+        raise NotImplementedError
+
+    def _note(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        self.hub.seen.append(
+            Seen(
+                self.kind,
+                self.command,
+                path,
+                self.headers.get("Range"),
+                self.headers.get("Authorization"),
+            )
+        )
+
+    def reply(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def next_fault(self, file: str, *, on_head: bool) -> Fault | None:
+        waiting = self.hub.faults[file]
+        for fault in waiting:
+            if fault.on_head is on_head:
+                waiting.remove(fault)
+                return fault
+        return None
+
+
+class _HubHandler(_Handler):
+    kind = "hub"
+
+    def answer(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        if self.hub.token and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
+            self.reply(401, {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
+        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/.*)?", path):
+            self._api(found[1], found[2] or "")
+        elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            self._resolve(found[1], found[2], found[3])
+        elif found := re.fullmatch(r"/api/resolve-cache/models/([^/]+/[^/]+)/[^/]+/(.+)", path):
+            served = self.hub.files[found[1], found[2]]
+            headers = {"ETag": f'"{served.etag}"', "X-Repo-Commit": COMMIT}
+            self.reply(
+                200, {**headers, "Content-Length": str(len(served.content))}, served.content
+            )
+        else:
+            self.reply(404, {"X-Error-Code": "RepoNotFound"})
+
+    def _resolve(self, repo: str, revision: str, file: str) -> None:
+        served = self.hub.files.get((repo, file))
+        if not any(repo == known for known, _ in self.hub.files):
+            return self.reply(404, {"X-Error-Code": "RepoNotFound"})
+        if revision not in ("main", COMMIT):
+            return self.reply(404, {"X-Error-Code": "RevisionNotFound"})
+        if served is None:
+            return self.reply(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+        name = file.rsplit("/", 1)[-1]
+        if self.command == "HEAD" and (fault := self.next_fault(name, on_head=True)):
+            if fault.status:
+                return self.reply(fault.status, fault.headers)
+            served = Served(fault.content or served.content)
+        if not served.is_large:
+            return self.reply(
+                307,
+                {
+                    "Location": f"/api/resolve-cache/models/{repo}/{COMMIT}/{file}",
+                    "X-Repo-Commit": COMMIT,
+                    "X-Linked-Etag": f'"{served.etag}"',
+                },
+            )
+        expires = time.time() + self.hub.signature_s
+        return self.reply(
+            302,
+            {
+                "Location": f"{self.hub.cdn}/{repo}/{file}?expires={expires}",
+                "X-Repo-Commit": COMMIT,
+                "X-Linked-Etag": f'"{served.etag}"',
+                "X-Linked-Size": str(len(served.content)),
+                "Accept-Ranges": "bytes",
+            },
+        )
+
+    def _api(self, repo: str, rest: str) -> None:
+        files = {name: s for (owner, name), s in self.hub.files.items() if owner == repo}
+        if not files:
+            return self.reply(404, {"X-Error-Code": "RepoNotFound"})
+        if rest.startswith("/tree/"):
+            answer: Any = [_tree_entry(name, served) for name, served in files.items()]
+        elif rest == "/refs":
+            branch = {"name": "main", "ref": "refs/heads/main", "targetCommit": COMMIT}
+            answer = {"branches": [branch], "tags": [], "converts": []}
+        else:
+            siblings = [
+                {
+                    "rfilename": name,
+                    "size": len(served.content),
+                    "blobId": "0" * 40,
+                    **({"lfs": _lfs(served)} if served.is_large else {}),
+                }
+                for name, served in files.items()
+            ]
+            answer = {"id": repo, "sha": COMMIT, "siblings": siblings, "tags": []}
+        body = json.dumps(answer).encode()
+        return self.reply(200, {"Content-Type": "application/json"}, body)
+
+
+class _CdnHandler(_Handler):
+    kind = "cdn"
+
+    def answer(self) -> None:
+        parts = urlsplit(self.path)
+        _, owner, name, file = unquote(parts.path).split("/", 3)
+        if self.command == "HEAD" or "Authorization" in self.headers:
+            return self.reply(500, {"X-Error-Message": "a token, or a HEAD, at the CDN"})
+        if float(parse_qs(parts.query)["expires"][0]) < time.time():
+            return self.reply(403, {})
+        short = file.rsplit("/", 1)[-1]
+        fault = self.next_fault(short, on_head=False) or Fault()
+        if fault.status:
+            return self.reply(fault.status, fault.headers)
+        content = self.hub.files[f"{owner}/{name}", file].content
+        content = content if fault.content is None else fault.content
+        return self._send(short, content, fault)
+
+    def _send(self, name: str, content: bytes, fault: Fault) -> None:
+        size, begin = len(content), 0
+        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        headers = {"ETag": '"a-hash-of-another-kind"', "Accept-Ranges": "bytes"}
+        if asked and not fault.ignore_range:
+            begin = int(asked[1])
+            if begin >= size:
+                return self.reply(416, {"Content-Range": f"bytes */{size}"})
+            headers["Content-Range"] = f"bytes {begin}-{size - 1}/{size}"
+        body = content[begin:]
+        self.send_response(206 if "Content-Range" in headers else 200)
+        if not fault.no_length:
+            headers["Content-Length"] = str(len(body) if fault.claim is None else fault.claim)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.end_headers()
+        limits = [limit for limit in (fault.cut_after, fault.stall_after) if limit is not None]
+        for at in range(0, min([len(body), *limits]), 1 << 16):
+            piece = body[at : min([at + (1 << 16), *limits])]
+            self.wfile.write(piece)
+            self.hub.num_sent[name] += len(piece)
+            time.sleep(self.hub.pace_s)
+        if fault.stall_after is not None:
+            self.hub.closing.wait(60)
+        if limits or fault.no_length or fault.claim is not None:
+            self.close_connection = True
+        return None
+
+
+def _lfs(served: Served) -> dict[str, Any]:
+    return {"sha256": served.sha256, "size": len(served.content), "pointerSize": 135}
+
+
+def _tree_entry(name: str, served: Served) -> dict[str, Any]:
+    entry = {"type": "file", "oid": "0" * 40, "size": len(served.content), "path": name}
+    if served.is_large:
+        entry["lfs"] = {"oid": served.sha256, "size": len(served.content), "pointerSize": 135}
+    return entry
+
+
+@contextlib.contextmanager
+def standin_hub() -> Iterator[StandinHub]:
+    """A running hub, closed at the end."""
+    hub = StandinHub()
+    try:
+        yield hub
+    finally:
+        hub.close()

@@ -1,0 +1,241 @@
+"""The commands that fetch, list, check, remove and add models, against a hub on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from localspec.cli import main
+from localspec.presets import find_preset, user_presets_file
+from standin_hub import COMMIT, StandinHub
+
+TARGET = "qwen2-7b-instruct-q4_k_m.gguf"
+DRAFT = "qwen2-0_5b-instruct-q4_k_m.gguf"
+LOCALSPEC = Path(sys.executable).with_name("localspec")  # the installed command
+
+
+def run(*arguments: object, stdin: str | None = None) -> Result:
+    result = CliRunner().invoke(main, [str(a) for a in arguments], input=stdin)
+    assert "Traceback" not in result.output
+    return result
+
+
+def test_download_then_chat(hub: StandinHub, tmp_path):
+    """The installed command, from an empty machine to an answer of the flagship's files."""
+
+    def localspec(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [LOCALSPEC, *arguments],
+            env={**os.environ, **hub.environment},
+            cwd=tmp_path,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    before = localspec("chat", "--preset", "qwen2-7b", stdin="hi\n")
+    assert before.returncode == 1
+    assert "localspec download qwen2-7b" in before.stderr
+    fetched = localspec("download", "qwen2-7b")
+    assert fetched.returncode == 0, fetched.stderr
+    assert [Path(line).name for line in fetched.stdout.splitlines()] == [TARGET, DRAFT]
+    chat = localspec("chat", "--preset", "qwen2-7b", "--max-tokens", "8", stdin="hi\n")
+    assert chat.returncode == 0, chat.stderr
+    assert chat.stdout.strip()
+    answer = localspec("generate", "--preset", "qwen2-7b", "--json", "--max-tokens", "8", "hi")
+    stats = json.loads(answer.stdout)["stats"]
+    assert stats["num_draft_tokens"] > 0
+    by_name = localspec(
+        "generate", "hi", "--max-tokens", "2", "--target", "qwen2-7b",
+        "--draft", "Qwen/Qwen2-0.5B-Instruct-GGUF:Q4_K_M",
+    )  # fmt: skip
+    assert by_name.returncode == 1  # fetched by commit, so main is not known to be the same
+    assert "localspec download Qwen/Qwen2-0.5B" in by_name.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pseudo-terminal")
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_chat_on_a_terminal_offers_to_fetch(hub: StandinHub, tmp_path, answer):
+    """With size, place and free disk; a no leaves everything as it was."""
+    import pexpect
+
+    child = pexpect.spawn(
+        str(LOCALSPEC),
+        ["chat", "--preset", "qwen2-7b", "--max-tokens", "4"],
+        env={**os.environ, **hub.environment, "COLUMNS": "200"},
+        timeout=60,
+        encoding="utf-8",
+        dimensions=(40, 200),
+    )
+    child.expect(r"qwen2-7b is not on this machine. Fetch 10.\d MB into (\S+) \(.*free\)")
+    assert child.match[1] == str(tmp_path / "cache")
+    child.sendline(answer)
+    if answer == "y":
+        child.expect("> ")
+        child.sendline("hi")
+        child.expect("tokens/s")
+        child.sendeof()
+        child.expect(pexpect.EOF)
+    else:
+        child.expect("localspec download qwen2-7b")
+        child.expect(pexpect.EOF)
+        assert hub.gets(TARGET) == []
+    child.close()
+    assert child.exitstatus == (0 if answer == "y" else 1)
+
+
+def test_dry_run_fetches_nothing(hub: StandinHub):
+    result = run("download", "qwen2-7b", "--dry-run")
+    assert result.exit_code == 0
+    assert TARGET in result.stderr
+    assert "10.4 MB to fetch" in result.stderr
+    assert result.stdout == ""
+    assert hub.gets(TARGET) == []
+
+
+def test_another_programs_files_are_named_on_a_pipe(hub: StandinHub, tmp_path):
+    file = find_preset("qwen2-7b").target.files[0]
+    other = tmp_path / ".lmstudio/models" / file.repo / file.file
+    other.parent.mkdir(parents=True)
+    other.write_bytes(hub.files[file.repo, file.file].content)
+    result = run("download", "qwen2-7b", "--dry-run")
+    assert result.exit_code == 0
+    result = run("download", "qwen2-7b")
+    assert f"LM Studio has {TARGET}: {other}" in result.stderr
+    assert "--reuse" in result.stderr
+    assert len(hub.gets(TARGET)) == 1
+
+
+def test_the_list_shows_states(hub: StandinHub):
+    def states() -> dict[str, str]:
+        return {e["name"]: e["state"] for e in json.loads(run("models", "--json").stdout)}
+
+    assert (states()["demo"], states()["qwen2-7b"]) == ("ready", "absent")
+    run("download", f"hf:Qwen/Qwen2-7B-Instruct-GGUF/{TARGET}")
+    assert states()["qwen2-7b"] == "partial"
+    run("download", "qwen2-7b")
+    assert states()["qwen2-7b"] == "ready"
+    lines = run("models").stdout.splitlines()
+    assert any(line.split()[:2] == ["qwen2-7b*", "ready"] for line in lines)
+    assert any("qwen3-8b" in line and "5.7 GB" in line for line in lines)
+
+
+def test_path_prints_both(hub: StandinHub):
+    assert "localspec download qwen2-7b" in run("models", "path", "qwen2-7b").stderr
+    downloaded = run("download", "qwen2-7b").stdout
+    assert run("models", "path", "qwen2-7b").stdout == downloaded
+
+
+def test_verify_reads_everything_again(hub: StandinHub):
+    run("download", "qwen2-7b")
+    assert run("models", "verify", "qwen2-7b").stdout == "qwen2-7b: ok\n"
+    path = Path(run("models", "path", "qwen2-7b").stdout.splitlines()[1]).resolve()
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    result = run("models", "verify")
+    assert result.exit_code == 1
+    assert "demo: ok" in result.stdout
+    assert "qwen2-7b: damaged" in result.stdout
+    assert DRAFT in result.stderr
+
+
+def test_remove_asks_and_says_what_it_frees(hub: StandinHub):
+    run("download", "qwen2-7b")
+    refused = run("models", "remove", "qwen2-7b", stdin="n\n")
+    assert refused.exit_code == 130
+    assert "10.4 MB" in refused.stderr
+    assert run("models", "path", "qwen2-7b").exit_code == 0
+    done = run("models", "remove", "qwen2-7b", stdin="y\n")
+    assert "10.4 MB freed" in done.stderr
+    assert run("models", "path", "qwen2-7b").exit_code == 1
+    assert "Nothing to remove" in run("models", "remove", "qwen2-7b").stderr
+    assert "Nothing to remove" in run("models", "remove", "demo").stderr
+
+
+def test_remove_keeps_what_another_preset_uses(hub: StandinHub):
+    presets = user_presets_file()
+    presets.write_text(presets.read_text() + '\n[twin]\nextends = "qwen2-7b"\n')
+    run("download", "qwen2-7b")
+    result = run("models", "remove", "qwen2-7b", "--yes")
+    assert f"{TARGET} stays: twin uses it" in result.stderr
+    assert run("models", "path", "twin").exit_code == 0
+
+
+def test_remove_keeps_what_another_tool_fetched(hub: StandinHub):
+    import huggingface_hub
+
+    from localspec.hub_api import cache_folder
+
+    huggingface_hub.hf_hub_download(
+        "Qwen/Qwen2-7B-Instruct-GGUF", TARGET, revision=COMMIT, cache_dir=cache_folder()
+    )
+    run("download", "qwen2-7b")
+    result = run("models", "remove", "qwen2-7b", "--yes")
+    assert f"{TARGET} stays: another tool" in result.stderr
+    assert "2.5 MB freed" in result.stderr
+
+
+def test_remove_takes_what_was_half_received(hub: StandinHub, tmp_path):
+    sha256 = find_preset("qwen2-7b").target.files[0].sha256
+    part = (
+        tmp_path / f"cache/models--Qwen--Qwen2-7B-Instruct-GGUF/blobs/{sha256}.localspec-part"
+    )
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"x" * 1000)
+    assert "1.0 kB freed" in run("models", "remove", "qwen2-7b", "--yes").stderr
+    assert not part.exists()
+
+
+def test_add_pins_what_the_hub_has(hub: StandinHub, demo_target):
+    result = run(
+        "models", "add", "mine@q4", "--target", "Qwen/Qwen2-7B-Instruct-GGUF:q4_k_m",
+        "--draft", demo_target, "--ctx", 256,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    preset = find_preset("mine@q4")
+    served = hub.files["Qwen/Qwen2-7B-Instruct-GGUF", TARGET]
+    (file,) = preset.target.files
+    assert (file.revision, file.sha256) == (COMMIT, served.sha256)
+    assert file.size_bytes == len(served.content)
+    assert preset.draft.path == demo_target.resolve()
+    assert preset.context_length == 256
+    assert find_preset("qwen2-7b").context_length == 512  # the rest of the file is as it was
+    assert run("download", "mine@q4").exit_code == 0
+    assert len(run("models", "path", "mine@q4").stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["download"], 2, "Missing argument"),
+        (["download", "nope"], 1, "no preset 'nope'"),
+        (["download", "../../x"], 1, "no preset '../../x'"),
+        (["download", "hf:o"], 2, "names no file"),
+        (["download", "qwen2-7b", "--local-dir", __file__], 2, "is a file"),
+        (["models", "path", "nope"], 1, "no preset 'nope'"),
+        (["models", "verify", "nope"], 1, "no preset 'nope'"),
+        (["models", "remove", "../x"], 1, "no preset '../x'"),
+        (["models", "add", "../x", "--target", "t"], 2, "no name for a preset"),
+        (["models", "add", "x"], 2, "--target"),
+        (["models", "add", "x", "--target", "absent.gguf"], 1, "does not exist"),
+        (["models", "add", "x", "--target", __file__], 1, "not a GGUF file"),
+        (["models", "add", "demo", "--target", "qwen2-7b"], 1, "a preset 'demo' already"),
+        (["models", "add", "x", "--target", "o/absent:Q4_0"], 1, "does not exist, or is priv"),
+        (["models", "add", "x", "--target", "demo", "--ctx", "0"], 2, "0 is not in the range"),
+    ],
+)
+def test_bad_input_is_two_lines_and_an_exit_code(hub: StandinHub, arguments, code, words):
+    before = user_presets_file().read_bytes()
+    result = run(*arguments)
+    assert result.exit_code == code, result.output
+    assert words in result.stderr
+    assert result.stdout == ""
+    assert user_presets_file().read_bytes() == before

@@ -1,0 +1,213 @@
+"""Downloads from a hub on loopback: what reaches the disk, and what is asked of the hub."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+import localspec
+from localspec.cache import HubCache
+from localspec.errors import DownloadError
+from localspec.hub import locate, locate_source, missing_files
+from localspec.hub_api import cache_folder, choose_quantization
+from localspec.presets import find_preset
+from standin_hub import COMMIT, StandinHub
+
+TARGET = "qwen2-7b-instruct-q4_k_m.gguf"
+DRAFT = "qwen2-0_5b-instruct-q4_k_m.gguf"
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_both_files_arrive_in_the_hubs_layout(hub: StandinHub, tmp_path):
+    """Where huggingface_hub itself finds them, and says nothing against the cache."""
+    progress = []
+    paths = localspec.download("qwen2-7b", on_progress=progress.append)
+    preset = find_preset("qwen2-7b")
+    assert tuple(paths) == locate(preset)
+    for path, model in zip(paths, preset.models, strict=True):
+        file = model.files[0]
+        assert path == tmp_path / (
+            f"cache/models--{file.repo.replace('/', '--')}/snapshots/{COMMIT}/{file.file}"
+        )
+        assert sha256(path) == path.resolve().name == file.sha256
+        found = huggingface_hub.hf_hub_download(
+            file.repo,
+            file.file,
+            revision=COMMIT,
+            cache_dir=cache_folder(),
+            local_files_only=True,
+        )
+        assert Path(found) == path
+    cache = huggingface_hub.scan_cache_dir(cache_folder())
+    assert cache.size_on_disk == sum(path.stat().st_size for path in paths)
+    assert not [*cache.warnings]
+    done = [event for event in progress if event.state == "done"]
+    assert {event.file.file for event in done} == {TARGET, DRAFT}
+    assert all(event.received_bytes == event.total_bytes for event in done)
+    assert not [*(tmp_path / "cache").rglob("*.localspec-part")]
+
+
+def test_the_token_reaches_the_hub_and_never_the_cdn(hub: StandinHub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.token = "hf_secret"
+    localspec.download("qwen2-7b")
+    assert {seen.token for seen in hub.seen if seen.server == "hub"} == {"Bearer hf_secret"}
+    assert {seen.token for seen in hub.seen if seen.server == "cdn"} == {None}
+
+
+def test_a_second_download_asks_nothing(hub: StandinHub):
+    first = localspec.download("qwen2-7b")
+    num_requests = len(hub.seen)
+    assert localspec.download("qwen2-7b") == first
+    assert len(hub.seen) == num_requests
+
+
+def test_a_file_that_another_tool_fetched_is_used(hub: StandinHub):
+    """From huggingface_hub by the name of the branch, so at no pinned commit."""
+    file = find_preset("qwen2-7b").target.files[0]
+    huggingface_hub.hf_hub_download(file.repo, file.file, cache_dir=cache_folder())
+    num_gets = len(hub.gets(TARGET))
+    localspec.download("qwen2-7b")
+    assert len(hub.gets(TARGET)) == num_gets
+    assert HubCache(cache_folder()).owned(file) == []
+
+
+def test_a_model_by_its_hub_name(hub: StandinHub):
+    """Not pinned, so by what the hub says; then found again without asking it."""
+    name = f"hf:Qwen/Qwen2-0.5B-Instruct-GGUF/{DRAFT}"
+    with pytest.raises(localspec.PresetError, match="not on this machine") as caught:
+        locate_source(name, "draft")
+    assert f"localspec download {name}" in caught.value.hint
+    (path,) = localspec.download(name)
+    num_requests = len(hub.seen)
+    assert locate_source(name, "draft") == path
+    assert len(hub.seen) == num_requests
+    assert locate_source("Qwen/Qwen2-0.5B-Instruct-GGUF:Q4_K_M", "draft") == path
+
+
+def test_a_model_by_its_quantisation(hub: StandinHub):
+    hub.add("Qwen/Qwen2-0.5B-Instruct-GGUF", "mmproj-q4_k_m.gguf", b"GGUF" * 5000)
+    (path,) = localspec.download("Qwen/Qwen2-0.5B-Instruct-GGUF:q4_k_m")
+    assert path.name == DRAFT
+    with pytest.raises(DownloadError, match="0 models in 'Q9'") as caught:
+        localspec.download("Qwen/Qwen2-0.5B-Instruct-GGUF:Q9")
+    assert "hf:Qwen/" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("quantization", "names", "chosen"),
+    [
+        ("Q4_0", ["a-Q4_0.gguf", "a-Q4_0_4_4.gguf"], ["a-Q4_0.gguf"]),
+        ("q4_0", ["x/a.Q4_0.gguf", "mmproj-Q4_0.gguf"], ["x/a.Q4_0.gguf"]),
+        ("Q8_0", ["a-Q8_0-00002-of-00002.gguf", "a-Q8_0-00001-of-00002.gguf"],
+         ["a-Q8_0-00001-of-00002.gguf", "a-Q8_0-00002-of-00002.gguf"]),
+        ("Q8_0", ["a-Q8_0-00001-of-00002.gguf", "a-Q8_0-00002-of-00002.gguf", "a-Q8_0.gguf"],
+         ["a-Q8_0.gguf"]),
+        ("Q8_0", ["a-Q8_0.gguf", "b-Q8_0.gguf"], None),
+        ("Q8_0", ["a-Q8_0-00001-of-00002.gguf"], None),
+        ("Q8_0", [], None),
+    ],
+)  # fmt: skip
+def test_which_file_a_quantisation_means(quantization, names, chosen):
+    """Whole words of the name; a single file before parts; never one of several."""
+    if chosen is None:
+        with pytest.raises(DownloadError):
+            choose_quantization("o/m", quantization, names)
+    else:
+        assert choose_quantization("o/m", quantization, names) == chosen
+
+
+def test_all_parts_of_a_split_model_arrive(hub: StandinHub):
+    names = [f"big-q4_0-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    for number, name in enumerate(names):
+        hub.add("o/m", name, b"GGUF" + bytes([number]) * 9000)
+    paths = localspec.download("o/m:q4_0")
+    assert [path.name for path in paths] == names
+    assert len({path.parent for path in paths}) == 1
+    assert locate_source(f"hf:o/m/{names[0]}", "target") == paths[0]
+
+
+def test_a_small_file_is_checked_by_its_git_blob_id(hub: StandinHub):
+    """Below LFS the hub redirects on the same host and states no sha256."""
+    served = hub.add("o/m", "small.gguf", b"GGUF" * 100)
+    (path,) = localspec.download("hf:o/m/small.gguf")
+    assert path.read_bytes() == served.content
+    assert path.resolve().name == served.etag
+    assert len(served.etag) == 40
+
+
+def test_a_folder_of_the_users(hub: StandinHub, tmp_path):
+    folder = tmp_path / "models"
+    paths = localspec.download("qwen2-7b", local_dir=folder)
+    assert paths == [folder / TARGET, folder / DRAFT]
+    assert sha256(paths[0]) == find_preset("qwen2-7b").target.files[0].sha256
+    num_requests = len(hub.seen)
+    assert localspec.download("qwen2-7b", local_dir=folder) == paths
+    assert len(hub.seen) == num_requests
+    assert len(missing_files(find_preset("qwen2-7b"))) == 2
+
+
+@pytest.mark.parametrize("keeper", ["lm studio", "ollama", "llama.cpp", "llama.cpp now"])
+def test_a_file_that_another_program_keeps_is_taken_on_request(
+    hub: StandinHub, tmp_path, monkeypatch, keeper
+):
+    """After its content was checked, and without touching it."""
+    file = find_preset("qwen2-7b").target.files[0]
+    content = hub.files[file.repo, file.file].content
+    other = {
+        "lm studio": tmp_path / ".lmstudio/models" / file.repo / file.file,
+        "ollama": tmp_path / ".ollama/models/blobs" / f"sha256-{file.sha256}",
+        "llama.cpp": tmp_path / "llama" / f"{file.repo.replace('/', '_')}_{file.file}",
+        "llama.cpp now": tmp_path
+        / "llama"
+        / f"models--{file.repo.replace('/', '--')}/blobs/{file.sha256}",
+    }[keeper]
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "llama"))
+    other.parent.mkdir(parents=True)
+    other.write_bytes(content)
+    paths = localspec.download("qwen2-7b", reuse=True)
+    assert hub.gets(TARGET) == []
+    assert len(hub.gets(DRAFT)) == 1
+    assert paths[0].read_bytes() == other.read_bytes() == content
+
+
+def test_another_programs_file_with_other_content_is_not_taken(hub: StandinHub, tmp_path):
+    file = find_preset("qwen2-7b").target.files[0]
+    other = tmp_path / ".lmstudio/models" / file.repo / file.file
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"x" * file.size_bytes)
+    (path, _) = localspec.download("qwen2-7b", reuse=True)
+    assert sha256(path) == file.sha256
+    assert other.read_bytes()[:1] == b"x"
+    assert len(hub.gets(TARGET)) == 1
+
+
+def test_removing_frees_what_we_fetched_and_nothing_else(hub: StandinHub, tmp_path):
+    localspec.download("qwen2-7b")
+    target, draft = (model.files[0] for model in find_preset("qwen2-7b").models)
+    foreign = tmp_path / "cache/models--Qwen--Qwen2-7B-Instruct-GGUF/blobs/foreign"
+    foreign.write_bytes(b"somebody else's")
+    cache = HubCache(cache_folder())
+    assert cache.remove(target) == target.size_bytes
+    assert cache.find(target) is None
+    assert cache.find(draft) is not None
+    assert foreign.exists()
+    assert {p.name for p in foreign.parent.iterdir()} == {"foreign"}
+    assert cache.remove(target) == 0
+
+
+def test_content_with_a_second_name_stays(hub: StandinHub):
+    """Another tool named the same content at another commit, so it may count on it."""
+    (target, _) = localspec.download("qwen2-7b")
+    file = find_preset("qwen2-7b").target.files[0]
+    other = target.parent.with_name("f" * 40) / file.file
+    other.parent.mkdir()
+    other.symlink_to(Path("../../blobs") / file.sha256)
+    assert HubCache(cache_folder()).remove(file) == 0
+    assert sha256(other) == file.sha256

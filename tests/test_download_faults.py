@@ -1,0 +1,556 @@
+"""What can go wrong on the way, one fault a test. docs/reliability.md is made from these.
+
+The first line of a docstring is the fault, the second what has to hold. After every test no
+file stands under its final name that is not whole and right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import localspec
+from localspec import transfer
+from localspec.errors import DownloadError, LocalspecError, OptionError, PresetError
+from localspec.presets import find_preset
+from standin_hub import Fault, StandinHub
+
+TARGET = "qwen2-7b-instruct-q4_k_m.gguf"
+DRAFT = "qwen2-0_5b-instruct-q4_k_m.gguf"
+REPO = "Qwen/Qwen2-7B-Instruct-GGUF"
+MB = 1 << 20
+LOCALSPEC = Path(sys.executable).with_name("localspec")  # the installed command
+
+
+@pytest.fixture(autouse=True)
+def _quick_retries(monkeypatch):
+    monkeypatch.setattr(transfer, "_RETRY_DELAYS_S", (0.01,) * 5)
+
+
+@pytest.fixture(autouse=True)
+def _no_bad_file_under_a_good_name(hub: StandinHub, tmp_path):
+    yield
+    contents = {served.content for served in hub.files.values()}
+    for path in [*tmp_path.rglob("*.gguf"), *tmp_path.rglob("blobs/*")]:
+        if path.is_file() and not path.name.endswith((".localspec-part", ".localspec-own")):
+            assert path.read_bytes() in contents, path
+
+
+def part_file(tmp_path: Path) -> Path:
+    sha256 = find_preset("qwen2-7b").target.files[0].sha256
+    folder = tmp_path / f"cache/models--{REPO.replace('/', '--')}/blobs"
+    return folder / f"{sha256}.localspec-part"
+
+
+def command(hub: StandinHub, *arguments: str) -> subprocess.Popen:
+    """The installed command in another process, against the hub."""
+    return subprocess.Popen(
+        [LOCALSPEC, *arguments],
+        env={**os.environ, **hub.environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def wait_for(condition, timeout_s: float = 30) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def size_of(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
+# --- the connection
+
+
+def test_cut(hub: StandinHub):
+    """The connection breaks in the middle of the file
+    It goes on at the byte where it stopped, in the same call
+    """
+    hub.faults[TARGET] = [Fault(cut_after=3 * MB)]
+    (path, _) = localspec.download("qwen2-7b")
+    first, second = hub.gets(TARGET)
+    assert first.range is None
+    begin = int(second.range.removeprefix("bytes=").removesuffix("-"))
+    assert 3 * MB - (1 << 16) <= begin <= 3 * MB
+    assert hub.num_sent[TARGET] <= path.stat().st_size + (1 << 16)
+
+
+def test_cut_again_and_again(hub: StandinHub):
+    """The connection breaks ten times
+    As long as every try brings something, it goes on
+    """
+    hub.faults[TARGET] = [Fault(cut_after=MB // 2)] * 10
+    localspec.download("qwen2-7b")
+    assert len(hub.gets(TARGET)) == 11
+
+
+def test_dead(hub: StandinHub, tmp_path):
+    """The connection breaks at once, every time
+    An error after six tries; what an earlier call received stays and is used by the next
+    """
+    hub.faults[TARGET] = [Fault(cut_after=MB)] + [Fault(cut_after=0)] * 7
+    with pytest.raises(DownloadError, match="stopped at") as caught:
+        localspec.download("qwen2-7b")
+    assert "goes on from there" in caught.value.hint
+    kept = part_file(tmp_path).stat().st_size
+    assert kept == MB
+    hub.faults[TARGET] = []
+    localspec.download("qwen2-7b")
+    assert hub.gets(TARGET)[-1].range == f"bytes={kept}-"
+
+
+def test_stall(hub: StandinHub, monkeypatch):
+    """The server falls silent in the middle of the file
+    After the timeout it asks for the rest
+    """
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+    hub.faults[TARGET] = [Fault(stall_after=2 * MB)]
+    localspec.download("qwen2-7b")
+    assert hub.gets(TARGET)[1].range == f"bytes={2 * MB}-"
+
+
+def test_nobody_there(hub: StandinHub):
+    """Nothing listens at the endpoint
+    An error that names the endpoint and says what to check
+    """
+    hub.close()
+    with pytest.raises(DownloadError, match="cannot be asked") as caught:
+        localspec.download("qwen2-7b")
+    assert "HF_ENDPOINT" in caught.value.hint
+
+
+# --- the process
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_kill(hub: StandinHub, tmp_path):
+    """kill -9 in the middle, twice
+    The next call asks for exactly the bytes that are not there yet
+    """
+    hub.pace_s = 0.02
+    part = part_file(tmp_path)
+    for wanted in (MB, 3 * MB):
+        process = command(hub, "download", "qwen2-7b")
+        wait_for(lambda wanted=wanted: size_of(part) >= wanted)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert not [*tmp_path.rglob(TARGET)]
+    kept = part.stat().st_size
+    hub.pace_s = 0
+    localspec.download("qwen2-7b")
+    ranges = [seen.range for seen in hub.gets(TARGET)]
+    assert ranges[-1] == f"bytes={kept}-"
+    assert len(ranges) == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT for one process")
+def test_interrupt(hub: StandinHub, tmp_path):
+    """Ctrl-C in the middle
+    Exit code 130 at once; the next call goes on
+    """
+    hub.pace_s = 0.02
+    part = part_file(tmp_path)
+    process = command(hub, "download", "qwen2-7b")
+    wait_for(lambda: size_of(part) >= MB)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    kept = part.stat().st_size
+    hub.pace_s = 0
+    localspec.download("qwen2-7b")
+    assert hub.gets(TARGET)[-1].range == f"bytes={kept}-"
+
+
+def test_two_at_once(hub: StandinHub):
+    """Two processes fetch the same preset
+    One fetches, the other waits and uses it; every byte is sent once
+    """
+    hub.pace_s = 0.005
+    processes = [command(hub, "download", "qwen2-7b") for _ in range(2)]
+    for process in processes:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    assert len(hub.gets(TARGET)) == len(hub.gets(DRAFT)) == 1
+
+
+def test_one_of_two_is_killed(hub: StandinHub, tmp_path):
+    """Two processes fetch the same preset, and the one that fetches is killed
+    The other takes over where it was
+    """
+    hub.pace_s = 0.02
+    first = command(hub, "download", "qwen2-7b")
+    wait_for(lambda: size_of(part_file(tmp_path)) >= MB)
+    second = command(hub, "download", "qwen2-7b")
+    time.sleep(1)
+    first.kill()
+    first.communicate()
+    _, errors = second.communicate(timeout=60)
+    assert second.returncode == 0, errors
+    assert hub.gets(TARGET)[-1].range is not None
+
+
+def test_a_callback_that_raises(hub: StandinHub, tmp_path):
+    """The application's progress callback raises
+    The exception comes out, the threads are gone, the next call goes on
+    """
+
+    def on_progress(progress):
+        if progress.received_bytes > MB:
+            raise RuntimeError("my window was closed")
+
+    with pytest.raises(RuntimeError, match="my window"):
+        localspec.download("qwen2-7b", on_progress=on_progress)
+    assert not [t for t in threading.enumerate() if t.name.startswith("download-")]
+    kept = part_file(tmp_path).stat().st_size
+    assert kept > 0
+    localspec.download("qwen2-7b")
+    assert hub.gets(TARGET)[-1].range == f"bytes={kept}-"
+
+
+# --- the server
+
+
+def test_ranges_unknown(hub: StandinHub):
+    """The server ignores the range and sends everything
+    It starts again rather than append
+    """
+    hub.faults[TARGET] = [Fault(cut_after=MB), Fault(ignore_range=True)]
+    localspec.download("qwen2-7b")
+    assert len(hub.gets(TARGET)) == 2
+
+
+def test_wrong_bytes(hub: StandinHub, tmp_path):
+    """Wrong bytes of the right length
+    An error with both sums; nothing of it is kept, the next call fetches anew
+    """
+    content = hub.files[REPO, TARGET].content
+    hub.faults[TARGET] = [Fault(content=content[:-1] + b"!")]
+    with pytest.raises(DownloadError, match="wrong content: sum"):
+        localspec.download("qwen2-7b")
+    assert size_of(part_file(tmp_path)) == 0
+    localspec.download("qwen2-7b")
+
+
+def test_wrong_bytes_from_before(hub: StandinHub, tmp_path):
+    """The received part is damaged, as by a power cut
+    It is noticed at the end, and the file is fetched once more from the start
+    """
+    part = part_file(tmp_path)
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"\0" * MB)
+    localspec.download("qwen2-7b")
+    assert [seen.range for seen in hub.gets(TARGET)] == [f"bytes={MB}-", None]
+
+
+def test_part_longer_than_the_file(hub: StandinHub, tmp_path):
+    """The received part is longer than the file
+    It is dropped
+    """
+    part = part_file(tmp_path)
+    part.parent.mkdir(parents=True)
+    part.write_bytes(hub.files[REPO, TARGET].content + b"?")
+    localspec.download("qwen2-7b")
+
+
+@pytest.mark.parametrize("delta", [-7, 7])
+def test_wrong_length(hub: StandinHub, delta):
+    """The server announces a length that is not the file's
+    An error with both numbers before anything is written
+    """
+    size = len(hub.files[REPO, TARGET].content)
+    hub.faults[TARGET] = [Fault(claim=size + delta)]
+    with pytest.raises(DownloadError, match=f"{size + delta} instead of {size}"):
+        localspec.download("qwen2-7b")
+
+
+def test_short_body(hub: StandinHub):
+    """The body has no announced length and ends too early
+    The rest is asked for
+    """
+    hub.faults[TARGET] = [Fault(cut_after=MB, no_length=True)]
+    localspec.download("qwen2-7b")
+    assert hub.gets(TARGET)[1].range == f"bytes={MB}-"
+
+
+def test_another_file_behind_the_name(hub: StandinHub):
+    """The hub now has another file than the one pinned
+    An error that says so; not one byte is fetched
+    """
+    hub.files.pop((REPO, TARGET))
+    hub.add(REPO, TARGET, b"GGUF" * MB)
+    with pytest.raises(DownloadError, match=r"another .* than pinned"):
+        localspec.download("qwen2-7b")
+    assert hub.gets(TARGET) == []
+
+
+def test_another_file_between_head_and_get(hub: StandinHub):
+    """A file that is not pinned changes between the answer about it and its content
+    Its sum is wrong, so it is refused; the next call gets the new one
+    """
+    old = hub.add("o/m", "a.gguf", b"GGUF" * MB)
+    hub.faults["a.gguf"] = [Fault(content=old.content[:-1] + b"!")]
+    with pytest.raises(DownloadError, match="wrong content"):
+        localspec.download("hf:o/m/a.gguf")
+    localspec.download("hf:o/m/a.gguf")
+
+
+@pytest.mark.parametrize("on_head", [True, False], ids=["asking", "fetching"])
+def test_too_many_requests(hub: StandinHub, on_head):
+    """429 with Retry-After
+    It waits as long as it is asked to
+    """
+    hub.faults[TARGET] = [Fault(on_head=on_head, status=429, headers={"Retry-After": "1"})]
+    begin = time.monotonic()
+    localspec.download("qwen2-7b")
+    assert time.monotonic() - begin >= 1
+
+
+def test_too_many_requests_for_long(hub: StandinHub):
+    """429 with a Retry-After of an hour
+    An error that says how long, instead of a silent hour
+    """
+    hub.faults[TARGET] = [Fault(status=429, headers={"Retry-After": "3600"})]
+    with pytest.raises(DownloadError, match="3600 s"):
+        localspec.download("qwen2-7b")
+
+
+def test_clock_skew(hub: StandinHub):
+    """429 with a date in Retry-After, by a clock that is years off
+    The wait is the difference to the server's own date
+    """
+    headers = {"Retry-After": "Wed, 21 Oct 2015 07:28:01 GMT"}
+    headers["Date"] = "Wed, 21 Oct 2015 07:28:00 GMT"
+    hub.faults[TARGET] = [Fault(status=429, headers=headers)]
+    localspec.download("qwen2-7b")
+
+
+@pytest.mark.parametrize("status", [500, 502, 503])
+def test_server_error(hub: StandinHub, status):
+    """The server is out of order for a moment
+    It tries again
+    """
+    hub.faults[TARGET] = [Fault(status=status)] * 2
+    localspec.download("qwen2-7b")
+
+
+def test_signature_expired(hub: StandinHub):
+    """The signed address has run out when it is asked for
+    A new one is got from the hub
+    """
+    hub.faults[TARGET] = [Fault(cut_after=MB), Fault(status=403)]
+    localspec.download("qwen2-7b")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words", "hint"),
+    [
+        (401, "GatedRepo", "is gated", "hf auth login"),
+        (403, "GatedRepo", "is gated", "hf auth login"),
+        (401, "RepoNotFound", "does not exist, or is private", "HF_TOKEN"),
+        (401, None, "does not exist, or is private", "HF_TOKEN"),
+        (403, None, "does not exist, or is private", "HF_TOKEN"),
+        (404, "RepoNotFound", "does not exist, or is private", "HF_TOKEN"),
+        (404, "EntryNotFound", "has no file", "/tree/main"),
+        (404, "RevisionNotFound", "has no revision", "preset"),
+    ],
+)
+def test_refused(hub: StandinHub, status, code, words, hint):
+    """401, 403 and 404 in the hub's variants
+    An error that says which, and what to do: accept terms, log in, check the name
+    """
+    headers = {"X-Error-Code": code} if code else {}
+    hub.faults[TARGET] = [Fault(on_head=True, status=status, headers=headers)]
+    with pytest.raises(DownloadError, match=words) as caught:
+        localspec.download("qwen2-7b")
+    assert hint in caught.value.hint
+    assert REPO in str(caught.value)
+
+
+def test_a_mirror_without_the_hubs_headers(hub: StandinHub):
+    """An endpoint that is no hub, or a mirror that drops its headers
+    An error that names the endpoint
+    """
+    hub.faults[TARGET] = [Fault(on_head=True, status=200)]
+    with pytest.raises(DownloadError, match="without commit, hash or size") as caught:
+        localspec.download("qwen2-7b")
+    assert "HF_ENDPOINT" in caught.value.hint
+
+
+def test_offline(hub: StandinHub, tmp_path):
+    """HF_HUB_OFFLINE is set
+    An error that says so, without one request; files that are here are used
+    """
+    hub.environment["HF_HUB_OFFLINE"] = "1"
+    process = command(hub, "download", "qwen2-7b")
+    _, errors = process.communicate()
+    assert process.returncode == 1
+    assert "offline mode is on" in errors
+    assert hub.seen == []
+    localspec.download("qwen2-7b")
+    again = command(hub, "download", "qwen2-7b")
+    assert str(tmp_path / "cache") in again.communicate()[0]
+    assert again.returncode == 0
+
+
+# --- the disk
+
+
+needs_mounts = pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run(
+        ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"],
+        capture_output=True,
+        check=False,
+    ).returncode
+    != 0,
+    reason="needs user namespaces to mount a small disk",
+)
+
+
+def in_mounted_cache(hub: StandinHub, tmp_path: Path, options: str, then: str) -> str:
+    """stderr of a failing download whose cache is a file system of its own."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    script = (
+        f'mount -t tmpfs -o {options} tmpfs "{cache}" && {then} '
+        f'"{LOCALSPEC}" download qwen2-7b; '
+        f'code=$?; find "{cache}" -name "{TARGET}" >&2; exit $code'
+    )
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script],
+        env={**os.environ, **hub.environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert f"{TARGET}\n" not in done.stderr
+    return done.stderr
+
+
+@needs_mounts
+def test_disk_too_small(hub: StandinHub, tmp_path):
+    """The disk has less room than the files need
+    An error with both numbers before the first byte
+    """
+    errors = in_mounted_cache(hub, tmp_path, "size=3m", "")
+    assert "bytes are to be downloaded" in errors
+    assert "HF_HUB_CACHE" in errors
+    assert hub.gets(TARGET) == []
+
+
+@needs_mounts
+def test_disk_full(hub: StandinHub, tmp_path):
+    """The disk fills up on the way
+    An error that names the disk; what was received is kept
+    """
+    # Somebody else takes the room once the check has passed.
+    hub.pace_s = 0.02
+    begun = f'find "{tmp_path}/cache" -name "*part" -size +1000k | grep -q .'
+    hog = f'(until {begun}; do sleep 0.1; done; head -c 9m /dev/zero > "{tmp_path}/cache/h") &'
+    errors = in_mounted_cache(hub, tmp_path, "size=14m", hog)
+    assert "is full" in errors
+
+
+@needs_mounts
+def test_read_only(hub: StandinHub, tmp_path):
+    """The cache is read-only
+    An error that names it and says how to choose another place
+    """
+    errors = in_mounted_cache(hub, tmp_path, "ro", "")
+    assert "cannot be written" in errors
+    assert "--local-dir" in errors
+
+
+@pytest.mark.parametrize("what", ["part", "content"])
+def test_symlink_in_the_way(hub: StandinHub, tmp_path, what):
+    """A symbolic link stands where the file is to be written
+    An error that names it; what it points to is untouched
+    """
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"mine")
+    part = part_file(tmp_path)
+    part.parent.mkdir(parents=True)
+    way = part if what == "part" else part.with_suffix("")
+    way.symlink_to(precious if what == "part" else tmp_path / "nothing")
+    with pytest.raises(DownloadError, match="symbolic link") as caught:
+        localspec.download("qwen2-7b")
+    assert way.name in str(caught.value)
+    assert precious.read_bytes() == b"mine"
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_file_in_the_way(hub: StandinHub, tmp_path):
+    """A file of another length stands under the final name
+    An error that names it; it is not overwritten
+    """
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / TARGET).write_bytes(hub.files[REPO, TARGET].content[:100])
+    with pytest.raises(DownloadError, match="in the way: it has 100 bytes"):
+        localspec.download("qwen2-7b", local_dir=folder)
+    assert (folder / TARGET).stat().st_size == 100
+    (folder / TARGET).unlink()
+
+
+def test_name_left_without_content(hub: StandinHub):
+    """The content was deleted, its name still stands in the snapshot
+    It is fetched again
+    """
+    (path, _) = localspec.download("qwen2-7b")
+    path.resolve().unlink()
+    localspec.download("qwen2-7b")
+    assert len(hub.gets(TARGET)) == 2
+
+
+# --- the person
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../x", "/etc/passwd", "qwen2-7b/../../x", "C:\\x", "hf:../../x.gguf", "hf:o/m/../../x",
+     "hf:o/m/../../../x.gguf", "hf:o/m//x.gguf", "o/m/x:Q4", "..:Q4_K_M", "../..:Q4_K_M", ""],
+)  # fmt: skip
+def test_names_that_lead_elsewhere(hub: StandinHub, tmp_path, name):
+    """A preset or file name such as ../../x
+    An error; nothing is asked of the hub or written
+    """
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises((PresetError, OptionError)):
+        localspec.download(name)
+    assert hub.seen == []
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_presets_that_lead_elsewhere(hub: StandinHub, tmp_path):
+    """A presets file with file names such as ../../x.gguf
+    An error with file, line and key
+    """
+    presets = tmp_path / "config/localspec/models.toml"
+    presets.write_text(
+        presets.read_text().replace(f'file = "{DRAFT}"', 'file = "../../x.gguf"')
+    )
+    with pytest.raises(LocalspecError, match=r"models\.toml, line \d+: \[qwen2-7b\.draft\]"):
+        localspec.download("qwen2-7b")
+    assert hub.seen == []
