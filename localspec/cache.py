@@ -148,13 +148,13 @@ class HubCache:
         freed = 0
         for path in self.owned(file):
             content = path.resolve()
+            size = content.stat().st_size
             path.unlink()
             snapshots = self._repo(file) / "snapshots"
             if any(other.resolve() == content for other in snapshots.rglob("*.gguf")):
                 continue
-            if content != path:
-                freed += content.stat().st_size
-                content.unlink()
+            content.unlink(missing_ok=True)
+            freed += size
             _claim(content).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # not empty: others are in there
                 path.parent.rmdir()

@@ -51,7 +51,8 @@ class Fault:
 
     status: answer this instead, with the headers. cut_after: close the connection after so
     many bytes of the body. stall_after: send no more after so many, until closed. content:
-    send this instead. claim: state this Content-Length. no_length: state none. ignore_range: answer 200 and all.
+    send this instead. claim: state this Content-Length. no_length: state none.
+    ignore_range: answer 200 and all.
     """
 
     on_head: bool = False

@@ -151,7 +151,7 @@ def test_a_preset_that_is_not_here_says_how_to_fetch_it(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     result = run("chat", "--preset", "qwen2-7b", stdin="hi\n")
     assert result.exit_code == 1
-    assert "hf download Qwen/Qwen2-7B-Instruct-GGUF" in result.stderr
+    assert "localspec download qwen2-7b" in result.stderr
 
 
 def test_a_broken_template_file_is_an_error(tmp_path):

@@ -95,7 +95,7 @@ def test_dry_run_fetches_nothing(hub: StandinHub):
     result = run("download", "qwen2-7b", "--dry-run")
     assert result.exit_code == 0
     assert TARGET in result.stderr
-    assert "10.4 MB to fetch" in result.stderr
+    assert "10.3 MB to fetch" in result.stderr
     assert result.stdout == ""
     assert hub.gets(TARGET) == []
 
@@ -151,10 +151,10 @@ def test_remove_asks_and_says_what_it_frees(hub: StandinHub):
     run("download", "qwen2-7b")
     refused = run("models", "remove", "qwen2-7b", stdin="n\n")
     assert refused.exit_code == 130
-    assert "10.4 MB" in refused.stderr
+    assert "10.3 MB" in refused.stderr
     assert run("models", "path", "qwen2-7b").exit_code == 0
     done = run("models", "remove", "qwen2-7b", stdin="y\n")
-    assert "10.4 MB freed" in done.stderr
+    assert "10.3 MB freed" in done.stderr
     assert run("models", "path", "qwen2-7b").exit_code == 1
     assert "Nothing to remove" in run("models", "remove", "qwen2-7b").stderr
     assert "Nothing to remove" in run("models", "remove", "demo").stderr
@@ -180,7 +180,7 @@ def test_remove_keeps_what_another_tool_fetched(hub: StandinHub):
     run("download", "qwen2-7b")
     result = run("models", "remove", "qwen2-7b", "--yes")
     assert f"{TARGET} stays: another tool" in result.stderr
-    assert "2.5 MB freed" in result.stderr
+    assert "2.4 MB freed" in result.stderr
 
 
 def test_remove_takes_what_was_half_received(hub: StandinHub, tmp_path):

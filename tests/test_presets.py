@@ -1,55 +1,222 @@
-"""The shipped models.toml."""
+"""The shipped models.toml, and a user's own file."""
 
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
-from localspec.errors import PresetError
+from localspec.errors import OptionError, PresetError
 from localspec.hub import locate
-from localspec.presets import HubFile, find_preset, load_presets
+from localspec.model_source import Quantized, parse_source
+from localspec.preset import HubFile, HubModel, LocalModel, PackagedModel, all_parts, hub_files
+from localspec.preset_file import read_presets
+from localspec.presets import find_preset, load_presets, user_presets_file
+from localspec.sampling import SamplingParams
+
+PRESETS = load_presets()
+
+# The sums of target and draft, as public catalogues list the files.
+NUM_BYTES = {
+    "qwen2-7b": 5_080_876_512,
+    "qwen2.5-7b": 5_174_474_272,
+    "qwen2.5-14b": 9_479_511_008,
+    "qwen2.5-32b": 20_342_736_608,
+    "qwen2.5-coder-7b": 5_358_784_384,
+    "qwen2.5-coder-14b": 9_663_821_120,
+    "qwen2.5-coder-32b": 20_527_046_720,
+    "qwen3-4b": 3_136_726_944,
+    "qwen3-8b": 5_667_230_176,
+    "qwen3-14b": 9_641_199_648,
+    "qwen3-32b": 20_401_595_712,
+    "qwen3-4b-2507": 3_136_727_808,
+    "llama-3.1-8b": 5_728_433_696,
+    "llama-3.3-70b": 43_328_093_280,
+    "gemma-3-4b": 2_781_303_712,
+    "gemma-3-12b": 8_106_633_504,
+    "gemma-3-27b": 17_352_463_232,
+    "smollm2-1.7b": 1_161_063_968,
+}
 
 
-@pytest.mark.parametrize("preset", load_presets().values(), ids=lambda preset: preset.name)
+@pytest.fixture
+def users_file(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr("localspec.presets.user_presets_file", lambda: tmp_path / "models.toml")
+    return tmp_path / "models.toml"
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS.keys())
 def test_every_preset_is_complete(preset):
-    """A description, a context, and files that are pinned by commit and content."""
+    """Two models with licences, a context, and files that are pinned or labelled."""
     assert preset.description
-    assert 0 < preset.context_length <= 131072
-    for file in (preset.target, preset.draft):
-        if isinstance(file, HubFile):
+    assert 0 < preset.context_length <= (preset.max_context_length or 32768) <= 131072
+    assert len(preset.models) == 2
+    for model in preset.models:
+        assert model.license
+        assert model.quantization
+    for file in hub_files(preset.models):
+        if preset.unconfirmed == "":
             assert re.fullmatch(r"[0-9a-f]{40}", file.revision)
             assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
             assert file.size_bytes > 10**8
-            assert file.file.endswith(".gguf")
-        assert file.license
-        assert file.quantization
+
+
+@pytest.mark.parametrize("name", NUM_BYTES)
+def test_the_sizes_add_up(name):
+    """Each file's exact size, checked by the sum of the pair."""
+    assert sum(model.size_bytes for model in PRESETS[name].models) == NUM_BYTES[name]
+
+
+def test_the_plain_presets_are_demo_and_eighteen_pairs():
+    assert [name for name in PRESETS if "@" not in name] == ["demo", *NUM_BYTES]
+
+
+def test_one_content_has_one_name():
+    """A hash that stands twice stands for the same file, so nothing was copied wrongly."""
+    files = {file for preset in PRESETS.values() for file in hub_files(preset.models)}
+    known = [file for file in files if file.sha256]
+    assert len({file.sha256 for file in known}) == len(known)
+
+
+def test_a_variant_changes_what_it_names_and_nothing_else():
+    base, variant = PRESETS["qwen2.5-14b"], PRESETS["qwen2.5-14b@official"]
+    assert variant.draft == base.draft
+    assert variant.sampling == base.sampling
+    assert len(variant.target.files) == 3
+    assert variant.target.files[0].name.endswith("-00001-of-00003.gguf")
+    assert PRESETS["qwen2-7b@q4_0"].target.quantization == "Q4_0"
+
+
+def test_the_makers_sampling_is_used():
+    assert PRESETS["qwen2-7b"].sampling.temperature == 0.7
+    assert PRESETS["gemma-3-4b"].sampling == SamplingParams(
+        temperature=1.0, top_k=64, top_p=0.95, min_p=0.0
+    )
+    assert PRESETS["demo"].sampling == SamplingParams()
 
 
 def test_the_demo_pair_came_with_the_package():
-    target, draft = locate(find_preset("demo"))
-    assert target.stat().st_size + draft.stat().st_size <= 14_000_000
-
-
-def test_a_file_in_the_hubs_cache_is_found(monkeypatch, tmp_path):
-    """In the layout that every tool of the hub shares, without asking the network."""
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-
-    preset = find_preset("qwen2-7b")
-    with pytest.raises(PresetError, match="not on this machine"):
-        locate(preset)
-    for file in (preset.target, preset.draft):
-        folder = tmp_path / f"models--{file.repo.replace('/', '--')}/snapshots/{file.revision}"
-        folder.mkdir(parents=True)
-        (folder / file.file).write_bytes(b"GGUF")
+    preset = find_preset("demo")
+    assert all(isinstance(model, PackagedModel) for model in preset.models)
     target, draft = locate(preset)
-    assert target.name == preset.target.file
-    assert draft.name == preset.draft.file
+    assert target.stat().st_size + draft.stat().st_size <= 14_000_000
 
 
 def test_an_unknown_preset_names_the_known_ones():
     with pytest.raises(PresetError, match="'nope'") as caught:
         find_preset("nope")
     assert "demo" in caught.value.hint
+
+
+def test_the_users_file_overrides_and_extends(users_file, demo_target):
+    users_file.write_text(
+        '[qwen3-8b]\nextends = "qwen3-8b"\ncontext_length = 16384\n'
+        "[qwen3-8b.sampling]\ntemperature = 0\n"
+        '["own@fast"]\ndescription = "mine"\ncontext_length = 128\n'
+        f'["own@fast".target]\npath = "{demo_target.as_posix()}"\n'
+    )
+    presets = load_presets()
+    assert list(presets) == [*PRESETS, "own@fast"]
+    changed = presets["qwen3-8b"]
+    assert changed.context_length == 16384
+    assert changed.sampling.is_greedy
+    assert changed.target == PRESETS["qwen3-8b"].target
+    own = presets["own@fast"]
+    assert own.draft is None
+    assert own.target == LocalModel(path=demo_target)
+    assert locate(own) == (demo_target, None)
+
+
+def test_a_users_file_that_cannot_be_read_is_an_error(users_file):
+    users_file.write_bytes(b"\xff")
+    with pytest.raises(PresetError, match="cannot be read"):
+        load_presets()
+
+
+def test_the_users_file_stands_in_the_platforms_place(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = user_presets_file()
+    assert (path.parent.name, path.name) == ("localspec", "models.toml")
+    assert sys.platform != "linux" or path.parent.parent == tmp_path
+
+
+TARGET = '[a.target]\nrepo = "o/m"\nfile = "x.gguf"\n'
+PLAIN = '[a]\ndescription = "d"\ncontext_length = 5\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("[a\n", 1, "Expected"),
+        ('x = 1\n' + PLAIN, 1, "x: stands outside of any preset"),
+        (PLAIN, 1, "lacks the key 'target'"),
+        ("\n[a]\n" + TARGET, 2, "lacks the key 'description'"),
+        (PLAIN.replace("5", '"5"') + TARGET, 3, "context_length: is '5', not of type int"),
+        (PLAIN.replace("5", "true") + TARGET, 3, "context_length: is True"),
+        (PLAIN.replace("5", "0") + TARGET, 3, "context_length: is below 1"),
+        (PLAIN + "colour = 3\n" + TARGET, 4, "colour: is no key here"),
+        (PLAIN + 'extends = "b"\n' + TARGET, 4, "extends: names no preset further up"),
+        (PLAIN + TARGET + "sise_bytes = 3\n", 7, "sise_bytes: is no key here"),
+        (PLAIN + TARGET + 'path = "p"\n', 4, "needs one of: repo, path, packaged"),
+        (PLAIN + TARGET + "parts = []\n", 4, "needs one of: file, parts"),
+        (PLAIN + TARGET.replace("x.gguf", "../x.gguf"), 4, "'../x.gguf' is no GGUF file"),
+        (PLAIN + TARGET.replace("o/m", "o"), 4, "'o' is no repository"),
+        (PLAIN + TARGET.replace("o/m", "../m"), 4, "'../m' is no repository"),
+        (PLAIN + TARGET + 'sha256 = "abc"\n', 4, "'abc' is no sha256"),
+        (PLAIN + TARGET + 'revision = "../x"\n', 4, "'../x' is no revision"),
+        (PLAIN + TARGET + "size_bytes = 0\n", 4, "the size is 0 bytes"),
+        (PLAIN + TARGET + "[a.sampling]\ntop_p = 2\n", 7, "top_p is 2"),
+        (PLAIN + TARGET + "[a.sampling]\ntop = 2\n", 8, "top: is no key here"),
+        (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [3]\n', 6, "parts: holds something"),
+        (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [{size_bytes = 3}]\n', 6, "without 'file'"),
+        (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [{fil = "x"}]\n', 6, "is no key here"),
+        ('["../x"]\n' + PLAIN.removeprefix("[a]\n"), 1, "is no name for a preset"),
+    ],
+)  # fmt: skip
+def test_a_malformed_file_names_file_line_and_key(text, line, words):
+    with pytest.raises(PresetError) as caught:
+        read_presets("mine.toml", text, {})
+    assert words in str(caught.value)
+    assert "mine.toml" in str(caught.value)
+    assert f"line {line}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("qwen3-8b", PRESETS["qwen3-8b"].target),
+        ("models/x.gguf", LocalModel(path=Path("models/x.gguf"))),
+        ("o/m:Q4_K_M", Quantized("o/m", "Q4_K_M")),
+        ("hf:o/m:Q4_K_M", Quantized("o/m", "Q4_K_M")),
+        ("hf:o/m/x.gguf", HubModel(files=(HubFile(repo="o/m", file="x.gguf"),))),
+        ("hf:o/m/d/x.gguf", HubModel(files=(HubFile(repo="o/m", file="d/x.gguf"),))),
+        ("C:\\models\\x.gguf", LocalModel(path=Path("C:\\models\\x.gguf"))),
+    ],
+)
+def test_ways_to_name_a_model(text, meant):
+    assert parse_source(text, "target", PRESETS) == meant
+
+
+def test_a_preset_names_its_draft_as_a_draft():
+    assert parse_source("qwen3-8b", "draft", PRESETS) == PRESETS["qwen3-8b"].draft
+
+
+def test_what_exists_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "qwen3-8b").touch()
+    assert parse_source("qwen3-8b", "target", PRESETS) == LocalModel(path=Path("qwen3-8b"))
+
+
+@pytest.mark.parametrize("text", ["hf:", "hf:o", "hf:o/m", "hf:o/m/", "hf:o/m/x.bin"])
+def test_half_a_hub_name_is_refused(text):
+    with pytest.raises(OptionError):
+        parse_source(text, "target", PRESETS)
+
+
+def test_the_parts_of_a_split_model():
+    assert all_parts("d/x-00002-of-00003.gguf") == [
+        f"d/x-0000{number}-of-00003.gguf" for number in (1, 2, 3)
+    ]
+    assert all_parts("x.gguf") == ["x.gguf"]

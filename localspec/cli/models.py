@@ -44,7 +44,7 @@ def models(context: click.Context, *, as_json: bool) -> None:
         license = preset.target.license or "-"
         size = readable_bytes(state.size_bytes)
         click.echo(
-            printable(f"{preset.name:<{width}}{mark} {state.state:<8}{size:>9}  {license}")
+            printable(f"{preset.name + mark:<{width + 2}}{state.state:<8}{size:>9}  {license}")
         )
 
 
