@@ -93,7 +93,7 @@ def hub(
     The user's presets pin qwen2-7b to the files that it serves. For this process and, by
     `environment`, for others.
     """
-    import huggingface_hub.constants as constants
+    from huggingface_hub import constants, file_download
 
     from standin_hub import COMMIT, standin_hub
 
@@ -122,10 +122,11 @@ def hub(
             monkeypatch.setenv(name, value)
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "LLAMA_CACHE", "OLLAMA_MODELS"):
             monkeypatch.delenv(name, raising=False)
-        # huggingface_hub has read its environment already.
-        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        # huggingface_hub has read its environment already; some versions copy these names.
         template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        for module in (constants, file_download):
+            monkeypatch.setattr(module, "ENDPOINT", hub.endpoint, raising=False)
+            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
         yield hub

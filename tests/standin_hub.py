@@ -257,7 +257,10 @@ class _HubHandler(_Handler):
                 }
                 for name, served in files.items()
             ]
-            answer = {"id": repo, "sha": COMMIT, "siblings": siblings, "tags": []}
+            answer = {
+                "id": repo, "sha": COMMIT, "siblings": siblings, "tags": [],
+                "private": False, "downloads": 0, "likes": 0,
+            }  # fmt: skip
         body = json.dumps(answer).encode()
         return self.reply(200, {"Content-Type": "application/json"}, body)
 

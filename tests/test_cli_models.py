@@ -175,7 +175,11 @@ def test_remove_keeps_what_another_tool_fetched(hub: StandinHub):
     from localspec.hub_api import cache_folder
 
     huggingface_hub.hf_hub_download(
-        "Qwen/Qwen2-7B-Instruct-GGUF", TARGET, revision=COMMIT, cache_dir=cache_folder()
+        "Qwen/Qwen2-7B-Instruct-GGUF",
+        TARGET,
+        revision=COMMIT,
+        cache_dir=cache_folder(),
+        endpoint=hub.endpoint,
     )
     run("download", "qwen2-7b")
     result = run("models", "remove", "qwen2-7b", "--yes")

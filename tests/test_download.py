@@ -71,7 +71,9 @@ def test_a_second_download_asks_nothing(hub: StandinHub):
 def test_a_file_that_another_tool_fetched_is_used(hub: StandinHub):
     """From huggingface_hub by the name of the branch, so at no pinned commit."""
     file = find_preset("qwen2-7b").target.files[0]
-    huggingface_hub.hf_hub_download(file.repo, file.file, cache_dir=cache_folder())
+    huggingface_hub.hf_hub_download(
+        file.repo, file.file, cache_dir=cache_folder(), endpoint=hub.endpoint
+    )
     num_gets = len(hub.gets(TARGET))
     localspec.download("qwen2-7b")
     assert len(hub.gets(TARGET)) == num_gets
