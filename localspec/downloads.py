@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import filelock
-
 from localspec.cache import Place, Slot
 from localspec.errors import DownloadError
 from localspec.hub_api import HubBusyError, RemoteFile, remote_file
@@ -24,6 +22,7 @@ from localspec.transfer import Listener, Transfer, disk_error, hash_file, wait_b
 _MAX_AT_ONCE = 4
 _MAX_ASKS = 4
 _LOCK_POLL_S = 0.5
+_JOIN_S = 2.0  # a thread that waits for a silent server longer than that ends by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +151,8 @@ class _Job(threading.Thread):
     @contextlib.contextmanager
     def _lock(self, path: Path) -> Iterator[None]:
         """The lock that huggingface_hub takes, too; waited for as long as another has it."""
+        import filelock
+
         lock = filelock.FileLock(path)
         while True:
             try:
@@ -236,7 +237,7 @@ def _run_together(jobs: Sequence[_Job], on_progress: OnProgress) -> Iterator[_Jo
         cancelled.set()
         for job in jobs:
             if job.is_alive():
-                job.join()
+                job.join(_JOIN_S)
 
 
 def _ask_patiently(file: HubFile) -> RemoteFile:

@@ -3,7 +3,7 @@
 What is received lies in the part file and is never fetched again, whatever ends the process.
 The GET goes to the hub's own address each time, as the signed address that it redirects to
 lives about an hour. It is made with requests, whose interface does not change with the
-installed huggingface_hub.
+installed huggingface_hub. Its import is late, as every command imports this module.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from threading import Event
-from typing import BinaryIO
-
-import requests
+from typing import TYPE_CHECKING, BinaryIO
 
 from localspec.errors import DownloadError
 from localspec.hub_api import HubBusyError, RemoteFile, download_timeout_s, request_headers
+
+if TYPE_CHECKING:
+    import requests
 
 _CHUNK_BYTES = 1 << 16  # small: what a broken connection leaves in a buffer is lost
 _READ_BYTES = 1 << 20
@@ -88,6 +89,8 @@ class Transfer:
 
     def _fetch_all(self, part: BinaryIO) -> None:
         """Receive until the size is reached, trying again after what may pass."""
+        import requests
+
         num_vain = 0
         while self._received < self._remote.size_bytes:
             before = self._received
@@ -101,6 +104,8 @@ class Transfer:
 
     def _receive(self, part: BinaryIO) -> None:
         """One request, from where we are to where it ends."""
+        import requests
+
         with requests.Session() as session:
             # An explicit callable, or requests would prefer a ~/.netrc over the hub's token.
             session.auth = _unchanged

@@ -220,3 +220,24 @@ def test_the_parts_of_a_split_model():
         f"d/x-0000{number}-of-00003.gguf" for number in (1, 2, 3)
     ]
     assert all_parts("x.gguf") == ["x.gguf"]
+
+
+def test_the_maintainers_check_compares_with_the_hub(hub, monkeypatch, capsys):
+    """Right pins pass; a wrong hash, a wrong size and a missing file do not."""
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "scripts")
+    import check_presets
+
+    assert check_presets.main(["qwen2-7b"]) == 0
+    assert capsys.readouterr().out.count("ok ") == 2
+    (repo, name) = next(iter(hub.files))
+    hub.add(repo, name, b"GGUF" * 5000)
+    assert check_presets.main(["qwen2-7b"]) == 1
+    shown = capsys.readouterr().out
+    assert f"BAD {repo} {name} size_bytes is pinned to" in shown
+    assert "sha256 is pinned to" in shown
+    hub.files.pop((repo, name))
+    hub.add(repo, "other.gguf", b"GGUF" * 5000)
+    assert check_presets.main(["qwen2-7b"]) == 1
+    assert "no such file" in capsys.readouterr().out
+    assert check_presets.main(["qwen3-8b"]) == 1
+    assert "does not exist" in capsys.readouterr().out

@@ -6,16 +6,6 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from localspec import downloads
 from localspec.preset import HubFile
@@ -32,6 +22,17 @@ def fetch_with_bars(plan: downloads.Plan, *, reuse: bool) -> dict[HubFile, Path]
     """Run the plan with its progress on stderr; the path of every file."""
     if not sys.stderr.isatty():
         return downloads.run_download(plan, _tell_when_done, reuse=reuse)
+    # Here, because every command imports this module.
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
     bars = Progress(
         TextColumn("{task.fields[name]}"),
         BarColumn(bar_width=None),
@@ -41,10 +42,10 @@ def fetch_with_bars(plan: downloads.Plan, *, reuse: bool) -> dict[HubFile, Path]
         TextColumn("{task.fields[state]}"),
         console=Console(stderr=True),
     )
-    tasks: dict[HubFile, TaskID] = {}
-    for remote in plan.missing:
-        name, size = remote.file.name, remote.size_bytes
-        tasks[remote.file] = bars.add_task("", total=size, name=name, state="")
+    tasks = {
+        remote.file: bars.add_task("", total=remote.size_bytes, name=remote.file.name, state="")
+        for remote in plan.missing
+    }
 
     def show(event: downloads.Progress) -> None:
         bars.update(
