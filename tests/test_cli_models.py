@@ -91,6 +91,33 @@ def test_chat_on_a_terminal_offers_to_fetch(hub: StandinHub, tmp_path, answer):
     assert child.exitstatus == (0 if answer == "y" else 1)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pseudo-terminal")
+def test_another_programs_files_are_offered_on_a_terminal(hub: StandinHub, tmp_path):
+    import pexpect
+
+    file = find_preset("qwen2-7b").target.files[0]
+    other = tmp_path / ".lmstudio/models" / file.repo / file.file
+    other.parent.mkdir(parents=True)
+    other.write_bytes(hub.files[file.repo, file.file].content)
+    child = pexpect.spawn(
+        str(LOCALSPEC),
+        ["download", "qwen2-7b"],
+        env={**os.environ, **hub.environment},
+        timeout=60,
+        encoding="utf-8",
+        dimensions=(40, 200),
+    )
+    child.expect("LM Studio has")
+    child.expect(r"Take it instead of fetching it again\?")
+    child.sendline("")
+    child.expect(rf"{DRAFT}.*MB.*MB/s")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    assert hub.gets(TARGET) == []
+    assert len(hub.gets(DRAFT)) == 1
+
+
 def test_dry_run_fetches_nothing(hub: StandinHub):
     result = run("download", "qwen2-7b", "--dry-run")
     assert result.exit_code == 0

@@ -20,7 +20,7 @@ _STATES = {
 
 def fetch_with_bars(plan: downloads.Plan, *, reuse: bool) -> dict[HubFile, Path]:
     """Run the plan with its progress on stderr; the path of every file."""
-    if not sys.stderr.isatty():
+    if not shows_bars():
         return downloads.run_download(plan, _tell_when_done, reuse=reuse)
     # Here, because every command imports this module.
     from rich.console import Console
@@ -54,6 +54,11 @@ def fetch_with_bars(plan: downloads.Plan, *, reuse: bool) -> dict[HubFile, Path]
 
     with bars:
         return downloads.run_download(plan, show, reuse=reuse)
+
+
+def shows_bars() -> bool:
+    """Whether a person sees stderr."""
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def readable_bytes(num_bytes: int | None) -> str:

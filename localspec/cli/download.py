@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from localspec.cli.bars import fetch_with_bars, readable_bytes
+from localspec.cli.standard_input import on_terminal
 from localspec.downloads import Plan, plan_download
 from localspec.fetch import files_to_download, place_for
 
@@ -63,7 +63,7 @@ def ask_reuse(plan: Plan) -> bool:
         click.echo(f"{candidate.owner} has {file.name}: {candidate.path}", err=True)
     if not plan.elsewhere:
         return False
-    if not sys.stdin.isatty():
+    if not on_terminal():
         click.echo("To take it instead of fetching it again: --reuse", err=True)
         return False
     return click.confirm("Take it instead of fetching it again?", default=True, err=True)

@@ -35,7 +35,7 @@ def models(context: click.Context, *, as_json: bool) -> None:
         return
     states = [state_of(preset) for preset in load_presets().values()]
     if as_json:
-        click.echo(json.dumps([_as_object(state) for state in states], ensure_ascii=False))
+        click.echo(json.dumps([_as_object(state) for state in states]))
         return
     width = max(len(state.preset.name) for state in states)
     for state in states:

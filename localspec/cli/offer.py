@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from localspec.cli.bars import fetch_with_bars, readable_bytes
+from localspec.cli.bars import fetch_with_bars, readable_bytes, shows_bars
 from localspec.cli.download import ask_reuse
+from localspec.cli.standard_input import on_terminal
 from localspec.downloads import plan_download
 from localspec.fetch import place_for
 from localspec.hub import missing_files
@@ -21,7 +20,7 @@ def offer_download(name: str) -> None:
     Elsewhere, and after a no, it does nothing: loading the preset tells what to type.
     """
     preset = find_preset(name)
-    if not missing_files(preset) or not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not missing_files(preset) or not (on_terminal() and shows_bars()):
         return
     plan = plan_download(hub_files(preset.models), place_for(None))
     question = (
