@@ -47,7 +47,6 @@ _DEFAULTS = {
     "unconfirmed": "",
     "sampling": SamplingParams(),
 }
-_SAMPLING = {field.name: type(field.default) for field in dataclasses.fields(SamplingParams)}
 
 
 def read_presets(name: str, text: str, known: Mapping[str, Preset]) -> dict[str, Preset]:
@@ -143,11 +142,11 @@ class _Reader:
             raise self._error(where, None, str(error)) from error
 
     def _sampling(self, table: Table) -> SamplingParams:
-        self._check(table, _SAMPLING, ("sampling",))
         try:
-            return SamplingParams(**table)
+            return SamplingParams().changed(table)
         except OptionError as error:
-            raise self._error((self._preset, "sampling"), None, str(error)) from error
+            named = next((key for key in table if str(error).startswith(f"{key} ")), None)
+            raise self._error((self._preset, "sampling"), named, str(error)) from error
 
     def _check(
         self,

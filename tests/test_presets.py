@@ -90,7 +90,9 @@ def test_a_variant_changes_what_it_names_and_nothing_else():
 
 
 def test_the_makers_sampling_is_used():
-    assert PRESETS["qwen2-7b"].sampling.temperature == 0.7
+    assert PRESETS["qwen2-7b"].sampling == SamplingParams(
+        repetition_penalty=1.05, top_k=20, top_p=0.8, temperature=0.7
+    )
     assert PRESETS["gemma-3-4b"].sampling == SamplingParams(
         temperature=1.0, top_k=64, top_p=0.95, min_p=0.0
     )
@@ -167,8 +169,8 @@ PLAIN = '[a]\ndescription = "d"\ncontext_length = 5\n'
         (PLAIN + TARGET + 'sha256 = "abc"\n', 4, "'abc' is no sha256"),
         (PLAIN + TARGET + 'revision = "../x"\n', 4, "'../x' is no revision"),
         (PLAIN + TARGET + "size_bytes = 0\n", 4, "the size is 0 bytes"),
-        (PLAIN + TARGET + "[a.sampling]\ntop_p = 2\n", 7, "top_p is 2"),
-        (PLAIN + TARGET + "[a.sampling]\ntop = 2\n", 8, "top: is no key here"),
+        (PLAIN + TARGET + "[a.sampling]\ntop_p = 2\n", 8, "top_p is 2"),
+        (PLAIN + TARGET + "[a.sampling]\ntop = 2\n", 8, "top is no sampling option"),
         (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [3]\n', 6, "parts: holds something"),
         (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [{size_bytes = 3}]\n', 6, "without 'file'"),
         (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [{fil = "x"}]\n', 6, "is no key here"),
