@@ -14,14 +14,13 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from localspec.errors import LocalspecError
 from shape_pair.bigrams import MAX_ENTROPY, TextSpec
 from shape_pair.blocks import QUANTIZATIONS
 from shape_pair.check import measure
 from shape_pair.pair import PairSpec, make_pair
 from shape_pair.shapes import SHAPES
 from shape_pair.vocabulary import invent
-
-from localspec.errors import LocalspecError
 
 
 def parser() -> argparse.ArgumentParser:

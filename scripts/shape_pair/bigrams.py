@@ -94,7 +94,8 @@ class Bigrams:
         return place - place % self._loop + (place + 1) % self._loop
 
     def _followers(self, places: TokenIds) -> TokenIds:
-        return self._circle[(places[:, None] + self._ahead) % len(self._circle)]
+        followers: TokenIds = self._circle[(places[:, None] + self._ahead) % len(self._circle)]
+        return followers
 
 
 def follower_probs(entropy: float) -> NDArray[np.float64]:
@@ -104,7 +105,7 @@ def follower_probs(entropy: float) -> NDArray[np.float64]:
     low, high = 0.0, 1.0
     while True:
         ratio = (low + high) / 2
-        probs = ratio ** np.arange(NUM_FOLLOWERS)
+        probs = np.power(ratio, np.arange(NUM_FOLLOWERS), dtype=np.float64)
         probs /= probs.sum()
         found = -float(probs @ np.log(probs))
         if math.isclose(found, entropy, rel_tol=1e-6):
@@ -134,10 +135,11 @@ def _steps_ahead(
 
     Going astray by the latter never leads to one of the former again.
     """
-    if num_strides < 2 * num_followers**2:
+    needed = num_followers * (num_followers - 1) + 2
+    if num_strides < needed:
         raise OptionError(
             f"the circle of words has {num_strides} places of the same phase; "
-            f"{2 * num_followers**2} are needed",
+            f"{needed} are needed",
             "Choose a shorter period or segment, or a larger vocabulary.",
         )
     ahead = np.concatenate(

@@ -111,7 +111,7 @@ def _add_header(writer: gguf.GGUFWriter, name: str, shape: Shape, quantization: 
 
 
 def _contents(listed: list[Tensor], ends: Ends, seed: int) -> Iterator[NDArray[Any]]:
-    given = {
+    given: dict[str, NDArray[Any]] = {
         "token_embd.weight": ends.embedding,
         "output_norm.weight": ends.output_norm,
         "output.weight": ends.head,

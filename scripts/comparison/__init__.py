@@ -1,0 +1,1 @@
+"""What the comparisons with other runtimes share: contenders, rounds, tables."""

@@ -1,0 +1,231 @@
+"""Contenders that are llama.cpp's own programs."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from comparison.child import Child
+from comparison.contender import Answer, Request, Setup
+from comparison.llama_tools import Tools
+from localspec.errors import LocalspecError
+
+_START_S = 600.0  # a large file from a slow disk
+_ATTEMPTS = 3
+
+
+class _Program:
+    """What llama-bench and llama-speculative-simple share: a process for each answer."""
+
+    def __init__(self, name: str, command: Sequence[str | Path], *, must_draft: bool) -> None:
+        self.name = name
+        self.must_draft = must_draft
+        self.peak_bytes: int | None = None
+        self._command = command
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing is left between answers."""
+
+    def _run(self, *more: str) -> tuple[str, str]:
+        """What it printed on standard output and on standard error."""
+        with tempfile.TemporaryFile() as errors:
+            child = Child([*self._command, *more], errors)
+            try:
+                assert child.process.stdout is not None
+                printed = child.process.stdout.read()
+                peak = child.wait()
+            finally:
+                child.end()
+            errors.seek(0)
+            said = errors.read().decode(errors="replace")
+        if child.process.returncode != 0:
+            raise LocalspecError(
+                f"{self.name} ended with status {child.process.returncode}: {said[-600:]}"
+            )
+        if peak is not None:
+            self.peak_bytes = max(peak, self.peak_bytes or 0)
+        return printed, said
+
+
+class Bench(_Program):
+    """llama-bench: the target's text generation from an empty context, and no sampling."""
+
+    def __init__(self, tools: Tools, setup: Setup) -> None:
+        command: list[str | Path] = [
+            tools.path("llama-bench"),
+            "-m",
+            setup.target,
+            "-t",
+            str(setup.num_threads),
+        ]
+        command += ["-p", "0", "-r", "1", "-o", "json", *_layers("-ngl", setup)]
+        super().__init__("llama-bench tg", command, must_draft=False)
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def answer(self, request: Request) -> Answer:
+        printed, _ = self._run("-n", str(request.max_tokens))
+        return Answer(request.max_tokens, json.loads(printed)[0]["avg_ts"], 0, 0)
+
+
+class Simple(_Program):
+    """llama-speculative-simple with a fixed number of draft tokens."""
+
+    def __init__(self, tools: Tools, setup: Setup, num_draft_tokens: int) -> None:
+        command = [tools.path("llama-speculative-simple"), *_common(setup), "--no-escape"]
+        command += _drafting(setup, num_draft_tokens)
+        name = f"llama-speculative-simple K={num_draft_tokens}"
+        super().__init__(name, command, must_draft=True)
+
+    def __enter__(self) -> Simple:
+        return self
+
+    def answer(self, request: Request) -> Answer:
+        options = ["-p", request.prompt, "-n", str(request.max_tokens)]
+        options += ["--seed", str(request.seed), "--temp", str(request.temperature)]
+        for name, value in _samplers(request).items():
+            options += [f"--{name.replace('_', '-')}", _text(value)]
+        # It sometimes ends before its log is written: the figures are then lost.
+        for _ in range(_ATTEMPTS):
+            said = "\n".join(self._run(*options))
+            speed = re.search(r"decoded +(\d+) tokens in .* speed: +([\d.]+) t/s", said)
+            drafted = re.search(r"n_drafted += (\d+)", said)
+            kept = re.search(r"n_accept += (\d+)", said)
+            if speed and drafted and kept:
+                return Answer(int(speed[1]), float(speed[2]), int(drafted[1]), int(kept[1]))
+        raise LocalspecError(f"{self.name} printed no speed: {said[-600:]}")
+
+
+class Server:
+    """llama-server; num_draft_tokens None leaves its default."""
+
+    def __init__(self, tools: Tools, setup: Setup, num_draft_tokens: int | None) -> None:
+        given = "" if num_draft_tokens is None else f" K={num_draft_tokens}"
+        self.name = f"llama-server{given}"
+        self.must_draft = setup.draft is not None
+        self.peak_bytes: int | None = None
+        # One slot and no store of old prompts: what a single conversation needs.
+        self._command = [tools.path("llama-server"), *_common(setup), "-np", "1", "-cram", "0"]
+        self._command += ["--no-webui", *_drafting(setup, num_draft_tokens)]
+
+    def __enter__(self) -> Server:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._url = f"http://127.0.0.1:{port}"
+        self._log = tempfile.TemporaryFile()
+        command = [*self._command, "--host", "127.0.0.1", "--port", str(port)]
+        self._child = Child(command, self._log)
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.peak_bytes = self._child.end()
+        self._log.close()
+
+    def answer(self, request: Request) -> Answer:
+        body = {
+            "prompt": request.prompt,
+            "n_predict": request.max_tokens,
+            "temperature": request.temperature,
+            "seed": request.seed,
+            "cache_prompt": False,
+            **_samplers(request),
+        }
+        timings = self._ask("/completion", body)["timings"]
+        # Its count has the first token, which came with the prompt; its time has not.
+        decoded, seconds = timings["predicted_n"] - 1, timings["predicted_ms"] / 1000
+        return Answer(
+            num_tokens=timings["predicted_n"],
+            tokens_per_s=decoded / seconds if decoded and seconds else 0.0,
+            num_drafted=timings.get("draft_n", 0),
+            num_kept=timings.get("draft_n_accepted", 0),
+        )
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline:
+            try:
+                self._ask("/health", None)
+                return
+            except urllib.error.URLError:  # nobody listens yet, or "loading model"
+                if self._child.has_ended():
+                    break
+            time.sleep(0.1)
+        self._log.seek(0)
+        said = self._log.read().decode(errors="replace")
+        raise LocalspecError(f"{self.name} did not start: {said[-600:]}")
+
+    def _ask(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        asked = urllib.request.Request(
+            self._url + path, data, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(asked, timeout=_START_S) as reply:
+            answer: dict[str, Any] = json.load(reply)
+        return answer
+
+
+def _common(setup: Setup) -> list[str | Path]:
+    threads = str(setup.num_threads)
+    options: list[str | Path] = [
+        "-m",
+        setup.target,
+        "-c",
+        str(setup.context_length),
+        "-t",
+        threads,
+        "-tb",
+        threads,
+    ]
+    return [*options, *_layers("-ngl", setup)]
+
+
+def _drafting(setup: Setup, num_draft_tokens: int | None) -> list[str | Path]:
+    if setup.draft is None:
+        return []
+    threads = str(setup.num_threads)
+    options: list[str | Path] = ["--spec-type", "draft-simple", "-md", setup.draft]
+    options += ["-td", threads, "-tbd", threads, *_layers("-ngld", setup)]
+    if num_draft_tokens is not None:
+        options += ["--spec-draft-n-max", str(num_draft_tokens)]
+    return options
+
+
+def _layers(option: str, setup: Setup) -> list[str]:
+    return [] if setup.num_gpu_layers is None else [option, str(setup.num_gpu_layers)]
+
+
+def _samplers(request: Request) -> dict[str, Any]:
+    """Only what is needed, so that llama.cpp's side loses no time with filters that are off."""
+    if request.temperature == 0.0:
+        return {"samplers": ["top_k"], "top_k": 1}
+    return {"samplers": ["temperature"]}
+
+
+def _text(value: list[str] | int) -> str:
+    return ";".join(value) if isinstance(value, list) else str(value)
