@@ -208,6 +208,6 @@ def test_seeded_text_is_the_same_with_any_draft(demo_target, draft, request):
                 check.run(seed, prompt_tokens(pair, text), seed)
     found = check.result
     assert found.num_texts == 4 * len(PROMPTS[::6])
-    assert (found.num_accepted > 1000) == (draft == "demo_draft")
+    assert (found.num_accepted > found.num_tokens // 4) == (draft == "demo_draft")
     assert found.bugs(rounding.bound) == []
     assert len(found.divergences) <= found.num_texts // 10
