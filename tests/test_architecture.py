@@ -151,4 +151,4 @@ def test_everything_public_has_a_docstring(name):
 
 def test_the_tests_run_against_the_installed_package():
     """Not against the checkout that they lie in."""
-    assert PACKAGE != Path(__file__).parent.parent / "localspec"
+    assert Path(__file__).parent.parent / "localspec" != PACKAGE
