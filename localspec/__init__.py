@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from localspec.fetch import download
     from localspec.loading import load
+    from localspec.logprobs import TokenLogprob, TokenLogprobs
     from localspec.metrics import Provenance, Stats
     from localspec.preset import Preset
     from localspec.sampling import SamplingParams
@@ -67,6 +68,8 @@ __all__ = [
     "Stats",
     "Stream",
     "TemplateError",
+    "TokenLogprob",
+    "TokenLogprobs",
     "download",
     "load",
 ]
@@ -83,6 +86,8 @@ _MODULE_OF = {
     "SamplingParams": "sampling",
     "Stats": "metrics",
     "Stream": "stream",
+    "TokenLogprob": "logprobs",
+    "TokenLogprobs": "logprobs",
     "download": "fetch",
     "load": "loading",
 }

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from localspec.control_guard import ControlGuard, Tokenizer
 from localspec.errors import ContextError, EngineError, TemplateError
-from localspec.rules import RuleName
-from localspec.sampling import SamplingParams
-from localspec.stream import AnswerOptions, Reply, Stream
+from localspec.stream import AnswerKeywords, AnswerOptions, Reply, Stream
 from localspec.template import BUILT_IN, ChatTemplate, Message
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
 
 MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below this
 
@@ -68,16 +69,7 @@ class Chat:
         """The conversation as the model will see it next: role and content of each message."""
         return (*self._system, *(message for turn in self._turns for message in turn))
 
-    def stream(
-        self,
-        text: str,
-        *,
-        sampling: SamplingParams | None = None,
-        seed: int | None = None,
-        verify: RuleName | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-    ) -> Stream:
+    def stream(self, text: str, **options: Unpack[AnswerKeywords]) -> Stream:
         """The answer to `text`, piece by piece. Options as for `Engine.stream`.
 
         The conversation changes only when the answer is read: a stream that is never begun
@@ -102,31 +94,15 @@ class Chat:
 
         return self._engine.answer(
             prompt_tokens,
-            AnswerOptions(sampling, seed, verify, max_tokens, stop),
+            AnswerOptions(**options),
             turn=turn,
             on_begin=begin,
             on_end=remember,
         )
 
-    def send(
-        self,
-        text: str,
-        *,
-        sampling: SamplingParams | None = None,
-        seed: int | None = None,
-        verify: RuleName | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-    ) -> Reply:
+    def send(self, text: str, **options: Unpack[AnswerKeywords]) -> Reply:
         """The whole answer to `text`, with the options of `stream`."""
-        stream = self.stream(
-            text,
-            sampling=sampling,
-            seed=seed,
-            verify=verify,
-            max_tokens=max_tokens,
-            stop=stop,
-        )
+        stream = self.stream(text, **options)
         for _ in stream:
             pass
         return stream.reply

@@ -17,13 +17,15 @@ from localspec.pair import SharedVocabulary, shared_vocabulary
 from localspec.proposers import DraftModel
 from localspec.randomness import Randomness, fresh_seed
 from localspec.resolver import Resolver
-from localspec.rules import RuleName, make_rule
+from localspec.rules import make_rule
 from localspec.sampling import SamplingParams
 from localspec.speculative import Request, Speculation
-from localspec.stream import Answer, AnswerOptions, Reply, Stream
+from localspec.stream import Answer, AnswerKeywords, AnswerOptions, Reply, Stream
 from localspec.text import checked_stop_strings
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
+
     from localspec.llama import LlamaModel
     from localspec.vocabulary import Vocabulary
 
@@ -109,24 +111,10 @@ class Engine:
             self._speculation.truncate(0)
             self._busy.release()
 
-    def stream(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        sampling: SamplingParams | None = None,
-        seed: int | None = None,
-        verify: RuleName | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-    ) -> Stream:
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Stream:
         """Continue a raw prompt: text, in which special tokens count, or token ids.
 
-        sampling: by default the preset's. seed: 0 … 2**63 - 1. verify: the rule by which
-        draft tokens are judged (see `rules.make_rule`): with greedy and coupled a seed means
-        the same text whatever the draft does; with token and block only while the number of
-        draft tokens is the same. max_tokens: by default what the
-        context has room for. stop: text that ends the answer and is left out of it, or
-        several.
+        options: the fields of `AnswerOptions`, by keyword.
 
         Raises ContextError if the prompt does not fit, OptionError for a bad value.
         """
@@ -134,30 +122,17 @@ class Engine:
             tokens = self.with_bos(self.vocabulary.tokenize(prompt, parse_special=True))
         else:
             tokens = _token_ids(prompt)
-        options = AnswerOptions(sampling, seed, verify, max_tokens, stop)
         return self.answer(
-            tokens, options, turn=0, on_begin=lambda: None, on_end=lambda _reply: None
+            tokens,
+            AnswerOptions(**options),
+            turn=0,
+            on_begin=lambda: None,
+            on_end=lambda _reply: None,
         )
 
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        sampling: SamplingParams | None = None,
-        seed: int | None = None,
-        verify: RuleName | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-    ) -> Reply:
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Reply:
         """The whole answer of `stream`, with the same options."""
-        stream = self.stream(
-            prompt,
-            sampling=sampling,
-            seed=seed,
-            verify=verify,
-            max_tokens=max_tokens,
-            stop=stop,
-        )
+        stream = self.stream(prompt, **options)
         for _ in stream:
             pass
         return stream.reply
@@ -216,6 +191,7 @@ class Engine:
                 vocabulary=self.vocabulary,
                 stop=checked_stop_strings(options.stop),
                 seed=options.seed,
+                num_logprobs=options.logprobs,
                 clock=time.perf_counter,
                 acquire=self._acquire,
                 release=self._busy.release,

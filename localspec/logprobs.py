@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,52 @@ class TopTokens(NamedTuple):
     logprobs: Probs
 
 
+class TokenLogprob(NamedTuple):
+    """A token id and the natural logarithm of its probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How probable an emitted token was, and what else could have stood there.
+
+    before: in the model's own law, the softmax of its row. after: in the law the token was
+    drawn from, which temperature, filters and penalties have shaped. top_before, top_after:
+    the best possible tokens of each, best first; top_after may be shorter, since filters
+    leave few.
+    """
+
+    token_id: int
+    before: float
+    after: float
+    top_before: tuple[TokenLogprob, ...]
+    top_after: tuple[TokenLogprob, ...]
+
+
+def token_logprobs(
+    token: int, logits: Logits, law: Distribution, num_top: int
+) -> TokenLogprobs:
+    """The log-probabilities of an emitted token, and the num_top best of its place.
+
+    logits: (vocab,) and law: the target's, at the token's place.
+    """
+    own = _logprobs(logits, np.array([token]))[0]
+    return TokenLogprobs(
+        token_id=token,
+        before=float(own),
+        after=math.log(law.prob(token)),
+        top_before=_pairs(top_of_row(logits, num_top)) if num_top else (),
+        top_after=_pairs(top_of_law(law, num_top)) if num_top else (),
+    )
+
+
+def _pairs(top: TopTokens) -> tuple[TokenLogprob, ...]:
+    pairs = zip(top.ids.tolist(), top.logprobs.tolist(), strict=True)
+    return tuple(TokenLogprob(token, value) for token, value in pairs if value > -math.inf)
+
+
 def top_of_row(logits: Logits, num_tokens: int) -> TopTokens:
     """The model's own law: the softmax of `logits` (vocab,) with nothing applied.
 
@@ -29,10 +76,14 @@ def top_of_row(logits: Logits, num_tokens: int) -> TopTokens:
     ids = np.arange(len(logits))
     if num_tokens < len(logits):
         ids = top_k(logits, num_tokens)
-    best = logits[ids].astype(np.float64)
-    largest = best.max()
-    total = np.exp(logits - np.float32(largest)).sum(dtype=np.float64)
-    return _best_first(ids, best - largest - math.log(total), num_tokens)
+    return _best_first(ids, _logprobs(logits, ids), num_tokens)
+
+
+def _logprobs(logits: Logits, ids: TokenIds) -> Probs:
+    largest = logits.max()
+    total = np.exp(logits - largest).sum(dtype=np.float64)
+    # In double precision from here on.
+    return logits[ids].astype(np.float64) - float(largest) - math.log(total)
 
 
 def top_of_law(law: Distribution, num_tokens: int) -> TopTokens:

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from localspec.draft_length import MAX_DRAFT_TOKENS, DraftOff
+from localspec.sampling import Distribution, Logits
 
 
 class Provenance(enum.Enum):
@@ -23,10 +24,14 @@ class Step:
 
     tokens, provenance: emitted, in order. num_draft_tokens: proposed. draft_off: why nothing
     was proposed, if a reason beyond the policy's choice and the step's place applies.
+    logits, laws: the target's rows and laws at least of every emitted token, in order; the
+    rows are a view that the next step overwrites.
     """
 
     tokens: list[int]
     provenance: list[Provenance]
+    logits: Logits = field(repr=False, compare=False)
+    laws: list[Distribution] = field(repr=False, compare=False)
     num_draft_tokens: int
     num_accepted: int
     draft_off: DraftOff | None

@@ -137,6 +137,8 @@ class Speculation:
         return Step(
             tokens=tokens,
             provenance=provenance,
+            logits=logits,
+            laws=targets,
             num_draft_tokens=len(draft_tokens),
             num_accepted=num_accepted,
             draft_off=draft_off or proposal.draft_off,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypedDict
 
 from localspec.errors import EngineError, Interrupted, OptionError
-from localspec.metrics import Meter, Provenance, Stats
+from localspec.logprobs import TokenLogprobs, token_logprobs
+from localspec.metrics import Meter, Provenance, Stats, Step
 from localspec.rules import RuleName
 from localspec.sampling import SamplingParams
 from localspec.speculative import Request, Speculation
@@ -23,12 +24,13 @@ class Piece:
 
     text is whatever became certain with this token: it is empty while a character is
     incomplete or a stop string is possible, and then comes with a later token. The last
-    piece may bring such text without a token of its own.
+    piece may bring such text without a token of its own. logprobs: the token's, if asked for.
     """
 
     text: str
     token_ids: tuple[int, ...]
     provenance: Provenance
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Reply:
     token_ids include the end token, if the model ended the answer itself. finish_reason:
     "stop" (end token or stop string), "length" (max_tokens or the context), "cancelled".
     seed: the one that was given, or None. verify: the rule that accepted draft tokens.
+    logprobs: one for each of token_ids, or None if they were not asked for.
     """
 
     text: str
@@ -46,13 +49,33 @@ class Reply:
     stats: Stats
     seed: int | None
     verify: RuleName
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+class AnswerKeywords(TypedDict, total=False):
+    """The keywords of every method that asks for an answer: the fields of `AnswerOptions`."""
+
+    sampling: SamplingParams | None
+    seed: int | None
+    verify: RuleName | None
+    max_tokens: int | None
+    stop: str | Sequence[str]
+    logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
     """What a caller asks of one answer; None means the default.
 
-    Raises OptionError for a max_tokens that is no whole number above 0.
+    sampling: by default the preset's. seed: 0 … 2**63 - 1. verify: the rule by which draft
+    tokens are judged (see `rules.make_rule`): with greedy and coupled a seed means the same
+    text whatever the draft does; with token and block only while the number of draft tokens
+    is the same. max_tokens: by default what the context has room for. stop: text that ends
+    the answer and is left out of it, or several. logprobs: how many of the best tokens to
+    list with every token's log-probability, 0 for its own alone; by default none of it.
+
+    Raises OptionError for a max_tokens that is no whole number above 0, or logprobs that is
+    none from 0 on.
     """
 
     sampling: SamplingParams | None = None
@@ -60,12 +83,13 @@ class AnswerOptions:
     verify: RuleName | None = None
     max_tokens: int | None = None
     stop: str | Sequence[str] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_tokens is None:
-            return
-        if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
-            raise OptionError(f"max_tokens is {self.max_tokens!r}", "Choose 1 or more.")
+        for name, lowest in (("max_tokens", 1), ("logprobs", 0)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < lowest):
+                raise OptionError(f"{name} is {value!r}", f"Choose {lowest} or more.")
 
 
 class Pieces(Protocol):
@@ -89,6 +113,7 @@ class Answer:
     vocabulary: Pieces
     stop: tuple[str, ...]
     seed: int | None
+    num_logprobs: int | None
     clock: Callable[[], float]
     acquire: Callable[[], None]
     release: Callable[[], None]
@@ -96,6 +121,7 @@ class Answer:
     on_end: Callable[[Reply], None]
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason = "cancelled"
     reply: Reply | None = None
 
@@ -125,12 +151,15 @@ class Answer:
         try:
             for step in self.speculation.steps(self.request):
                 meter.add(step, self.clock())
-                for token, provenance in zip(step.tokens, step.provenance, strict=True):
+                for index, (token, provenance) in enumerate(
+                    zip(step.tokens, step.provenance, strict=True)
+                ):
                     meter.deliver(provenance)
                     self.token_ids.append(token)
+                    logprobs = self._logprobs(step, index)
                     piece = text.push(self.vocabulary.piece(token))
                     self.texts.append(piece)
-                    yield Piece(piece, (token,), provenance)
+                    yield Piece(piece, (token,), provenance, logprobs)
                     if text.stopped:
                         self.finish_reason = "stop"
                         return
@@ -145,6 +174,14 @@ class Answer:
             self.texts.append(tail)
             yield Piece(tail, (), provenance)
 
+    def _logprobs(self, step: Step, index: int) -> TokenLogprobs | None:
+        if self.num_logprobs is None:
+            return None
+        logits, law = step.logits[index], step.laws[index]
+        found = token_logprobs(step.tokens[index], logits, law, self.num_logprobs)
+        self.logprobs.append(found)
+        return found
+
     def _conclude(self, stats: Stats) -> None:
         self.reply = Reply(
             text="".join(self.texts),
@@ -153,6 +190,7 @@ class Answer:
             stats=stats,
             seed=self.seed,
             verify=self.request.rule.name,
+            logprobs=None if self.num_logprobs is None else tuple(self.logprobs),
         )
 
     def final_reply(self) -> Reply:

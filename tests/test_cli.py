@@ -53,6 +53,16 @@ def test_generate_json_has_what_programs_need():
     } <= set(stats)  # fmt: skip
 
 
+def test_generate_json_with_logprobs():
+    answer = json.loads(run("generate", "--json", *TERSE, "--logprobs", 2, "Hello!").stdout)
+    assert [each["token_id"] for each in answer["logprobs"]] == answer["token_ids"]
+    first = answer["logprobs"][0]
+    assert answer["text"].startswith(first["text"])
+    assert first["logprob"] == first["top"][0]["logprob"] <= 0.0 == first["logprob_after"]
+    assert [each["token_id"] for each in first["top_after"]] == [first["token_id"]]
+    assert run("generate", "--logprobs", 2, "Hello!").exit_code == 2
+
+
 def test_generate_json_at_temperature_0_and_without_draft():
     answers = [
         json.loads(run("generate", "--json", *TERSE, *more, "Hello!").stdout)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import threading
+import typing
 
 import llama_cpp
+import numpy as np
 import pytest
 
 import localspec
@@ -18,6 +20,7 @@ from localspec.errors import (
     PairError,
     PresetError,
 )
+from localspec.stream import AnswerKeywords, AnswerOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
 STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
@@ -134,6 +137,49 @@ def test_a_stream_cannot_be_closed_under_another_thread(engine):
     reader.join()
     stream.close()
     assert engine.generate(STORY, max_tokens=2).token_ids
+
+
+@pytest.mark.parametrize("params", [GREEDY, localspec.SamplingParams(temperature=1.3)])
+def test_logprobs_are_those_of_a_decode_of_the_text(engine, params):
+    """Of every token, whether accepted, recovered, bonus or plain."""
+    prompt = engine.vocabulary.tokenize(STORY, parse_special=True)
+    stream = engine.stream(prompt, sampling=params, seed=3, max_tokens=40, logprobs=4)
+    pieces = list(stream)
+    reply = stream.reply
+    assert reply.logprobs == tuple(p.logprobs for p in pieces if p.token_ids)
+    assert tuple(each.token_id for each in reply.logprobs) == reply.token_ids
+    assert min(reply.stats.num_accepted, reply.stats.num_recovered, reply.stats.num_bonus) > 0
+    with engine.exclusively() as loop:
+        # One token at a time: what a step scored at once must be the same up to rounding.
+        row = loop.target.decode(prompt, 1)[0]
+        for each in reply.logprobs:
+            exact = row.astype(np.float64)
+            exact -= exact.max()
+            exact -= np.log(np.exp(exact).sum())
+            assert each.before == pytest.approx(exact[each.token_id], abs=0.05)
+            best = [exact[token] for token, _ in each.top_before]
+            assert [value for _, value in each.top_before] == pytest.approx(best, abs=0.05)
+            assert best[0] == pytest.approx(exact.max(), abs=0.05)
+            assert (each.token_id in dict(each.top_after)) or len(each.top_after) == 4
+            row = loop.target.decode([each.token_id], 1)[0]
+
+
+def test_logprobs_are_there_when_asked_for_only(engine):
+    reply = engine.generate(STORY, sampling=GREEDY, max_tokens=5)
+    assert reply.logprobs is None
+    alone = engine.generate(STORY, sampling=GREEDY, max_tokens=5, logprobs=0)
+    assert alone.text == reply.text
+    assert [(each.after, each.top_after) for each in alone.logprobs] == [(0.0, ())] * 5
+    cut = engine.generate(STORY, sampling=GREEDY, stop=". ", logprobs=1)
+    assert len(cut.logprobs) == len(cut.token_ids)
+
+
+def test_keywords_and_options_of_an_answer_are_the_same():
+    """Two spellings of one list: for signatures, and with defaults and checks."""
+    hints = typing.get_type_hints(AnswerKeywords)
+    assert hints == typing.get_type_hints(AnswerOptions)
+    with pytest.raises(TypeError, match="temperatur"):
+        AnswerOptions(temperatur=1)
 
 
 def test_the_context_ends_an_answer(demo_target):
@@ -371,6 +417,7 @@ def test_load_refuses_what_it_cannot_do(arguments, error, message):
         ({"prompt": []}, "prompt is empty"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens is 0"),
         ({"prompt": "x", "max_tokens": 2.5}, "max_tokens is 2.5"),
+        ({"prompt": "x", "logprobs": -1}, "logprobs is -1"),
         ({"prompt": "x", "seed": -1}, "seed is -1"),
         ({"prompt": "x", "verify": "exact"}, "no rule of verification 'exact'"),
         ({"prompt": "x", "verify": "greedy"}, "needs temperature 0"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from localspec.filters import distribution
-from localspec.logprobs import top_of_law, top_of_row
+from localspec.logprobs import token_logprobs, top_of_law, top_of_row
 from localspec.sampling import Distribution, SamplingParams
 
 
@@ -48,3 +48,25 @@ def test_before_and_after_differ_by_the_filters():
     after = top_of_law(distribution(row, SamplingParams(temperature=0)), 2)
     np.testing.assert_allclose(np.exp(before.logprobs), [0.6, 0.3], rtol=1e-6)
     assert (after.ids.tolist(), after.logprobs.tolist()) == ([1], [0.0])
+
+
+def test_an_emitted_tokens_logprobs_are_those_of_its_row_and_law():
+    """Its own probability in both, whether or not it is among the best."""
+    row = np.log(np.array([0.1, 0.6, 0.3])).astype(np.float32)
+    law = Distribution(np.array([1, 2]), np.array([0.75, 0.25]))
+    found = token_logprobs(2, row, law, 1)
+    assert (found.token_id, [t for t, _ in found.top_before]) == (2, [1])
+    assert math.exp(found.before) == pytest.approx(0.3)
+    assert math.exp(found.after) == pytest.approx(0.25)
+    assert found.top_after == ((1, pytest.approx(math.log(0.75))),)
+    alone = token_logprobs(2, row, law, 0)
+    assert (alone.top_before, alone.top_after) == ((), ())
+    assert alone.after == found.after
+
+
+def test_impossible_tokens_are_not_listed():
+    """So that no infinity gets into JSON."""
+    row = np.array([0.0, -np.inf, 1.0], dtype=np.float32)
+    law = Distribution(np.array([2]), np.array([1.0]))
+    found = token_logprobs(2, row, law, 3)
+    assert [t for t, _ in found.top_before] == [2, 0]

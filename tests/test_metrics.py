@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from localspec.draft_length import DraftOff
@@ -14,6 +15,8 @@ def step(*provenance: Provenance, drafted: int = 0, off: DraftOff | None = None)
     return Step(
         tokens=[0] * len(provenance),
         provenance=list(provenance),
+        logits=np.empty((0, 0), np.float32),
+        laws=[],
         num_draft_tokens=drafted,
         num_accepted=provenance.count(A),
         draft_off=off,

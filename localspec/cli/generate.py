@@ -26,9 +26,21 @@ from localspec.stream import Reply, Stream
 @click.option(
     "--json", "as_json", is_flag=True, help="One object with the answer and its costs."
 )
+@click.option(
+    "--logprobs",
+    type=int,
+    metavar="N",
+    help="With --json: every token's log-probability and the N best of its place.",
+)
 @pair_options
 def generate(
-    options: PairOptions, *, prompt: str | None, raw: bool, stop: tuple[str, ...], as_json: bool
+    options: PairOptions,
+    *,
+    prompt: str | None,
+    raw: bool,
+    stop: tuple[str, ...],
+    as_json: bool,
+    logprobs: int | None,
 ) -> None:
     """Answer PROMPT, or what stdin holds, on stdout.
 
@@ -41,6 +53,8 @@ def generate(
     """
     if raw and (options.system is not None or options.chat_template is not None):
         raise click.UsageError("--raw has no place for --system or --chat-template.")
+    if logprobs is not None and not as_json:
+        raise click.UsageError("--logprobs needs --json.")
     if prompt == "-" or (prompt is None and not on_terminal()):
         prompt = read_text()
     if prompt is None or not prompt.strip():
@@ -56,6 +70,7 @@ def generate(
             verify=options.verify,
             max_tokens=options.max_tokens,
             stop=stop,
+            logprobs=logprobs,
         )
         if as_json:
             reply = _finish(engine, stream)
@@ -86,6 +101,7 @@ def _as_object(reply: Reply, engine: Engine) -> dict[str, Any]:
         "completion_tokens": stats.completion_tokens,
         "seed": reply.seed,
         "verify": reply.verify,
+        **_logprobs(reply, engine),
         "draft_tokens": engine.draft_length.num_draft_tokens,
         "stats": {
             **measured,
@@ -94,4 +110,26 @@ def _as_object(reply: Reply, engine: Engine) -> dict[str, Any]:
             "acceptance_rate": stats.acceptance_rate,
             "mean_acceptance_length": stats.mean_acceptance_length,
         },
+    }
+
+
+def _logprobs(reply: Reply, engine: Engine) -> dict[str, Any]:
+    """Of each token, if asked for: the model's own law, and behind the transforms."""
+    if reply.logprobs is None:
+        return {}
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = engine.vocabulary.piece(token).decode("utf-8", errors="replace")
+        return {"token_id": token, "text": text, "logprob": logprob}
+
+    return {
+        "logprobs": [
+            {
+                **entry(each.token_id, each.before),
+                "logprob_after": each.after,
+                "top": [entry(*other) for other in each.top_before],
+                "top_after": [entry(*other) for other in each.top_after],
+            }
+            for each in reply.logprobs
+        ]
     }
