@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,39 +111,40 @@ class LlamaModel:
         return removed
 
     @classmethod
-    def open(cls, path: Path, options: LlamaOptions) -> LlamaModel:
+    def open(
+        cls,
+        path: Path,
+        options: LlamaOptions,
+        progress: Callable[[float], None] = lambda _fraction: None,
+    ) -> LlamaModel:
         """Load the model file at `path`, already checked by `model_file`.
 
-        Ctrl-C ends a load at once. Raises ModelFileError with libllama's own words if it
-        refuses the file.
+        progress: called with the loaded share, 0 … 1; what it raises ends the load at once,
+        as Ctrl-C does. Raises ModelFileError with libllama's own words if it refuses the
+        file.
         """
         opened = None
-        with native.LostInterrupt() as interrupt:
+        with native.LoadWatch(progress) as watch:
             try:
-                opened = cls._load(path, options, interrupt)
+                opened = cls._load(path, options, watch)
             except LocalspecError:
-                if not interrupt.seen:
+                if watch.error is None:
                     raise
-        if opened is None or interrupt.seen:
+        if watch.error is not None:
             if opened is not None:
                 opened.close()
-            raise KeyboardInterrupt
+            raise watch.error
+        assert opened is not None
         return opened
 
     @classmethod
-    def _load(
-        cls, path: Path, options: LlamaOptions, interrupt: native.LostInterrupt
-    ) -> LlamaModel:
+    def _load(cls, path: Path, options: LlamaOptions, watch: native.LoadWatch) -> LlamaModel:
         complaints.clear()
         params = llama_cpp.llama_model_default_params()
         if options.num_gpu_layers is not None:
             params.n_gpu_layers = options.num_gpu_layers
 
-        @llama_cpp.llama_progress_callback  # type: ignore[untyped-decorator]
-        def go_on(_progress: float, _data: object) -> bool:
-            return not interrupt.seen
-
-        params.progress_callback = go_on
+        params.progress_callback = llama_cpp.llama_progress_callback(watch.go_on)
         model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         if not model:
             raise ModelFileError(

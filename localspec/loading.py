@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +34,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     context_length: int | None = None,
     num_threads: int | None = None,
     num_gpu_layers: int | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> Engine:
     """An engine for a preset, or for a target and perhaps a draft of your own.
 
@@ -41,7 +44,8 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     `Engine.close`. With neither preset nor target it is the demo pair. draft_tokens:
     proposed per step; 0 is plain decoding and leaves the draft unloaded.
     context_length: tokens (default: the preset's, or the model's own up to 8192).
-    num_gpu_layers: default: all that the devices take.
+    num_gpu_layers: default: all that the devices take. progress: called in this thread with
+    the share of both models that is loaded, 0 … 1; to cancel the load, raise in it.
 
     Raises PresetError, ModelFileError, PairError or OptionError.
     """
@@ -69,25 +73,57 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         num_gpu_layers=num_gpu_layers,
         max_outputs=MAX_DRAFT_TOKENS + 1,
     )
-    target_model = _open(target, options)
-    draft_model = None
-    try:
-        if draft is not None and draft_tokens > 0:
-            draft_model = _open_draft(draft, options, target_model.context_length)
+    with contextlib.ExitStack() as undo:
+        wanted = [target] if draft is None or draft_tokens == 0 else [target, draft]
+        models = _open_all(wanted, options, progress or (lambda _fraction: None), undo)
+        target_model, draft_model = models[0], models[1] if len(models) > 1 else None
         description = description or _description(target_model, draft_model)
-        return Engine(target_model, draft_model, draft_length, sampling, description)
-    except BaseException:
-        target_model.close()
-        if draft_model is not None:
-            draft_model.close()
-        raise
+        engine = Engine(target_model, draft_model, draft_length, sampling, description)
+        undo.pop_all()
+    return engine
+
+
+def _open_all(
+    sources: list[ModelSource],
+    options: LlamaOptions,
+    progress: Callable[[float], None],
+    undo: contextlib.ExitStack,
+) -> list[LlamaModel]:
+    """The target, and a draft if there is a second source. undo: gets what closes them."""
+    models: list[LlamaModel] = []
+    for source, share in zip(sources, _progress_shares(sources, progress), strict=True):
+        if models:
+            options = _draft_options(source, options, models[0].context_length)
+        models.append(_open(source, options, share))
+        undo.callback(models[-1].close)
+    return models
 
 
 def _located(source: ModelSource, role: Role) -> ModelSource:
     return locate_source(source, role) if isinstance(source, str) else source
 
 
-def _open(source: ModelSource, options: LlamaOptions) -> LlamaModel:
+def _progress_shares(
+    sources: list[ModelSource], progress: Callable[[float], None]
+) -> list[Callable[[float], None]]:
+    """A callback for each load; together they report 0 … 1, by the sizes of the files."""
+    sizes = [
+        os.path.getsize(source)
+        if isinstance(source, str | os.PathLike) and os.path.exists(source)
+        else 0
+        for source in sources
+    ]
+    total = sum(sizes) or 1
+
+    def share(before: int, size: int) -> Callable[[float], None]:
+        return lambda fraction: progress((before + fraction * size) / total)
+
+    return [share(sum(sizes[:index]), size) for index, size in enumerate(sizes)]
+
+
+def _open(
+    source: ModelSource, options: LlamaOptions, progress: Callable[[float], None]
+) -> LlamaModel:
     # Here, because it loads libllama: a wrong argument is found sooner without.
     from localspec.llama import Llama, LlamaModel
 
@@ -95,16 +131,18 @@ def _open(source: ModelSource, options: LlamaOptions) -> LlamaModel:
         return LlamaModel.adopt(source)
     path = Path(source)
     check_model_file(path)
-    return LlamaModel.open(path, options)
+    return LlamaModel.open(path, options, progress)
 
 
-def _open_draft(source: ModelSource, options: LlamaOptions, target_context: int) -> LlamaModel:
-    """Open the draft with the target's context, or less where it was trained for less."""
-    if isinstance(source, str | os.PathLike):
-        header = check_model_file(Path(source))
-        trained = header.number(f"{header.architecture}.context_length") or target_context
-        options = replace(options, context_length=min(target_context, trained), max_outputs=1)
-    return _open(source, options)
+def _draft_options(
+    source: ModelSource, options: LlamaOptions, target_context: int
+) -> LlamaOptions:
+    """The target's context for the draft, or less where it was trained for less."""
+    if not isinstance(source, str | os.PathLike):
+        return options
+    header = check_model_file(Path(source))
+    trained = header.number(f"{header.architecture}.context_length") or target_context
+    return replace(options, context_length=min(target_context, trained), max_outputs=1)
 
 
 def _description(target: LlamaModel, draft: LlamaModel | None) -> str:

@@ -10,6 +10,7 @@ import ctypes
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 logger = logging.getLogger("localspec.llama")
@@ -57,17 +58,28 @@ def capture_logs(lib: Any) -> Complaints:
     return complaints
 
 
-class LostInterrupt:
-    """Notices Ctrl-C while libllama calls back into Python.
+class LoadWatch:
+    """Reports a load's progress, and notices why it has to end.
 
-    Python raises KeyboardInterrupt at its next own instruction. Where that is inside of a
-    callback the exception cannot pass through C: it is reported as unraisable and lost.
+    An exception cannot pass through C, so whatever `progress` raises is kept as `error` and
+    libllama is told to stop. Ctrl-C becomes KeyboardInterrupt at Python's next instruction;
+    where that is at the edge of a callback, Python reports it as unraisable and drops it.
     """
 
-    def __init__(self) -> None:
-        self.seen = False
+    def __init__(self, progress: Callable[[float], None]) -> None:
+        self._progress = progress
+        self.error: BaseException | None = None
 
-    def __enter__(self) -> LostInterrupt:
+    def go_on(self, fraction: float, _data: object = None) -> bool:
+        """Report the loaded share, 0 … 1. False: stop the load."""
+        if self.error is None:
+            try:
+                self._progress(fraction)
+            except BaseException as error:
+                self.error = error
+        return self.error is None
+
+    def __enter__(self) -> LoadWatch:
         self._previous = sys.unraisablehook
         sys.unraisablehook = self._notice
         return self
@@ -77,7 +89,7 @@ class LostInterrupt:
 
     def _notice(self, lost: Any) -> None:
         if isinstance(lost.exc_value, KeyboardInterrupt):
-            self.seen = True
+            self.error = lost.exc_value
         else:
             self._previous(lost)
 

@@ -392,6 +392,39 @@ def test_a_split_model_loads_by_its_first_part(tmp_path, demo_target):
     assert texts[0] == texts[1]
 
 
+def test_loading_reports_its_progress():
+    """Over both files, in order, from the caller's thread, to the end."""
+    seen, threads = [], set()
+
+    def progress(share: float) -> None:
+        seen.append(share)
+        threads.add(threading.get_ident())
+
+    localspec.load(progress=progress).close()
+    assert seen == sorted(seen)
+    assert 0.0 <= seen[0] < 0.5
+    assert seen[-1] == 1.0
+    assert len(seen) > 4
+    assert threads == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("at", [0.0, 0.5, 1.0])
+def test_an_exception_in_the_progress_callback_cancels_the_load(at):
+    """Whichever model it strikes; the exception reaches the caller, and a load works again."""
+
+    class Stop(Exception):
+        pass
+
+    def progress(share: float) -> None:
+        if share >= at:
+            raise Stop(share)
+
+    with pytest.raises(Stop) as caught:
+        localspec.load(progress=progress)
+    assert at <= caught.value.args[0] <= 1.0
+    localspec.load(draft_tokens=0).close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
