@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from localspec.async_stream import AsyncStream
     from localspec.chat import Chat
     from localspec.downloads import Progress
     from localspec.draft_length import DraftOff
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncStream",
     "CacheError",
     "Chat",
     "ContextError",
@@ -75,6 +77,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "AsyncStream": "async_stream",
     "Chat": "chat",
     "DraftOff": "draft_length",
     "Engine": "engine",

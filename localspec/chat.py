@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from localspec.async_stream import AsyncStream, whole_reply
 from localspec.control_guard import ControlGuard, Tokenizer
 from localspec.errors import ContextError, EngineError, TemplateError
 from localspec.stream import AnswerKeywords, AnswerOptions, Reply, Stream
@@ -39,6 +40,8 @@ class Answerer(Protocol):
         on_begin: Callable[[], None],
         on_end: Callable[[Reply], None],
     ) -> Stream: ...
+
+    def cancel(self) -> None: ...
 
 
 class Chat:
@@ -106,6 +109,14 @@ class Chat:
         for _ in stream:
             pass
         return stream.reply
+
+    def astream(self, text: str, **options: Unpack[AnswerKeywords]) -> AsyncStream:
+        """`stream` for `async for`. A message too long is refused when it is read."""
+        return AsyncStream(lambda: self.stream(text, **options), self._engine.cancel)
+
+    async def asend(self, text: str, **options: Unpack[AnswerKeywords]) -> Reply:
+        """`send` without blocking the event loop."""
+        return await whole_reply(self.astream(text, **options))
 
     def prompt_tokens(self, text: str) -> list[int]:
         """What the model would read if it were asked `text` now."""

@@ -25,6 +25,7 @@ class Tokenizer(Protocol):
 
     bos: int
     eos: int
+    add_bos: bool
 
     def tokenize(
         self, text: str, *, parse_special: bool, behind: int | None = None

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from localspec.chat import Chat
+from localspec.answering import Answering
 from localspec.draft_length import DraftOff, FixedDraftLength
 from localspec.errors import ContextError, EngineError, OptionError
 from localspec.pair import SharedVocabulary, shared_vocabulary
@@ -20,21 +18,19 @@ from localspec.resolver import Resolver
 from localspec.rules import make_rule
 from localspec.sampling import SamplingParams
 from localspec.speculative import Request, Speculation
-from localspec.stream import Answer, AnswerKeywords, AnswerOptions, Reply, Stream
+from localspec.stream import Answer, AnswerOptions, Reply, Stream
 from localspec.text import checked_stop_strings
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # in typing from Python 3.11 on
-
     from localspec.llama import LlamaModel
     from localspec.vocabulary import Vocabulary
 
 
-class Engine:
+class Engine(Answering):
     """A target, perhaps a draft, and one text in their caches. Made by `localspec.load`.
 
-    One answer at a time: a second stream that starts while another is unfinished raises
-    EngineError. Only `cancel` may be called from another thread. sampling: what an answer
+    From any thread, but one answer at a time: a second stream that starts while another is
+    unfinished raises EngineError. sampling: what an answer
     uses by default. description: the pair, for people. shared_vocabulary: what target and
     draft have in common, None without a draft.
     """
@@ -111,39 +107,6 @@ class Engine:
             self._speculation.truncate(0)
             self._busy.release()
 
-    def stream(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Stream:
-        """Continue a raw prompt: text, in which special tokens count, or token ids.
-
-        options: the fields of `AnswerOptions`, by keyword.
-
-        Raises ContextError if the prompt does not fit, OptionError for a bad value.
-        """
-        if isinstance(prompt, str):
-            tokens = self.with_bos(self.vocabulary.tokenize(prompt, parse_special=True))
-        else:
-            tokens = _token_ids(prompt)
-        return self.answer(
-            tokens,
-            AnswerOptions(**options),
-            turn=0,
-            on_begin=lambda: None,
-            on_end=lambda _reply: None,
-        )
-
-    def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Reply:
-        """The whole answer of `stream`, with the same options."""
-        stream = self.stream(prompt, **options)
-        for _ in stream:
-            pass
-        return stream.reply
-
-    def with_bos(self, tokens: list[int]) -> list[int]:
-        """The tokens, begun as the model expects a text to begin."""
-        vocabulary = self.vocabulary
-        if vocabulary.add_bos and tokens[:1] != [vocabulary.bos]:
-            return [vocabulary.bos, *tokens]
-        return tokens
-
     def answer(
         self,
         prompt_tokens: list[int],
@@ -153,12 +116,7 @@ class Engine:
         on_begin: Callable[[], None],
         on_end: Callable[[Reply], None],
     ) -> Stream:
-        """The stream behind `stream` and `Chat.stream`.
-
-        turn: makes the random numbers of each answer in a conversation its own. on_begin:
-        called when the first piece is asked for. on_end: called with the reply, also when
-        the stream was closed early.
-        """
+        """See `Answering.answer`."""
         room = self.context_length - len(prompt_tokens)
         if not prompt_tokens:
             raise OptionError(
@@ -200,14 +158,6 @@ class Engine:
             )
         )
 
-    def chat(self, *, system: str | None = None, template: str | None = None) -> Chat:
-        """A conversation.
-
-        template: a name of `template.BUILT_IN` or a Jinja source; by default the one in the
-        target's file. Raises TemplateError if there is none or it is broken.
-        """
-        return Chat(self, system=system, template=template)
-
     def cancel(self) -> None:
         """End the running answer within one decode. From any thread; it keeps what was said."""
         for model in self._models():
@@ -227,17 +177,6 @@ class Engine:
         for model in self._models():
             model.close()
 
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _models(self) -> list[LlamaModel]:
         return [self._target] if self._draft is None else [self._target, self._draft]
 
@@ -252,12 +191,3 @@ class Engine:
             raise EngineError("the engine is closed", "Load it again.")
         for model in self._models():
             model.begin()
-
-
-def _token_ids(prompt: Sequence[int]) -> list[int]:
-    try:
-        return [operator.index(token) for token in prompt]
-    except TypeError as error:
-        raise OptionError(
-            f"the prompt is neither text nor token ids: {error}", "Give a str or ints."
-        ) from error

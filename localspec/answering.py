@@ -1,0 +1,140 @@
+"""What can be asked of an engine, wherever its models live."""
+
+from __future__ import annotations
+
+import abc
+import operator
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from localspec.async_stream import AsyncStream, whole_reply
+from localspec.chat import Chat
+from localspec.control_guard import Tokenizer
+from localspec.errors import OptionError
+from localspec.stream import AnswerKeywords, AnswerOptions, Reply, Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
+
+
+class Answering(abc.ABC):
+    """Streams, whole answers, their asynchronous twins and conversations, all from `answer`.
+
+    The base of `Engine` and `IsolatedEngine`. options: by keyword, the fields of
+    `stream.AnswerOptions`: sampling, seed, verify, max_tokens, stop, logprobs.
+    """
+
+    @property
+    @abc.abstractmethod
+    def vocabulary(self) -> Tokenizer:
+        """The target's tokens."""
+
+    @property
+    @abc.abstractmethod
+    def context_length(self) -> int:
+        """Tokens that prompt and answer may have together."""
+
+    @property
+    @abc.abstractmethod
+    def chat_template(self) -> str | None:
+        """The Jinja source in the target's file, if it has one."""
+
+    @abc.abstractmethod
+    def answer(
+        self,
+        prompt_tokens: list[int],
+        options: AnswerOptions,
+        *,
+        turn: int,
+        on_begin: Callable[[], None],
+        on_end: Callable[[Reply], None],
+    ) -> Stream:
+        """The stream behind `stream` and `Chat.stream`.
+
+        turn: makes the random numbers of each answer in a conversation its own. on_begin:
+        called when the first piece is asked for. on_end: called with the reply, also when
+        the stream was closed early.
+        """
+
+    @abc.abstractmethod
+    def cancel(self) -> None:
+        """End the running answer within one decode. From any thread; it keeps what was said."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Free the models, and give adopted ones back. Idempotent.
+
+        Raises EngineError while a stream is unfinished.
+        """
+
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Stream:
+        """Continue a raw prompt: text, in which special tokens count, or token ids.
+
+        Raises ContextError if the prompt does not fit, OptionError for a bad value.
+        """
+        if isinstance(prompt, str):
+            tokens = self.with_bos(self.vocabulary.tokenize(prompt, parse_special=True))
+        else:
+            tokens = _token_ids(prompt)
+        return self.answer(
+            tokens,
+            AnswerOptions(**options),
+            turn=0,
+            on_begin=lambda: None,
+            on_end=lambda _reply: None,
+        )
+
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Reply:
+        """The whole answer of `stream`, with the same options."""
+        stream = self.stream(prompt, **options)
+        for _ in stream:
+            pass
+        return stream.reply
+
+    def astream(
+        self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]
+    ) -> AsyncStream:
+        """`stream` for `async for`. A bad prompt is refused when it is read."""
+        return AsyncStream(lambda: self.stream(prompt, **options), self.cancel)
+
+    async def agenerate(
+        self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]
+    ) -> Reply:
+        """`generate` without blocking the event loop."""
+        return await whole_reply(self.astream(prompt, **options))
+
+    def chat(self, *, system: str | None = None, template: str | None = None) -> Chat:
+        """A conversation.
+
+        template: a name of `template.BUILT_IN` or a Jinja source; by default the one in the
+        target's file. Raises TemplateError if there is none or it is broken.
+        """
+        return Chat(self, system=system, template=template)
+
+    def with_bos(self, tokens: list[int]) -> list[int]:
+        """The tokens, begun as the model expects a text to begin."""
+        vocabulary = self.vocabulary
+        if vocabulary.add_bos and tokens[:1] != [vocabulary.bos]:
+            return [vocabulary.bos, *tokens]
+        return tokens
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _token_ids(prompt: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise OptionError(
+            f"the prompt is neither text nor token ids: {error}", "Give a str or ints."
+        ) from error

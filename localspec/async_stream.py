@@ -1,0 +1,124 @@
+"""The asynchronous twin of `Stream`, for applications with an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+
+from localspec.errors import EngineError
+from localspec.stream import Piece, Reply, Stream
+
+_RETRY_S = 0.02  # between two attempts to stop an answer that may not have begun yet
+
+
+class _Work:
+    """What the thread does. It has to know no `AsyncStream`, or that could not be dropped."""
+
+    def __init__(self, open_stream: Callable[[], Stream]) -> None:
+        self._open_stream = open_stream
+        self.stream: Stream | None = None
+
+    def next(self) -> Piece | None:
+        if self.stream is None:
+            self.stream = self._open_stream()
+        return next(self.stream, None)
+
+    def close(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
+
+
+class AsyncStream:
+    """An asynchronous iterator over the pieces of an answer; afterwards `reply` is the whole.
+
+    All that takes time happens in one thread of its own: making the prompt, which is when a
+    bad one is refused, and every decode. Cancelling the task that reads, `aclose`, leaving
+    an `async with` block and dropping the last reference stop the work.
+
+    open_stream: makes the answer, in that thread. cancel: ends a running decode.
+    """
+
+    def __init__(self, open_stream: Callable[[], Stream], cancel: Callable[[], None]) -> None:
+        self._work = _Work(open_stream)
+        self._cancel = cancel
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="localspec")
+        self._reading: asyncio.Future[Piece | None] | None = None
+        self._closed = False
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Piece:
+        """The next piece. Raises EngineError while another task waits for one."""
+        if self._is_reading():
+            raise EngineError(
+                "another task waits for a piece of this answer", "Read it in one task."
+            )
+        if self._closed:
+            raise StopAsyncIteration
+        loop = asyncio.get_running_loop()
+        self._reading = loop.run_in_executor(self._worker, self._work.next)
+        try:
+            # Shielded: the thread goes on, whoever gives up waiting for it.
+            piece = await asyncio.shield(self._reading)
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        """Stop here: end a running decode, close the stream. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            while self._reading is not None and self._is_reading():
+                # Not before there is a stream: until then the engine may work for another.
+                if self._work.stream is not None:
+                    self._cancel()
+                await asyncio.wait([self._reading], timeout=_RETRY_S)
+        finally:
+            closing = asyncio.wrap_future(self._worker.submit(self._work.close))
+            self._worker.shutdown(wait=False)
+            await asyncio.shield(closing)
+
+    @property
+    def reply(self) -> Reply:
+        """What has been said, once the stream is exhausted or closed.
+
+        Raises EngineError before that.
+        """
+        if self._work.stream is None:
+            raise EngineError("the answer has not begun yet", "Iterate over the stream.")
+        return self._work.stream.reply
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def _is_reading(self) -> bool:
+        return self._reading is not None and not self._reading.done()
+
+    def __del__(self) -> None:
+        # If the thread is at work, it drops the stream when it is done.
+        if not self._closed and not self._is_reading():
+            self._work.close()
+
+
+async def whole_reply(stream: AsyncStream) -> Reply:
+    """Read a stream to its end."""
+    async with stream:
+        async for _ in stream:
+            pass
+    return stream.reply

@@ -1,0 +1,180 @@
+"""The asynchronous twins: an event loop that goes on, tasks that are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+import localspec
+from localspec.errors import ContextError, EngineError
+
+GREEDY = localspec.SamplingParams(temperature=0)
+STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
+LONG = localspec.SamplingParams(temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with localspec.load() as opened:
+        yield opened
+
+
+def test_the_twins_say_the_same(engine):
+    async def ask() -> list[object]:
+        stream = engine.astream(STORY, sampling=GREEDY)
+        pieces = [piece async for piece in stream]
+        again = await engine.agenerate(STORY, sampling=GREEDY)
+        chat = engine.chat()
+        async with chat.astream("Tell me a story about a fox.", sampling=GREEDY) as told:
+            async for _ in told:
+                pass
+        more = await chat.asend("Another one!", sampling=GREEDY)
+        return ["".join(p.text for p in pieces), stream.reply.text, again.text, told.reply.text,
+                more.text]  # fmt: skip
+
+    texts = asyncio.run(ask())
+    plain = engine.generate(STORY, sampling=GREEDY).text
+    assert texts[:4] == [plain] * 4
+    chat = engine.chat()
+    chat.send("Tell me a story about a fox.", sampling=GREEDY)
+    assert chat.send("Another one!", sampling=GREEDY).text == texts[4]
+
+
+def test_decodes_run_in_another_thread_while_the_loop_goes_on(engine):
+    """The loop's own callbacks run between the pieces and during the prompt's decode."""
+    seen: set[int] = set()
+    decode = engine._target.decode
+
+    def watched(tokens, num_logits):
+        seen.add(threading.get_ident())
+        ticked.clear()
+        # A decode that ends only when the loop has come round.
+        assert ticked.wait(timeout=60)
+        return decode(tokens, num_logits)
+
+    ticked = threading.Event()
+
+    async def ask() -> localspec.Reply:
+        asking = asyncio.ensure_future(engine.agenerate(STORY, sampling=GREEDY, max_tokens=12))
+        while not asking.done():
+            ticked.set()
+            await asyncio.sleep(0)
+        return await asking
+
+    engine._target.decode = watched
+    try:
+        reply = asyncio.run(ask())
+    finally:
+        del engine._target.decode
+    assert reply.text == engine.generate(STORY, sampling=GREEDY, max_tokens=12).text
+    assert len(seen) == 1
+    assert threading.get_ident() not in seen
+
+
+def test_cancelling_the_task_ends_the_answer(engine):
+    """At whatever moment; the engine is free when the task is done, and what was said stays."""
+
+    async def ask(pieces_before: int) -> localspec.Reply:
+        stream = engine.astream(STORY * 8, sampling=LONG)
+        read = 0
+
+        async def reader() -> None:
+            nonlocal read
+            async for _ in stream:
+                read += 1
+                if read == pieces_before:
+                    begun.set()
+
+        begun = asyncio.Event()
+        task = asyncio.create_task(reader())
+        if pieces_before:
+            await begun.wait()
+        else:
+            while stream._work.stream is None:
+                await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert engine.generate("Hi", max_tokens=1).token_ids
+        return stream.reply
+
+    for pieces_before in (0, 1, 7, 40):
+        reply = asyncio.run(ask(pieces_before))
+        assert reply.finish_reason == "cancelled"
+        assert reply.stats.completion_tokens < 200
+
+
+def test_a_timeout_around_an_answer_works(engine):
+    async def ask() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(engine.agenerate(STORY, sampling=LONG), timeout=0.05)
+        assert (await engine.agenerate(STORY, max_tokens=3)).token_ids
+
+    asyncio.run(ask())
+
+
+def test_closing_from_another_task_ends_the_answer(engine):
+    """Also while the first is in the middle of a decode, and when nothing has begun."""
+
+    async def ask() -> None:
+        stream = engine.astream(STORY * 8, sampling=LONG)
+        with pytest.raises(EngineError, match="not begun"):
+            _ = stream.reply
+
+        async def read() -> int:
+            return len([piece async for piece in stream])
+
+        reading = asyncio.create_task(read())
+        await asyncio.sleep(0.05)
+        with pytest.raises(EngineError, match="another task"):
+            await stream.__anext__()
+        await stream.aclose()
+        await stream.aclose()
+        await reading
+        assert stream.reply.finish_reason == "cancelled"
+        unused = engine.astream(STORY)
+        await unused.aclose()
+        assert [piece async for piece in unused] == []
+        assert engine.generate("Hi", max_tokens=1).token_ids
+
+    asyncio.run(ask())
+
+
+def test_dropping_an_asynchronous_stream_frees_the_engine(engine):
+    async def ask() -> None:
+        for _ in range(20):
+            async for _ in engine.astream(STORY, sampling=LONG):
+                break
+            assert (await engine.agenerate("Hi", max_tokens=1)).token_ids
+
+    asyncio.run(ask())
+
+
+def test_errors_reach_the_task_that_reads(engine):
+    async def ask() -> None:
+        stream = engine.astream([5] * 5000)
+        with pytest.raises(ContextError, match="5000 tokens"):
+            await stream.__anext__()
+        await stream.aclose()
+        async with engine.astream(STORY) as first:
+            await first.__anext__()
+            with pytest.raises(EngineError, match="another answer"):
+                await engine.agenerate("Hi")
+
+    asyncio.run(ask())
+
+
+def test_no_thread_is_left_behind(engine):
+    async def ask() -> None:
+        for _ in range(5):
+            await engine.agenerate("Hi", max_tokens=1)
+            async for _ in engine.astream(STORY):
+                break
+
+    asyncio.run(ask())
+    for thread in threading.enumerate():
+        if thread.name.startswith("localspec"):
+            thread.join(timeout=60)
+            assert not thread.is_alive()
