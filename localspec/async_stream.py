@@ -45,6 +45,7 @@ class AsyncStream:
         self._cancel = cancel
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="localspec")
         self._reading: asyncio.Future[Piece | None] | None = None
+        self._awaited = False
         self._closed = False
 
     def __aiter__(self) -> AsyncStream:
@@ -52,7 +53,7 @@ class AsyncStream:
 
     async def __anext__(self) -> Piece:
         """The next piece. Raises EngineError while another task waits for one."""
-        if self._is_reading():
+        if self._awaited:
             raise EngineError(
                 "another task waits for a piece of this answer", "Read it in one task."
             )
@@ -60,12 +61,15 @@ class AsyncStream:
             raise StopAsyncIteration
         loop = asyncio.get_running_loop()
         self._reading = loop.run_in_executor(self._worker, self._work.next)
+        self._awaited = True
         try:
             # Shielded: the thread goes on, whoever gives up waiting for it.
             piece = await asyncio.shield(self._reading)
         except asyncio.CancelledError:
             await self.aclose()
             raise
+        finally:
+            self._awaited = False
         if piece is None:
             raise StopAsyncIteration
         return piece
