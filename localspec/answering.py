@@ -47,14 +47,16 @@ class Answering(abc.ABC):
         options: AnswerOptions,
         *,
         turn: int,
+        owner: object | None,
         on_begin: Callable[[], None],
         on_end: Callable[[Reply], None],
     ) -> Stream:
         """The stream behind `stream` and `Chat.stream`.
 
-        turn: makes the random numbers of each answer in a conversation its own. on_begin:
-        called when the first piece is asked for. on_end: called with the reply, also when
-        the stream was closed early.
+        turn: makes the random numbers of each answer in a conversation its own. owner: the
+        conversation, whose text is kept while others are answered. on_begin: called when
+        the first piece is asked for. on_end: called with the reply, also when the stream
+        was closed early.
         """
 
     @abc.abstractmethod
@@ -81,6 +83,7 @@ class Answering(abc.ABC):
             tokens,
             AnswerOptions(**options),
             turn=0,
+            owner=None,
             on_begin=lambda: None,
             on_end=lambda _reply: None,
         )

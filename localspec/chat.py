@@ -37,6 +37,7 @@ class Answerer(Protocol):
         options: AnswerOptions,
         *,
         turn: int,
+        owner: object | None,
         on_begin: Callable[[], None],
         on_end: Callable[[Reply], None],
     ) -> Stream: ...
@@ -99,6 +100,7 @@ class Chat:
             prompt_tokens,
             AnswerOptions(**options),
             turn=turn,
+            owner=self,
             on_begin=begin,
             on_end=remember,
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from localspec.answering import Answering
 from localspec.draft_length import DraftOff, FixedDraftLength
 from localspec.errors import ContextError, EngineError, OptionError
+from localspec.kept_texts import KeptTexts
 from localspec.pair import SharedVocabulary, shared_vocabulary
 from localspec.proposers import DraftModel
 from localspec.randomness import Randomness, fresh_seed
@@ -31,7 +32,8 @@ class Engine(Answering):
 
     From any thread, but one answer at a time: a second stream that starts while another is
     unfinished raises EngineError. sampling: what an answer
-    uses by default. description: the pair, for people. shared_vocabulary: what target and
+    uses by default. description: the pair, for people. kept_bytes: memory for the caches of
+    conversations that wait. shared_vocabulary: what target and
     draft have in common, None without a draft.
     """
 
@@ -42,6 +44,7 @@ class Engine(Answering):
         draft_length: FixedDraftLength,
         sampling: SamplingParams,
         description: str,
+        kept_bytes: int,
     ) -> None:
         self.sampling = sampling
         self.description = description
@@ -52,6 +55,7 @@ class Engine(Answering):
         self._draft_length = draft_length
         proposer, off = self._proposer(draft_length)
         self._speculation = Speculation(target, proposer, draft_length, off, time.perf_counter)
+        self._kept_texts = KeptTexts(self._speculation, self._models(), kept_bytes)
         self._busy = threading.Lock()
         self._closed = False
 
@@ -101,6 +105,7 @@ class Engine(Answering):
         """
         self._acquire()
         try:
+            self._kept_texts.switch_to(None)
             self._speculation.truncate(0)
             yield self._speculation
         finally:
@@ -113,6 +118,7 @@ class Engine(Answering):
         options: AnswerOptions,
         *,
         turn: int,
+        owner: object | None,
         on_begin: Callable[[], None],
         on_end: Callable[[Reply], None],
     ) -> Stream:
@@ -141,6 +147,11 @@ class Engine(Answering):
             max_tokens=min(room, options.max_tokens or room),
             is_end=self.vocabulary.is_end,
         )
+
+        def begin() -> None:
+            on_begin()
+            self._kept_texts.switch_to(owner)
+
         return Stream(
             Answer(
                 speculation=self._speculation,
@@ -153,7 +164,7 @@ class Engine(Answering):
                 clock=time.perf_counter,
                 acquire=self._acquire,
                 release=self._busy.release,
-                on_begin=on_begin,
+                on_begin=begin,
                 on_end=on_end,
             )
         )

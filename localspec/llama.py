@@ -13,13 +13,13 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import llama_cpp
 import numpy as np
 from llama_cpp import Llama
 
-from localspec import native
+from localspec import cache_state, native
+from localspec.cache_state import CacheState
 from localspec.errors import (
     CacheError,
     ContextError,
@@ -32,6 +32,7 @@ from localspec.errors import (
 )
 from localspec.llama_options import LlamaOptions
 from localspec.sampling import Logits
+from localspec.token_batch import TokenBatch
 from localspec.vocabulary import Vocabulary
 
 __all__ = ["Llama", "LlamaModel"]
@@ -69,32 +70,12 @@ class LlamaModel:
         self.vocab_size = self.vocabulary.size
         self.num_cached = 0
         self._window: int = llama_cpp.llama_model_n_swa(self._model)
-        self._batch_size: int = llama_cpp.llama_n_batch(context)
-        self._batch: Any = (
-            llama_cpp.llama_batch()
-        )  # its fields take pointers, whatever its hints say
-        self._point_batch_at_arrays()
+        self._batch = TokenBatch(llama_cpp, llama_cpp.llama_n_batch(context))
         self._stop = ctypes.create_string_buffer(2)
         llama_cpp.llama_set_abort_callback(
             context, _stop_callback, ctypes.cast(self._stop, ctypes.c_void_p)
         )
         self.can_truncate = self._probe_truncation()
-
-    def _point_batch_at_arrays(self) -> None:
-        """Fill the C batch with pointers into arrays of ours, to be written with NumPy."""
-        size = self._batch_size
-        self._tokens = np.zeros(size, dtype=np.int32)
-        self._positions = np.zeros(size, dtype=np.int32)
-        self._wants_logits = np.zeros(size, dtype=np.int8)
-        self._sequence_counts = np.ones(size, dtype=np.int32)
-        self._sequence_zero = (ctypes.c_int32 * 1)(0)
-        pointer = ctypes.POINTER(ctypes.c_int32)
-        self._sequences = (pointer * size)(*[ctypes.cast(self._sequence_zero, pointer)] * size)
-        self._batch.token = self._tokens.ctypes.data_as(pointer)
-        self._batch.pos = self._positions.ctypes.data_as(pointer)
-        self._batch.n_seq_id = self._sequence_counts.ctypes.data_as(pointer)
-        self._batch.seq_id = ctypes.cast(self._sequences, ctypes.POINTER(pointer))
-        self._batch.logits = self._wants_logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
 
     def _probe_truncation(self) -> bool:
         """Whether the cache can lose its last token: tried, since not every model says so.
@@ -210,9 +191,9 @@ class LlamaModel:
         self._check(tokens, num_logits)
         before = self.num_cached
         try:
-            while len(tokens) > self._batch_size:
+            while len(tokens) > self._batch.size:
                 # The last batch must be long enough to hold every row that is asked for.
-                size = min(self._batch_size, len(tokens) - num_logits)
+                size = min(self._batch.size, len(tokens) - num_logits)
                 self._decode_batch(tokens[:size], 0)
                 tokens = tokens[size:]
             self._decode_batch(tokens, num_logits)
@@ -260,12 +241,8 @@ class LlamaModel:
         if self._stop.raw[0]:
             raise Interrupted(f"a decode of {self.name} was cancelled")
         count = len(tokens)
-        self._tokens[:count] = tokens
-        self._positions[:count] = np.arange(self.num_cached, self.num_cached + count)
-        self._wants_logits[:count] = 0
-        self._wants_logits[count - num_logits : count] = 1
-        self._batch.n_tokens = count
-        status = llama_cpp.llama_decode(self._context, self._batch)
+        batch = self._batch.filled(tokens, self.num_cached, num_logits)
+        status = llama_cpp.llama_decode(self._context, batch)
         if status == 2:
             raise Interrupted(f"a decode of {self.name} was cancelled")
         if status != 0:
@@ -298,6 +275,33 @@ class LlamaModel:
                 "Recurrent and sliding-window models need plain decoding: use --no-draft.",
             )
         self.num_cached = num_cached
+
+    def state_bytes(self) -> int:
+        """Bytes that `save_state` would copy now; 0 if nothing is cached."""
+        self._require_open()
+        return cache_state.size_of_state(llama_cpp, self._context) if self.num_cached else 0
+
+    def save_state(self) -> CacheState:
+        """A copy of what is cached. Raises CacheError if libllama fails to give it."""
+        self._require_open()
+        state = cache_state.take_state(llama_cpp, self._context, self.num_cached)
+        if state is None:
+            raise CacheError(f"the cache of {self.name} cannot be copied{complaints.because()}")
+        return state
+
+    def restore_state(self, state: CacheState) -> None:
+        """Make a state of this very model what is cached.
+
+        Raises CacheError if libllama refuses it; the cache is empty then.
+        """
+        self._require_open()
+        self._clear()
+        if not cache_state.put_state(llama_cpp, self._context, state):
+            self._clear()
+            raise CacheError(
+                f"the cache of {self.name} cannot be restored{complaints.because()}"
+            )
+        self.num_cached = state.num_cached
 
     def _clear(self) -> None:
         llama_cpp.llama_memory_clear(self._memory, False)

@@ -13,6 +13,7 @@ from localspec.draft_length import MAX_DRAFT_TOKENS, FixedDraftLength
 from localspec.engine import Engine
 from localspec.errors import OptionError
 from localspec.hub import locate, locate_source
+from localspec.kept_texts import DEFAULT_KEPT_BYTES
 from localspec.llama_options import LlamaOptions
 from localspec.model_file import check_model_file
 from localspec.model_source import Role
@@ -34,6 +35,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     context_length: int | None = None,
     num_threads: int | None = None,
     num_gpu_layers: int | None = None,
+    kept_bytes: int = DEFAULT_KEPT_BYTES,
     progress: Callable[[float], None] | None = None,
 ) -> Engine:
     """An engine for a preset, or for a target and perhaps a draft of your own.
@@ -44,8 +46,9 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     `Engine.close`. With neither preset nor target it is the demo pair. draft_tokens:
     proposed per step; 0 is plain decoding and leaves the draft unloaded.
     context_length: tokens (default: the preset's, or the model's own up to 8192).
-    num_gpu_layers: default: all that the devices take. progress: called in this thread with
-    the share of both models that is loaded, 0 … 1; to cancel the load, raise in it.
+    num_gpu_layers: default: all that the devices take. kept_bytes: memory for what the
+    caches held of conversations that wait while others are answered. progress: called in
+    this thread with the loaded share of both models, 0 … 1; to cancel the load, raise in it.
 
     Raises PresetError, ModelFileError, PairError or OptionError.
     """
@@ -76,9 +79,9 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     with contextlib.ExitStack() as undo:
         wanted = [target] if draft is None or draft_tokens == 0 else [target, draft]
         models = _open_all(wanted, options, progress or (lambda _fraction: None), undo)
-        target_model, draft_model = models[0], models[1] if len(models) > 1 else None
-        description = description or _description(target_model, draft_model)
-        engine = Engine(target_model, draft_model, draft_length, sampling, description)
+        pair = (models[0], models[1] if len(models) > 1 else None)
+        description = description or _description(*pair)
+        engine = Engine(*pair, draft_length, sampling, description, kept_bytes)
         undo.pop_all()
     return engine
 

@@ -129,8 +129,8 @@ class Answer:
         """The answer, token by token. Whatever ends it, caches and reply are left right."""
         self.acquire()
         try:
-            self.on_begin()
             started = self.clock()
+            self.on_begin()
             cached = self.speculation.start(self.prompt_tokens)
             meter = Meter(len(self.prompt_tokens), cached, started)
             text = TextStream(self.stop)

@@ -21,7 +21,8 @@ MODULES = {
 # Who may import whom: a module imports only modules of rows above its own.
 LAYERS = [
     ["errors"],
-    ["sampling", "draft_length", "header", "pair", "text", "sandbox", "vocabulary", "native"],
+    ["sampling", "draft_length", "header", "pair", "text", "sandbox", "vocabulary"],
+    ["native", "cache_state", "token_batch"],
     ["filters", "penalties", "martingale", "prompts"],
     ["transforms", "logprobs"],
     ["randomness", "verify", "model", "metrics", "preset", "model_file", "llama_options"],
@@ -32,6 +33,7 @@ LAYERS = [
     ["fetch", "installed", "user_presets"],
     ["rules", "rounding"],
     ["speculative", "resolver"],
+    ["kept_texts"],
     ["identity_check", "law_check"],
     ["stream"],
     ["async_stream"],

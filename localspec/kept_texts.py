@@ -1,0 +1,111 @@
+"""Texts whose turn is over for now, with what both caches held of them.
+
+The loop has one text at a time. A conversation that another interrupts finds its own again,
+without decoding it anew, as long as the memory that was granted suffices.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from localspec.cache_state import CacheState
+from localspec.errors import CacheError, OptionError
+from localspec.speculative import Speculation
+
+DEFAULT_KEPT_BYTES = 2**30
+
+
+class SavesState(Protocol):
+    """A model whose cache can be taken out and put back."""
+
+    def state_bytes(self) -> int:
+        """Bytes that `save_state` would copy now; 0 if nothing is cached."""
+
+    def save_state(self) -> CacheState:
+        """A copy of what is cached. Raises CacheError if that fails."""
+
+    def restore_state(self, state: CacheState) -> None:
+        """Make that what is cached. Raises CacheError, and leaves the cache empty."""
+
+
+class _Kept(NamedTuple):
+    tokens: list[int]
+    states: list[CacheState | None]  # of each model; None where nothing was cached
+    num_bytes: int
+
+
+class KeptTexts:
+    """A text for each owner but the one whose text the loop has; the oldest leave first.
+
+    An owner is any object; its text goes when the object does. models: what the loop's text
+    is cached in. budget_bytes: of all states together; 0 keeps none.
+
+    Raises OptionError for a budget below 0.
+    """
+
+    def __init__(
+        self, speculation: Speculation, models: Sequence[SavesState], budget_bytes: int
+    ) -> None:
+        if budget_bytes < 0:
+            raise OptionError(f"kept_bytes is {budget_bytes}", "Choose 0 (none) or more.")
+        self._speculation = speculation
+        self._models = models
+        self._budget_bytes = budget_bytes
+        self._owner: Callable[[], object | None] = _nobody
+        # Least recently used first.
+        self._kept: weakref.WeakKeyDictionary[object, _Kept] = weakref.WeakKeyDictionary()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the kept states take."""
+        return sum(kept.num_bytes for kept in list(self._kept.values()))
+
+    def switch_to(self, owner: object | None) -> None:
+        """Give the loop the owner's text, and keep that of the one before. None: nobody's.
+
+        Without a text of the owner's own the loop's stays, since the two may begin alike.
+        """
+        previous = self._owner()
+        if owner is previous:
+            return
+        if previous is not None:
+            self._keep(previous)
+        self._owner = _nobody if owner is None else weakref.ref(owner)
+        kept = None if owner is None else self._kept.pop(owner, None)
+        if kept is not None:
+            self._restore(kept)
+
+    def _keep(self, owner: object) -> None:
+        sizes = [model.state_bytes() for model in self._models]
+        num_bytes = sum(sizes)
+        if not 0 < num_bytes <= self._budget_bytes:
+            return
+        while self.num_bytes + num_bytes > self._budget_bytes:
+            oldest = next(iter(self._kept.keys()), None)
+            if oldest is not None:
+                del self._kept[oldest]
+        try:
+            states = [
+                model.save_state() if size else None
+                for model, size in zip(self._models, sizes, strict=True)
+            ]
+        except CacheError:
+            return  # then the text is decoded anew when it comes back
+        self._kept[owner] = _Kept(list(self._speculation.tokens), states, num_bytes)
+
+    def _restore(self, kept: _Kept) -> None:
+        self._speculation.truncate(0)
+        # Now, since whatever happens below, each cache holds a prefix of it.
+        self._speculation.tokens = kept.tokens
+        for model, state in zip(self._models, kept.states, strict=True):
+            if state is not None:
+                try:
+                    model.restore_state(state)
+                except CacheError:
+                    continue  # its cache is empty, and decodes what it lacks
+
+
+def _nobody() -> None:
+    return None

@@ -1,0 +1,39 @@
+"""Tokens of one sequence in libllama's batch, which points into NumPy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+class TokenBatch:
+    """Room for `size` tokens of sequence 0. lib: the llama_cpp module."""
+
+    def __init__(self, lib: Any, size: int) -> None:
+        self.size = size
+        self._tokens = np.zeros(size, dtype=np.int32)
+        self._positions = np.zeros(size, dtype=np.int32)
+        self._wants_logits = np.zeros(size, dtype=np.int8)
+        self._sequence_counts = np.ones(size, dtype=np.int32)
+        self._sequence_zero = (ctypes.c_int32 * 1)(0)
+        pointer = ctypes.POINTER(ctypes.c_int32)
+        self._sequences = (pointer * size)(*[ctypes.cast(self._sequence_zero, pointer)] * size)
+        self._batch = lib.llama_batch()
+        self._batch.token = self._tokens.ctypes.data_as(pointer)
+        self._batch.pos = self._positions.ctypes.data_as(pointer)
+        self._batch.n_seq_id = self._sequence_counts.ctypes.data_as(pointer)
+        self._batch.seq_id = ctypes.cast(self._sequences, ctypes.POINTER(pointer))
+        self._batch.logits = self._wants_logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+
+    def filled(self, tokens: Sequence[int], position: int, num_logits: int) -> Any:
+        """The C batch of up to `size` tokens from a position on; rows wanted of the last."""
+        count = len(tokens)
+        self._tokens[:count] = tokens
+        self._positions[:count] = np.arange(position, position + count)
+        self._wants_logits[:count] = 0
+        self._wants_logits[count - num_logits : count] = 1
+        self._batch.n_tokens = count
+        return self._batch

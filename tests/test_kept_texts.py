@@ -1,0 +1,227 @@
+"""Several conversations over one engine: each finds its own caches again, exactly."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import localspec
+from gguf_maker import write_random_model
+from localspec.cache_state import CacheState
+from localspec.draft_length import FixedDraftLength
+from localspec.errors import CacheError, OptionError
+from localspec.kept_texts import KeptTexts
+from localspec.llama import LlamaModel
+from localspec.llama_options import LlamaOptions
+from localspec.proposers import DraftModel
+from localspec.randomness import Randomness
+from localspec.rules import make_rule
+from localspec.speculative import Request, Speculation
+from localspec.transforms import Transforms
+from toy import TableModel, all_shared
+
+GREEDY = localspec.SamplingParams(temperature=0)
+QUESTIONS = ("Tell me a story about a fox.", "And one about an owl, please.", "Thank you!")
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with localspec.load() as opened:
+        yield opened
+
+
+def decoded_tokens(reply):
+    """Prompt tokens that the target had to decode for an answer."""
+    return reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens
+
+
+def count_decoded(model, monkeypatch):
+    """A list that grows by every number of tokens a model decodes from now on."""
+    counts: list[int] = []
+    real = model.decode
+
+    def decode(tokens, num_logits):
+        counts.append(len(tokens))
+        return real(tokens, num_logits)
+
+    monkeypatch.setattr(model, "decode", decode)
+    return counts
+
+
+def test_a_chat_that_comes_back_decodes_only_what_is_new(engine, monkeypatch):
+    """By turns as alone: the same numbers in the target, and no prompt again in the draft."""
+    alone = engine.chat()
+    expected = [alone.send(text, sampling=GREEDY) for text in QUESTIONS]
+    chats = [engine.chat(), engine.chat(system="You are terse."), engine.chat()]
+    replies = {chat: [] for chat in chats}
+    replies[chats[0]].append(chats[0].send(QUESTIONS[0], sampling=GREEDY))
+    replies[chats[1]].append(chats[1].send(QUESTIONS[0], sampling=GREEDY))
+    replies[chats[2]].append(chats[2].send(QUESTIONS[0], sampling=GREEDY))
+    drafted = count_decoded(engine._draft, monkeypatch)
+    for question in QUESTIONS[1:]:
+        for chat in chats:
+            engine.generate("Something in between.", max_tokens=3)
+            drafted.clear()
+            replies[chat].append(chat.send(question, sampling=GREEDY))
+            assert decoded_tokens(replies[chat][-1]) < 25
+            assert max(drafted) < 25
+    for chat in (chats[0], chats[2]):
+        assert [r.text for r in replies[chat]] == [r.text for r in expected]
+        assert [decoded_tokens(r) for r in replies[chat]][1:] == [
+            decoded_tokens(r) for r in expected
+        ][1:]
+
+
+def test_without_memory_everything_is_decoded_again(demo_target):
+    with localspec.load(target=demo_target, kept_bytes=0) as engine:
+        one, other = engine.chat(), engine.chat(system="You are terse.")
+        one.send(QUESTIONS[0], sampling=GREEDY)
+        other.send(QUESTIONS[0], sampling=GREEDY)
+        again = one.send(QUESTIONS[1], sampling=GREEDY)
+        assert decoded_tokens(again) > 50
+        assert engine._kept_texts.num_bytes == 0
+    with pytest.raises(OptionError, match="kept_bytes is -1"):
+        localspec.load(target=demo_target, kept_bytes=-1)
+
+
+def test_the_least_recently_used_text_leaves_first(demo_target):
+    """The budget holds two of these; the third comes back at the full price."""
+    with localspec.load(target=demo_target) as engine:
+        engine.chat().send(QUESTIONS[0], sampling=GREEDY)
+        one_text = engine._target.state_bytes()
+    with localspec.load(target=demo_target, kept_bytes=int(2.5 * one_text)) as engine:
+        chats = [engine.chat(system=f"You are number {n}.") for n in range(4)]
+        for chat in chats:
+            chat.send(QUESTIONS[0], sampling=GREEDY)
+            assert engine._kept_texts.num_bytes <= 2.5 * one_text
+        # Kept are now those of the chats 1 and 2; the loop has that of 3.
+        costs = [
+            decoded_tokens(chats[n].send("Yes.", sampling=GREEDY, max_tokens=1))
+            for n in (2, 3, 0)
+        ]
+    assert max(costs[:2]) < 25
+    assert costs[2] > 50
+
+
+def test_the_text_of_a_chat_that_is_gone_is_freed(engine):
+    gc.collect()
+    before = engine._kept_texts.num_bytes
+    chat, other = engine.chat(), engine.chat()
+    chat.send("Hello", max_tokens=3)
+    other.send("Hi", max_tokens=3)
+    assert engine._kept_texts.num_bytes > before
+    del chat
+    gc.collect()
+    assert engine._kept_texts.num_bytes == before
+
+
+def test_chats_that_begin_alike_share_what_is_cached(engine):
+    system = "You are a storyteller who knows every animal of the forest and its name."
+    one, other = engine.chat(system=system), engine.chat(system=system)
+    one.send("Hello", max_tokens=3)
+    reply = other.send("Good day", max_tokens=3)
+    assert reply.stats.cached_prompt_tokens > 12
+
+
+@pytest.mark.parametrize("architecture", ["demo", "llama", "mamba"])
+def test_rows_after_a_restore_are_those_of_a_fresh_decode(tmp_path, demo_target, architecture):
+    """Bit for bit, where the batches are the same; also for a cache that cannot be cut."""
+    path = demo_target
+    if architecture != "demo":
+        path = write_random_model(
+            tmp_path / "m.gguf", demo_target, architecture=architecture, context_length=256
+        )
+    model = LlamaModel.open(path, LlamaOptions(context_length=256))
+    text, other, more = list(range(5, 105)), list(range(400, 600)), [7, 8, 9]
+    model.decode(text, 1)
+    state = model.save_state()
+    assert state.data.size == model.state_bytes()
+    fresh = model.decode(more, 1).copy()
+    if model.can_truncate:
+        model.truncate(50)
+        fresh_after_a_cut = model.decode(more, 1).copy()
+    model.truncate(0)
+    assert model.state_bytes() == 0
+    model.decode(other, 1)
+    model.restore_state(state)
+    assert model.num_cached == len(text)
+    np.testing.assert_array_equal(model.decode(more, 1), fresh)
+    if model.can_truncate:
+        model.truncate(50)
+        np.testing.assert_array_equal(model.decode(more, 1), fresh_after_a_cut)
+    model.close()
+
+
+def test_a_state_that_is_refused_leaves_an_empty_cache(demo_target, demo_draft):
+    """Another model's, and one that is cut short; the model goes on working."""
+    models = [LlamaModel.open(path, LlamaOptions()) for path in (demo_target, demo_draft)]
+    for model in models:
+        model.decode([5, 6, 7], 1)
+    state = models[1].save_state()
+    cut = models[0].save_state()
+    for wrong in (state, CacheState(3, cut.data[: cut.data.size // 2].copy())):
+        with pytest.raises(CacheError, match="cannot be restored"):
+            models[0].restore_state(wrong)
+        assert models[0].num_cached == 0
+        assert models[0].decode([5, 6, 7], 1).shape[0] == 1
+    for model in models:
+        model.close()
+
+
+def test_a_text_whose_state_cannot_be_restored_is_decoded_anew(demo_target):
+    with localspec.load(target=demo_target) as engine:
+        alone = engine.chat()
+        expected = [alone.send(text, sampling=GREEDY).text for text in QUESTIONS[:2]]
+        chat = engine.chat()
+        texts = [chat.send(QUESTIONS[0], sampling=GREEDY).text]
+        engine.generate("Something in between.", max_tokens=3)
+        engine._kept_texts._kept[chat].states[0].data[:] = 0
+        reply = chat.send(QUESTIONS[1], sampling=GREEDY)
+        assert [*texts, reply.text] == expected
+        assert reply.stats.cached_prompt_tokens == 0
+
+
+class SavingTable(TableModel):
+    """A table model whose cache can be taken out."""
+
+    def state_bytes(self):
+        return 8 * len(self.cached)
+
+    def save_state(self):
+        return CacheState(len(self.cached), np.array(self.cached, np.int64).view(np.uint8))
+
+    def restore_state(self, state):
+        self.cached = state.data.view(np.int64).tolist()
+
+
+def test_caches_hold_prefixes_of_the_text_whoever_owns_it():
+    """Owners by turns, the draft behind the target, some texts dropped for lack of room."""
+
+    class Owner:
+        pass
+
+    asked = Request(
+        Transforms(GREEDY, num_prompt_tokens=6),
+        make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0)),
+        max_tokens=3,
+        is_end=lambda _token: False,
+    )
+    target, draft = SavingTable(seed=1), SavingTable(seed=2)
+    proposer = DraftModel(draft, all_shared(target, draft), asked.is_end)
+    loop = Speculation(target, proposer, FixedDraftLength(2), None, lambda: 0.0)
+    kept = KeptTexts(loop, [target, draft], 600)
+    random = np.random.default_rng(0)
+    owners = [Owner() for _ in range(4)]
+    texts = {owner: [int(t) for t in random.integers(0, 8, 5)] for owner in owners}
+    for _ in range(60):
+        owner = owners[random.integers(0, 4)]
+        kept.switch_to(owner)
+        assert kept.num_bytes <= 600
+        loop.start([*texts[owner], int(random.integers(0, 8))])
+        for step in loop.steps(asked):
+            assert target.cached == loop.tokens[: target.num_cached]
+            assert draft.cached == loop.tokens[: draft.num_cached]
+            assert step.tokens
+        texts[owner] = loop.tokens[:40] if len(loop.tokens) < 50 else loop.tokens[:5]
