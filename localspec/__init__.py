@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         TemplateError,
     )
     from localspec.fetch import download
+    from localspec.isolated import IsolatedEngine
     from localspec.loading import load
     from localspec.logprobs import TokenLogprob, TokenLogprobs
     from localspec.metrics import Provenance, Stats
@@ -56,6 +57,7 @@ __all__ = [
     "Engine",
     "EngineError",
     "Interrupted",
+    "IsolatedEngine",
     "LocalspecError",
     "ModelFileError",
     "OptionError",
@@ -81,6 +83,7 @@ _MODULE_OF = {
     "Chat": "chat",
     "DraftOff": "draft_length",
     "Engine": "engine",
+    "IsolatedEngine": "isolated",
     "Piece": "stream",
     "Preset": "preset",
     "Progress": "downloads",

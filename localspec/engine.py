@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from localspec.answering import Answering
 from localspec.draft_length import DraftOff, FixedDraftLength
@@ -57,7 +57,6 @@ class Engine(Answering):
         self._speculation = Speculation(target, proposer, draft_length, off, time.perf_counter)
         self._kept_texts = KeptTexts(self._speculation, self._models(), kept_bytes)
         self._busy = threading.Lock()
-        self._closed = False
 
     def _proposer(
         self, draft_length: FixedDraftLength
@@ -179,26 +178,36 @@ class Engine(Answering):
 
         Raises EngineError while a stream is unfinished.
         """
-        if self._closed:
-            return
         if not self._busy.acquire(blocking=False):
             raise EngineError("the engine is producing an answer", "Close the stream first.")
-        self._closed = True
-        self._busy.release()
-        for model in self._models():
-            model.close()
+        try:
+            self._kept_texts.clear()
+            for model in self._models():
+                model.close()
+        finally:
+            self._busy.release()
+
+    def __reduce__(self) -> NoReturn:
+        raise EngineError(
+            "an engine cannot be sent to another process",
+            "Load it there, or use localspec.IsolatedEngine.",
+        )
 
     def _models(self) -> list[LlamaModel]:
         return [self._target] if self._draft is None else [self._target, self._draft]
 
     def _acquire(self) -> None:
+        # Before the lock, which a fork may have copied as it was: taken.
+        for model in self._models():
+            model.require_open()
         if not self._busy.acquire(blocking=False):
             raise EngineError(
                 "the engine is producing another answer",
                 "Finish or close that stream first; an engine does one at a time.",
             )
-        if self._closed:
+        try:
+            for model in self._models():
+                model.begin()
+        except BaseException:
             self._busy.release()
-            raise EngineError("the engine is closed", "Load it again.")
-        for model in self._models():
-            model.begin()
+            raise

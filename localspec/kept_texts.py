@@ -77,6 +77,10 @@ class KeptTexts:
         if kept is not None:
             self._restore(kept)
 
+    def clear(self) -> None:
+        """Free what was kept."""
+        self._kept.clear()
+
     def _keep(self, owner: object) -> None:
         sizes = [model.state_bytes() for model in self._models]
         num_bytes = sum(sizes)

@@ -31,6 +31,7 @@ from localspec.errors import (
     OptionError,
 )
 from localspec.llama_options import LlamaOptions
+from localspec.own_process import OwnProcess
 from localspec.sampling import Logits
 from localspec.token_batch import TokenBatch
 from localspec.vocabulary import Vocabulary
@@ -59,8 +60,9 @@ class LlamaModel:
         self._model = llama_cpp.llama_get_model(context)
         self._adopted: Llama | None = None
         self.name = name
+        self._own_process = OwnProcess()
         self.vocabulary = Vocabulary(
-            llama_cpp, llama_cpp.llama_model_get_vocab(self._model), self._require_open
+            llama_cpp, llama_cpp.llama_model_get_vocab(self._model), self.require_open
         )
         template: bytes | None = llama_cpp.llama_model_chat_template(self._model, None)
         self.chat_template = template.decode("utf-8", errors="replace") if template else None
@@ -176,7 +178,7 @@ class LlamaModel:
         An adopted `Llama` may have been used by its owner meanwhile; what the cache then
         holds is dropped. Raises EngineError if it was closed.
         """
-        self._require_open()
+        self.require_open()
         self._stop[0] = b"\0"
         llama = self._adopted
         if llama is None:
@@ -208,8 +210,9 @@ class LlamaModel:
         rows = llama_cpp.llama_get_logits(self._context)
         return np.ctypeslib.as_array(rows, (num_logits, self.vocab_size))
 
-    def _require_open(self) -> None:
-        """Raise EngineError if the model was freed, by us or by an adopted one's owner."""
+    def require_open(self) -> None:
+        """Raise EngineError if the model was freed, by us or its owner, or forked."""
+        self._own_process.require(self.name)
         if self._context is None:
             raise EngineError(f"{self.name} is closed", "Load it again.")
         if self._adopted is not None and self._adopted.ctx is None:
@@ -219,7 +222,7 @@ class LlamaModel:
             )
 
     def _check(self, tokens: Sequence[int], num_logits: int) -> None:
-        self._require_open()
+        self.require_open()
         if not 0 < len(tokens) <= self.context_length - self.num_cached:
             raise ContextError(
                 f"{len(tokens)} tokens to decode behind {self.num_cached} cached ones; "
@@ -278,12 +281,12 @@ class LlamaModel:
 
     def state_bytes(self) -> int:
         """Bytes that `save_state` would copy now; 0 if nothing is cached."""
-        self._require_open()
+        self.require_open()
         return cache_state.size_of_state(llama_cpp, self._context) if self.num_cached else 0
 
     def save_state(self) -> CacheState:
         """A copy of what is cached. Raises CacheError if libllama fails to give it."""
-        self._require_open()
+        self.require_open()
         state = cache_state.take_state(llama_cpp, self._context, self.num_cached)
         if state is None:
             raise CacheError(f"the cache of {self.name} cannot be copied{complaints.because()}")
@@ -294,7 +297,7 @@ class LlamaModel:
 
         Raises CacheError if libllama refuses it; the cache is empty then.
         """
-        self._require_open()
+        self.require_open()
         self._clear()
         if not cache_state.put_state(llama_cpp, self._context, state):
             self._clear()
@@ -319,6 +322,8 @@ class LlamaModel:
         context, self._context = self._context, None
         memory, self._memory = self._memory, None
         model, self._model = self._model, None
+        if not self._own_process.is_this():
+            return  # a fork's memory goes with the fork, its threads were never there
         if self._adopted is None:
             llama_cpp.llama_free(context)
             llama_cpp.llama_model_free(model)

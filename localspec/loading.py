@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from localspec.draft_length import MAX_DRAFT_TOKENS, FixedDraftLength
 from localspec.engine import Engine
@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from localspec.llama import Llama, LlamaModel
 
     ModelSource = str | os.PathLike[str] | Llama
+
+
+class LoadKeywords(TypedDict, total=False):
+    """Arguments of `load` by keyword, as far as another process can be told them."""
+
+    target: str | os.PathLike[str] | None
+    draft: str | os.PathLike[str] | None
+    draft_tokens: int
+    context_length: int | None
+    num_threads: int | None
+    num_gpu_layers: int | None
+    kept_bytes: int
 
 
 def load(  # noqa: PLR0913  the one door to the library: every argument has a default

@@ -202,6 +202,16 @@ class Answer:
         return self.reply
 
 
+class Produced(Protocol):
+    """An answer that is being made, here or in another process."""
+
+    def pieces(self) -> Generator[Piece, None, None]:
+        """The answer, token by token."""
+
+    def final_reply(self) -> Reply:
+        """The reply. Raises EngineError while there is none."""
+
+
 class Stream:
     """An iterator over the pieces of an answer; afterwards `reply` holds the whole.
 
@@ -209,7 +219,7 @@ class Stream:
     reference, stops the work and leaves the caches right; so does leaving a `with` block.
     """
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Produced) -> None:
         self._answer = answer
         self._pieces = answer.pieces()
 

@@ -22,7 +22,7 @@ MODULES = {
 LAYERS = [
     ["errors"],
     ["sampling", "draft_length", "header", "pair", "text", "sandbox", "vocabulary"],
-    ["native", "cache_state", "token_batch"],
+    ["native", "cache_state", "token_batch", "own_process"],
     ["filters", "penalties", "martingale", "prompts"],
     ["transforms", "logprobs"],
     ["randomness", "verify", "model", "metrics", "preset", "model_file", "llama_options"],
@@ -41,6 +41,8 @@ LAYERS = [
     ["answering"],
     ["engine"],
     ["loading", "selfcheck"],
+    ["isolated_child"],
+    ["isolated"],
     ["cli.exit_codes", "cli.screen", "cli.standard_input", "cli.interrupt", "cli.bars"],
     ["cli.sampling_options", "cli.models_add", "cli.models_remove", "cli.models_verify"],
     ["cli.download", "cli.models"],

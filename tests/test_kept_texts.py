@@ -181,6 +181,8 @@ def test_a_text_whose_state_cannot_be_restored_is_decoded_anew(demo_target):
         reply = chat.send(QUESTIONS[1], sampling=GREEDY)
         assert [*texts, reply.text] == expected
         assert reply.stats.cached_prompt_tokens == 0
+        assert engine._kept_texts.num_bytes > 0
+    assert engine._kept_texts.num_bytes == 0
 
 
 class SavingTable(TableModel):

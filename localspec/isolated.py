@@ -1,0 +1,302 @@
+"""An engine in a process of its own: a native crash there is an exception here."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from localspec.answering import Answering
+from localspec.errors import EngineError, OptionError
+from localspec.isolated_child import EngineFacts, serve
+from localspec.own_process import OwnProcess
+from localspec.stream import AnswerOptions, Piece, Reply, Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
+
+    from localspec.loading import LoadKeywords
+
+_PATIENCE_S = 10.0  # for the process to free its models, before it is killed
+
+
+class _Process:
+    """A running child with its two lines: requests that are answered, and cancels."""
+
+    def __init__(
+        self,
+        preset: str | None,
+        arguments: LoadKeywords,
+        progress: Callable[[float], None] | None,
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._calls, calls = context.Pipe()
+        cancels, self._cancels = context.Pipe(duplex=False)
+        self._one_call = threading.Lock()
+        self._process = context.Process(
+            target=serve,
+            args=(calls, cancels, preset, arguments),
+            daemon=True,
+            name="localspec",
+        )
+        self._process.start()
+        # Their last copies here, so that the end of the child is the end of the line.
+        calls.close()
+        cancels.close()
+        self.number = self._process.pid
+        try:
+            self.facts: EngineFacts = self._answer(self._calls, progress)
+        except BaseException:
+            self.stop()
+            raise
+
+    def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """What `Served.method` returns or raises. Raises EngineError if the child is gone."""
+        with self._one_call:
+            with contextlib.suppress(OSError):  # what is wrong is found out below
+                self._calls.send((method, arguments, keywords))
+            return self._answer(self._calls, None)
+
+    def _answer(self, calls: Connection, progress: Callable[[float], None] | None) -> Any:
+        kind, value = "progress", None
+        while kind == "progress":
+            try:
+                kind, value = calls.recv()
+            except (EOFError, OSError) as error:
+                raise EngineError(
+                    f"the process of the engine ended: {self._how_it_ended()}",
+                    "Ask again: it is started anew.",
+                ) from error
+            if kind == "progress" and progress is not None:
+                progress(value)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def _how_it_ended(self) -> str:
+        self._process.join(_PATIENCE_S)
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            return signal.Signals(-code).name
+        return f"exit code {code}"
+
+    def is_running(self) -> bool:
+        return self._process.is_alive()
+
+    def cancel(self, stream_number: int) -> None:
+        with contextlib.suppress(OSError):
+            self._cancels.send(stream_number)
+
+    def stop(self) -> None:
+        """End the child. Idempotent."""
+        self._calls.close()
+        self._cancels.close()
+        self._process.join(_PATIENCE_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+class _RemoteVocabulary:
+    """The vocabulary's methods, asked of the child."""
+
+    def __init__(self, engine: IsolatedEngine, facts: EngineFacts) -> None:
+        self._engine = engine
+        self.bos, self.eos, self.add_bos = facts.bos, facts.eos, facts.add_bos
+
+    def tokenize(
+        self, text: str, *, parse_special: bool, behind: int | None = None
+    ) -> list[int]:
+        keywords = {"parse_special": parse_special, "behind": behind}
+        return list(self._ask("tokenize", text, **keywords))
+
+    def text(self, token: int) -> str:
+        return str(self._ask("text", token))
+
+    def control_texts(self) -> list[str]:
+        return list(self._ask("control_texts"))
+
+    def is_control(self, token: int) -> bool:
+        return bool(self._ask("is_control", token))
+
+    def max_text_bytes(self, num_tokens: int) -> int:
+        return int(self._ask("max_text_bytes", num_tokens))
+
+    def _ask(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        return self._engine.running().call("vocabulary", method, arguments, **keywords)
+
+
+class IsolatedEngine(Answering):
+    """An `Engine` in a child process, with the same streams, chats and asynchronous twins.
+
+    If libllama crashes, whoever reads the answer gets EngineError, and the next question
+    starts the process again; conversations live on this side and go on. An answer's options
+    are checked when it is read. preset, arguments: as for `localspec.load`, but for
+    `llama_cpp.Llama` objects, which belong to this process.
+
+    The process is started by spawn: a script needs its `if __name__ == "__main__":`.
+    Raises what `localspec.load` raises.
+    """
+
+    def __init__(
+        self,
+        preset: str | None = None,
+        *,
+        progress: Callable[[float], None] | None = None,
+        **arguments: Unpack[LoadKeywords],
+    ) -> None:
+        for role in ("target", "draft"):
+            if not isinstance(arguments.get(role), str | os.PathLike | None):
+                raise OptionError(
+                    f"the {role} of an isolated engine is an object of this process",
+                    "Name its file instead.",
+                )
+        self._preset, self._arguments = preset, arguments
+        self._own_process = OwnProcess()
+        self._starting = threading.Lock()
+        self._busy = threading.Lock()
+        self._closed = False
+        self._num_streams = 0
+        self._owner_numbers: weakref.WeakKeyDictionary[object, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._num_owners = 0
+        self._gone_owners: list[int] = []
+        self._process = _Process(preset, arguments, progress)
+        self._facts = self._process.facts
+
+    @property
+    def vocabulary(self) -> _RemoteVocabulary:
+        """The target's tokens."""
+        return _RemoteVocabulary(self, self._facts)  # kept here it would keep the engine
+
+    @property
+    def description(self) -> str:
+        """The pair, for people."""
+        return self._facts.description
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self._facts.context_length
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source in the target's file, if it has one."""
+        return self._facts.chat_template
+
+    @property
+    def process_id(self) -> int | None:
+        """The child's number, for whoever watches processes."""
+        return self._process.number
+
+    def running(self) -> _Process:
+        """The child, started again if it has ended. Raises EngineError once this is closed."""
+        self._own_process.require("the isolated engine")
+        with self._starting:
+            if self._closed:
+                raise EngineError("the engine is closed", "Load it again.")
+            if not self._process.is_running():
+                self._process.stop()
+                self._process = _Process(self._preset, self._arguments, None)
+            return self._process
+
+    def answer(
+        self,
+        prompt_tokens: list[int],
+        options: AnswerOptions,
+        *,
+        turn: int,
+        owner: object | None,
+        on_begin: Callable[[], None],
+        on_end: Callable[[Reply], None],
+    ) -> Stream:
+        """See `Answering.answer`."""
+
+        def begin(process: _Process) -> None:
+            on_begin()
+            self._num_streams += 1
+            gone = self._gone_owners[:]
+            del self._gone_owners[: len(gone)]
+            process.call("forget", gone)
+            number = None if owner is None else self._owner_number(owner)
+            process.call("begin", self._num_streams, prompt_tokens, options, turn, number)
+
+        return Stream(_RemoteAnswer(self, begin, on_end))
+
+    def _owner_number(self, owner: object) -> int:
+        number = self._owner_numbers.get(owner)
+        if number is None:
+            self._num_owners += 1
+            number = self._owner_numbers[owner] = self._num_owners
+            weakref.finalize(owner, self._gone_owners.append, number)
+        return number
+
+    @contextlib.contextmanager
+    def exclusively(self) -> Generator[_Process, None, None]:
+        """The child, while no other stream may run. Raises EngineError if one does."""
+        if not self._busy.acquire(blocking=False):
+            raise EngineError(
+                "the engine is producing another answer",
+                "Finish or close that stream first; an engine does one at a time.",
+            )
+        try:
+            yield self.running()
+        finally:
+            self._busy.release()
+
+    def cancel(self) -> None:
+        """End the running answer within one decode. From any thread; it keeps what was said."""
+        self._process.cancel(self._num_streams)
+
+    def close(self) -> None:
+        """End the process. Idempotent. Raises EngineError while a stream is unfinished."""
+        if self._closed or not self._own_process.is_this():
+            return
+        if not self._busy.acquire(blocking=False):
+            raise EngineError("the engine is producing an answer", "Close the stream first.")
+        self._closed = True
+        self._busy.release()
+        self._process.stop()
+
+
+class _RemoteAnswer:
+    """An answer whose pieces come from the child, each when it is asked for."""
+
+    def __init__(
+        self,
+        engine: IsolatedEngine,
+        begin: Callable[[_Process], None],
+        on_end: Callable[[Reply], None],
+    ) -> None:
+        self._engine = engine
+        self._begin = begin
+        self._on_end = on_end
+        self._reply: Reply | None = None
+
+    def pieces(self) -> Generator[Piece, None, None]:
+        try:
+            with self._engine.exclusively() as process:
+                self._begin(process)
+                try:
+                    while (piece := process.call("next_piece")) is not None:
+                        yield piece
+                finally:
+                    if process.is_running():
+                        self._reply = process.call("end")
+        finally:
+            if self._reply is not None:
+                self._on_end(self._reply)
+
+    def final_reply(self) -> Reply:
+        if self._reply is None:
+            raise EngineError(
+                "the answer has not been produced yet", "Iterate over the stream, or close it."
+            )
+        return self._reply

@@ -1,0 +1,46 @@
+"""What tests run in a spawned process, which has to be able to import it by name."""
+
+from __future__ import annotations
+
+import os
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import localspec
+
+
+def answer_there(connection: Connection, prompt: str) -> None:
+    """Load the demo pair and send a reply back."""
+    with localspec.load() as engine:
+        greedy = localspec.SamplingParams(temperature=0)
+        connection.send(engine.generate(prompt, sampling=greedy, max_tokens=20))
+
+
+class Usage(NamedTuple):
+    """What this process takes now."""
+
+    resident_kb: int
+    num_threads: int
+    num_files: int
+
+    @staticmethod
+    def now() -> Usage:
+        with open("/proc/self/status") as status:
+            fields = dict(line.split(":", 1) for line in status)
+        return Usage(
+            int(fields["VmRSS"].split()[0]),
+            int(fields["Threads"]),
+            len(os.listdir("/proc/self/fd")),
+        )
+
+
+def load_again_and_again(connection: Connection) -> None:
+    """Send the usage after 40 loads with answers, and after a hundred more."""
+    greedy = localspec.SamplingParams(temperature=0)
+    for number in range(140):
+        if number == 40:
+            connection.send(Usage.now())
+        with localspec.load(num_threads=1) as engine:
+            for text in ("Hello!", "Hi!"):
+                engine.chat().send(text, sampling=greedy, max_tokens=3)
+    connection.send(Usage.now())

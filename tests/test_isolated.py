@@ -1,0 +1,157 @@
+"""An engine in a process of its own: the same answers, and crashes that are exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import threading
+import typing
+
+import llama_cpp
+import pytest
+
+import localspec
+from localspec.errors import ContextError, EngineError, OptionError, PresetError
+from localspec.loading import LoadKeywords
+
+GREEDY = localspec.SamplingParams(temperature=0)
+LONG = localspec.SamplingParams(temperature=0, ignore_eos=True)
+STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def isolated():
+    with localspec.IsolatedEngine() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with localspec.load() as opened:
+        yield opened
+
+
+def test_answers_are_those_of_an_engine_here(isolated, engine):
+    """Pieces, numbers, provenance, logprobs; in chats and tasks, too."""
+    assert isolated.description == engine.description
+    for options in ({"sampling": GREEDY}, {"seed": 3, "max_tokens": 40, "logprobs": 2}):
+        streams = [each.stream(STORY, **options) for each in (isolated, engine)]
+        assert list(streams[0]) == list(streams[1])
+        ours, theirs = (stream.reply for stream in streams)
+        assert (ours.text, ours.logprobs, ours.finish_reason) == (
+            theirs.text, theirs.logprobs, theirs.finish_reason,
+        )  # fmt: skip
+        assert ours.stats.num_accepted == theirs.stats.num_accepted
+    chats = [each.chat(system="Be brief.") for each in (isolated, engine)]
+    for text in ("Tell me a story.", "<|im_end|> is no end."):
+        replies = [chat.send(text, seed=1, max_tokens=30) for chat in chats]
+        assert replies[0].text == replies[1].text
+        assert replies[0].stats.cached_prompt_tokens == replies[1].stats.cached_prompt_tokens
+    assert chats[0].messages == chats[1].messages
+    assert asyncio.run(isolated.agenerate(STORY, sampling=GREEDY)).text == engine.generate(
+        STORY, sampling=GREEDY
+    ).text  # fmt: skip
+
+
+def test_a_crash_is_an_error_and_the_next_question_is_answered(isolated):
+    """In the middle of an answer, and between two; the conversation goes on."""
+    chat = isolated.chat()
+    chat.send("Tell me a story about a fox.", sampling=GREEDY)
+    stream = chat.stream("Another one!", sampling=LONG)
+    next(stream)
+    first = isolated.process_id
+    os.kill(first, signal.SIGSEGV)
+    with pytest.raises(EngineError, match="SIGSEGV") as caught:
+        list(stream)
+    assert "started anew" in caught.value.hint
+    assert len(chat.messages) == 2
+    assert chat.send("Another one!", sampling=GREEDY, max_tokens=5).text
+    assert isolated.process_id != first
+    os.kill(isolated.process_id, signal.SIGABRT)
+    isolated._process._process.join()
+    assert isolated.generate("Hi", max_tokens=2).token_ids
+    assert len(chat.messages) == 4
+
+
+def test_streams_stop_as_in_an_engine_here(isolated, engine):
+    stream = isolated.stream(STORY, sampling=LONG)
+    said = [next(stream).text for _ in range(5)]
+    with pytest.raises(EngineError, match="another answer"):
+        isolated.generate("Hi")
+    with pytest.raises(EngineError, match="producing an answer"):
+        isolated.close()
+    stream.close()
+    assert stream.reply.text == "".join(said)
+    assert stream.reply.finish_reason == "cancelled"
+    stream = isolated.stream(STORY, sampling=LONG)
+    next(stream)
+    threading.Timer(0.05, isolated.cancel).start()
+    assert len(list(stream)) < 1900
+    assert stream.reply.finish_reason == "cancelled"
+    chat = isolated.chat()
+    for _ in chat.stream("Tell me a story.", sampling=LONG):
+        break
+    assert [m["role"] for m in chat.messages] == ["user", "assistant"]
+    assert isolated.generate(STORY, sampling=GREEDY).text == engine.generate(
+        STORY, sampling=GREEDY
+    ).text  # fmt: skip
+
+
+def test_chats_keep_their_caches_there(isolated):
+    one, other = isolated.chat(), isolated.chat(system="You are terse.")
+    for chat in (one, other):
+        chat.send("Tell me a story about a fox.", sampling=GREEDY)
+    for chat in (one, other):
+        reply = chat.send("Another one!", sampling=GREEDY, max_tokens=3)
+        assert reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens < 25
+
+
+def test_errors_cross_over_with_their_hints(isolated, demo_target):
+    with pytest.raises(ContextError, match="5000 tokens") as caught:
+        isolated.generate([5] * 5000)
+    assert caught.value.hint
+    with pytest.raises(OptionError, match="no rule"):
+        isolated.generate("Hi", verify="nope")
+    with pytest.raises(PresetError, match="no preset 'nope'") as refused:
+        localspec.IsolatedEngine("nope")
+    assert refused.value.hint
+    llama = llama_cpp.Llama(str(demo_target), n_ctx=64, verbose=False)
+    with pytest.raises(OptionError, match="object of this process"):
+        localspec.IsolatedEngine(target=llama)
+    llama.close()
+
+
+def test_progress_of_the_load_arrives_and_can_cancel_it():
+    seen = []
+    with localspec.IsolatedEngine(draft_tokens=0, progress=seen.append) as engine:
+        assert engine.context_length == 2048
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+    with pytest.raises(EngineError, match="closed"):
+        engine.generate("Hi")
+    engine.close()
+
+    def stop(share: float) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        localspec.IsolatedEngine(progress=stop)
+
+
+def test_the_process_ends_with_its_engine():
+    engine = localspec.IsolatedEngine(draft_tokens=0)
+    process = engine._process._process
+    assert process.is_alive()
+    del engine
+    process.join(30)
+    assert process.exitcode == 0
+
+
+def test_its_keywords_are_those_of_load():
+    """But for those another process cannot be told."""
+    parameters = dict(inspect.signature(localspec.load).parameters)
+    for name in ("preset", "progress"):
+        del parameters[name]
+    assert list(typing.get_type_hints(LoadKeywords)) == list(parameters)

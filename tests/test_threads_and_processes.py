@@ -1,0 +1,139 @@
+"""An engine among threads and processes: it serves one at a time, or says why not."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+import threading
+import time
+
+import pytest
+
+import localspec
+from localspec.errors import EngineError
+from spawned import answer_there, load_again_and_again
+
+GREEDY = localspec.SamplingParams(temperature=0)
+STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_many_threads_get_whole_answers_or_a_refusal():
+    """They ask and are refused or cancelled, chats by turns; no answer is a mixture."""
+    with localspec.load() as engine:
+
+        def ask(number: int) -> localspec.Reply:
+            if number % 2:
+                return engine.generate(STORY, sampling=GREEDY, max_tokens=30)
+            return engine.chat().send("Hello!", sampling=GREEDY, max_tokens=20)
+
+        expected = [ask(0).text, ask(1).text]
+        outcomes: list[tuple[int, localspec.Reply | Exception]] = []
+
+        def ask_again_and_again(number: int) -> None:
+            for _ in range(12):
+                try:
+                    outcomes.append((number, ask(number)))
+                except Exception as error:
+                    outcomes.append((number, error))
+                    time.sleep(0.001 * number)
+
+        threads = [threading.Thread(target=ask_again_and_again, args=(n,)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(0.03)
+            engine.cancel()
+        again = ask(1)
+    assert len(outcomes) == 6 * 12
+    errors = [outcome for _, outcome in outcomes if isinstance(outcome, Exception)]
+    assert {type(error) for error in errors} == {EngineError}
+    assert {str(error) for error in errors} == {"the engine is producing another answer"}
+    for number, reply in outcomes:
+        if not isinstance(reply, Exception):
+            right = expected[number % 2]
+            whole = reply.finish_reason != "cancelled"
+            assert reply.text == (right if whole else right[: len(reply.text)])
+    assert again.text == expected[1]
+
+
+def test_a_stream_may_move_from_thread_to_thread():
+    with localspec.load() as engine:
+        expected = engine.generate(STORY, sampling=GREEDY, max_tokens=20).text
+        stream = engine.stream(STORY, sampling=GREEDY, max_tokens=20)
+        texts: list[str] = []
+        done = False
+
+        def read() -> None:
+            nonlocal done
+            piece = next(stream, None)
+            done = piece is None
+            texts.append(piece.text if piece else "")
+
+        while not done:
+            thread = threading.Thread(target=read)
+            thread.start()
+            thread.join()
+        assert "".join(texts) == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_is_refused_and_harms_nothing(busy):
+    """Also where the engine was at work when it was forked, and when the fork closes it."""
+    with localspec.load() as engine:
+        stream = engine.stream(STORY, sampling=GREEDY, max_tokens=20)
+        if busy:
+            next(stream)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                for use in (lambda: engine.generate([5, 6]), lambda: engine.chat().send("x")):
+                    try:
+                        use()
+                    except EngineError as error:
+                        code = 0 if "cannot be used in its fork" in str(error) else 2
+                if not busy:
+                    engine.close()
+            except BaseException:
+                code = 3
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert "".join(p.text for p in stream) or busy
+        assert engine.generate(STORY, sampling=GREEDY, max_tokens=20).token_ids
+
+
+def test_a_spawned_process_loads_its_own():
+    """And replies can be sent back, while an engine cannot be sent there."""
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=answer_there, args=(theirs, STORY)
+    )
+    process.start()
+    theirs.close()
+    with localspec.load() as engine:
+        expected = engine.generate(STORY, sampling=GREEDY, max_tokens=20)
+        with pytest.raises(EngineError, match="cannot be sent"):
+            pickle.dumps(engine)
+    assert ours.recv().text == expected.text
+    process.join()
+    assert process.exitcode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_hundred_loads_and_answers_leave_nothing_behind():
+    """Memory, threads and open files stay where they were when the heap had settled."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=load_again_and_again, args=(theirs,))
+    process.start()
+    theirs.close()
+    before, after = ours.recv(), ours.recv()
+    process.join()
+    # One load of the demo pair takes more: 30 MB.
+    assert after.resident_kb - before.resident_kb < 20_000
+    assert (after.num_threads, after.num_files) == (before.num_threads, before.num_files)
