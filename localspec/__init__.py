@@ -99,11 +99,16 @@ _MODULE_OF = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'localspec' has no attribute {name!r}")
-    # What has no entry is an error class.
-    return getattr(importlib.import_module(f"localspec.{_MODULE_OF.get(name, 'errors')}"), name)
+# Type checkers see the imports above, and with this would take any name to be there.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module 'localspec' has no attribute {name!r}")
+        # What has no entry is an error class.
+        return getattr(
+            importlib.import_module(f"localspec.{_MODULE_OF.get(name, 'errors')}"), name
+        )
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,51 @@
+"""An application's use of the whole interface, for type checkers; nothing here is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import localspec
+
+
+def show(share: float) -> None:
+    """A callback for progress."""
+    print(f"{share:.0%}")
+
+
+def stream_and_chat() -> float:
+    with localspec.load(target=Path("t.gguf"), draft="d.gguf", progress=show) as engine:
+        stream: localspec.Stream = engine.stream([1, 2, 3], max_tokens=5, logprobs=2)
+        for piece in stream:
+            text: str = piece.text
+            kind: localspec.Provenance = piece.provenance
+            print(text, kind.value, piece.token_ids[0])
+            if piece.logprobs is not None:
+                token, logprob = piece.logprobs.top_before[0]
+                print(token + 1, logprob / 2, piece.logprobs.after)
+        chat: localspec.Chat = engine.chat(system="Be brief.")
+        params = localspec.SamplingParams(temperature=0.5, logit_bias={3: -1.0})
+        reply = chat.send("Hello", sampling=params, seed=7, verify="coupled", stop="\n")
+        roles = [message["role"] for message in chat.messages]
+        print(roles, reply.finish_reason == "stop", engine.vocabulary.size)
+        engine.cancel()
+        return reply.stats.tokens_per_s * reply.stats.acceptance_rate
+
+
+async def in_a_loop(engine: localspec.Engine | localspec.IsolatedEngine) -> str:
+    async with engine.astream("Hello", max_tokens=3) as stream:
+        async for piece in stream:
+            print(piece.text)
+    reply: localspec.Reply = await engine.chat().asend("Hello")
+    return stream.reply.text + reply.text
+
+
+def in_another_process() -> tuple[int | None, localspec.Reply]:
+    try:
+        with localspec.IsolatedEngine("demo", context_length=512, progress=show) as engine:
+            return engine.process_id, engine.generate("Hello")
+    except localspec.EngineError as error:
+        raise SystemExit(f"{error} {error.hint}") from error
+
+
+def downloads(progress: localspec.Progress) -> None:
+    print(progress)
