@@ -1,0 +1,10 @@
+"""A chat on a terminal in ten lines. An empty line ends it."""
+
+import localspec
+
+with localspec.load() as engine:
+    chat = engine.chat()
+    while question := input("> "):
+        for piece in chat.stream(question):
+            print(piece.text, end="", flush=True)
+        print()

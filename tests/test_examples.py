@@ -1,0 +1,184 @@
+"""Every example does what it says, on the real demo pair."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import localspec
+from standin_hub import StandinHub
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def load_example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_example_is_tested():
+    tests = Path(__file__).read_text("utf-8")
+    for path in EXAMPLES.glob("*.py"):
+        assert f'"{path.name}"' in tests or f'load_example("{path.stem}")' in tests
+
+
+def test_a_chat_on_a_terminal_in_ten_lines(tmp_path):
+    source = (EXAMPLES / "terminal.py").read_text("utf-8")
+    assert len(source.splitlines()) <= 10
+    shutil.copy(EXAMPLES / "terminal.py", tmp_path)  # not beside the checkout's package
+    done = subprocess.run(
+        [sys.executable, "terminal.py"],
+        cwd=tmp_path, input="Hello!\nTell me a story.\n\n", capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("> ") == 3
+    assert len(done.stdout) > 50
+
+
+def test_the_asyncio_application_serves_several_at_once():
+    """Each has its own conversation; one hangs up in the middle of an answer."""
+    module = load_example("asyncio_app")
+
+    async def ask(port: int) -> list[bytes]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        answers = []
+        for question in (b"Tell me a story about a fox.\n", b"Another one!\n"):
+            writer.write(question)
+            answers.append(await reader.readline())
+        writer.close()
+        return answers
+
+    async def hang_up(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"Tell me a long story.\n")
+        await reader.read(1)
+        writer.close()
+
+    async def everybody(engine: localspec.Engine) -> list[object]:
+        server = await asyncio.start_server(module.Server(engine).serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server:
+            return await asyncio.gather(ask(port), hang_up(port), ask(port))
+
+    with localspec.load() as engine:
+        first, _, second = asyncio.run(everybody(engine))
+        assert all(len(answer) > 20 for answer in (*first, *second))
+        assert engine.generate("Hi", max_tokens=2).token_ids
+
+
+def test_a_batch_goes_on_where_it_was(tmp_path):
+    module = load_example("batch")
+    questions, answers = tmp_path / "questions.txt", tmp_path / "answers.jsonl"
+    questions.write_text("Hello!\nTell me a story.\n\nWhat is 7 times 8?\n")
+    module.main(questions, answers)
+    whole = answers.read_text()
+    results = [json.loads(line) for line in whole.splitlines()]
+    asked = [line for line in questions.read_text().splitlines() if line]
+    assert [result["question"] for result in results] == asked
+    assert "56" in results[2]["answer"]
+    answers.write_text("".join(whole.splitlines(keepends=True)[:1]))
+    module.main(questions, answers)
+    again = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert [r["answer"] for r in again] == [r["answer"] for r in results]
+
+
+def test_the_download_draws_its_bars(hub: StandinHub, capsys):
+    load_example("download_bar").main("qwen2-7b")
+    lines = capsys.readouterr().out.replace("\r", "\n").splitlines()
+    for name in ("qwen2-7b-instruct", "qwen2-0_5b-instruct", "loading"):
+        bars = [line for line in lines if line.startswith(name)]
+        assert bars[-1].endswith(f"[{'#' * 40}] 100%")
+
+
+def test_the_tk_window_stays_alive_and_stops():
+    tkinter = pytest.importorskip("tkinter")
+    try:
+        root = tkinter.Tk()
+    except tkinter.TclError as error:
+        pytest.skip(f"no display: {error}")
+    module = load_example("tk_window")
+    with localspec.load() as engine:
+        window = module.ChatWindow(root, engine)
+
+        def run(question: str, stop_at: int) -> str:
+            before = len(window.transcript.get("1.0", "end"))
+            window.entry.insert(0, question)
+            window.send.invoke()
+            assert window.is_answering()
+            until = time.monotonic() + 60
+            while window.is_answering() and time.monotonic() < until:
+                root.update()
+                if len(window.transcript.get("1.0", "end")) - before > stop_at:
+                    window.stop.invoke()
+            assert not window.is_answering()
+            return window.transcript.get("1.0", "end")[before:]
+
+        whole = run("Tell me a story about a fox.", 10**9)
+        assert whole.strip().startswith("> Tell me a story about a fox.")
+        assert len(whole) > 60
+        stopped = run("Tell me a very long story about an owl.", 60)
+        assert len(stopped) > 60
+        window.entry.insert(0, "And another one!")
+        window.ask()
+        window.close()
+        assert engine.generate("Hi", max_tokens=2).token_ids
+    root.destroy()
+
+
+def test_the_qt_window_stays_alive_and_stops(monkeypatch):
+    pytest.importorskip(
+        "PySide6.QtWidgets", reason="PySide6 is not installed", exc_type=ImportError
+    )
+    QtCore = pytest.importorskip("PySide6.QtCore")
+    monkeypatch.setenv("QT_QPA_PLATFORM", "offscreen")
+    module = load_example("pyside_window")
+    application = module.QApplication([])
+    with localspec.load() as engine:
+        window = module.ChatWindow(engine)
+        window.show()
+
+        def wait_until(is_over: Callable[[], bool]) -> None:
+            loop, timer = QtCore.QEventLoop(), QtCore.QTimer()
+            timer.timeout.connect(lambda: loop.quit() if is_over() else None)
+            timer.start(10)
+            loop.exec()
+
+        def run(question: str, stop_at: int) -> str:
+            before = len(window.transcript.toPlainText())
+
+            def stop_or_done(num_shown: int) -> bool:
+                if num_shown > stop_at:
+                    window.stop.click()
+                return not window.stop.isEnabled()
+
+            window.entry.setText(question)
+            window.send.click()
+            assert window.stop.isEnabled()
+            wait_until(lambda: stop_or_done(len(window.transcript.toPlainText()) - before))
+            assert window.send.isEnabled()
+            return window.transcript.toPlainText()[before:]
+
+        whole = run("Tell me a story about a fox.", 10**9)
+        assert whole.strip().startswith("> Tell me a story about a fox.")
+        assert len(whole) > 60
+        stopped = run("Tell me a very long story about an owl.", 60)
+        assert len(stopped) > 60
+        window.entry.setText("And another one!")
+        window.entry.returnPressed.emit()
+        window.close()
+        assert engine.generate("Hi", max_tokens=2).token_ids
+    application.shutdown()
