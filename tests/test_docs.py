@@ -1,0 +1,80 @@
+"""The pages build without a warning, name everything there is, and their code runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import localspec
+from localspec.cli import main
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built pages."""
+    for name in ("mkdocs", "mkdocstrings", "mkdocs_click"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed (python -m pip install '.[docs]')")
+    folder = tmp_path_factory.mktemp("docs")
+    # The script and not `-m`, which would put the checkout before the installed package.
+    command = [Path(sys.executable).parent / "mkdocs", "build", "--strict", "--quiet"]
+    done = subprocess.run(
+        [*command, "-f", ROOT / "mkdocs.yml", "-d", folder / "site"],
+        cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout + done.stderr
+    return folder / "site"
+
+
+def test_every_public_name_has_its_entry(site):
+    page = (site / "api.html").read_text("utf-8")
+    for name in localspec.__all__:
+        assert re.search(rf'id="localspec\.[a-z_.]+\.{name}"', page), name
+    for method in ("stream", "agenerate", "chat", "cancel"):
+        assert re.search(rf'id="localspec\.engine\.Engine\.{method}"', page), method
+    assert page.count(">logprobs</span>") >= 8  # unpacked into each signature
+
+
+def test_every_command_has_its_entry(site):
+    page = (site / "cli.html").read_text("utf-8")
+    for name, command in main.commands.items():
+        assert f"localspec {name}" in page
+        assert "Sentinel" not in page
+        for option in command.params:
+            if not getattr(option, "hidden", False):
+                assert all(word in page for word in option.opts if word.startswith("--"))
+
+
+def test_every_page_is_in_the_navigation():
+    listed = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert [page.name for page in PAGES if f" {page.name}" not in listed] == []
+
+
+def test_every_reason_for_no_draft_is_explained():
+    text = (ROOT / "docs/faq.md").read_text("utf-8")
+    for reason in localspec.DraftOff:
+        assert f"| `{reason.value}` |" in text
+
+
+@pytest.mark.parametrize("name", ["index", "tutorial", "applications"])
+def test_the_code_on_a_page_runs(name, tmp_path):
+    """All blocks of a page, one after the other, as a reader would type them."""
+    text = (ROOT / f"docs/{name}.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    assert blocks
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
