@@ -1,10 +1,15 @@
-"""How many tokens to propose in the next step, or why none."""
+"""How many tokens to propose in the next step, by whom, or why none: the policies' interface.
+
+A policy is told what could be proposed (`Offer`), answers with a `Choice`, is asked again
+before each further token is drawn (`Extent`), and learns from the step that came of it.
+"""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from localspec.errors import OptionError
 
@@ -20,20 +25,147 @@ class DraftOff(enum.Enum):
     DRAFT_CANNOT_ROLL_BACK = "draft_cannot_roll_back"
     DRAFT_CONTEXT_FULL = "draft_context_full"
     TOKEN_UNKNOWN_TO_DRAFT = "token_unknown_to_draft"
+    NOTHING_REPEATS = "nothing_repeats"
+    MEASURING = "measuring"
+    DOES_NOT_PAY = "does_not_pay"
+
+
+class ProposerKind(enum.Enum):
+    """Where draft tokens come from."""
+
+    DRAFT = "draft"
+    LOOKUP = "lookup"
+
+
+class Offer(NamedTuple):
+    """What a proposer could do for the text as it stands.
+
+    max_tokens: how many tokens it can propose; if 0, draft_off says why. num_missing: tokens
+    it has to read first. num_skipped: tokens at the front of the text that it does not see.
+    confidence: in its next token, 0 … 1, if it knows that before it starts.
+    """
+
+    max_tokens: int
+    num_missing: int = 0
+    num_skipped: int = 0
+    confidence: float | None = None
+    draft_off: DraftOff | None = None
+
+
+class Moment(NamedTuple):
+    """What a policy decides on, in front of a step.
+
+    num_cached: tokens in the target's cache. room: the most draft tokens the step may
+    propose. num_remaining: tokens that the answer may still have. offers: one of each proposer.
+    """
+
+    num_cached: int
+    room: int
+    num_remaining: int
+    offers: tuple[Offer, ...]
+
+
+class Extent(Protocol):
+    """How far one proposal goes."""
+
+    def num_worth(self, num_drafted: int, confidence: float) -> int:
+        """How many more tokens are worth proposing behind the first num_drafted.
+
+        confidence: the proposer's, in the next of them, whose row is known and which is not
+        drawn yet. 0 ends the proposal without it; 1 draws it and ends there. It must depend
+        on rows and on tokens already drawn alone: that keeps every rule exact.
+        """
+
+
+class Choice(NamedTuple):
+    """A policy's answer: who proposes how much, or nobody and why.
+
+    proposer: index of the offer. reads_from: position in the text at which the proposer
+    shall begin to read anew (None: it goes on with what it has). is_trial: what is proposed
+    is only held against the target's row; a plain step it stays.
+    """
+
+    proposer: int | None
+    extent: Extent | None = None
+    reads_from: int | None = None
+    draft_off: DraftOff | None = None
+    is_trial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a step did, as far as a policy learns from it. Times in seconds.
+
+    proposer: index of the offer that was taken, if any. confidences: of the draft tokens.
+    num_accepted: of these; in a mere trial as the target's row has it.
+    num_read: tokens the proposer read before its first row. num_target_tokens: tokens in
+    the target's decode, padding included; num_cached: before it. sampler_time_s: transforms
+    and verification.
+    """
+
+    proposer: int | None
+    confidences: Sequence[float]
+    num_accepted: int
+    num_emitted: int
+    num_read: int
+    num_target_tokens: int
+    num_cached: int
+    draft_time_s: float
+    target_time_s: float
+    sampler_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a policy expects of the next step. Times in seconds.
+
+    acceptance: of the next draft token, 0 … 1. break_even: the lowest acceptance at which
+    drafting would pay; None if it never does. A plain step costs plain_step_s.
+    """
+
+    proposer: ProposerKind
+    acceptance: float
+    break_even: float | None
+    plain_step_s: float
+    draft_token_s: float
 
 
 class DraftLength(Protocol):
     """A policy of the number of draft tokens."""
 
-    def choose(self) -> int:
-        """The number to propose in the next step; 0 is plain decoding."""
+    def begin(self) -> None:
+        """Another answer begins."""
+
+    def choose(self, moment: Moment) -> Choice:
+        """Who proposes in the next step, and how far."""
+
+    def padded(self, num_tokens: int, limit: int) -> int:
+        """The number of tokens, num_tokens … limit, that the target had better decode."""
+
+    def learn(self, trial: Trial) -> None:
+        """Take a finished step into account."""
+
+    def outlook(self) -> Outlook | None:
+        """What it expects, if it expects anything."""
+
+
+class _UpTo(NamedTuple):
+    """A number of tokens, whatever the proposer's confidence."""
+
+    num_tokens: int
+
+    def num_worth(self, num_drafted: int, confidence: float) -> int:
+        return self.num_tokens - num_drafted
 
 
 @dataclass(frozen=True, slots=True)
 class FixedDraftLength:
-    """The same number in every step. Raises OptionError outside 0 … MAX_DRAFT_TOKENS."""
+    """The same number in every step, by the first proposer that can.
 
-    num_draft_tokens: int = 3
+    Raises OptionError outside 0 … MAX_DRAFT_TOKENS.
+    """
+
+    num_draft_tokens: int
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS:
@@ -42,5 +174,31 @@ class FixedDraftLength:
                 f"Choose 0 (plain decoding) to {MAX_DRAFT_TOKENS}.",
             )
 
-    def choose(self) -> int:
-        return self.num_draft_tokens
+    def begin(self) -> None:
+        """See `DraftLength.begin`."""
+
+    def choose(self, moment: Moment) -> Choice:
+        """See `DraftLength.choose`."""
+        if self.num_draft_tokens == 0:
+            return Choice(None, draft_off=DraftOff.SET_TO_ZERO)
+        for index, offer in enumerate(moment.offers):
+            num_tokens = min(self.num_draft_tokens, moment.room, offer.max_tokens)
+            if num_tokens > 0:
+                return Choice(index, _UpTo(num_tokens))
+        return Choice(None, draft_off=reason_without_choice(moment))
+
+    def padded(self, num_tokens: int, limit: int) -> int:
+        """See `DraftLength.padded`."""
+        return num_tokens
+
+    def learn(self, trial: Trial) -> None:
+        """See `DraftLength.learn`."""
+
+    def outlook(self) -> Outlook | None:
+        """See `DraftLength.outlook`."""
+        return None
+
+
+def reason_without_choice(moment: Moment) -> DraftOff | None:
+    """Why nobody can propose: the first proposer's reason; None at the end of an answer."""
+    return next((offer.draft_off for offer in moment.offers if offer.draft_off), None)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 from localspec.answering import Answering
-from localspec.draft_length import DraftOff, FixedDraftLength
+from localspec.automatic import AutomaticDraftLength
+from localspec.draft_length import DraftLength, DraftOff, FixedDraftLength, ProposerKind
+from localspec.drafting import Drafting
 from localspec.errors import ContextError, EngineError, OptionError
 from localspec.kept_texts import KeptTexts
+from localspec.lookup import Lookup
 from localspec.pair import SharedVocabulary, shared_vocabulary
-from localspec.proposers import DraftModel
+from localspec.profile import Profile
+from localspec.proposers import DraftModel, Proposer
 from localspec.randomness import Randomness, fresh_seed
 from localspec.resolver import Resolver
 from localspec.rules import make_rule
@@ -25,6 +30,9 @@ from localspec.text import checked_stop_strings
 if TYPE_CHECKING:
     from localspec.llama import LlamaModel
     from localspec.vocabulary import Vocabulary
+
+
+logger = logging.getLogger(__name__)
 
 
 class Engine(Answering):
@@ -41,7 +49,7 @@ class Engine(Answering):
         self,
         target: LlamaModel,
         draft: LlamaModel | None,
-        draft_length: FixedDraftLength,
+        drafting: Drafting,
         sampling: SamplingParams,
         description: str,
         kept_bytes: int,
@@ -52,25 +60,53 @@ class Engine(Answering):
         self._resolver = Resolver(target.vocabulary)
         self._draft = draft
         self.shared_vocabulary: SharedVocabulary | None = None
-        self._draft_length = draft_length
-        proposer, off = self._proposer(draft_length)
-        self._speculation = Speculation(target, proposer, draft_length, off, time.perf_counter)
+        proposers, off = self._proposers(drafting)
+        draft_length, self._profile = self._policy(drafting, proposers)
+        self._speculation = Speculation(target, proposers, draft_length, off, time.perf_counter)
         self._kept_texts = KeptTexts(self._speculation, self._models(), kept_bytes)
         self._busy = threading.Lock()
 
-    def _proposer(
-        self, draft_length: FixedDraftLength
-    ) -> tuple[DraftModel | None, DraftOff | None]:
-        if self._draft is None:
-            off = DraftOff.NO_DRAFT if draft_length.num_draft_tokens else DraftOff.SET_TO_ZERO
-            return None, off
+    def _proposers(self, drafting: Drafting) -> tuple[list[Proposer], DraftOff | None]:
+        """Who can propose, and why nobody can."""
+        if drafting.is_off:
+            return [], DraftOff.SET_TO_ZERO
         vocabulary = self._target.vocabulary
-        self.shared_vocabulary = shared_vocabulary(vocabulary, self._draft.vocabulary)
+        if self._draft is not None:
+            self.shared_vocabulary = shared_vocabulary(vocabulary, self._draft.vocabulary)
         if not self._target.can_truncate:
-            return None, DraftOff.TARGET_CANNOT_ROLL_BACK
-        if not self._draft.can_truncate:
-            return None, DraftOff.DRAFT_CANNOT_ROLL_BACK
-        return DraftModel(self._draft, self.shared_vocabulary, vocabulary.is_end), None
+            return [], DraftOff.TARGET_CANNOT_ROLL_BACK
+        proposers: list[Proposer] = []
+        if self._draft is not None and self._draft.can_truncate:
+            assert self.shared_vocabulary is not None
+            proposers.append(DraftModel(self._draft, self.shared_vocabulary, vocabulary.is_end))
+        if drafting.proposer in ("auto", "lookup"):
+            proposers.append(Lookup(vocabulary.is_end))
+        no_draft = self._draft is None
+        off = DraftOff.NO_DRAFT if no_draft else DraftOff.DRAFT_CANNOT_ROLL_BACK
+        return proposers, None if proposers else off
+
+    def _policy(
+        self, drafting: Drafting, proposers: list[Proposer]
+    ) -> tuple[DraftLength, Profile | None]:
+        """The policy, and where what it learns is kept."""
+        if drafting.is_off:
+            return FixedDraftLength(0), None
+        if drafting.num_draft_tokens is not None:
+            return FixedDraftLength(drafting.num_draft_tokens), None
+        draft_share = 0.0
+        if self._draft is not None:
+            # A decode reads all weights once, which is most of what it costs.
+            draft_share = self._draft.num_weight_bytes / self._target.num_weight_bytes
+        shares = {ProposerKind.DRAFT: draft_share, ProposerKind.LOOKUP: 0.0}
+        policy = AutomaticDraftLength({p.kind: shares[p.kind] for p in proposers})
+        profile = Profile([model.identity for model in self._models()])
+        kept = profile.load()
+        if kept is not None:
+            try:
+                policy.restore(kept)
+            except (ValueError, TypeError, KeyError) as error:
+                logger.warning("%s is damaged and will be replaced: %s", profile.path, error)
+        return policy, profile
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -88,13 +124,13 @@ class Engine(Answering):
         return self._target.chat_template
 
     @property
-    def draft_length(self) -> FixedDraftLength:
-        """How many tokens a step proposes. May be set between two answers."""
-        return self._draft_length
+    def draft_length(self) -> DraftLength:
+        """The policy of how many tokens a step proposes. May be set between two answers."""
+        return self._speculation.draft_length
 
     @draft_length.setter
-    def draft_length(self, draft_length: FixedDraftLength) -> None:
-        self._draft_length = self._speculation.draft_length = draft_length
+    def draft_length(self, draft_length: DraftLength) -> None:
+        self._speculation.draft_length = draft_length
 
     @contextlib.contextmanager
     def exclusively(self) -> Iterator[Speculation]:
@@ -151,6 +187,10 @@ class Engine(Answering):
             on_begin()
             self._kept_texts.switch_to(owner)
 
+        def end(reply: Reply) -> None:
+            self._save_profile()
+            on_end(reply)
+
         return Stream(
             Answer(
                 speculation=self._speculation,
@@ -164,7 +204,7 @@ class Engine(Answering):
                 acquire=self._acquire,
                 release=self._busy.release,
                 on_begin=begin,
-                on_end=on_end,
+                on_end=end,
             )
         )
 
@@ -186,6 +226,11 @@ class Engine(Answering):
                 model.close()
         finally:
             self._busy.release()
+
+    def _save_profile(self) -> None:
+        policy = self._speculation.draft_length
+        if self._profile is not None and isinstance(policy, AutomaticDraftLength):
+            self._profile.save(policy.as_dict())
 
     def __reduce__(self) -> NoReturn:
         raise EngineError(

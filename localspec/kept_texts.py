@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from localspec.cache_state import CacheState
 from localspec.errors import CacheError, OptionError
+from localspec.proposers import DraftModel
 from localspec.speculative import Speculation
 
 DEFAULT_KEPT_BYTES = 2**30
@@ -82,7 +83,13 @@ class KeptTexts:
         self._kept.clear()
 
     def _keep(self, owner: object) -> None:
-        sizes = [model.state_bytes() for model in self._models]
+        # A draft that has not read all of the text would be believed to have.
+        partial = {
+            id(proposer.model)
+            for proposer in self._speculation.proposers
+            if isinstance(proposer, DraftModel) and proposer.begins_at > 0
+        }
+        sizes = [0 if id(model) in partial else model.state_bytes() for model in self._models]
         num_bytes = sum(sizes)
         if not 0 < num_bytes <= self._budget_bytes:
             return

@@ -139,8 +139,8 @@ def _target_rows(loop: Speculation, prompt: list[int], text: list[int]) -> Itera
 
 def _draft_rows(loop: Speculation, prompt: list[int], text: list[int]) -> Iterator[Logits]:
     """The draft's rows in front of every token, as far as it can follow the text."""
-    draft = loop.proposer
-    if not isinstance(draft, DraftModel):
+    draft = next((p for p in loop.proposers if isinstance(p, DraftModel)), None)
+    if draft is None:
         return
     missing = prompt
     for length, token in enumerate(text, len(prompt)):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import llama_cpp
 import numpy as np
 from llama_cpp import Llama
 
-from localspec import cache_state, native
+from localspec import cache_state, llama_params, native
 from localspec.cache_state import CacheState
 from localspec.errors import (
     CacheError,
@@ -28,7 +29,6 @@ from localspec.errors import (
     Interrupted,
     LocalspecError,
     ModelFileError,
-    OptionError,
 )
 from localspec.llama_options import LlamaOptions
 from localspec.own_process import OwnProcess
@@ -38,8 +38,6 @@ from localspec.vocabulary import Vocabulary
 
 __all__ = ["Llama", "LlamaModel"]
 
-DEFAULT_CONTEXT_LENGTH = 8192
-BATCH_SIZE = 512
 NO_POOLING = (llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED, llama_cpp.LLAMA_POOLING_TYPE_NONE)
 
 complaints = native.capture_logs(llama_cpp)
@@ -59,6 +57,7 @@ class LlamaModel:
         self._memory = llama_cpp.llama_get_memory(context)
         self._model = llama_cpp.llama_get_model(context)
         self._adopted: Llama | None = None
+        self._setting = ""
         self.name = name
         self._own_process = OwnProcess()
         self.vocabulary = Vocabulary(
@@ -71,6 +70,7 @@ class LlamaModel:
         self.max_outputs = max_outputs
         self.vocab_size = self.vocabulary.size
         self.num_cached = 0
+        self.num_weight_bytes: int = llama_cpp.llama_model_size(self._model)
         self._window: int = llama_cpp.llama_model_n_swa(self._model)
         self._batch = TokenBatch(llama_cpp, llama_cpp.llama_n_batch(context))
         self._stop = ctypes.create_string_buffer(2)
@@ -78,6 +78,19 @@ class LlamaModel:
             context, _stop_callback, ctypes.cast(self._stop, ctypes.c_void_p)
         )
         self.can_truncate = self._probe_truncation()
+
+    @property
+    def identity(self) -> str:
+        """All that changes what a decode costs, in words: file, build, device, threads."""
+        return " · ".join(
+            (
+                f"{self.name} of {self.num_weight_bytes} bytes",
+                f"{llama_cpp.llama_n_threads(self._context)} threads",
+                self._setting,
+                f"llama-cpp-python {llama_cpp.__version__}",
+                platform.processor() or platform.machine(),
+            )
+        )
 
     def _probe_truncation(self) -> bool:
         """Whether the cache can lose its last token: tried, since not every model says so.
@@ -123,10 +136,7 @@ class LlamaModel:
     @classmethod
     def _load(cls, path: Path, options: LlamaOptions, watch: native.LoadWatch) -> LlamaModel:
         complaints.clear()
-        params = llama_cpp.llama_model_default_params()
-        if options.num_gpu_layers is not None:
-            params.n_gpu_layers = options.num_gpu_layers
-
+        params = llama_params.model_params(llama_cpp, options)
         params.progress_callback = llama_cpp.llama_progress_callback(watch.go_on)
         model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         if not model:
@@ -135,10 +145,13 @@ class LlamaModel:
                 "The file may be damaged or newer than this llama-cpp-python.",
             )
         try:
-            context_length = _context_length(model, path, options.context_length)
-            context = _new_context(model, path, options, context_length)
+            llama_params.check_generates(llama_cpp, model, path)
+            length = llama_params.context_length(llama_cpp, model, path, options.context_length)
+            context = _new_context(model, path, options, length)
             try:
-                return cls(context, path.name, context_length, options.max_outputs)
+                opened = cls(context, path.name, length, options.max_outputs)
+                opened._setting = options.summary
+                return opened
             except BaseException:
                 llama_cpp.llama_free(context)
                 raise
@@ -169,6 +182,7 @@ class LlamaModel:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llama.ctx), True)
         adopted = cls(llama.ctx, Path(llama.model_path).name, llama.n_ctx(), llama.n_batch)
         adopted._adopted = llama
+        adopted._setting = f"GPU layers {llama.model_params.n_gpu_layers}, handed in"
         _adopted_contexts.add(llama.ctx)
         return adopted
 
@@ -336,42 +350,15 @@ class LlamaModel:
             self._adopted.reset()  # type: ignore[no-untyped-call]
 
 
-def _context_length(model: int, path: Path, wanted: int | None) -> int:
-    trained: int = llama_cpp.llama_model_n_ctx_train(model)
-    if wanted is not None and wanted > trained:
-        raise OptionError(
-            f"a context of {wanted} tokens is asked for; {path.name} was trained for {trained}",
-            f"Choose --ctx {trained} or less.",
-        )
-    return wanted or min(trained, DEFAULT_CONTEXT_LENGTH)
-
-
-def _new_context(model: int, path: Path, options: LlamaOptions, context_length: int) -> int:
-    if llama_cpp.llama_model_has_encoder(model) or llama_cpp.llama_model_is_diffusion(model):
-        raise ModelFileError(
-            f"{path} is no causal language model", "Choose a decoder-only text model."
-        )
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx = context_length
-    params.n_batch = params.n_ubatch = min(BATCH_SIZE, context_length)
-    params.n_outputs_max = options.max_outputs
-    # One value for both: else a batch of one and a batch of n run on different cores, and
-    # the cost of verifying is not the cost that was measured.
-    params.n_threads = params.n_threads_batch = options.num_threads or _num_cores()
+def _new_context(model: int, path: Path, options: LlamaOptions, length: int) -> int:
+    params = llama_params.context_params(llama_cpp, options, length)
     context: int | None = llama_cpp.llama_init_from_model(model, params)
     if not context:
         raise ModelFileError(
-            f"no context of {context_length} tokens for {path}{complaints.because()}",
-            "Too little memory? Try a smaller --ctx.",
+            f"no context of {length} tokens for {path}{complaints.because()}",
+            "Too little memory? Try a smaller --ctx. A cache type may need flash attention.",
         )
     if llama_cpp.llama_pooling_type(context) not in NO_POOLING:
         llama_cpp.llama_free(context)
         raise ModelFileError(f"{path} is an embedding model", "Choose a text generation model.")
     return context
-
-
-def _num_cores() -> int:
-    """Cores this process may run on. More threads than that wait for each other."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

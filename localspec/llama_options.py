@@ -3,36 +3,77 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from localspec.errors import OptionError
+
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+FlashAttention = Literal["auto", "on", "off"]
+
+# Lowest and highest value of the whole numbers, and what to do about any other.
+_RANGES = {
+    "context_length": (1, 1 << 30, "Choose 1 token or more."),
+    "num_threads": (1, 512, "Choose 1 to 512."),
+    "num_batch_threads": (1, 512, "Choose 1 to 512."),
+    "num_gpu_layers": (0, 10_000, "Choose 0 (CPU only) or more."),
+    "main_gpu": (0, 255, "Choose the number of a device, from 0."),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaOptions:
-    """Settings of one model's context. None leaves the choice to us.
+    """Settings of one model and its context. None leaves the choice to us.
 
     context_length: tokens, at most what the model was trained for (default: that, up to
-    8192). max_outputs: rows of logits a decode may return; compute buffers grow with it.
+    8192). num_threads: for steps; num_batch_threads: for prompts, by default the same.
+    cache_type_k, cache_type_v: of the cached keys and values (default f16). use_mmap: map
+    the file instead of reading it (default: as the devices like it). use_mlock: keep it from
+    being swapped out. tensor_split: shares of the devices, in their order. max_outputs: rows
+    of logits a decode may return; compute buffers grow with it.
 
     Raises OptionError for a value outside its range.
     """
 
     context_length: int | None = None
     num_threads: int | None = None
+    num_batch_threads: int | None = None
     num_gpu_layers: int | None = None
+    flash_attention: FlashAttention = "auto"
+    cache_type_k: CacheType | None = None
+    cache_type_v: CacheType | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool = False
+    main_gpu: int | None = None
+    tensor_split: tuple[float, ...] = ()
     max_outputs: int = 1
 
     def __post_init__(self) -> None:
-        if self.context_length is not None and self.context_length < 1:
+        for name, (lowest, highest, hint) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not (
+                isinstance(value, int) and lowest <= value <= highest
+            ):
+                words = name.replace("num_", "the number of ").replace("_", " ")
+                raise OptionError(f"{words} is {value!r}", hint)
+        for name, value, kind in (
+            ("flash_attention", self.flash_attention, FlashAttention),
+            ("cache_type_k", self.cache_type_k or "f16", CacheType),
+            ("cache_type_v", self.cache_type_v or "f16", CacheType),
+        ):
+            if value not in get_args(kind):
+                raise OptionError(
+                    f"{name} is {value!r}", f"Choose one of: {', '.join(get_args(kind))}."
+                )
+        if len(self.tensor_split) > 16 or not all(0 <= s < 1e6 for s in self.tensor_split):
             raise OptionError(
-                f"the context is {self.context_length} tokens", "Choose 1 or more."
+                f"tensor_split is {self.tensor_split}", "Give a share from 0 for each device."
             )
-        if self.num_threads is not None and not 1 <= self.num_threads <= 512:
-            raise OptionError(
-                f"the number of threads is {self.num_threads}", "Choose 1 to 512."
-            )
-        if self.num_gpu_layers is not None and not 0 <= self.num_gpu_layers <= 10_000:
-            raise OptionError(
-                f"the number of GPU layers is {self.num_gpu_layers}",
-                "Choose 0 (CPU only) or more.",
-            )
+
+    @property
+    def summary(self) -> str:
+        """The settings that change what a decode costs, in words."""
+        return (
+            f"GPU layers {self.num_gpu_layers}, flash attention {self.flash_attention}, "
+            f"cache {self.cache_type_k}/{self.cache_type_v}, main GPU {self.main_gpu}, "
+            f"split {self.tensor_split}"
+        )

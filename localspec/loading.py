@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from localspec.draft_length import MAX_DRAFT_TOKENS, FixedDraftLength
+from localspec.draft_length import MAX_DRAFT_TOKENS
+from localspec.drafting import Drafting, ProposerName
 from localspec.engine import Engine
 from localspec.errors import OptionError
 from localspec.hub import locate, locate_source
@@ -17,6 +18,7 @@ from localspec.kept_texts import DEFAULT_KEPT_BYTES
 from localspec.llama_options import LlamaOptions
 from localspec.model_file import check_model_file
 from localspec.model_source import Role
+from localspec.preset import Preset
 from localspec.presets import DEFAULT_PRESET, find_preset
 from localspec.sampling import SamplingParams
 
@@ -31,10 +33,13 @@ class LoadKeywords(TypedDict, total=False):
 
     target: str | os.PathLike[str] | None
     draft: str | os.PathLike[str] | None
-    draft_tokens: int
+    draft_tokens: int | None
+    proposer: ProposerName
     context_length: int | None
     num_threads: int | None
     num_gpu_layers: int | None
+    target_options: LlamaOptions | None
+    draft_options: LlamaOptions | None
     kept_bytes: int
 
 
@@ -43,10 +48,13 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     *,
     target: ModelSource | None = None,
     draft: ModelSource | None = None,
-    draft_tokens: int = FixedDraftLength().num_draft_tokens,
+    draft_tokens: int | None = None,
+    proposer: ProposerName = "auto",
     context_length: int | None = None,
     num_threads: int | None = None,
     num_gpu_layers: int | None = None,
+    target_options: LlamaOptions | None = None,
+    draft_options: LlamaOptions | None = None,
     kept_bytes: int = DEFAULT_KEPT_BYTES,
     progress: Callable[[float], None] | None = None,
 ) -> Engine:
@@ -56,62 +64,87 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     `hf:owner/repo/file.gguf` and `owner/repo:QUANT` of files that were downloaded, or
     `llama_cpp.Llama` objects, which keep their settings and are given back by
     `Engine.close`. With neither preset nor target it is the demo pair. draft_tokens:
-    proposed per step; 0 is plain decoding and leaves the draft unloaded.
+    proposed per step; None is as many as pay, 0 is plain decoding and leaves the draft
+    unloaded. proposer: "draft", "lookup" (of what the text repeats), "auto" or "none".
     context_length: tokens (default: the preset's, or the model's own up to 8192).
-    num_gpu_layers: default: all that the devices take. kept_bytes: memory for what the
-    caches held of conversations that wait while others are answered. progress: called in
-    this thread with the loaded share of both models, 0 … 1; to cancel the load, raise in it.
+    num_gpu_layers: default: all that the devices take. target_options, draft_options: any
+    other setting of one of the models; it counts where the three before say nothing.
+    kept_bytes: memory for what the caches held of conversations that wait while others are
+    answered. progress: called in this thread with the loaded share of both models, 0 … 1;
+    to cancel the load, raise in it.
 
     Raises PresetError, ModelFileError, PairError or OptionError.
     """
-    draft_length = FixedDraftLength(draft_tokens)
-    sampling = SamplingParams()
-    description = ""
+    drafting = Drafting(draft_tokens, proposer)
+    sources, chosen = _sources(preset, target, draft)
+    if not drafting.needs_draft_model:
+        del sources[1:]
+    if chosen is not None and context_length is None:
+        context_length = chosen.context_length
+    common = LlamaOptions(
+        context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
+    )
+    options = [_with_common(own, common) for own in (target_options, draft_options)]
+    options[0] = replace(options[0], max_outputs=MAX_DRAFT_TOKENS + 1)
+    with contextlib.ExitStack() as undo:
+        models = _open_all(sources, options, progress or (lambda _fraction: None), undo)
+        pair = (models[0], models[1] if len(models) > 1 else None)
+        sampling = SamplingParams() if chosen is None else chosen.sampling
+        description = _description(*pair) if chosen is None else chosen.description
+        engine = Engine(*pair, drafting, sampling, description, kept_bytes)
+        undo.pop_all()
+    return engine
+
+
+def _sources(
+    preset: str | None, target: ModelSource | None, draft: ModelSource | None
+) -> tuple[list[ModelSource], Preset | None]:
+    """The target and perhaps a draft, and the preset that names them, if one does."""
+    chosen = None
     if target is None and draft is not None:
         raise OptionError("a draft is given without a target", "Name the target, too.")
     if target is None:
         chosen = find_preset(preset or DEFAULT_PRESET)
         target, draft = locate(chosen)
-        sampling = chosen.sampling
-        description = chosen.description
-        if context_length is None:
-            context_length = chosen.context_length
     elif preset is not None:
         raise OptionError("both a preset and a target are given", "Choose one of them.")
     if draft is not None and draft is target:
         raise OptionError("target and draft are the same object", "Load the draft separately.")
-    target = _located(target, "target")
-    draft = None if draft is None else _located(draft, "draft")
-    options = LlamaOptions(
-        context_length=context_length,
-        num_threads=num_threads,
-        num_gpu_layers=num_gpu_layers,
-        max_outputs=MAX_DRAFT_TOKENS + 1,
-    )
-    with contextlib.ExitStack() as undo:
-        wanted = [target] if draft is None or draft_tokens == 0 else [target, draft]
-        models = _open_all(wanted, options, progress or (lambda _fraction: None), undo)
-        pair = (models[0], models[1] if len(models) > 1 else None)
-        description = description or _description(*pair)
-        engine = Engine(*pair, draft_length, sampling, description, kept_bytes)
-        undo.pop_all()
-    return engine
+    sources = [_located(target, "target")]
+    if draft is not None:
+        sources.append(_located(draft, "draft"))
+    return sources, chosen
 
 
 def _open_all(
     sources: list[ModelSource],
-    options: LlamaOptions,
+    options: list[LlamaOptions],
     progress: Callable[[float], None],
     undo: contextlib.ExitStack,
 ) -> list[LlamaModel]:
     """The target, and a draft if there is a second source. undo: gets what closes them."""
     models: list[LlamaModel] = []
-    for source, share in zip(sources, _progress_shares(sources, progress), strict=True):
+    shares = _progress_shares(sources, progress)
+    for source, chosen, share in zip(sources, options, shares, strict=False):
         if models:
-            options = _draft_options(source, options, models[0].context_length)
-        models.append(_open(source, options, share))
+            chosen = _draft_options(source, chosen, models[0].context_length)
+        models.append(_open(source, chosen, share))
         undo.callback(models[-1].close)
     return models
+
+
+def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions:
+    """A model's own options, and what was asked for both where they say nothing."""
+    if own is None:
+        return common
+    return replace(
+        own,
+        context_length=own.context_length or common.context_length,
+        num_threads=own.num_threads or common.num_threads,
+        num_gpu_layers=(
+            common.num_gpu_layers if own.num_gpu_layers is None else own.num_gpu_layers
+        ),
+    )
 
 
 def _located(source: ModelSource, role: Role) -> ModelSource:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from localspec.draft_length import MAX_DRAFT_TOKENS, DraftOff
+from localspec.draft_length import MAX_DRAFT_TOKENS, DraftOff, Outlook, ProposerKind, Trial
 from localspec.sampling import Distribution, Logits
 
 
@@ -22,8 +23,9 @@ class Provenance(enum.Enum):
 class Step:
     """One round of propose, score, verify, truncate, emit.
 
-    tokens, provenance: emitted, in order. num_draft_tokens: proposed. draft_off: why nothing
-    was proposed, if a reason beyond the policy's choice and the step's place applies.
+    tokens, provenance: emitted, in order. num_draft_tokens: proposed, by a proposer of that
+    kind. draft_off: why nothing was proposed, unless it is the step's place: the first one
+    and the last token of an answer have no use for a draft.
     logits, laws: the target's rows and laws at least of every emitted token, in order; the
     rows are a view that the next step overwrites.
     """
@@ -34,15 +36,19 @@ class Step:
     laws: list[Distribution] = field(repr=False, compare=False)
     num_draft_tokens: int
     num_accepted: int
+    proposer: ProposerKind | None
     draft_off: DraftOff | None
-    draft_time_s: float
-    target_time_s: float
-    sampler_time_s: float
+    trial: Trial
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
     """What an answer cost, in wall time. Tuples per position are (MAX_DRAFT_TOKENS,).
+
+    steps_per_length: (1 + MAX_DRAFT_TOKENS,) steps that proposed 0, 1, 2 … tokens.
+    steps_per_proposer: steps in which each kind proposed something. draft_off: why the last
+    step that did not draft did not; draft_off_steps: steps per reason. outlook: what the
+    automatic policy expects at the end of the answer; None of any other policy.
 
     The first step decodes the prompt and draws the first token: that is the prefill, and
     the draft, target and sampler times are those of the steps behind it.
@@ -64,7 +70,11 @@ class Stats:
     sampler_time_s: float
     time_to_first_token_s: float
     total_time_s: float
+    steps_per_length: tuple[int, ...]
+    steps_per_proposer: Mapping[ProposerKind, int]
     draft_off: DraftOff | None
+    draft_off_steps: Mapping[DraftOff, int]
+    outlook: Outlook | None
 
     @property
     def tokens_per_s(self) -> float:
@@ -74,6 +84,13 @@ class Stats:
         """
         decode_time_s = self.draft_time_s + self.target_time_s + self.sampler_time_s
         return self.completion_tokens / decode_time_s if decode_time_s > 0 else 0.0
+
+    @property
+    def speedup(self) -> float | None:
+        """Times faster than plain decoding, by what a plain step is known to cost."""
+        if self.outlook is None or self.tokens_per_s == 0.0:
+            return None
+        return self.tokens_per_s * self.outlook.plain_step_s
 
     @property
     def acceptance_rate(self) -> float:
@@ -101,27 +118,37 @@ class Meter:
     draft_time_s: float = 0.0
     target_time_s: float = 0.0
     sampler_time_s: float = 0.0
+    lengths: list[int] = field(default_factory=lambda: [0] * (MAX_DRAFT_TOKENS + 1))
+    proposers: dict[ProposerKind, int] = field(default_factory=dict)
     draft_off: DraftOff | None = None
+    draft_off_steps: dict[DraftOff, int] = field(default_factory=dict)
 
     def add(self, step: Step, now_s: float) -> None:
         """Count one step that ended at now_s."""
         if self.first_token_s is None:
             self.first_token_s = now_s - self.started_s
         else:
-            self.draft_time_s += step.draft_time_s
-            self.target_time_s += step.target_time_s
-            self.sampler_time_s += step.sampler_time_s
+            self.draft_time_s += step.trial.draft_time_s
+            self.target_time_s += step.trial.target_time_s
+            self.sampler_time_s += step.trial.sampler_time_s
         self.num_steps += 1
+        self.lengths[step.num_draft_tokens] += 1
+        if step.num_draft_tokens and step.proposer is not None:
+            self.proposers[step.proposer] = self.proposers.get(step.proposer, 0) + 1
         for position in range(step.num_draft_tokens):
             self.drafted[position] += 1
             self.accepted[position] += position < step.num_accepted
-        self.draft_off = step.draft_off or self.draft_off
+        if step.draft_off is not None:
+            self.draft_off = step.draft_off
+            self.draft_off_steps[step.draft_off] = (
+                self.draft_off_steps.get(step.draft_off, 0) + 1
+            )
 
     def deliver(self, provenance: Provenance) -> None:
         """Count one token of the answer. A stop string can leave the rest of a step out."""
         self.counts[provenance] += 1
 
-    def stats(self, now_s: float) -> Stats:
+    def stats(self, now_s: float, outlook: Outlook | None) -> Stats:
         """Everything so far, for an answer that ends at now_s."""
         total_time_s = now_s - self.started_s
         return Stats(
@@ -141,5 +168,9 @@ class Meter:
             sampler_time_s=self.sampler_time_s,
             time_to_first_token_s=self.first_token_s or total_time_s,
             total_time_s=total_time_s,
+            steps_per_length=tuple(self.lengths),
+            steps_per_proposer=dict(self.proposers),
             draft_off=self.draft_off,
+            draft_off_steps=dict(self.draft_off_steps),
+            outlook=outlook,
         )

@@ -1,4 +1,4 @@
-"""Where draft tokens come from."""
+"""Where draft tokens come from: the protocol, and the draft model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from localspec.draft_length import DraftOff
+from localspec.draft_length import DraftOff, Extent, Offer, ProposerKind
 from localspec.model import Model
 from localspec.pair import SharedVocabulary
 from localspec.sampling import Distribution, Logits
@@ -15,11 +15,15 @@ from localspec.transforms import Transforms
 
 
 class Proposal(NamedTuple):
-    """K draft tokens and the K laws they were really drawn from; if none, perhaps why."""
+    """K draft tokens and the K laws they were really drawn from.
+
+    confidences: (K,) the proposer's own in each, 0 … 1. num_read: tokens it read first.
+    """
 
     draft_tokens: list[int]
     distributions: list[Distribution]
-    draft_off: DraftOff | None = None
+    confidences: list[float]
+    num_read: int
 
 
 Draw = Callable[[int, Distribution], int]  # (index in the step, law) → token
@@ -29,13 +33,21 @@ class Proposer(Protocol):
     """Anything that proposes draft tokens for a text."""
 
     @property
-    def context_length(self) -> int:
-        """The longest text, drafted tokens included, it can propose for."""
+    def kind(self) -> ProposerKind: ...
+
+    def offer(self, tokens: Sequence[int]) -> Offer:
+        """What it could propose behind `tokens`, and what it would have to read for that."""
 
     def propose(
-        self, tokens: Sequence[int], num_wanted: int, transforms: Transforms, draw: Draw
+        self, tokens: Sequence[int], extent: Extent, transforms: Transforms, draw: Draw
     ) -> Proposal:
-        """Up to num_wanted tokens to follow `tokens`, each drawn by `draw` from its law."""
+        """Tokens to follow `tokens`, each drawn by `draw` from its law, as far as it is worth.
+
+        Its offer for the same tokens must allow as many. Ends behind an end token.
+        """
+
+    def read_from(self, position: int) -> None:
+        """Forget the text, and see only what begins at `position` of it from now on."""
 
     def truncate(self, num_tokens: int) -> None:
         """Forget whatever it knows of the text beyond its first num_tokens."""
@@ -46,41 +58,72 @@ class DraftModel:
 
     shared: ids that mean the same token to target and draft. Mass elsewhere is cut before
     the law is formed, so nothing else is ever drawn. is_end: the target's
-    end-of-generation test. Nothing is proposed after an end token.
+    end-of-generation test.
+
+    Its cache holds a part of the text that begins at its front or, to spare the time of
+    reading a long prompt for a draft that may not pay, further behind: any law will do, as
+    long as it is the one that the tokens are drawn from.
     """
+
+    kind = ProposerKind.DRAFT
 
     def __init__(
         self, model: Model, shared: SharedVocabulary, is_end: Callable[[int], bool]
     ) -> None:
         self.model = model
+        self._begin = 0  # position in the text of the cache's first token
         self._shared_size = shared.size
         self._different = np.array([d.token for d in shared.differences], dtype=np.int64)
         self._is_end = is_end
 
     @property
+    def begins_at(self) -> int:
+        """Position in the text from which on it has read it."""
+        return self._begin
+
+    @property
     def context_length(self) -> int:
+        """The longest text, drafted tokens included, it can propose for."""
         # The last draft token is never decoded here, hence the one more.
         return self.model.context_length + 1
 
+    def offer(self, tokens: Sequence[int]) -> Offer:
+        """See `Proposer.offer`."""
+        room = self.context_length - len(tokens)
+        if room <= 0:
+            return Offer(0, draft_off=DraftOff.DRAFT_CONTEXT_FULL)
+        if not self.knows(self._missing(tokens)):
+            return Offer(0, draft_off=DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
+        return Offer(room, len(self._missing(tokens)), self._begin)
+
     def propose(
-        self, tokens: Sequence[int], num_wanted: int, transforms: Transforms, draw: Draw
+        self, tokens: Sequence[int], extent: Extent, transforms: Transforms, draw: Draw
     ) -> Proposal:
-        # Whatever the draft lacks comes first, in one decode: the whole prompt at its first
+        """See `Proposer.propose`."""
+        # Whatever the draft lacks comes first, in one decode: a whole prompt at its first
         # step, later the last token or two. Its own draft tokens are cached already.
-        missing = tokens[self.model.num_cached :]
-        if not self.knows(missing):
-            return Proposal([], [], DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
-        proposal = Proposal([], [])
-        for index in range(num_wanted):
-            law = transforms.law(self.next_row(missing), tokens, proposal.draft_tokens)
-            drawn = draw(index, law)
-            proposal.draft_tokens.append(drawn)
+        missing = self._missing(tokens)
+        proposal = Proposal([], [], [], len(missing))
+        drafted = proposal.draft_tokens
+        while True:
+            row = self.next_row(missing)
+            law = transforms.law(row, tokens, drafted)
+            confidence = _confidence(row, law)
+            num_worth = extent.num_worth(len(drafted), confidence)
+            if num_worth <= 0:
+                break
+            drawn = draw(len(drafted), law)
+            drafted.append(drawn)
             proposal.distributions.append(law)
+            proposal.confidences.append(confidence)
             # Stopping behind a token is fine, since the token stays; dropping one is not.
-            if self._is_end(drawn):
+            if num_worth == 1 or self._is_end(drawn):
                 break
             missing = [drawn]
         return proposal
+
+    def _missing(self, tokens: Sequence[int]) -> Sequence[int]:
+        return tokens[self._begin + self.model.num_cached :]
 
     def knows(self, tokens: Sequence[int]) -> bool:
         """Whether every one of the tokens is in the draft's vocabulary."""
@@ -95,5 +138,29 @@ class DraftModel:
         row[self._different] = -np.inf
         return row
 
+    def read_from(self, position: int) -> None:
+        """See `Proposer.read_from`."""
+        self.model.truncate(0)
+        self._begin = position
+
     def truncate(self, num_tokens: int) -> None:
-        self.model.truncate(min(self.model.num_cached, num_tokens))
+        """See `Proposer.truncate`."""
+        if num_tokens <= self._begin:
+            self.read_from(0)
+        else:
+            self.model.truncate(min(self.model.num_cached, num_tokens - self._begin))
+
+
+def _confidence(row: Logits, law: Distribution) -> float:
+    """Of the draft in its next token, 0 … 1: the probability of its best one.
+
+    Where the law is one-hot that says nothing; then the best two logits are compared.
+    """
+    if len(law.ids) > 1:
+        return float(law.probs.max())
+    best = int(law.ids[0])
+    highest = row[best]
+    row[best] = -np.inf
+    second = row.max()
+    row[best] = highest
+    return float(1.0 / (1.0 + np.exp(second - highest)))

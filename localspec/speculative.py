@@ -6,15 +6,22 @@ The loop sees token ids, models and numbers; never a string, a path or a clock o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from localspec.draft_length import DraftLength, DraftOff
+from localspec.draft_length import (
+    MAX_DRAFT_TOKENS,
+    Choice,
+    DraftLength,
+    DraftOff,
+    Moment,
+    Trial,
+)
 from localspec.metrics import Provenance, Step
 from localspec.model import Model
 from localspec.proposers import Proposal, Proposer
 from localspec.rules import Place, Rule
-from localspec.sampling import SamplingParams
+from localspec.sampling import Distribution, SamplingParams
 from localspec.transforms import Transforms
 from localspec.verify import Verdict
 
@@ -34,25 +41,26 @@ class Request:
 
 
 class Speculation:
-    """One text, and a target and a proposer whose caches each hold a prefix of it.
+    """One text, a target whose cache holds a prefix of it, and proposers that know a part.
 
     That invariant holds whenever control is outside: after every yielded step, after a
     generator was closed, after an exception.
 
-    proposer: None for plain decoding, then draft_off says why. clock: seconds, monotonic.
+    proposers: who may propose, the preferred first; with none, draft_off says why. clock:
+    seconds, monotonic.
     """
 
     def __init__(
         self,
         target: Model,
-        proposer: Proposer | None,
+        proposers: Sequence[Proposer],
         draft_length: DraftLength,
         draft_off: DraftOff | None,
         clock: Callable[[], float],
     ) -> None:
         self.tokens: list[int] = []
         self.target = target
-        self.proposer = proposer
+        self.proposers = tuple(proposers)
         self.draft_length = draft_length
         self._draft_off = draft_off
         self._clock = clock
@@ -83,6 +91,7 @@ class Speculation:
         """
         remaining = request.max_tokens
         number = 0
+        self.draft_length.begin()
         while remaining > 0:
             try:
                 step = self._step(request, Place(number, request.max_tokens - remaining))
@@ -98,33 +107,34 @@ class Speculation:
 
     def _step(self, request: Request, place: Place) -> Step:
         started = self._clock()
-        length = len(self.tokens)
+        length, num_cached = len(self.tokens), self.target.num_cached
         # The pending token, emitted but not decoded; at first whatever the cache lacks of
         # the prompt. The first token comes from the prompt's own row, never from a draft:
         # so the steps, and with them a seed's text, do not depend on what was cached.
-        missing = self.tokens[self.target.num_cached :]
-        num_wanted, draft_off = 0, None
-        if place.step > 0:
-            num_wanted, draft_off = self._num_wanted(request.max_tokens - place.num_emitted)
+        missing = self.tokens[num_cached:]
+        room = self._room(request.max_tokens - place.num_emitted) if place.step > 0 else 0
 
         # 1. Propose.
-        proposal = Proposal([], [])
-        if self.proposer is not None and num_wanted > 0:
-            draw = request.rule.draw(place)
-            proposal = self.proposer.propose(self.tokens, num_wanted, request.transforms, draw)
+        choice = self._choice(request.max_tokens - place.num_emitted, room, place)
+        proposal = shown = self._proposal(choice, request, place)
+        if choice.is_trial:
+            proposal = Proposal([], [], [], 0)
         draft_tokens = proposal.draft_tokens
         proposed = self._clock()
 
         # 2. Score pending and draft tokens in one decode.
-        logits = self.target.decode([*missing, *draft_tokens], len(draft_tokens) + 1)
+        batch = self._batch(missing, draft_tokens, room)
+        logits = self.target.decode(batch, len(batch) - len(missing) + 1)
         scored = self._clock()
 
         # 3. Verify.
-        targets = request.transforms.laws(logits, self.tokens, draft_tokens)
+        targets = request.transforms.laws(
+            logits[: len(draft_tokens) + 1], self.tokens, draft_tokens
+        )
         verdict = request.rule.verdict(place, targets, proposal)
         num_accepted = verdict.num_accepted
 
-        # 4. Truncate both caches to what was accepted.
+        # 4. Truncate all caches to what was accepted.
         self._truncate_caches(length + num_accepted)
 
         # 5. Emit. Nothing follows an end token, so it can only be the draft's last one.
@@ -134,35 +144,64 @@ class Speculation:
             tokens.append(verdict.next_token)
             provenance.append(_provenance(verdict, len(draft_tokens)))
         self.tokens += tokens
-        return Step(
-            tokens=tokens,
-            provenance=provenance,
-            logits=logits,
-            laws=targets,
-            num_draft_tokens=len(draft_tokens),
-            num_accepted=num_accepted,
-            draft_off=draft_off or proposal.draft_off,
+        trial = Trial(
+            proposer=choice.proposer,
+            confidences=shown.confidences,
+            num_accepted=_num_plausible(shown, targets[0]) if choice.is_trial else num_accepted,
+            num_emitted=len(tokens),
+            num_read=shown.num_read,
+            num_target_tokens=len(batch),
+            num_cached=num_cached,
             draft_time_s=proposed - started,
             target_time_s=scored - proposed,
             sampler_time_s=self._clock() - scored,
         )
+        self.draft_length.learn(trial)
+        kind = None if choice.proposer is None else self.proposers[choice.proposer].kind
+        return Step(
+            tokens, provenance, logits, targets, len(draft_tokens), num_accepted,
+            kind, choice.draft_off, trial,
+        )  # fmt: skip
 
-    def _num_wanted(self, remaining: int) -> tuple[int, DraftOff | None]:
-        """How many tokens to propose, and the reason if the answer is none."""
-        if self.proposer is None:
-            return 0, self._draft_off
-        chosen = self.draft_length.choose()
-        if chosen == 0:
-            return 0, DraftOff.SET_TO_ZERO
-        room = self.proposer.context_length - len(self.tokens)
-        if room <= 0:
-            return 0, DraftOff.DRAFT_CONTEXT_FULL
+    def _batch(self, missing: list[int], draft_tokens: list[int], room: int) -> list[int]:
+        """What the target decodes: padded where that is cheaper.
+
+        The padding is any token, and its rows are never read.
+        """
+        batch = [*missing, *draft_tokens]
+        if draft_tokens:
+            size = self.draft_length.padded(len(batch), len(missing) + room)
+            batch += batch[-1:] * (size - len(batch))
+        return batch
+
+    def _room(self, num_remaining: int) -> int:
+        """The most draft tokens that the next step may hold."""
         # A step emits one token more than it accepts, and must not emit more than remain.
-        return min(chosen, room, remaining - 1, self.target.max_outputs - 1), None
+        return min(num_remaining - 1, self.target.max_outputs - 1, MAX_DRAFT_TOKENS)
+
+    def _choice(self, num_remaining: int, room: int, place: Place) -> Choice:
+        if place.step == 0:
+            return Choice(None)
+        if not self.proposers:
+            return Choice(None, draft_off=self._draft_off)
+        if room == 0:
+            return Choice(None)
+        offers = tuple(proposer.offer(self.tokens) for proposer in self.proposers)
+        moment = Moment(self.target.num_cached, room, num_remaining, offers)
+        return self.draft_length.choose(moment)
+
+    def _proposal(self, choice: Choice, request: Request, place: Place) -> Proposal:
+        if choice.proposer is None or choice.extent is None:
+            return Proposal([], [], [], 0)
+        proposer = self.proposers[choice.proposer]
+        if choice.reads_from is not None:
+            proposer.read_from(choice.reads_from)
+        draw = request.rule.draw(place)
+        return proposer.propose(self.tokens, choice.extent, request.transforms, draw)
 
     def _truncate_caches(self, num_tokens: int) -> None:
-        if self.proposer is not None:
-            self.proposer.truncate(num_tokens)
+        for proposer in self.proposers:
+            proposer.truncate(num_tokens)
         num_cached = min(self.target.num_cached, num_tokens)
         if num_cached < self.target.num_cached and not self.target.can_truncate:
             num_cached = 0
@@ -175,3 +214,11 @@ def _provenance(verdict: Verdict, num_draft_tokens: int) -> Provenance:
     if verdict.num_accepted < num_draft_tokens:
         return Provenance.RECOVERED
     return Provenance.BONUS
+
+
+def _num_plausible(shown: Proposal, target: Distribution) -> int:
+    """1 if the token of a trial would probably have been accepted, else 0."""
+    if not shown.draft_tokens:
+        return 0
+    token = shown.draft_tokens[0]
+    return int(2.0 * target.prob(token) >= shown.distributions[0].prob(token))

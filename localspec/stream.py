@@ -140,7 +140,8 @@ class Answer:
                 # A closed stream or a stop string leaves the rest of a step behind.
                 self.speculation.truncate(len(self.prompt_tokens) + len(self.token_ids))
                 self.texts.append(text.finish())
-                self._conclude(meter.stats(self.clock()))
+                outlook = self.speculation.draft_length.outlook()
+                self._conclude(meter.stats(self.clock(), outlook))
         finally:
             self.release()
             if self.reply is not None:

@@ -21,6 +21,14 @@ ROOT = Path(__file__).parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is measured in tests, on a busy machine, is not for the user's own runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def demo_target() -> Path:
     """The target of the pair that ships with the package."""

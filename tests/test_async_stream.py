@@ -17,7 +17,7 @@ LONG = localspec.SamplingParams(temperature=0, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def engine():
-    with localspec.load() as opened:
+    with localspec.load(draft_tokens=3) as opened:
         yield opened
 
 

@@ -40,7 +40,7 @@ def test_generate_json_has_what_programs_need():
     assert result.stderr == ""
     assert answer["finish_reason"] == "stop"
     assert answer["completion_tokens"] == len(answer["token_ids"])
-    assert (answer["seed"], answer["verify"], answer["draft_tokens"]) == (7, "coupled", 3)
+    assert (answer["seed"], answer["verify"], answer["draft_tokens"]) == (7, "coupled", "auto")
     assert answer["prompt_tokens"] > 5
     assert stats["num_steps"] + stats["num_accepted"] in (
         answer["completion_tokens"],
@@ -69,7 +69,7 @@ def test_generate_json_at_temperature_0_and_without_draft():
         for more in ([], ["--no-draft"], ["--draft-tokens", "8"])
     ]
     assert [a["verify"] for a in answers] == ["greedy"] * 3
-    assert [a["draft_tokens"] for a in answers] == [3, 0, 8]
+    assert [a["draft_tokens"] for a in answers] == ["auto", 0, 8]
     assert answers[0]["seed"] is None
     assert answers[1]["stats"]["draft_off"] == "set_to_zero"
     assert len({a["text"] for a in answers}) == 1
@@ -133,10 +133,10 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
         (["generate", "x", "--verify", "greedy"], 2, "needs temperature 0"),
         (["generate", "x", "--seed", "-1"], 2, "seed is -1"),
         (["generate", "x", "--max-tokens", "0"], 2, "max_tokens is 0"),
-        (["generate", "x", "--ctx", "-8"], 2, "context is -8"),
+        (["generate", "x", "--ctx", "-8"], 2, "context length is -8"),
         (["generate", "x", "--ctx", "99999"], 2, "trained for 2048"),
         (["generate", "x", "--threads", "0"], 2, "threads is 0"),
-        (["generate", "x", "--gpu-layers", "-2"], 2, "GPU layers is -2"),
+        (["generate", "x", "--gpu-layers", "-2"], 2, "gpu layers is -2"),
         (["generate", "x", "--draft-tokens", "17"], 2, "draft tokens is 17"),
         (["generate", "x", "--preset", "nope"], 1, "no preset 'nope'"),
         (["generate", "x", "--target", "absent.gguf"], 1, "does not exist"),

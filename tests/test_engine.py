@@ -28,7 +28,7 @@ STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>a
 
 @pytest.fixture(scope="module")
 def engine():
-    with localspec.load() as opened:
+    with localspec.load(draft_tokens=3) as opened:
         yield opened
 
 
@@ -265,7 +265,11 @@ def test_plain_decoding_and_its_reasons(demo_target, demo_draft):
     from localspec import DraftOff
 
     with localspec.load(target=demo_target) as engine:
+        assert engine.generate(STORY, max_tokens=4).stats.draft_off is DraftOff.NOTHING_REPEATS
+    with localspec.load(target=demo_target, proposer="draft") as engine:
         assert engine.generate(STORY, max_tokens=4).stats.draft_off is DraftOff.NO_DRAFT
+    with localspec.load(proposer="none") as engine:
+        assert engine.generate(STORY, max_tokens=4).stats.draft_off is DraftOff.SET_TO_ZERO
     with localspec.load(draft_tokens=0) as engine:
         assert engine.generate(STORY, max_tokens=4).stats.draft_off is DraftOff.SET_TO_ZERO
 
@@ -285,7 +289,7 @@ def test_adopted_llamas_work_as_a_pair(demo_target, demo_draft):
     """Their settings stay, they give the same text, and they are usable afterwards."""
     target = llama_cpp.Llama(str(demo_target), n_ctx=512, verbose=False)
     draft = llama_cpp.Llama(str(demo_draft), n_ctx=512, verbose=False)
-    with localspec.load(target=target, draft=draft) as engine:
+    with localspec.load(target=target, draft=draft, draft_tokens=3) as engine:
         assert engine.context_length == 512
         reply = engine.generate(STORY, sampling=GREEDY, max_tokens=40)
     assert reply.stats.num_draft_tokens > 0
@@ -363,7 +367,7 @@ def test_renamed_tokens_are_never_drafted_and_change_nothing(tmp_path, demo_targ
     other = write_random_model(
         tmp_path / "o.gguf", demo_target, replace_tokens={t: f"name{t}" for t in renamed}
     )
-    with localspec.load(target=demo_target, draft=other) as pair:
+    with localspec.load(target=demo_target, draft=other, draft_tokens=3) as pair:
         pieces = list(pair.stream(STORY, sampling=GREEDY, max_tokens=60))
         assert {d.token for d in pair.shared_vocabulary.differences} == renamed
     assert tuple(t for piece in pieces for t in piece.token_ids) == plain.token_ids
@@ -435,7 +439,7 @@ def test_an_exception_in_the_progress_callback_cancels_the_load(at):
         ({"preset": "demo", "target": "x.gguf"}, OptionError, "both a preset and a target"),
         ({"draft_tokens": -1}, OptionError, "draft tokens is -1"),
         ({"draft_tokens": 99}, OptionError, "draft tokens is 99"),
-        ({"context_length": 0}, OptionError, "context is 0"),
+        ({"context_length": 0}, OptionError, "context length is 0"),
     ],
 )
 def test_load_refuses_what_it_cannot_do(arguments, error, message):

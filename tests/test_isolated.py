@@ -23,13 +23,13 @@ STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>a
 
 @pytest.fixture(scope="module")
 def isolated():
-    with localspec.IsolatedEngine() as opened:
+    with localspec.IsolatedEngine(draft_tokens=3) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def engine():
-    with localspec.load() as opened:
+    with localspec.load(draft_tokens=3) as opened:
         yield opened
 
 

@@ -28,7 +28,7 @@ QUESTIONS = ("Tell me a story about a fox.", "And one about an owl, please.", "T
 
 @pytest.fixture(scope="module")
 def engine():
-    with localspec.load() as opened:
+    with localspec.load(draft_tokens=3) as opened:
         yield opened
 
 
@@ -212,7 +212,7 @@ def test_caches_hold_prefixes_of_the_text_whoever_owns_it():
     )
     target, draft = SavingTable(seed=1), SavingTable(seed=2)
     proposer = DraftModel(draft, all_shared(target, draft), asked.is_end)
-    loop = Speculation(target, proposer, FixedDraftLength(2), None, lambda: 0.0)
+    loop = Speculation(target, [proposer], FixedDraftLength(2), None, lambda: 0.0)
     kept = KeptTexts(loop, [target, draft], 600)
     random = np.random.default_rng(0)
     owners = [Owner() for _ in range(4)]

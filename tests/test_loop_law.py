@@ -6,13 +6,16 @@ served twice would bend the law, however far apart the two uses are.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import replace
 
 import pytest
 
 from enumeration import Enumeration
-from localspec.draft_length import FixedDraftLength
-from localspec.proposers import DraftModel, Proposal
+from localspec.automatic import AutomaticDraftLength
+from localspec.draft_length import FixedDraftLength, ProposerKind
+from localspec.proposers import DraftModel
 from localspec.rules import make_rule
 from localspec.sampling import SamplingParams
 from localspec.speculative import Request, Speculation
@@ -32,24 +35,40 @@ PENALISED = replace(
 FILTERED = SamplingParams(temperature=0.7, top_k=3, top_p=0.9, min_p=0.1)
 
 
-class Unsure(DraftModel):
-    """Stops before a row that has no clear favourite: decided by the row, not by the draw."""
+class Unsure:
+    """As many tokens as asked for, but none behind a row that has no clear favourite.
 
-    def propose(self, tokens, num_wanted, transforms, draw):
-        proposal = Proposal([], [])
-        missing = tokens[self.model.num_cached :]
-        for index in range(num_wanted):
-            law = transforms.law(self.next_row(missing), tokens, proposal.draft_tokens)
-            if law.probs.max() < 0.6:
-                break
-            missing = [draw(index, law)]
-            proposal.draft_tokens.extend(missing)
-            proposal.distributions.append(law)
-        return proposal
+    Decided by the row, not by what is drawn from it.
+    """
+
+    def __init__(self, num_draft_tokens):
+        self.num_draft_tokens = num_draft_tokens
+
+    def begin(self):
+        pass
+
+    def choose(self, moment):
+        chosen = FixedDraftLength(self.num_draft_tokens).choose(moment)
+        self.limit = min(self.num_draft_tokens, moment.room)
+        return chosen._replace(extent=self) if chosen.extent else chosen
+
+    def num_worth(self, num_drafted, confidence):
+        return 0 if confidence < 0.6 else self.limit - num_drafted
+
+    def padded(self, num_tokens, limit):
+        return min(num_tokens + 1, limit)
+
+    def learn(self, trial):
+        pass
+
+
+def automatic(_num_draft_tokens):
+    """The automatic policy, which decides by what it has seen of this very text."""
+    return AutomaticDraftLength({ProposerKind.DRAFT: 0.1})
 
 
 def text_law(
-    rule, target, draft, proposer, *, num_draft_tokens, max_tokens, params, end, different
+    rule, target, draft, policy, *, num_draft_tokens, max_tokens, params, end, different
 ):
     """Exact law of the text that the loop emits."""
 
@@ -60,10 +79,10 @@ def text_law(
         shared = all_shared(target, draft, different)
         loop = Speculation(
             target,
-            proposer(draft, shared, is_end),
-            FixedDraftLength(num_draft_tokens),
+            [DraftModel(draft, shared, is_end)],
+            policy(num_draft_tokens),
             None,
-            lambda: 0.0,
+            functools.partial(next, itertools.count(1.0)),
         )
         made = make_rule(rule, is_greedy=False, seed=None, randomness=enumeration)
         target.truncate(0)
@@ -91,21 +110,26 @@ def own_law(target, max_tokens, params, end, history=()):
 @pytest.mark.parametrize("different", [(), (1,)], ids=["", "a renamed token"])
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(
-    ("vocab", "draft_vocab", "proposer", "num_draft_tokens", "max_tokens", "params", "end"),
+    ("vocab", "draft_vocab", "policy", "num_draft_tokens", "max_tokens", "params", "end"),
     [
-        pytest.param(2, 2, DraftModel, 3, 5, UNFILTERED, None, id="five tokens, K 3"),
-        pytest.param(2, 2, DraftModel, 1, 7, UNFILTERED, None, id="seven tokens, K 1"),
-        pytest.param(2, 2, DraftModel, 2, 6, UNFILTERED, 0, id="an end token inside the draft"),
-        pytest.param(3, 2, DraftModel, 2, 4, UNFILTERED, None, id="a narrower draft"),
-        pytest.param(2, 3, DraftModel, 2, 4, UNFILTERED, None, id="a wider draft"),
+        pytest.param(2, 2, FixedDraftLength, 3, 5, UNFILTERED, None, id="five tokens, K 3"),
+        pytest.param(2, 2, FixedDraftLength, 1, 7, UNFILTERED, None, id="seven tokens, K 1"),
+        pytest.param(
+            2, 2, FixedDraftLength, 2, 6, UNFILTERED, 0, id="an end token inside the draft"
+        ),
+        pytest.param(3, 2, FixedDraftLength, 2, 4, UNFILTERED, None, id="a narrower draft"),
+        pytest.param(2, 3, FixedDraftLength, 2, 4, UNFILTERED, None, id="a wider draft"),
         pytest.param(2, 2, Unsure, 3, 5, UNFILTERED, None, id="a draft that stops by its rows"),
-        pytest.param(4, 4, DraftModel, 2, 4, FILTERED, 3, id="filters"),
-        pytest.param(2, 2, DraftModel, 3, 5, PENALISED, None, id="penalties"),
-        pytest.param(3, 2, DraftModel, 2, 4, PENALISED, 0, id="penalties, a narrower draft"),
+        pytest.param(2, 2, automatic, 0, 7, UNFILTERED, None, id="the automatic policy"),
+        pytest.param(4, 4, FixedDraftLength, 2, 4, FILTERED, 3, id="filters"),
+        pytest.param(2, 2, FixedDraftLength, 3, 5, PENALISED, None, id="penalties"),
+        pytest.param(
+            3, 2, FixedDraftLength, 2, 4, PENALISED, 0, id="penalties, a narrower draft"
+        ),
     ],
 )
 def test_texts_have_the_targets_law(
-    different, rule, vocab, draft_vocab, proposer, num_draft_tokens, max_tokens, params, end
+    different, rule, vocab, draft_vocab, policy, num_draft_tokens, max_tokens, params, end
 ):
     """Of every length up to several steps, to 1e-12."""
     target = TableModel(vocab, seed=5, spread=1.0)
@@ -114,7 +138,7 @@ def test_texts_have_the_targets_law(
         rule,
         target,
         draft,
-        proposer,
+        policy,
         num_draft_tokens=num_draft_tokens,
         max_tokens=max_tokens,
         params=params,

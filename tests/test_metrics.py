@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from localspec.draft_length import DraftOff
+from localspec.draft_length import DraftOff, Outlook, ProposerKind, Trial
 from localspec.metrics import Meter, Provenance, Step
 
 A, R, B, P = Provenance.ACCEPTED, Provenance.RECOVERED, Provenance.BONUS, Provenance.PLAIN
@@ -19,10 +19,20 @@ def step(*provenance: Provenance, drafted: int = 0, off: DraftOff | None = None)
         laws=[],
         num_draft_tokens=drafted,
         num_accepted=provenance.count(A),
+        proposer=ProposerKind.DRAFT if drafted else None,
         draft_off=off,
-        draft_time_s=0.25,
-        target_time_s=0.5,
-        sampler_time_s=0.125,
+        trial=Trial(
+            proposer=0 if drafted else None,
+            confidences=[0.5] * drafted,
+            num_accepted=provenance.count(A),
+            num_emitted=len(provenance),
+            num_read=1,
+            num_target_tokens=drafted + 1,
+            num_cached=10,
+            draft_time_s=0.25,
+            target_time_s=0.5,
+            sampler_time_s=0.125,
+        ),
     )
 
 
@@ -38,7 +48,7 @@ def test_an_answer_adds_up():
     add(meter, step(P), 102.0)
     add(meter, step(A, A, A, B, drafted=3), 103.0)
     add(meter, step(A, R, drafted=3), 104.0)
-    stats = meter.stats(104.0)
+    stats = meter.stats(104.0, Outlook(ProposerKind.DRAFT, 0.7, 0.5, 0.5, 0.05))
     assert (stats.prompt_tokens, stats.cached_prompt_tokens) == (10, 4)
     assert (stats.completion_tokens, stats.num_steps) == (7, 3)
     assert (stats.num_draft_tokens, stats.num_accepted) == (6, 4)
@@ -50,21 +60,27 @@ def test_an_answer_adds_up():
     assert stats.time_to_first_token_s == 2.0
     assert stats.total_time_s == 4.0
     assert stats.tokens_per_s == pytest.approx(7 / (0.5 + 1.0 + 0.25))
+    assert stats.steps_per_length[:5] == (1, 0, 0, 2, 0)
+    assert stats.steps_per_proposer == {ProposerKind.DRAFT: 2}
+    assert stats.speedup == pytest.approx(stats.tokens_per_s * 0.5)
     # The first step is the prompt's: its times are in the time to the first token.
     assert (stats.draft_time_s, stats.target_time_s, stats.sampler_time_s) == (0.5, 1.0, 0.25)
 
 
 def test_an_answer_that_never_began_has_no_rates():
     """No division by zero anywhere."""
-    stats = Meter(5, 0, started_s=1.0).stats(1.0)
+    stats = Meter(5, 0, started_s=1.0).stats(1.0, None)
     assert stats.completion_tokens == 0
     assert stats.tokens_per_s == 0
     assert stats.acceptance_rate == 0
     assert stats.mean_acceptance_length == 0
+    assert stats.speedup is None
 
 
 def test_the_last_reason_for_not_drafting_is_kept():
     meter = Meter(1, 0, started_s=0.0)
     meter.add(step(P, off=DraftOff.DRAFT_CONTEXT_FULL), 1.0)
     meter.add(step(P), 2.0)
-    assert meter.stats(3.0).draft_off is DraftOff.DRAFT_CONTEXT_FULL
+    stats = meter.stats(3.0, None)
+    assert stats.draft_off is DraftOff.DRAFT_CONTEXT_FULL
+    assert stats.draft_off_steps == {DraftOff.DRAFT_CONTEXT_FULL: 1}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.draft_length import DraftOff, FixedDraftLength
+from localspec.draft_length import DraftOff, FixedDraftLength, Moment
 from localspec.errors import DecodeError
 from localspec.metrics import Provenance
 from localspec.proposers import DraftModel
@@ -36,12 +36,12 @@ def request(params=GREEDY, *, seed=0, rule=None, max_tokens=20, is_end=never) ->
 
 
 def speculate(target, draft, k, *, is_end=never, reason=None) -> Speculation:
-    proposer = None
+    proposers = []
     if draft is not None:
-        proposer = DraftModel(draft, all_shared(target, draft), is_end)
+        proposers.append(DraftModel(draft, all_shared(target, draft), is_end))
     ticks = iter(range(10**9))
     return Speculation(
-        target, proposer, FixedDraftLength(k), reason, lambda: float(next(ticks))
+        target, proposers, FixedDraftLength(k), reason, lambda: float(next(ticks))
     )
 
 
@@ -210,7 +210,8 @@ def test_renamed_tokens_are_never_proposed():
     for seed in range(40):
         proposer.truncate(0)
         rule = make_rule("token", is_greedy=False, seed=None, randomness=Randomness(seed))
-        proposal = proposer.propose(PROMPT, 5, transforms, rule.draw(Place(1, 1)))
+        extent = FixedDraftLength(5).choose(Moment(0, 16, 20, (proposer.offer(PROMPT),))).extent
+        proposal = proposer.propose(PROMPT, extent, transforms, rule.draw(Place(1, 1)))
         proposed |= set(proposal.draft_tokens)
     assert proposed == {0, 1, 4, 5, 6, 7}
 
@@ -274,7 +275,7 @@ def test_a_prompt_longer_than_the_drafts_context_is_answered_plainly():
     target, draft = TableModel(), TableModel(context_length=4)
     text, steps = check(target, draft, 3, request(max_tokens=5), [1, 2, 3, 4, 5, 6])
     assert text == greedy_text(TableModel(), [1, 2, 3, 4, 5, 6], 5, never)
-    assert {step.draft_off for step in steps[1:]} == {DraftOff.DRAFT_CONTEXT_FULL}
+    assert {step.draft_off for step in steps[1:-1]} == {DraftOff.DRAFT_CONTEXT_FULL}
     assert draft.decoded == []
 
 
@@ -332,7 +333,8 @@ def test_no_more_rows_are_asked_for_than_the_target_gives():
 def test_times_come_from_the_injected_clock():
     """Here every look at the clock is one second later."""
     _, steps = check(TableModel(), TableModel(), 2, request(max_tokens=4))
-    assert {(s.draft_time_s, s.target_time_s, s.sampler_time_s) for s in steps} == {(1, 1, 1)}
+    trials = [step.trial for step in steps]
+    assert {(t.draft_time_s, t.target_time_s, t.sampler_time_s) for t in trials} == {(1, 1, 1)}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -13,6 +12,8 @@ from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.screen import legend, use_colour
 from localspec.cli.standard_input import on_terminal, read_text
+from localspec.cli.stats_object import stats_as_object
+from localspec.draft_length import FixedDraftLength
 from localspec.engine import Engine
 from localspec.stream import Reply, Stream
 
@@ -92,7 +93,7 @@ def _finish(engine: Engine, stream: Stream) -> Reply:
 
 def _as_object(reply: Reply, engine: Engine) -> dict[str, Any]:
     stats = reply.stats
-    measured = dataclasses.asdict(stats)
+    policy = engine.draft_length
     return {
         "text": reply.text,
         "token_ids": list(reply.token_ids),
@@ -102,14 +103,10 @@ def _as_object(reply: Reply, engine: Engine) -> dict[str, Any]:
         "seed": reply.seed,
         "verify": reply.verify,
         **_logprobs(reply, engine),
-        "draft_tokens": engine.draft_length.num_draft_tokens,
-        "stats": {
-            **measured,
-            "draft_off": stats.draft_off.value if stats.draft_off else None,
-            "tokens_per_s": stats.tokens_per_s,
-            "acceptance_rate": stats.acceptance_rate,
-            "mean_acceptance_length": stats.mean_acceptance_length,
-        },
+        "draft_tokens": (
+            policy.num_draft_tokens if isinstance(policy, FixedDraftLength) else "auto"
+        ),
+        "stats": stats_as_object(stats),
     }
 
 

@@ -10,11 +10,13 @@ from typing import Any, get_args
 
 import click
 
-from localspec.cli import sampling_options
+from localspec.cli import device_options, sampling_options
 from localspec.cli.offer import offer_download
-from localspec.draft_length import MAX_DRAFT_TOKENS, FixedDraftLength
+from localspec.draft_length import MAX_DRAFT_TOKENS
+from localspec.drafting import ProposerName
 from localspec.engine import Engine
 from localspec.errors import TemplateError
+from localspec.llama_options import LlamaOptions
 from localspec.loading import load
 from localspec.presets import DEFAULT_PRESET
 from localspec.rules import RuleName
@@ -29,7 +31,8 @@ class PairOptions:
     preset: str | None
     target: str | None
     draft: str | None
-    draft_tokens: int
+    draft_tokens: int | None
+    proposer: ProposerName
     no_draft: bool
     system: str | None
     chat_template: str | None
@@ -38,8 +41,8 @@ class PairOptions:
     verify: RuleName | None
     max_tokens: int | None
     ctx: int | None
-    threads: int | None
-    gpu_layers: int | None
+    target_options: LlamaOptions
+    draft_options: LlamaOptions
     show_draft: bool
 
     def open_engine(self) -> Engine:
@@ -51,9 +54,10 @@ class PairOptions:
             target=self.target,
             draft=self.draft,
             draft_tokens=0 if self.no_draft else self.draft_tokens,
+            proposer=self.proposer,
             context_length=self.ctx,
-            num_threads=self.threads,
-            num_gpu_layers=self.gpu_layers,
+            target_options=self.target_options,
+            draft_options=self.draft_options,
         )
 
     def sampling(self, engine: Engine) -> SamplingParams:
@@ -73,12 +77,30 @@ class PairOptions:
             ) from error
 
 
+class DraftTokens(click.ParamType):  # type: ignore[type-arg]
+    """A number of draft tokens; "auto" is None."""
+
+    name = "draft tokens"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | None:
+        if value == "auto" or value is None:
+            return None
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a whole number nor auto", param, ctx)
+
+
 def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command with the options; it receives them as one `PairOptions`."""
 
     @functools.wraps(command)
     def with_options(**values: Any) -> Any:
         values["sampling_changes"] = sampling_options.take_changes(values)
+        target_options, draft_options = device_options.take_model_options(values)
+        values |= {"target_options": target_options, "draft_options": draft_options}
         names = PairOptions.__dataclass_fields__
         options = PairOptions(**{name: values.pop(name) for name in names})
         return command(options, **values)
@@ -105,11 +127,19 @@ _OPTIONS = [
     ),
     click.option(
         "--draft-tokens",
-        type=int,
-        metavar="N",
-        default=FixedDraftLength().num_draft_tokens,
+        type=DraftTokens(),
+        metavar="N|auto",
+        default="auto",
         show_default=True,
-        help=f"Tokens the draft proposes at a time, 0 to {MAX_DRAFT_TOKENS}.",
+        help=f"Tokens proposed at a time, 0 to {MAX_DRAFT_TOKENS}, or as many as pay.",
+    ),
+    click.option(
+        "--proposer",
+        type=click.Choice(get_args(ProposerName)),
+        default="auto",
+        show_default=True,
+        help="Who proposes: the draft model, a lookup of what the text repeats, whichever "
+        "pays, or nobody.",
     ),
     click.option(
         "--no-draft", is_flag=True, help="Plain decoding: the same as 0 draft tokens."
@@ -132,7 +162,6 @@ _OPTIONS = [
     click.option(
         "--ctx", type=int, help="Context in tokens. [default: the preset's or model's]"
     ),
-    click.option("--threads", type=int, help="CPU threads. [default: every core]"),
-    click.option("--gpu-layers", type=int, help="Layers on the GPU. [default: all that fit]"),
+    *device_options.OPTIONS,
     click.option("--show-draft", is_flag=True, help="Colour tokens by where they came from."),
 ]

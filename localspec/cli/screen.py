@@ -38,6 +38,9 @@ _DRAFT_OFF = {
     DraftOff.DRAFT_CANNOT_ROLL_BACK: "draft off: the draft's cache cannot be cut back",
     DraftOff.DRAFT_CONTEXT_FULL: "draft off: the text is longer than the draft's context",
     DraftOff.TOKEN_UNKNOWN_TO_DRAFT: "draft off: the text has a token the draft lacks",
+    DraftOff.NOTHING_REPEATS: "nothing to look up: the text does not repeat itself",
+    DraftOff.MEASURING: "measuring what a plain step costs",
+    DraftOff.DOES_NOT_PAY: "draft off where it did not pay",
 }
 
 
@@ -93,15 +96,32 @@ def status_line(stats: Stats, context_length: int) -> str:
     """One line about an answer: speed, acceptance, context, and why nothing was drafted."""
     used = stats.prompt_tokens + stats.completion_tokens
     parts = [f"{stats.completion_tokens} tokens", f"{stats.tokens_per_s:.0f} tokens/s"]
+    if stats.speedup is not None:
+        parts.append(f"{stats.speedup:.2f} times plain")
     if stats.num_draft_tokens:
         parts.append(
             f"{stats.acceptance_rate:.0%} of {stats.num_draft_tokens} drafted accepted"
         )
         parts.append(f"{stats.mean_acceptance_length:.1f} tokens per target decode")
-    if stats.draft_off is not None:
-        parts.append(_DRAFT_OFF[stats.draft_off])
+    parts += _why_off(stats)
     parts.append(f"context {used}/{context_length}")
     return " · ".join(parts)
+
+
+def _why_off(stats: Stats) -> list[str]:
+    """Why most steps did not draft, if most did not."""
+    if stats.draft_off is None or 2 * sum(stats.draft_off_steps.values()) < stats.num_steps:
+        return []
+    reason = max(stats.draft_off_steps, key=lambda off: stats.draft_off_steps[off])
+    outlook = stats.outlook
+    if reason is not DraftOff.DOES_NOT_PAY or outlook is None:
+        return [_DRAFT_OFF[reason]]
+    if outlook.break_even is None:
+        return ["draft off: at what it costs here none would pay"]
+    return [
+        f"draft off: break-even acceptance {outlook.break_even:.2f} here, "
+        f"this text gives {outlook.acceptance:.2f}"
+    ]
 
 
 def error_lines(error: LocalspecError) -> str:

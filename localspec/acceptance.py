@@ -1,0 +1,131 @@
+"""How likely a proposer's tokens are to be accepted: a filter over regimes of the text.
+
+A text is predictable here and not there. A regime is a rate at which draft tokens are
+accepted, one behind the other; which regime holds now is a hidden state that changes now
+and then, and it is tracked by Bayes' rule over a grid of rates (a hidden Markov model whose
+hidden state is redrawn from a slowly learned prior with a fixed hazard). Three properties
+follow: a fully accepted draft says "at least so many", as a censored observation should; a
+regime that has not been seen for a while becomes uncertain again; and evidence for several
+rates at once weighs long drafts rightly, because they average over the rates.
+
+The proposer's own confidence shifts the log-odds of a token, by an amount that is learned
+for each bin of confidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localspec.draft_length import MAX_DRAFT_TOKENS
+
+Weights = NDArray[np.float64]
+
+RATES = np.array([0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.87, 0.93, 0.98])
+HAZARD = 1 / 64  # of another regime, per emitted token
+_PRIOR_RATE = 1 / 256  # how fast the prior follows what is seen, at least
+_PRIOR_TOKENS = 16  # judged tokens that the first prior weighs as much as
+_SHIFT_RATE = 0.05  # how fast a bin's shift does
+_EDGES = (0.3, 0.5, 0.7, 0.85, 0.95)  # of the bins of confidence
+_MAX_SHIFT = 4.0
+_LOG_ODDS = np.log(RATES) - np.log1p(-RATES)
+_POWERS = np.cumsum(RATES[:, None] ** np.arange(1, MAX_DRAFT_TOKENS + 1), axis=1)
+# (regimes, 1 + MAX_DRAFT_TOKENS): tokens accepted of the next 0, 1, 2 …
+GAINS: Weights = np.concatenate([np.zeros((len(RATES), 1)), _POWERS], axis=1)
+
+
+class Acceptance:
+    """The acceptance of one proposer's tokens, learned from verdicts.
+
+    weights: (regimes,) probabilities of the rates in `RATES` now.
+    """
+
+    def __init__(self) -> None:
+        self.num_seen = 0
+        # Drafts that people put together are more often good than not.
+        self._prior: Weights = (0.5 + RATES) / (0.5 + RATES).sum()
+        self._shifts = [0.0] * (len(_EDGES) + 1)
+        self.weights: Weights = self._prior.copy()
+        self._chances = [self._shifted(shift) for shift in self._shifts]
+
+    def chances(self, confidence: float) -> Weights:
+        """(regimes,) the chance that a token proposed with that confidence is accepted."""
+        return self._chances[_bin(confidence)]
+
+    def expected(self, weights: Weights, confidence: float | None) -> Weights:
+        """(1 + MAX_DRAFT_TOKENS,) how many of the next 0, 1, 2 … tokens will be accepted.
+
+        weights: (regimes,). confidence: in each of them; None if it is not known yet.
+        """
+        gains: Weights
+        if confidence is None:
+            gains = weights @ GAINS
+            return gains
+        powers = self.chances(confidence)[:, None] ** np.arange(1, MAX_DRAFT_TOKENS + 1)
+        gains = np.concatenate([[0.0], weights @ np.cumsum(powers, axis=1)])
+        return gains
+
+    def learn(self, confidences: Sequence[float], num_accepted: int) -> None:
+        """Take a verdict into account. confidences: of all draft tokens of the step.
+
+        What follows the first refused token was never judged and says nothing.
+        """
+        for index, confidence in enumerate(confidences[: num_accepted + 1]):
+            bin_ = _bin(confidence)
+            chances = self._chances[bin_]
+            was_accepted = index < num_accepted
+            expected = float(self.weights @ chances)
+            self._shift(bin_, was_accepted - expected)
+            self.weights = self.weights * (chances if was_accepted else 1.0 - chances)
+            self.weights /= self.weights.sum()
+            self.num_seen += 1
+            rate = max(_PRIOR_RATE, 1.0 / (_PRIOR_TOKENS + self.num_seen))
+            self._prior += rate * (self.weights - self._prior)
+
+    def pass_by(self, num_tokens: int) -> None:
+        """Let num_tokens of text go by, with which the regime may have changed."""
+        stays = (1.0 - HAZARD) ** num_tokens
+        self.weights = stays * self.weights + (1.0 - stays) * self._prior
+
+    def _shift(self, bin_: int, surprise: float) -> None:
+        shift = self._shifts[bin_] + _SHIFT_RATE * surprise
+        self._shifts[bin_] = min(max(shift, -_MAX_SHIFT), _MAX_SHIFT)
+        self._chances[bin_] = self._shifted(self._shifts[bin_])
+
+    @staticmethod
+    def _shifted(shift: float) -> Weights:
+        odds: Weights = np.exp(_LOG_ODDS + shift)
+        return odds / (1.0 + odds)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is worth keeping beyond this process, as JSON has it."""
+        return {
+            "num_seen": self.num_seen,
+            "prior": [round(float(weight), 6) for weight in self._prior],
+            "shifts": [round(shift, 4) for shift in self._shifts],
+        }
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError if it is
+        something else, and is then unchanged."""
+        prior = np.array(kept["prior"], dtype=np.float64)
+        shifts = [float(shift) for shift in kept["shifts"]]
+        right_size = prior.shape == RATES.shape and len(shifts) == len(self._shifts)
+        if not right_size or not (np.isfinite(prior).all() and (prior >= 0).all()):
+            raise ValueError("not the weights of these rates")
+        if not prior.sum() > 0 or not all(math.isfinite(shift) for shift in shifts):
+            raise ValueError("not the weights of these rates")
+        self.num_seen = int(kept["num_seen"])
+        # A little of every rate stays, so that no regime is ruled out for good.
+        self._prior = 0.95 * prior / prior.sum() + 0.05 / len(RATES)
+        self._shifts = [min(max(shift, -_MAX_SHIFT), _MAX_SHIFT) for shift in shifts]
+        self._chances = [self._shifted(shift) for shift in self._shifts]
+        self.weights = self._prior.copy()
+
+
+def _bin(confidence: float) -> int:
+    return sum(confidence >= edge for edge in _EDGES)

@@ -1,0 +1,272 @@
+"""The policy that drafts only as much as pays, and otherwise stays out of the way.
+
+It chooses the K with the most expected tokens per second, E[emitted] / (K·c + T(K + 1)), of
+all K including 0 (Leviathan et al., arXiv 2211.17192, theorem 3.8, with a measured T in
+place of a constant one), from `cost` and `acceptance`. While tokens are drafted the same
+question is asked again with what is known by then, as an optimal stopping problem at the
+rate of the best K (Dinkelbach's method).
+
+Whether a text has become predictable is looked into as often as pays, and nothing uncertain is
+tried beyond a budget: the time that drafting has saved so far, and a small share of all time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from localspec.acceptance import HAZARD, Acceptance, Weights
+from localspec.candidate import Candidate, Prospect, Stopping
+from localspec.cost import LARGEST_STEP, DraftCost, TargetCost
+from localspec.draft_length import (
+    Choice,
+    DraftOff,
+    Moment,
+    Outlook,
+    ProposerKind,
+    Trial,
+    reason_without_choice,
+)
+from localspec.step_times import StepTimes
+
+_GRANTED_STEPS = 6.0  # plain steps' time that may be lost at first
+_GRANTED_SHARE = 0.003  # and the share of all time that may be lost later
+_MOST_SAVED_STEPS = 60.0  # more than this is not put by for trials
+_DECIDING_SHARE = 0.005  # of plain decoding, that may be spent on deciding to stay with it
+_MARGIN = 1.02  # a gain smaller than this is noise
+_NUM_MEASURED = 2  # plain steps before anything else is tried
+_ANCHOR_STEPS = 64  # steps after which a plain one is due, to measure what it costs
+_HORIZON = 1 / HAZARD  # tokens for which what is learned now is worth something
+_LONG_READ = 32  # tokens: reading fewer is part of a step
+_TOO_DEAR = -1  # instead of a position to read from
+_MANY_SEEN = 64  # judged tokens that make an acceptance believable
+
+
+class AutomaticDraftLength:
+    """Expected tokens per second, maximised over proposers and K.
+
+    One object serves all answers of an engine; what it learned can be kept and restored.
+    draft_shares: of each proposer's kind the guess of a draft token's cost, as a share of
+    a plain step, until it is measured.
+    """
+
+    def __init__(self, draft_shares: Mapping[ProposerKind, float]) -> None:
+        self.target_cost = TargetCost()
+        self.prospects = [
+            Prospect(kind, DraftCost(share), Acceptance())
+            for kind, share in draft_shares.items()
+        ]
+        self._num_plain = 0
+        self._saved_s = 0.0  # by drafting; negative if time was lost
+        self._granted_s = 0.0
+        self._missed_s = 0.0  # what drafting would have saved since the last trial, probably
+        self._deciding_s = 0.0  # what it took to see that nothing pays
+        self._quiet_steps = 0  # before that is looked into again
+        self._times = StepTimes(self.target_cost)
+        self._best: tuple[Prospect, float | None] | None = None
+
+    def begin(self) -> None:
+        """See `DraftLength.begin`. Another text may be another regime."""
+        for prospect in self.prospects:
+            prospect.acceptance.pass_by(int(_HORIZON))
+
+    def choose(self, moment: Moment) -> Choice:
+        """See `DraftLength.choose`."""
+        able = [
+            Candidate(index, self.prospects[index], offer, min(moment.room, offer.max_tokens))
+            for index, offer in enumerate(moment.offers)
+            if offer.max_tokens > 0
+        ]
+        if not able:
+            return Choice(None, draft_off=reason_without_choice(moment))
+        plain_s = self.target_cost.plain_s
+        if not plain_s or self._num_plain < _NUM_MEASURED:
+            return Choice(None, draft_off=DraftOff.MEASURING)
+        if self.target_cost.steps_since_plain >= _ANCHOR_STEPS:
+            return Choice(None, draft_off=DraftOff.MEASURING)
+        if self._quiet_steps > 0:
+            self._quiet_steps -= 1
+            return Choice(None, draft_off=DraftOff.DOES_NOT_PAY)
+        times = self._times.at(moment.num_cached, plain_s)
+        budget_s = self._budget_s(plain_s)
+        for candidate in able:
+            candidate.catch_up_s = self._catch_up_s(candidate, plain_s)
+        ranked = [candidate.ranked(times, self._times.at_worst, budget_s) for candidate in able]
+        rate, best = max(zip(ranked, able, strict=True), key=lambda pair: pair[0])
+        self._best = best.prospect, best.offer.confidence
+        choice = None
+        if rate > _MARGIN / plain_s:
+            choice = self._drafting(best, rate, times, moment)
+        if choice is None:
+            choice = self._trial(best, times, moment)
+        if choice.proposer is None:
+            # With a fast target the deciding itself would be felt.
+            self._quiet_steps = int(self._deciding_s / (_DECIDING_SHARE * plain_s))
+        return choice
+
+    def _drafting(
+        self, best: Candidate, rate: float, times: Weights, moment: Moment
+    ) -> Choice | None:
+        """Draft by the best, if the budget allows what it would have to read for that."""
+        plain_s = float(times[1])
+        gain_s = (plain_s - 1 / rate) * min(2 * _HORIZON, moment.num_remaining)
+        reads_from = self._reads_from(best, moment, gain_s)
+        if reads_from is _TOO_DEAR:
+            return None
+        return Choice(best.index, Stopping(best, times, rate), reads_from)
+
+    def _trial(self, best: Candidate, times: Weights, moment: Moment) -> Choice:
+        """Find out whether the text has become predictable, when that is due.
+
+        Every plain token may be a chance that was missed. When as much has probably been
+        missed as it costs to look, it is time to look; so no more is spent on looking than
+        is lost by waiting, whatever the text does.
+        """
+        plain_s = float(times[1])
+        self._missed_s += (self._quiet_steps + 1) * best.missed_s(times)
+        cost_s = best.prospect.cost.token_s(plain_s) + best.catch_up_s
+        if min(self._missed_s, self._budget_s(plain_s)) <= cost_s:
+            return Choice(None, draft_off=DraftOff.DOES_NOT_PAY)
+        reads_from = self._reads_from(best, moment, 0.0)
+        if reads_from is _TOO_DEAR:
+            return Choice(None, draft_off=DraftOff.DOES_NOT_PAY)
+        self._missed_s = 0.0
+        return Choice(best.index, _ONE, reads_from, DraftOff.DOES_NOT_PAY, is_trial=True)
+
+    def _catch_up_s(self, candidate: Candidate, plain_s: float) -> float:
+        """Seconds to read the tokens in front of a draft, but for the last."""
+        token_s = candidate.prospect.cost.read_token_s(
+            plain_s, self.target_cost.prefill_token_s
+        )
+        num_missing = candidate.offer.num_missing
+        # A long read has a budget of its own: see `_reads_from`.
+        return token_s * max(min(num_missing, _LONG_READ) - 1, 0)
+
+    def _reads_from(self, best: Candidate, moment: Moment, gain_s: float) -> int | None:
+        """Where in the text a proposer that lacks much of it shall begin to read.
+
+        It reads everything if that will surely pay, else as much of the end of the text as
+        the budget allows; later, when drafting has earned it, all. gain_s: what drafting is
+        expected to save.
+        """
+        offer, cost = best.offer, best.prospect.cost
+        if offer.num_missing < _LONG_READ and offer.num_skipped == 0:
+            return None
+        plain_s = self.target_cost.plain_s or 0.0
+        token_s = cost.read_token_s(plain_s, self.target_cost.prefill_token_s)
+        budget_s = self._budget_s(plain_s)
+        everything_s = token_s * (offer.num_skipped + offer.num_missing)
+        if offer.num_skipped > 0 and everything_s < min(budget_s / 4, gain_s):
+            return 0
+        if offer.num_missing < _LONG_READ:
+            return None
+        believed = best.prospect.acceptance.num_seen >= _MANY_SEEN
+        if believed and gain_s > everything_s:
+            return None
+        num_tokens = int(max(budget_s - best.risk_s, 0.0) / max(token_s, 1e-9))
+        if not cost.knows_reading:
+            num_tokens = min(num_tokens, 2 * _LONG_READ)
+        if num_tokens >= offer.num_missing:
+            return None
+        length = moment.num_cached + 1
+        return length - num_tokens if num_tokens >= _LONG_READ else _TOO_DEAR
+
+    def _budget_s(self, plain_s: float) -> float:
+        return self._saved_s + self._granted_s + _GRANTED_STEPS * plain_s
+
+    def padded(self, num_tokens: int, limit: int) -> int:
+        """See `DraftLength.padded`."""
+        return self._times.cheapest(num_tokens, min(limit, LARGEST_STEP))
+
+    def learn(self, trial: Trial) -> None:
+        """See `DraftLength.learn`."""
+        scored_s = trial.target_time_s + trial.sampler_time_s
+        step_s = scored_s + trial.draft_time_s
+        size = trial.num_target_tokens
+        if trial.proposer is not None or size == 1 or size > LARGEST_STEP:
+            self.target_cost.learn(size, trial.num_cached, scored_s)
+        self._num_plain += size == 1
+        self._granted_s += _GRANTED_SHARE * step_s
+        plain_s = self.target_cost.plain_s
+        if trial.proposer is not None and plain_s is not None:
+            prospect = self.prospects[trial.proposer]
+            num_drafted = len(trial.confidences)
+            prospect.cost.learn(
+                trial.num_read, max(num_drafted, 1), trial.draft_time_s, plain_s
+            )
+            prospect.acceptance.learn(trial.confidences, trial.num_accepted)
+            self._missed_s = 0.0
+            self._saved_s += trial.num_emitted * plain_s - step_s
+            self._saved_s = min(self._saved_s, _MOST_SAVED_STEPS * plain_s)
+        else:
+            self._saved_s -= trial.draft_time_s
+            if self._quiet_steps == 0:
+                self._deciding_s = trial.draft_time_s
+        for prospect in self.prospects:
+            prospect.acceptance.pass_by(trial.num_emitted)
+
+    def outlook(self) -> Outlook | None:
+        """See `DraftLength.outlook`. Of the proposer that came nearest to paying."""
+        plain_s = self.target_cost.plain_s
+        if self._best is None or plain_s is None:
+            return None
+        prospect, confidence = self._best
+        acceptance = prospect.acceptance
+        draft_s = prospect.cost.token_s(plain_s)
+        spent = self._times.latest[1:] + draft_s * np.arange(LARGEST_STEP)
+        return Outlook(
+            prospect.kind,
+            float(acceptance.expected(acceptance.weights, confidence)[1]),
+            break_even(spent / spent[0]),
+            plain_s,
+            draft_s,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is worth keeping beyond this process, as JSON has it."""
+        return {
+            "target": self.target_cost.as_dict(),
+            "proposers": {
+                prospect.kind.value: {
+                    "cost": prospect.cost.as_dict(),
+                    "acceptance": prospect.acceptance.as_dict(),
+                }
+                for prospect in self.prospects
+            },
+        }
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Go on from what `as_dict` gave.
+
+        Raises ValueError, TypeError or KeyError at a part that is something else.
+        """
+        self.target_cost.restore(kept["target"])
+        for prospect in self.prospects:
+            part = kept["proposers"].get(prospect.kind.value)
+            if part is not None:
+                prospect.cost.restore(part["cost"])
+                prospect.acceptance.restore(part["acceptance"])
+
+
+def break_even(spent: Weights) -> float | None:
+    """The lowest acceptance at which some K ≥ 1 beats K = 0; None if none does below 1.
+
+    spent: (K + 1,) the cost of steps with 0, 1, 2 … draft tokens, as multiples of the first.
+    """
+    rates = np.linspace(0.0, 1.0, 201)[:, None]
+    emitted = np.cumsum(rates ** np.arange(len(spent)), axis=1)
+    pays = (emitted[:, 1:] / spent[1:] > 1.0).any(axis=1)
+    return float(rates[int(np.argmax(pays)), 0]) if pays.any() else None
+
+
+class _ExactlyOne:
+    """One token, to see whether it would be accepted."""
+
+    def num_worth(self, num_drafted: int, confidence: float) -> int:
+        """See `Extent.num_worth`."""
+        return 1
+
+
+_ONE = _ExactlyOne()

@@ -1,0 +1,103 @@
+"""A proposer in front of a step: what its best K promises and risks, and when to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from localspec.acceptance import GAINS, Acceptance, Weights
+from localspec.cost import DraftCost
+from localspec.draft_length import Offer, ProposerKind
+
+_BET = 0.5  # of the budget that a step's risk may be
+_SAFE_ODDS = 2.0  # expected gain to expected loss
+
+
+@dataclass(slots=True)
+class Prospect:
+    """A proposer with what is known of it."""
+
+    kind: ProposerKind
+    cost: DraftCost
+    acceptance: Acceptance
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A proposer that can propose now, up to limit tokens.
+
+    catch_up_s: seconds to read what it lacks before it starts. num_drafted: its best K;
+    risk_s: what that is expected to lose where it does not pay.
+    """
+
+    index: int
+    prospect: Prospect
+    offer: Offer
+    limit: int
+    catch_up_s: float = 0.0
+    num_drafted: int = 0
+    risk_s: float = 0.0
+
+    def ranked(self, times: Weights, at_worst: Weights, budget_s: float) -> float:
+        """The tokens per second of its best K ≥ 1 that the budget allows, which is noted.
+
+        0 if it allows none.
+        """
+        acceptance = self.prospect.acceptance
+        expected = acceptance.expected(acceptance.weights, self.offer.confidence)
+        emitted = 1.0 + GAINS[:, 1 : self.limit + 1]
+        losses = self._spent(at_worst) + self.catch_up_s - times[1] * emitted
+        risks = acceptance.weights @ np.maximum(losses, 0.0)
+        # A bet that is much better than even needs no backing.
+        gains = risks - acceptance.weights @ losses
+        allowed = risks <= np.maximum(_BET * budget_s, gains / _SAFE_ODDS)
+        if not allowed.any():
+            return 0.0
+        rates = (1.0 + expected[1 : self.limit + 1]) / self._spent(times)
+        best = int(np.argmax(np.where(allowed, rates, 0.0)))
+        self.num_drafted, self.risk_s = best + 1, float(risks[best])
+        # Nor is a draft prolonged beyond what is allowed.
+        self.limit = int(np.flatnonzero(allowed)[-1]) + 1
+        return float(rates[best])
+
+    def missed_s(self, times: Weights) -> float:
+        """Seconds per token that it is expected to save, were the regime known."""
+        draft_s = self.prospect.cost.token_s(float(times[1]))
+        spent = times[2:] + draft_s * np.arange(1, len(times) - 1)
+        token_s = (spent / (1.0 + GAINS[:, 1:])).min(axis=1)
+        missed = np.maximum(times[1] - token_s, 0.0)
+        return float(self.prospect.acceptance.weights @ missed)
+
+    def _spent(self, times: Weights) -> Weights:
+        """(limit,) seconds of steps with 1, 2 … draft tokens."""
+        draft_s = self.prospect.cost.token_s(float(times[1]))
+        return times[2 : self.limit + 2] + draft_s * np.arange(1, self.limit + 1)
+
+
+class Stopping:
+    """Goes on drafting while that brings in more tokens than `rate` in the same time."""
+
+    def __init__(self, best: Candidate, times: Weights, rate: float) -> None:
+        self._acceptance = best.prospect.acceptance
+        self._confidence = best.offer.confidence
+        self._alive = self._acceptance.weights  # that all so far are accepted, per regime
+        self._limit = best.limit
+        self._loss = rate * times  # in tokens
+        draft_s = best.prospect.cost.token_s(float(times[1]))
+        self._draft_loss = rate * draft_s * np.arange(best.limit + 1)
+
+    def num_worth(self, num_drafted: int, confidence: float) -> int:
+        """See `Extent.num_worth`."""
+        limit = self._limit - num_drafted
+        if limit <= 0:
+            return 0
+        alive = self._alive * self._acceptance.chances(confidence)
+        # Behind this one, 0, 1, 2 … further tokens: what they bring in and what they take.
+        known = self._confidence is not None
+        further = self._acceptance.expected(alive, confidence if known else None)[:limit]
+        loss = self._loss[num_drafted + 2 : num_drafted + 2 + limit]
+        values = alive.sum() + further - self._draft_loss[:limit] - loss
+        best = int(np.argmax(values))
+        self._alive = alive
+        return best + 1 if values[best] + self._loss[num_drafted + 1] > 0.0 else 0

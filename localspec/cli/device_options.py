@@ -1,0 +1,90 @@
+"""Options that say how the models are opened: threads, devices, caches."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import click
+
+from localspec.llama_options import CacheType, FlashAttention, LlamaOptions
+
+_CACHE_TYPE = click.Choice(get_args(CacheType))
+
+OPTIONS = [
+    click.option("--threads", type=int, help="CPU threads. [default: every core]"),
+    click.option(
+        "--threads-batch", type=int, help="CPU threads for prompts. [default: --threads]"
+    ),
+    click.option(
+        "--draft-threads", type=int, help="CPU threads of the draft. [default: --threads]"
+    ),
+    click.option("--gpu-layers", type=int, help="Layers on the GPU. [default: all that fit]"),
+    click.option("--draft-gpu-layers", type=int, help="The draft's. [default: --gpu-layers]"),
+    click.option(
+        "--flash-attn",
+        type=click.Choice(get_args(FlashAttention)),
+        default="auto",
+        show_default=True,
+        help="Flash attention, of both models.",
+    ),
+    click.option("--cache-type-k", type=_CACHE_TYPE, help="Of cached keys. [default: f16]"),
+    click.option("--cache-type-v", type=_CACHE_TYPE, help="Of cached values. [default: f16]"),
+    click.option("--draft-cache-type-k", type=_CACHE_TYPE, help="The draft's. [default: f16]"),
+    click.option("--draft-cache-type-v", type=_CACHE_TYPE, help="The draft's. [default: f16]"),
+    click.option(
+        "--mmap/--no-mmap", default=None, help="Map the files, or read them into memory."
+    ),
+    click.option("--mlock", is_flag=True, help="Keep the models from being swapped out."),
+    click.option("--main-gpu", type=int, help="The device that is used first."),
+    click.option(
+        "--tensor-split", metavar="A,B,…", help="Shares of the devices, in their order."
+    ),
+]
+_NAMES = (
+    "threads", "threads_batch", "draft_threads", "gpu_layers", "draft_gpu_layers", "flash_attn",
+    "cache_type_k", "cache_type_v", "draft_cache_type_k", "draft_cache_type_v", "mmap", "mlock",
+    "main_gpu", "tensor_split",
+)  # fmt: skip
+
+
+def take_model_options(values: dict[str, Any]) -> tuple[LlamaOptions, LlamaOptions]:
+    """Remove the options above from a command's values: those of target and draft.
+
+    Raises OptionError for a value outside its range, UsageError for an unreadable split.
+    """
+    given = {name: values.pop(name) for name in _NAMES}
+    common: dict[str, Any] = {
+        "num_batch_threads": given["threads_batch"],
+        "flash_attention": given["flash_attn"],
+        "use_mmap": given["mmap"],
+        "use_mlock": given["mlock"],
+        "main_gpu": given["main_gpu"],
+        "tensor_split": _shares(given["tensor_split"]),
+    }
+    target = LlamaOptions(
+        num_threads=given["threads"],
+        num_gpu_layers=given["gpu_layers"],
+        cache_type_k=given["cache_type_k"],
+        cache_type_v=given["cache_type_v"],
+        **common,
+    )
+    draft_threads, draft_layers = given["draft_threads"], given["draft_gpu_layers"]
+    draft = LlamaOptions(
+        num_threads=given["threads"] if draft_threads is None else draft_threads,
+        num_gpu_layers=given["gpu_layers"] if draft_layers is None else draft_layers,
+        cache_type_k=given["draft_cache_type_k"],
+        cache_type_v=given["draft_cache_type_v"],
+        **common,
+    )
+    return target, draft
+
+
+def _shares(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return ()
+    try:
+        return tuple(float(share) for share in text.split(","))
+    except ValueError:
+        raise click.UsageError(
+            f"--tensor-split {text} is no list of numbers, as in 3,1."
+        ) from None

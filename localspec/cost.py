@@ -1,0 +1,189 @@
+"""What decodes cost on this machine, learned by timing the ones that are done anyway.
+
+For the target v(n) = T(n) / T(1), the cost of decoding n tokens at once in plain steps: the
+function that decides whether a draft pays. It is not monotone (a kernel for 4 tokens can be
+cheaper than one for 3), so every n has a measurement of its own. T(1) is followed closely,
+because it changes with the load of the machine and the length of the text, v(n) slowly.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from localspec.draft_length import MAX_DRAFT_TOKENS
+
+LARGEST_STEP = MAX_DRAFT_TOKENS + 1  # tokens of the largest step whose cost is told apart
+
+_NUM_SAMPLES = 9  # of one quantity that are kept; their median counts
+_NUM_TRUSTED = 3  # samples before a median is one
+_FRESH_STEPS = 16  # a plain step further back says little about this moment
+_FILL_TOKENS = 2048  # texts shorter than this cost the same; beyond it doublings differ
+_SHORT_READ = 2  # tokens that are read in front of a draft again and again
+_LONG_READ = 8  # tokens that show what one of many costs
+
+
+class TargetCost:
+    """Seconds that the target takes for a step of n tokens."""
+
+    def __init__(self) -> None:
+        self.version = 0  # of `ratios`
+        self.prefill_token_s: float | None = None
+        self._ratios: dict[tuple[int, int], deque[float]] = {}
+        self._plain: deque[float] = deque(maxlen=5)
+        self._units: deque[float] = deque(maxlen=_NUM_SAMPLES)
+        self._steps_since_plain = 0
+
+    @property
+    def plain_s(self) -> float | None:
+        """Seconds of a plain step now; None before one was seen in this process."""
+        return statistics.median(self._units) if self._units else None
+
+    @property
+    def steps_since_plain(self) -> int:
+        """Steps since one was plain, so that the other side of the ratio was measured."""
+        return self._steps_since_plain
+
+    def learn(self, num_tokens: int, num_cached: int, seconds: float) -> None:
+        """Take a timed decode into account, of num_tokens behind num_cached others."""
+        if num_tokens > LARGEST_STEP:
+            self.prefill_token_s = seconds / num_tokens
+            return
+        if num_tokens == 1:
+            self._steps_since_plain = 0
+            self._plain.append(seconds)
+            self._units.append(seconds)
+            return
+        self._steps_since_plain += 1
+        samples = self._ratios.setdefault(
+            (_fill(num_cached), num_tokens), deque(maxlen=_NUM_SAMPLES)
+        )
+        if len(samples) >= _NUM_TRUSTED:
+            self._units.append(seconds / statistics.median(samples))
+        if self._plain and self._steps_since_plain <= _FRESH_STEPS:
+            samples.append(seconds / statistics.median(self._plain))
+            self.version += 1
+
+    def measured(self, num_cached: int) -> dict[int, float]:
+        """n → v(n) where it was measured, 1 included, for a text of that length."""
+        known = {1: 1.0}
+        fill = _fill(num_cached)
+        # The nearest length that was measured: the curves of neighbours look alike.
+        by_distance = sorted(self._ratios, key=lambda key: -abs(key[0] - fill))
+        for key in by_distance:
+            samples, size = self._ratios[key], key[1]
+            if samples:
+                known[size] = _estimate(samples)
+        return known
+
+    def ratios(self, num_cached: int, *, hopeful: bool) -> list[float]:
+        """(LARGEST_STEP + 1,) v(n) for n = 0, 1, 2 …; v(0) is 0.
+
+        Where nothing was measured it is a guess. The hopeful one lets what might pay be
+        tried, and measured by that; it goes no further than twice the largest size that was
+        measured. The other one says what such a trial may have to cost.
+        """
+        known = self.measured(num_cached)
+        slope = 0.6
+        if hopeful:
+            slope = 0.1
+            if self.prefill_token_s is not None and self._plain:
+                # A token among many is as cheap as it gets; half of that is hope.
+                slope = min(0.5 * self.prefill_token_s / statistics.median(self._plain), 0.5)
+        ratios = [0.0]
+        for size in range(1, LARGEST_STEP + 1):
+            guess = ratios[-1] + slope
+            if hopeful:
+                guess = min([guess, *(v for other, v in known.items() if other > size)])
+            if hopeful and size > max(4, 2 * max(known)):
+                guess = math.inf
+            ratios.append(known.get(size, guess))
+        return ratios
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is worth keeping beyond this process, as JSON has it."""
+        return {
+            "ratios": [
+                [fill, size, round(_estimate(samples), 4), len(samples)]
+                for (fill, size), samples in sorted(self._ratios.items())
+                if samples
+            ]
+        }
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError if it is
+        something else, and is then unchanged."""
+        ratios: dict[tuple[int, int], deque[float]] = {}
+        for fill, size, ratio, count in kept["ratios"]:
+            if not (0 < ratio < math.inf and 1 < size <= LARGEST_STEP and 0 <= fill < 64):
+                raise ValueError(f"v({size}) is {ratio}")
+            # Few enough that a changed machine shows after a few steps.
+            copies = min(int(count), _NUM_TRUSTED)
+            ratios[int(fill), int(size)] = deque([float(ratio)] * copies, _NUM_SAMPLES)
+        self._ratios = ratios
+        self.version += 1
+
+
+class DraftCost:
+    """Seconds that a proposer takes. share: of the target's, until it was measured."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._tokens: deque[float] = deque(maxlen=_NUM_SAMPLES)
+        self._reads: deque[float] = deque(maxlen=_NUM_SAMPLES)
+
+    @property
+    def knows_reading(self) -> bool:
+        """Whether a read of many tokens was timed."""
+        return len(self._reads) > 0
+
+    def learn(self, num_read: int, num_drafted: int, seconds: float, plain_s: float) -> None:
+        """Take a timed proposal into account: num_read tokens read, num_drafted proposed."""
+        if num_read >= _LONG_READ:
+            others_s = (num_drafted - 1) * self.token_s(plain_s)
+            self._reads.append(max(seconds - others_s, 0.0) / num_read)
+        elif num_drafted > 0 and num_read <= _SHORT_READ:
+            self._tokens.append(seconds / num_drafted)
+            if plain_s > 0:
+                self._share = statistics.median(self._tokens) / plain_s
+
+    def token_s(self, plain_s: float) -> float:
+        """Seconds of a drafted token, where a plain step of the target takes plain_s."""
+        if len(self._tokens) >= _NUM_TRUSTED:
+            return statistics.median(self._tokens)
+        return self._share * plain_s
+
+    def read_token_s(self, plain_s: float, prefill_token_s: float | None) -> float:
+        """Seconds of a token that is read among many.
+
+        prefill_token_s: what such a token costs the target, if that is known.
+        """
+        if self._reads:
+            return statistics.median(self._reads)
+        if prefill_token_s is not None:
+            return self._share * prefill_token_s
+        return 0.5 * self.token_s(plain_s)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is worth keeping beyond this process, as JSON has it."""
+        return {"share": round(self._share, 5)}
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError if it is
+        something else, and is then unchanged."""
+        share = float(kept["share"])
+        if not 0 <= share < math.inf:
+            raise ValueError(f"the draft's share is {share}")
+        self._share = share
+
+
+def _estimate(samples: deque[float]) -> float:
+    """Of a few samples the smallest: what disturbs a measurement makes it longer."""
+    return statistics.median(samples) if len(samples) >= _NUM_TRUSTED else min(samples)
+
+
+def _fill(num_cached: int) -> int:
+    return (num_cached // _FILL_TOKENS).bit_length()

@@ -1,0 +1,114 @@
+"""Prompt lookup: what followed the last few tokens when they stood in the text before.
+
+Saxena, "Prompt Lookup Decoding" (2023). Costs next to nothing and pays where text is copied:
+summaries, edits, code. The index grows with the text and shrinks when the text is cut; it
+is never built anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from localspec.draft_length import MAX_DRAFT_TOKENS, DraftOff, Extent, Offer, ProposerKind
+from localspec.proposers import Draw, Proposal
+from localspec.sampling import Distribution
+from localspec.transforms import Transforms
+
+_LONG, _SHORT = 3, 2  # tokens that are looked up: the long key first
+_NUM_PLACES = 16  # of the same key that are compared
+_MAX_MATCH = 32  # tokens beyond which a longer match says nothing more
+_ONE = np.ones(1)
+
+
+class Lookup:
+    """Proposes from the text itself.
+
+    Its confidence in what it finds is 1 - 1 / (1 + n), where the last n tokens agree.
+    is_end: the target's end-of-generation test; nothing is proposed after such a token.
+    """
+
+    kind = ProposerKind.LOOKUP
+
+    def __init__(self, is_end: Callable[[int], bool]) -> None:
+        self._is_end = is_end
+        self._text: list[int] = []
+        # Key → ends of its occurrences, ascending: the position behind each.
+        self._places: dict[tuple[int, ...], list[int]] = {}
+        self._found_at = -1
+        self._match_length = 0
+
+    def offer(self, tokens: Sequence[int]) -> Offer:
+        """See `Proposer.offer`."""
+        self._read(tokens)
+        self._found_at, self._match_length = self._longest_match()
+        if self._found_at < 0:
+            return Offer(0, draft_off=DraftOff.NOTHING_REPEATS)
+        return Offer(MAX_DRAFT_TOKENS, confidence=1.0 - 1.0 / (1 + self._match_length))
+
+    def propose(
+        self, tokens: Sequence[int], extent: Extent, transforms: Transforms, draw: Draw
+    ) -> Proposal:
+        """See `Proposer.propose`. Its laws are one-hot, so nothing is drawn."""
+        offer = self.offer(tokens)
+        proposal = Proposal([], [], [], 0)
+        if offer.confidence is None:
+            return proposal
+        drafted = proposal.draft_tokens
+        while (num_worth := extent.num_worth(len(drafted), offer.confidence)) > 0:
+            # Behind the end of the text stands what was just proposed: a period goes on.
+            place = self._found_at + len(drafted)
+            known = len(self._text)
+            token = self._text[place] if place < known else drafted[place - known]
+            drafted.append(token)
+            proposal.distributions.append(Distribution(np.array([token]), _ONE))
+            proposal.confidences.append(offer.confidence)
+            if num_worth == 1 or self._is_end(token):
+                break
+        return proposal
+
+    def read_from(self, position: int) -> None:
+        """See `Proposer.read_from`: it has read everything."""
+
+    def truncate(self, num_tokens: int) -> None:
+        """See `Proposer.truncate`."""
+        while len(self._text) > num_tokens:
+            for size in (_LONG, _SHORT):
+                key = tuple(self._text[-size - 1 : -1])
+                if len(key) == size:
+                    places = self._places[key]
+                    places.pop()
+                    if not places:
+                        del self._places[key]
+            self._text.pop()
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        """Index what is new: a key is known once there is a token behind it."""
+        text = self._text
+        for position in range(len(text), len(tokens)):
+            for size in (_LONG, _SHORT):
+                if position >= size:
+                    key = tuple(text[position - size : position])
+                    self._places.setdefault(key, []).append(position)
+            text.append(tokens[position])
+
+    def _longest_match(self) -> tuple[int, int]:
+        """The position behind the longest earlier match of the text's end, and its length.
+
+        Among equals the last. (-1, 0) if there is none.
+        """
+        text, best, best_length = self._text, -1, 0
+        for size in (_LONG, _SHORT):
+            for place in reversed(self._places.get(tuple(text[-size:]), [])[-_NUM_PLACES:]):
+                length = size
+                while (
+                    length < min(place, _MAX_MATCH)
+                    and text[place - length - 1] == text[-length - 1]
+                ):
+                    length += 1
+                if length > best_length:
+                    best, best_length = place, length
+            if best >= 0:
+                break
+        return best, best_length

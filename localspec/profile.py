@@ -1,0 +1,74 @@
+"""What a pair of models was found to cost on this machine, kept between runs.
+
+A cache, in the user's cache directory: a file that is missing, damaged or of another version
+is as good as none, and one that cannot be written costs no more than learning it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+
+
+class Profile:
+    """The file for one pair in one setting. identity: all that changes what a decode costs."""
+
+    def __init__(self, identity: Sequence[str]) -> None:
+        self._identity = list(identity)
+        name = hashlib.sha256("\n".join(self._identity).encode()).hexdigest()[:16]
+        self.path = profiles_folder() / f"{name}.json"
+        self._saved: dict[str, Any] | None = None
+
+    def load(self) -> dict[str, Any] | None:
+        """What was kept; None if there is nothing usable."""
+        try:
+            kept = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            logger.warning("%s is unreadable and will be replaced: %s", self.path, error)
+            return None
+        right = isinstance(kept, dict) and kept.get("version") == VERSION
+        if not right or kept.get("identity") != self._identity:
+            return None
+        learned = kept.get("learned")
+        return learned if isinstance(learned, dict) else None
+
+    def save(self, learned: dict[str, Any]) -> None:
+        """Keep it. All of the file is replaced at once, so that no reader sees a part."""
+        if learned == self._saved:
+            return
+        content = {"version": VERSION, "identity": self._identity, "learned": learned}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".part")
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    json.dump(content, file, indent=1)
+                os.replace(name, self.path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
+                raise
+        except OSError as error:
+            logger.info("%s cannot be written: %s", self.path, error)
+            return
+        self._saved = learned
+
+
+def profiles_folder() -> Path:
+    """Where profiles are kept."""
+    return user_cache_path("localspec", appauthor=False) / "profiles"

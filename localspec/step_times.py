@@ -1,0 +1,54 @@
+"""What steps of each size would take now, with padding to cheaper sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from localspec.acceptance import Weights
+from localspec.cost import LARGEST_STEP, TargetCost
+
+_MARGIN = 1.02  # a gain smaller than this is noise
+
+
+class StepTimes:
+    """The target's seconds per step size.
+
+    latest: what `at` returned last. at_worst: the same where unmeasured sizes are dear.
+    """
+
+    def __init__(self, cost: TargetCost) -> None:
+        self._cost = cost
+        self._version = (-1, -1)
+        self._ratios: Weights = np.zeros(LARGEST_STEP + 1)
+        self._worst: Weights = self._ratios
+        self._sizes = list(range(LARGEST_STEP + 1))
+        self.latest: Weights = self._ratios
+        self.at_worst: Weights = self._ratios
+
+    def at(self, num_cached: int, plain_s: float) -> Weights:
+        """(LARGEST_STEP + 1,) seconds of a step of n tokens."""
+        version = (self._cost.version, num_cached // 1024)
+        if version != self._version:
+            self._version = version
+            self._fill_in(num_cached)
+        self.latest = self._ratios * plain_s
+        self.at_worst = self._worst * plain_s
+        return self.latest
+
+    def _fill_in(self, num_cached: int) -> None:
+        ratios = self._cost.ratios(num_cached, hopeful=True)
+        self._worst = np.array(self._cost.ratios(num_cached, hopeful=False))
+        measured = self._cost.measured(num_cached)
+        best = LARGEST_STEP
+        for size in range(LARGEST_STEP, 0, -1):
+            # Only what is known to be cheaper is worth padding to.
+            if not (best in measured and ratios[best] * _MARGIN < ratios[size]):
+                best = size
+            self._sizes[size] = best
+            self._ratios[size] = ratios[best]
+        self._worst = np.minimum.accumulate(self._worst[::-1])[::-1]
+
+    def cheapest(self, num_tokens: int, limit: int) -> int:
+        """The size, num_tokens … limit, that is known to take the least."""
+        size = self._sizes[num_tokens] if num_tokens <= LARGEST_STEP else num_tokens
+        return size if size <= limit else num_tokens

@@ -1,0 +1,127 @@
+"""Models whose decodes take a chosen time on a clock of their own, and agree as often as asked.
+
+What a policy makes of costs and acceptance shows exactly and at once, on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from localspec.draft_length import DraftLength
+from localspec.proposers import DraftModel, Proposer
+from localspec.randomness import Randomness
+from localspec.rules import make_rule
+from localspec.sampling import Logits, SamplingParams
+from localspec.speculative import Request, Speculation
+from localspec.transforms import Transforms
+from toy import all_shared
+
+VOCAB = 1024
+# v(n) of a 7B model on two CPU cores: a staircase, which no formula gives.
+# fmt: off
+Q4_0 = {
+    1: 1.0, 2: 1.58, 3: 2.23, 4: 1.48, 5: 2.27, 6: 3.06, 7: 3.67, 8: 2.91, 9: 3.56, 10: 4.02,
+    11: 4.1, 12: 4.25, 13: 5.0, 14: 5.78, 15: 4.8, 16: 3.80, 17: 4.62, 24: 6.36, 32: 7.59,
+}
+Q4_K = {
+    1: 1.0, 2: 1.73, 3: 2.33, 4: 2.32, 5: 3.31, 6: 3.83, 7: 4.53, 8: 3.93, 9: 4.84, 10: 5.37,
+    11: 5.4, 12: 5.47, 13: 6.1, 14: 6.79, 15: 6.0, 16: 5.24, 17: 6.22, 24: 8.35, 32: 10.1,
+}
+# fmt: on
+FLAT = {n: 1.0 + 0.01 * n for n in range(1, 33)}
+
+
+class Clock:
+    """Seconds that pass only when somebody says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TimedModel:
+    """A cycle through all tokens; `agrees(token)` says where it follows the target's."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        plain_s: float,
+        ratios: dict[int, float],
+        agrees: Callable[[int], bool] = lambda token: True,
+        noise: float = 0.0,
+    ) -> None:
+        self.vocab_size = VOCAB
+        self.context_length = 1 << 20
+        self.max_outputs = 17
+        self.can_truncate = True
+        self.num_cached = 0
+        self.num_decodes = 0
+        self._clock, self._plain_s, self._ratios, self._agrees = clock, plain_s, ratios, agrees
+        self._random = np.random.default_rng(0)
+        self._noise = noise
+
+    def seconds(self, num_tokens: int) -> float:
+        largest = max(self._ratios)
+        if num_tokens > largest:
+            return self._plain_s * self._ratios[largest] * num_tokens / largest
+        sizes = sorted(self._ratios)
+        return self._plain_s * float(
+            np.interp(num_tokens, sizes, [self._ratios[size] for size in sizes])
+        )
+
+    def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
+        self.num_cached += len(tokens)
+        self.num_decodes += 1
+        spread = 1.0 + self._noise * abs(self._random.standard_normal())
+        self._clock.now += self.seconds(len(tokens)) * spread
+        rows = np.zeros((num_logits, VOCAB), dtype=np.float32)
+        for row, token in zip(rows, tokens[len(tokens) - num_logits :], strict=True):
+            row[successor(token) if self._agrees(token) else (token + 7) % VOCAB] = 20.0
+        return rows
+
+    def truncate(self, num_cached: int) -> None:
+        assert num_cached <= self.num_cached
+        self.num_cached = num_cached
+
+
+def successor(token: int) -> int:
+    """The token behind a token: a cycle of the length of the vocabulary."""
+    return (token + 1) % VOCAB
+
+
+def at_random(agreement: float, seed: int = 0) -> Callable[[int], bool]:
+    """Agrees with that share of the tokens."""
+    agreed = np.random.default_rng(seed).random(VOCAB) < agreement
+    return lambda token: bool(agreed[token])
+
+
+def run(
+    policy: DraftLength,
+    agrees: Callable[[int], bool],
+    ratios: dict[int, float],
+    *,
+    draft_share: float = 0.12,
+    num_tokens: int = 1024,
+    num_prompt_tokens: int = 32,
+    noise: float = 0.0,
+    extra: Sequence[Proposer] = (),
+) -> float:
+    """Seconds that an answer takes, in plain steps of the target; prompt included."""
+    clock = Clock()
+    target = TimedModel(clock, 1.0, ratios, noise=noise)
+    draft = TimedModel(clock, draft_share, Q4_0, agrees, noise=noise)
+    shared = all_shared(target, draft)  # type: ignore[arg-type]
+    proposers = [DraftModel(draft, shared, lambda token: False), *extra]
+    loop = Speculation(target, proposers, policy, None, clock)
+    params = SamplingParams(temperature=0)
+    prompt = [(7 * i) % VOCAB for i in range(num_prompt_tokens - 1)] + [0]
+    rule = make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0))
+    transforms = Transforms(params, num_prompt_tokens=len(prompt))
+    loop.start(prompt)
+    for _ in loop.steps(Request(transforms, rule, num_tokens, lambda token: False)):
+        pass
+    return clock.now

@@ -1,0 +1,118 @@
+"""The automatic policy on machines whose costs and texts are known: see `simulated`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from simulated import FLAT, Q4_0, Q4_K, VOCAB, at_random, run
+
+from localspec.automatic import AutomaticDraftLength
+from localspec.draft_length import DraftOff, FixedDraftLength, Moment, Offer, ProposerKind
+
+
+def policy(learned=None) -> AutomaticDraftLength:
+    made = AutomaticDraftLength({ProposerKind.DRAFT: 0.1})
+    if learned is not None:
+        made.restore(json.loads(json.dumps(learned.as_dict())))
+    return made
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [32, 2048])
+@pytest.mark.parametrize(
+    ("ratios", "draft_share"),
+    [(Q4_0, 0.12), (Q4_K, 0.12), (Q4_0, 0.36), (FLAT, 0.08)],
+    ids=["staircase", "steep", "a dear draft", "flat"],
+)
+def test_a_useless_draft_costs_next_to_nothing(ratios, draft_share, num_prompt_tokens):
+    """In total time, prompt included, whether or not it was known before."""
+    for num_tokens, at_least in ((256, 0.97), (1024, 0.99)):
+        setting = {
+            "draft_share": draft_share,
+            "num_tokens": num_tokens,
+            "num_prompt_tokens": num_prompt_tokens,
+        }
+        plain_s = run(FixedDraftLength(0), at_random(0), ratios, **setting)
+        fresh = policy()
+        assert plain_s / run(fresh, at_random(0), ratios, **setting) >= at_least
+        assert plain_s / run(policy(fresh), at_random(0), ratios, **setting) >= at_least
+
+
+@pytest.mark.parametrize("agreement", [0.3, 0.5, 0.7, 0.8, 0.9])
+def test_it_is_about_as_fast_as_the_best_fixed_number(agreement):
+    """Known costs, and a text of which nothing is known."""
+    agrees = at_random(agreement, seed=1)
+    fixed = {k: run(FixedDraftLength(k), agrees, Q4_0) for k in (0, 1, 2, 3, 4, 7, 15)}
+    learned = policy()
+    run(learned, at_random(agreement, seed=2), Q4_0)
+    assert min(fixed.values()) / run(policy(learned), agrees, Q4_0) >= 0.93
+
+
+def test_it_drafts_at_once_with_what_was_learned_before():
+    learned = policy()
+    run(learned, at_random(0.9), Q4_0)
+    again = policy(learned)
+    assert run(again, at_random(0.9), Q4_0, num_tokens=64) < 0.65 * run(
+        FixedDraftLength(0), at_random(0.9), Q4_0, num_tokens=64
+    )
+
+
+def test_a_text_that_changes_is_followed():
+    """Predictable and unpredictable in turn, every 64 tokens, against who knows which."""
+    good, bad = at_random(0.95), at_random(0.05, seed=1)
+
+    def agrees(token: int) -> bool:
+        return (good if (token // 64) % 2 == 0 else bad)(token)
+
+    class Oracle(FixedDraftLength):
+        def choose(self, moment: Moment):
+            token = (moment.num_cached - 31) % VOCAB
+            return FixedDraftLength(3 if (token // 64) % 2 == 0 else 0).choose(moment)
+
+    assert run(Oracle(3), agrees, Q4_0) / run(policy(), agrees, Q4_0) >= 0.9
+
+
+def test_a_draft_that_is_not_used_costs_no_decode():
+    """Where nothing pays, the draft model rests but for a trial now and then."""
+    used = policy()
+    run(used, at_random(0), Q4_K)
+    seen = used.prospects[0].acceptance.num_seen
+    assert seen < 30
+
+
+def test_it_says_what_would_pay():
+    told = policy()
+    run(told, at_random(0.9), Q4_0)
+    outlook = told.outlook()
+    assert outlook.proposer is ProposerKind.DRAFT
+    assert 0.75 < outlook.acceptance < 0.97
+    assert 0.2 < outlook.break_even < 0.6
+    assert outlook.plain_step_s == pytest.approx(1.0)
+    assert outlook.draft_token_s == pytest.approx(0.12, rel=0.3)
+
+
+def test_batches_are_padded_to_a_cheaper_size():
+    """Three tokens cost more than four on this machine."""
+    learned = policy()
+    run(learned, at_random(0.9), Q4_0)
+    learned.choose(Moment(100, 16, 100, (Offer(16),)))
+    assert learned.padded(3, 17) == 4
+    assert learned.padded(3, 3) == 3
+    assert learned.padded(4, 17) == 4
+
+
+def test_the_first_steps_measure_what_plain_decoding_costs():
+    choice = policy().choose(Moment(100, 16, 100, (Offer(16),)))
+    assert (choice.proposer, choice.draft_off) == (None, DraftOff.MEASURING)
+
+
+@pytest.mark.parametrize("damage", [
+    {}, {"target": {}}, {"target": {"ratios": [[0, 2, float("nan"), 3]]}, "proposers": {}},
+    {"target": {"ratios": [["a", 2, 1.5, 3]]}, "proposers": {}},
+    {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": -1}}}},
+    {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": 1},
+     "acceptance": {"prior": [1], "shifts": [], "num_seen": 1}}}},
+])  # fmt: skip
+def test_what_was_kept_is_checked(damage):
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        policy().restore(damage)

@@ -1,0 +1,86 @@
+"""Prompt lookup: against a search of the whole text, at every step and after every cut."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localspec.draft_length import DraftOff, FixedDraftLength, Moment
+from localspec.lookup import Lookup
+from localspec.sampling import SamplingParams
+from localspec.transforms import Transforms
+
+
+def never(_token: int) -> bool:
+    return False
+
+
+def proposed(lookup: Lookup, text: list[int], num_tokens: int) -> list[int]:
+    offer = lookup.offer(text)
+    choice = FixedDraftLength(num_tokens).choose(Moment(len(text), 16, 99, (offer,)))
+    if choice.extent is None:
+        return []
+    transforms = Transforms(SamplingParams(), num_prompt_tokens=1)
+    proposal = lookup.propose(text, choice.extent, transforms, lambda _index, _law: -1)
+    for token, law in zip(proposal.draft_tokens, proposal.distributions, strict=True):
+        assert law.prob(token) == 1.0
+    assert len(proposal.confidences) == len(proposal.draft_tokens)
+    return proposal.draft_tokens
+
+
+def longest_match(text: list[int]) -> int:
+    """Tokens at the end of the text that stood somewhere before, with something behind."""
+    return max(
+        (
+            length
+            for length in range(len(text))
+            if length >= 2
+            and any(
+                text[i : i + length] == text[len(text) - length :]
+                for i in range(len(text) - length)
+            )
+        ),
+        default=0,
+    )
+
+
+@settings(deadline=None)
+@given(
+    text=st.lists(st.integers(0, 3), max_size=40),
+    cuts=st.lists(st.integers(0, 40), max_size=4),
+)
+def test_it_finds_a_longest_match_however_the_text_came_about(text, cuts):
+    """Growing at once or token by token, cut back in between; the index is that of the text."""
+    lookup = Lookup(never)
+    for cut in cuts:
+        lookup.offer(text)
+        lookup.truncate(min(cut, len(text)))
+    offer = lookup.offer(text)
+    length = longest_match(text)
+    if length == 0:
+        assert offer == (0, 0, 0, None, DraftOff.NOTHING_REPEATS)
+    else:
+        # Of many occurrences only the last ones are compared, so a long match may be missed.
+        assert offer.confidence <= 1 - 1 / (1 + length)
+        assert offer.confidence >= 1 - 1 / (1 + min(length, 2))
+    fresh = Lookup(never)
+    assert fresh.offer(text) == offer
+    assert proposed(fresh, text, 8) == proposed(lookup, text, 8)
+
+
+def test_it_proposes_what_followed_the_longest_match():
+    text = [1, 2, 3, 4, 9, 2, 3, 5, 6, 1, 2, 3]
+    assert proposed(Lookup(never), text, 3) == [4, 9, 2]
+
+
+def test_a_period_goes_on_beyond_the_end_of_the_text():
+    assert proposed(Lookup(never), [7, 8, 9, 7, 8, 9, 7, 8, 9], 8) == [7, 8, 9, 7, 8, 9, 7, 8]
+
+
+def test_nothing_is_proposed_behind_an_end_token():
+    lookup = Lookup(lambda token: token == 4)
+    assert proposed(lookup, [1, 2, 3, 4, 5, 1, 2, 3], 8) == [4]
+
+
+def test_a_new_text_is_told_that_nothing_repeats():
+    assert proposed(Lookup(never), [1, 2, 3, 4], 8) == []
