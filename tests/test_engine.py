@@ -321,8 +321,9 @@ def test_an_adopted_llama_may_be_used_and_closed_by_its_owner(demo_target):
     llama.create_completion("Seven times eight is", max_tokens=9, temperature=0)
     assert engine.generate(STORY, sampling=GREEDY, max_tokens=20).text == first.text
     llama.close()
-    with pytest.raises(EngineError, match="closed by its owner"):
-        engine.generate(STORY, max_tokens=2)
+    for prompt in (STORY, [5, 6]):
+        with pytest.raises(EngineError, match="closed by its owner"):
+            engine.generate(prompt, max_tokens=2)
     engine.close()
 
 
