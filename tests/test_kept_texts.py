@@ -105,6 +105,15 @@ def test_the_least_recently_used_text_leaves_first(demo_target):
     assert costs[2] > 50
 
 
+def test_a_check_of_the_engine_leaves_the_chats_their_texts(engine):
+    chat = engine.chat()
+    chat.send(QUESTIONS[0], sampling=GREEDY)
+    with engine.exclusively() as loop:
+        assert loop.target.num_cached == 0
+        loop.target.decode([5, 6, 7], 1)
+    assert decoded_tokens(chat.send(QUESTIONS[1], sampling=GREEDY, max_tokens=1)) < 25
+
+
 def test_the_text_of_a_chat_that_is_gone_is_freed(engine):
     gc.collect()
     before = engine._kept_texts.num_bytes
