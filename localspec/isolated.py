@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import signal
 import threading
 import weakref
 from collections.abc import Callable, Generator
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from localspec.answering import Answering
+from localspec.child_process import ChildProcess
 from localspec.errors import EngineError, OptionError
-from localspec.isolated_child import EngineFacts, serve
+from localspec.isolated_child import EngineFacts
 from localspec.own_process import OwnProcess
 from localspec.stream import AnswerOptions, Piece, Reply, Stream
 
@@ -22,85 +20,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
     from localspec.loading import LoadKeywords
-
-_PATIENCE_S = 10.0  # for the process to free its models, before it is killed
-
-
-class _Process:
-    """A running child with its two lines: requests that are answered, and cancels."""
-
-    def __init__(
-        self,
-        preset: str | None,
-        arguments: LoadKeywords,
-        progress: Callable[[float], None] | None,
-    ) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._calls, calls = context.Pipe()
-        cancels, self._cancels = context.Pipe(duplex=False)
-        self._one_call = threading.Lock()
-        self._process = context.Process(
-            target=serve,
-            args=(calls, cancels, preset, arguments),
-            daemon=True,
-            name="localspec",
-        )
-        self._process.start()
-        # Their last copies here, so that the end of the child is the end of the line.
-        calls.close()
-        cancels.close()
-        self.number = self._process.pid
-        try:
-            self.facts: EngineFacts = self._answer(self._calls, progress)
-        except BaseException:
-            self.stop()
-            raise
-
-    def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """What `Served.method` returns or raises. Raises EngineError if the child is gone."""
-        with self._one_call:
-            with contextlib.suppress(OSError):  # what is wrong is found out below
-                self._calls.send((method, arguments, keywords))
-            return self._answer(self._calls, None)
-
-    def _answer(self, calls: Connection, progress: Callable[[float], None] | None) -> Any:
-        kind, value = "progress", None
-        while kind == "progress":
-            try:
-                kind, value = calls.recv()
-            except (EOFError, OSError) as error:
-                raise EngineError(
-                    f"the process of the engine ended: {self._how_it_ended()}",
-                    "Ask again: it is started anew.",
-                ) from error
-            if kind == "progress" and progress is not None:
-                progress(value)
-        if isinstance(value, Exception):
-            raise value
-        return value
-
-    def _how_it_ended(self) -> str:
-        self._process.join(_PATIENCE_S)
-        code = self._process.exitcode
-        if code is not None and code < 0:
-            return signal.Signals(-code).name
-        return f"exit code {code}"
-
-    def is_running(self) -> bool:
-        return self._process.is_alive()
-
-    def cancel(self, stream_number: int) -> None:
-        with contextlib.suppress(OSError):
-            self._cancels.send(stream_number)
-
-    def stop(self) -> None:
-        """End the child. Idempotent."""
-        self._calls.close()
-        self._cancels.close()
-        self._process.join(_PATIENCE_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
 
 
 class _RemoteVocabulary:
@@ -168,7 +87,7 @@ class IsolatedEngine(Answering):
         )
         self._num_owners = 0
         self._gone_owners: list[int] = []
-        self._process = _Process(preset, arguments, progress)
+        self._process = ChildProcess(preset, arguments, progress)
         self._facts = self._process.facts
 
     @property
@@ -196,7 +115,7 @@ class IsolatedEngine(Answering):
         """The child's number, for whoever watches processes."""
         return self._process.number
 
-    def running(self) -> _Process:
+    def running(self) -> ChildProcess:
         """The child, started again if it has ended. Raises EngineError once this is closed."""
         self._own_process.require("the isolated engine")
         with self._starting:
@@ -204,7 +123,7 @@ class IsolatedEngine(Answering):
                 raise EngineError("the engine is closed", "Load it again.")
             if not self._process.is_running():
                 self._process.stop()
-                self._process = _Process(self._preset, self._arguments, None)
+                self._process = ChildProcess(self._preset, self._arguments, None)
             return self._process
 
     def answer(
@@ -219,7 +138,7 @@ class IsolatedEngine(Answering):
     ) -> Stream:
         """See `Answering.answer`."""
 
-        def begin(process: _Process) -> None:
+        def begin(process: ChildProcess) -> None:
             on_begin()
             self._num_streams += 1
             gone = self._gone_owners[:]
@@ -239,7 +158,7 @@ class IsolatedEngine(Answering):
         return number
 
     @contextlib.contextmanager
-    def exclusively(self) -> Generator[_Process, None, None]:
+    def exclusively(self) -> Generator[ChildProcess, None, None]:
         """The child, while no other stream may run. Raises EngineError if one does."""
         if not self._busy.acquire(blocking=False):
             raise EngineError(
@@ -272,7 +191,7 @@ class _RemoteAnswer:
     def __init__(
         self,
         engine: IsolatedEngine,
-        begin: Callable[[_Process], None],
+        begin: Callable[[ChildProcess], None],
         on_end: Callable[[Reply], None],
     ) -> None:
         self._engine = engine

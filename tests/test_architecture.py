@@ -46,6 +46,7 @@ LAYERS = [
     ["engine"],
     ["loading", "selfcheck"],
     ["isolated_child"],
+    ["child_process"],
     ["isolated"],
     ["cli.exit_codes", "cli.screen", "cli.standard_input", "cli.interrupt", "cli.bars"],
     ["cli.sampling_options", "cli.device_options", "cli.stats_object"],

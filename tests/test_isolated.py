@@ -99,6 +99,31 @@ def test_streams_stop_as_in_an_engine_here(isolated, engine):
     ).text  # fmt: skip
 
 
+def test_a_task_that_is_cancelled_ends_the_answer_there(isolated):
+    """While the prompt is decoded, and later; the engine is free at once."""
+
+    async def ask(delay_s: float) -> None:
+        stream = isolated.astream(STORY * 20, sampling=LONG)
+
+        async def read() -> None:
+            async for _ in stream:
+                pass
+
+        task = asyncio.create_task(read())
+        while stream._work.stream is None:
+            await asyncio.sleep(0)
+        await asyncio.sleep(delay_s)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert stream.reply.finish_reason == "cancelled"
+        assert stream.reply.stats.completion_tokens < 1000
+        assert isolated.generate("Hi", max_tokens=1).token_ids
+
+    for delay_s in (0.0, 0.2):
+        asyncio.run(ask(delay_s))
+
+
 def test_chats_keep_their_caches_there(isolated):
     one, other = isolated.chat(), isolated.chat(system="You are terse.")
     for chat in (one, other):
