@@ -18,6 +18,7 @@ from localspec.llama_options import LlamaOptions
 from localspec.model_file import check_model_file
 from localspec.model_source import Role
 from localspec.presets import DEFAULT_PRESET, find_preset
+from localspec.room import check_room
 from localspec.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class LoadKeywords(TypedDict, total=False):
     num_threads: int | None
     num_gpu_layers: int | None
     kept_bytes: int
+    force: bool
 
 
 def load(  # noqa: PLR0913  the one door to the library: every argument has a default
@@ -49,6 +51,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     num_gpu_layers: int | None = None,
     kept_bytes: int = DEFAULT_KEPT_BYTES,
     progress: Callable[[float], None] | None = None,
+    force: bool = False,
 ) -> Engine:
     """An engine for a preset, or for a target and perhaps a draft of your own.
 
@@ -61,8 +64,9 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     num_gpu_layers: default: all that the devices take. kept_bytes: memory for what the
     caches held of conversations that wait while others are answered. progress: called in
     this thread with the loaded share of both models, 0 … 1; to cancel the load, raise in it.
+    force: load even what seems not to fit into memory.
 
-    Raises PresetError, ModelFileError, PairError or OptionError.
+    Raises PresetError, ModelFileError, MemoryLimitError, PairError or OptionError.
     """
     draft_length = FixedDraftLength(draft_tokens)
     sampling = SamplingParams()
@@ -88,8 +92,9 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         num_gpu_layers=num_gpu_layers,
         max_outputs=MAX_DRAFT_TOKENS + 1,
     )
+    wanted = [target] if draft is None or draft_tokens == 0 else [target, draft]
+    _check_room(wanted, options, force=force)
     with contextlib.ExitStack() as undo:
-        wanted = [target] if draft is None or draft_tokens == 0 else [target, draft]
         models = _open_all(wanted, options, progress or (lambda _fraction: None), undo)
         pair = (models[0], models[1] if len(models) > 1 else None)
         description = description or _description(*pair)
@@ -116,6 +121,13 @@ def _open_all(
 
 def _located(source: ModelSource, role: Role) -> ModelSource:
     return locate_source(source, role) if isinstance(source, str) else source
+
+
+def _check_room(sources: list[ModelSource], options: LlamaOptions, *, force: bool) -> None:
+    """Refuse files that cannot fit. What an application has loaded itself is there already."""
+    paths = [Path(source) for source in sources if isinstance(source, str | os.PathLike)]
+    if paths and not force:
+        check_room(paths, options.context_length, options.num_gpu_layers)
 
 
 def _progress_shares(

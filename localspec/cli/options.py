@@ -40,6 +40,7 @@ class PairOptions:
     ctx: int | None
     threads: int | None
     gpu_layers: int | None
+    force: bool
     show_draft: bool
 
     def open_engine(self) -> Engine:
@@ -54,6 +55,7 @@ class PairOptions:
             context_length=self.ctx,
             num_threads=self.threads,
             num_gpu_layers=self.gpu_layers,
+            force=self.force,
         )
 
     def sampling(self, engine: Engine) -> SamplingParams:
@@ -134,5 +136,6 @@ _OPTIONS = [
     ),
     click.option("--threads", type=int, help="CPU threads. [default: every core]"),
     click.option("--gpu-layers", type=int, help="Layers on the GPU. [default: all that fit]"),
+    click.option("--force", is_flag=True, help="Load even what seems too large for memory."),
     click.option("--show-draft", is_flag=True, help="Colour tokens by where they came from."),
 ]
