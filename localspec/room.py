@@ -18,6 +18,7 @@ from localspec.memory import (
     total_peak_bytes,
 )
 from localspec.model_file import check_model_file
+from localspec.model_shape import ModelShape
 from localspec.preset import HubModel, Preset
 from localspec.presets import load_presets
 from localspec.tensor_types import repacked_types
@@ -79,7 +80,7 @@ def pair_memory(headers: Sequence[Header], context_length: int, room: Room) -> P
     """What the models take; headers: the target's, and the draft's if there is one."""
     estimates = []
     for index, header in enumerate(headers):
-        context = min(context_length, trained_context(header))
+        context = min(context_length, ModelShape(header).context_length)
         outputs = 1 if index else MAX_DRAFT_TOKENS + 1
         estimates.append(estimate_memory(header, context, outputs, room.repacked))
     return PairMemory(context_length, tuple(estimates))
@@ -87,7 +88,7 @@ def pair_memory(headers: Sequence[Header], context_length: int, room: Room) -> P
 
 def largest_context(headers: Sequence[Header], room: Room) -> int:
     """The longest context that fits, in tokens; 0 if none does."""
-    low, high = 0, trained_context(headers[0]) // _CONTEXT_STEP
+    low, high = 0, ModelShape(headers[0]).context_length // _CONTEXT_STEP
     while low < high:
         middle = (low + high + 1) // 2
         needed = pair_memory(headers, middle * _CONTEXT_STEP, room).needed_bytes
@@ -106,16 +107,11 @@ def fitting_preset(room: Room) -> Preset | None:
     return sizes[max(fitting)] if fitting else None
 
 
-def trained_context(header: Header) -> int:
-    """Tokens that the model was trained for."""
-    return header.number(f"{header.architecture}.context_length")
-
-
 def context_to_open(header: Header, wanted: int | None) -> int:
     """The context that a target is opened with."""
     from localspec.llama import DEFAULT_CONTEXT_LENGTH
 
-    return wanted or min(trained_context(header), DEFAULT_CONTEXT_LENGTH)
+    return wanted or min(ModelShape(header).context_length, DEFAULT_CONTEXT_LENGTH)
 
 
 def check_room(paths: Sequence[Path], wanted: int | None, num_gpu_layers: int | None) -> None:

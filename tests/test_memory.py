@@ -12,8 +12,9 @@ import pytest
 from gguf_maker import split_model, write_random_model
 from localspec.llama import LlamaModel, system_info
 from localspec.llama_options import LlamaOptions
-from localspec.memory import can_roll_back, estimate_memory, graph_bytes
+from localspec.memory import estimate_memory, graph_bytes
 from localspec.model_file import check_model_file
+from localspec.model_shape import ModelShape
 from localspec.tensor_types import repacked_types, type_name
 from shape_pair.bigrams import TextSpec
 from shape_pair.pair import PairSpec, make_pair
@@ -86,7 +87,7 @@ def test_a_split_model_takes_what_the_whole_one_does(tmp_path, demo_target):
 def test_a_cache_that_cannot_roll_back_is_known_beforehand(made):
     for name, path in made.items():
         model = LlamaModel.open(path, LlamaOptions(context_length=256, num_threads=1))
-        assert can_roll_back(check_model_file(path)) is model.can_truncate, name
+        assert ModelShape(check_model_file(path)).can_roll_back is model.can_truncate, name
         model.close()
 
 

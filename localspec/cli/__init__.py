@@ -13,6 +13,7 @@ from localspec import __version__
 from localspec.cli import exit_codes
 from localspec.cli.chat import chat
 from localspec.cli.download import download
+from localspec.cli.explain import explain
 from localspec.cli.generate import generate
 from localspec.cli.models import models
 from localspec.cli.screen import error_lines
@@ -60,6 +61,7 @@ def main() -> None:
     localspec verify                      check that the draft changes nothing
     localspec models                      the presets, and what is on this machine
     localspec download qwen2-7b           fetch a preset's files
+    localspec explain qwen2-7b            will it fit, will it pay: before any download
     """
 
 
@@ -68,3 +70,4 @@ main.add_command(generate)
 main.add_command(verify)
 main.add_command(download)
 main.add_command(models)
+main.add_command(explain)
