@@ -33,7 +33,8 @@ LAYERS = [
     ["downloads", "remote_source"],
     ["proposers", "llama", "hub", "template", "control_guard"],
     ["fetch", "installed", "user_presets", "room", "model_headers"],
-    ["explanation"],
+    ["explanation", "installation"],
+    ["problems"],
     ["rules", "rounding"],
     ["speculative", "resolver"],
     ["kept_texts"],
@@ -52,7 +53,7 @@ LAYERS = [
     ["cli.offer"],
     ["cli.options"],
     ["cli.answer"],
-    ["cli.chat", "cli.generate", "cli.verify", "cli.explain"],
+    ["cli.chat", "cli.generate", "cli.verify", "cli.explain", "cli.doctor"],
     ["cli.__init__"],
     ["__main__"],
 ]
