@@ -10,9 +10,10 @@ import gguf
 import pytest
 
 from gguf_maker import split_model, write_random_model
+from hollow_model import SHAPES, simulate_load, write_hollow_model
 from localspec.llama import LlamaModel, system_info
 from localspec.llama_options import LlamaOptions
-from localspec.memory import estimate_memory, graph_bytes
+from localspec.memory import cache_bytes, estimate_memory, graph_bytes
 from localspec.model_file import check_model_file
 from localspec.model_shape import ModelShape
 from localspec.tensor_types import repacked_types, type_name
@@ -41,15 +42,10 @@ def made(tmp_path_factory, demo_target):
     }
 
 
-def allocated_bytes(path, context_length, max_outputs, caplog) -> dict[str, float]:
+def logged_bytes(messages) -> dict[str, float]:
     """What libllama logs of its buffers, summed by what they hold."""
-    options = LlamaOptions(
-        context_length=context_length, max_outputs=max_outputs, num_threads=1
-    )
-    with caplog.at_level(logging.DEBUG, "localspec.llama"):
-        LlamaModel.open(path, options).close()
     sizes: dict[str, float] = defaultdict(float)
-    for message in caplog.messages:
+    for message in messages:
         if found := re.search(r"(\S+) (\w+) buffer size = +([\d.]+) MiB", message):
             name = "repacked" if found[1] == "CPU_REPACK" else found[2]
             sizes[name] += float(found[3]) * _MIB
@@ -62,7 +58,12 @@ def test_the_parts_are_what_libllama_allocates(made, caplog, name, max_outputs):
     path = made[name]
     header = check_model_file(path)
     context_length = 300 if name == "odd context" else 1000
-    real = allocated_bytes(path, context_length, max_outputs, caplog)
+    options = LlamaOptions(
+        context_length=context_length, max_outputs=max_outputs, num_threads=1
+    )
+    with caplog.at_level(logging.DEBUG, "localspec.llama"):
+        LlamaModel.open(path, options).close()
+    real = logged_bytes(caplog.messages)
     found = estimate_memory(header, context_length, max_outputs, repacked_types(system_info()))
     assert found.cache_bytes == pytest.approx(real["KV"] + real["RS"], abs=0.02 * _MIB)
     assert found.repacked_bytes == pytest.approx(real["repacked"], abs=0.02 * _MIB)
@@ -73,6 +74,23 @@ def test_the_parts_are_what_libllama_allocates(made, caplog, name, max_outputs):
         assert found.compute_bytes > graph
     mapped = real["model"]  # from the first to the last tensor that is not stored again
     assert mapped <= found.weights_bytes + 0.01 * _MIB
+
+
+@pytest.mark.parametrize("context_length", [300, 8192, 131072])
+@pytest.mark.parametrize("name", SHAPES)
+def test_models_of_real_shape_take_what_libllama_would_allocate(
+    tmp_path, demo_target, caplog, name, context_length
+):
+    path = write_hollow_model(tmp_path / "hollow.gguf", demo_target, SHAPES[name])
+    header = check_model_file(path)
+    with caplog.at_level(logging.DEBUG, "localspec.llama"):
+        simulate_load(path, context_length, 17)
+    caches = [re.search(r"kv_cache: size = +([\d.]+) MiB", line) for line in caplog.messages]
+    cells = -(-context_length // 256) * 256
+    real = sum(float(found[1]) for found in caches if found) * _MIB
+    assert cache_bytes(header, cells) == pytest.approx(real, abs=0.02 * _MIB)
+    graph = graph_bytes(header, min(512, context_length), cells, 17)
+    assert graph == pytest.approx(logged_bytes(caplog.messages)["compute"], rel=0.05)
 
 
 def test_a_split_model_takes_what_the_whole_one_does(tmp_path, demo_target):
