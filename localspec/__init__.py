@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         PresetError,
         TemplateError,
     )
+    from localspec.explanation import Explanation, explain
     from localspec.fetch import download
     from localspec.isolated import IsolatedEngine
     from localspec.loading import load
@@ -57,6 +58,7 @@ __all__ = [
     "DraftOff",
     "Engine",
     "EngineError",
+    "Explanation",
     "Interrupted",
     "IsolatedEngine",
     "LocalspecError",
@@ -77,6 +79,7 @@ __all__ = [
     "TokenLogprob",
     "TokenLogprobs",
     "download",
+    "explain",
     "load",
 ]
 
@@ -85,6 +88,7 @@ _MODULE_OF = {
     "Chat": "chat",
     "DraftOff": "draft_length",
     "Engine": "engine",
+    "Explanation": "explanation",
     "IsolatedEngine": "isolated",
     "Piece": "stream",
     "Preset": "preset",
@@ -97,6 +101,7 @@ _MODULE_OF = {
     "TokenLogprob": "logprobs",
     "TokenLogprobs": "logprobs",
     "download": "fetch",
+    "explain": "explanation",
     "load": "loading",
 }
 

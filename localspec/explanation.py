@@ -19,6 +19,7 @@ from localspec.room import (
     PairMemory,
     Room,
     context_to_open,
+    fitting_preset,
     largest_context,
     pair_memory,
     room_here,
@@ -74,7 +75,7 @@ class Explanation:
     vocabulary: what both share; misfit: why they cannot be a pair. largest_context: tokens
     that fit into the memory that is free now. gains: None if the costs of decoding were not
     measured here. break_even: the least acceptance that pays, None if none does. variants:
-    other presets of the same models.
+    other presets of the same models. smaller: a preset that fits, if this pair does not.
     """
 
     description: str
@@ -88,6 +89,7 @@ class Explanation:
     gains: tuple[ExpectedGain, ...] | None
     break_even: float | None
     variants: dict[str, str]
+    smaller: str | None
 
     @property
     def fits(self) -> bool:
@@ -135,18 +137,21 @@ def explain(
     headers = [one.header for one in found]
     vocabulary, misfit = _compared(headers)
     room = room_here()
+    memory = pair_memory(headers, context_to_open(headers[0], context_length), room)
+    smaller = None if memory.needed_bytes <= room.total_bytes else fitting_preset(room)
     return Explanation(
         description=description,
         target=_facts(found[0]),
         draft=_facts(found[1]) if len(found) > 1 else None,
         vocabulary=vocabulary,
         misfit=misfit,
-        memory=pair_memory(headers, context_to_open(headers[0], context_length), room),
+        memory=memory,
         room=room,
         largest_context=largest_context(headers, room),
         gains=None if costs is None else expected_gains(costs),
         break_even=None if costs is None else break_even_acceptance(costs, MAX_DRAFT_TOKENS),
         variants=variants,
+        smaller=None if smaller is None else smaller.name,
     )
 
 

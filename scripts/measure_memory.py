@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import resource
 import sys
 from pathlib import Path
 
@@ -50,6 +49,8 @@ def _peak_rss_bytes() -> int:
         lines = status.read_text().splitlines()
         peak = next(line for line in lines if line.startswith("VmHWM"))
         return int(peak.split()[1]) * 1024
+    import resource  # which Windows lacks
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS: in bytes
 
 

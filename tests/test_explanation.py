@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -100,6 +101,7 @@ def test_a_context_that_does_not_fit_is_said_to(tmp_path, demo_target):
     path = write_random_model(tmp_path / "l.gguf", demo_target, context_length=1 << 30)
     shown = run("--target", path, "--ctx", 1 << 30)
     assert "IT DOES NOT FIT, a context of up to" in shown
+    assert re.search("the preset [a-z0-9.@_-]+ fits", shown)
     assert "none: plain decoding" in shown
 
 

@@ -135,6 +135,7 @@ def _memory_lines(found: Explanation) -> list[tuple[str, str]]:
             f"peak {readable_bytes(memory.peak_bytes)}, with {total('repacked')} of weights "
             "stored again for the processor",
         ),
+        *([("", f"the preset {found.smaller} fits")] if found.smaller else []),
     ]
 
 
