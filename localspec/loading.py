@@ -69,8 +69,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     Raises PresetError, ModelFileError, MemoryLimitError, PairError or OptionError.
     """
     draft_length = FixedDraftLength(draft_tokens)
-    sampling = SamplingParams()
-    description = ""
+    sampling, description = SamplingParams(), ""
     if target is None and draft is not None:
         raise OptionError("a draft is given without a target", "Name the target, too.")
     if target is None:
