@@ -29,12 +29,14 @@ if TYPE_CHECKING:
         EngineError,
         Interrupted,
         LocalspecError,
+        MemoryLimitError,
         ModelFileError,
         OptionError,
         PairError,
         PresetError,
         TemplateError,
     )
+    from localspec.explanation import Explanation, explain
     from localspec.fetch import download
     from localspec.isolated import IsolatedEngine
     from localspec.loading import load
@@ -56,9 +58,11 @@ __all__ = [
     "DraftOff",
     "Engine",
     "EngineError",
+    "Explanation",
     "Interrupted",
     "IsolatedEngine",
     "LocalspecError",
+    "MemoryLimitError",
     "ModelFileError",
     "OptionError",
     "PairError",
@@ -75,6 +79,7 @@ __all__ = [
     "TokenLogprob",
     "TokenLogprobs",
     "download",
+    "explain",
     "load",
 ]
 
@@ -83,6 +88,7 @@ _MODULE_OF = {
     "Chat": "chat",
     "DraftOff": "draft_length",
     "Engine": "engine",
+    "Explanation": "explanation",
     "IsolatedEngine": "isolated",
     "Piece": "stream",
     "Preset": "preset",
@@ -95,6 +101,7 @@ _MODULE_OF = {
     "TokenLogprob": "logprobs",
     "TokenLogprobs": "logprobs",
     "download": "fetch",
+    "explain": "explanation",
     "load": "loading",
 }
 

@@ -101,6 +101,22 @@ class HubCache:
             if path.is_file()
         ]
 
+    def num_bytes(self) -> int:
+        """What all files in the cache take, those of other tools included."""
+        return sum(
+            path.stat().st_size
+            for path in self.root.rglob("*")
+            if path.is_file() and not path.is_symlink()
+        )
+
+    def unfinished(self) -> dict[Path, int]:
+        """Files that a download left behind, ours or huggingface_hub's, and their bytes."""
+        return {
+            path: path.stat().st_size
+            for path in sorted(self.root.glob("models--*/blobs/*"))
+            if path.name.endswith((PART_SUFFIX, ".incomplete"))
+        }
+
     def slot(self, remote: RemoteFile) -> Slot:
         repo = self._repo(remote.file)
         return Slot(

@@ -3,6 +3,7 @@
     LocalspecError
     ├── OptionError        a value outside its range (also a ValueError)
     ├── ModelFileError     a path that holds no model we can run
+    ├── MemoryLimitError   models that need more memory than there is
     ├── PairError          target and draft do not fit together
     ├── PresetError        an unknown or malformed preset, or files not there yet
     ├── DownloadError      files could not be fetched, or not what they should be
@@ -31,6 +32,10 @@ class OptionError(LocalspecError, ValueError):
 
 class ModelFileError(LocalspecError):
     """A path that holds no model we can run."""
+
+
+class MemoryLimitError(LocalspecError):
+    """The models need more memory than this machine has."""
 
 
 class PairError(LocalspecError):

@@ -2,7 +2,8 @@
 
 libllama trusts a header further than a downloaded or damaged file deserves: what it finds
 late can end the process. So the header is read here first. Of its arrays only short ones of
-numbers and the tokens are kept; the other strings would be 300 000 more.
+numbers and the tokens are kept; the other strings would be 300 000 more. A header can be read
+before its file is here: of a `Source` only the beginning is asked for.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import mmap
 import stat
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Protocol
 
 from localspec.errors import ModelFileError
 
@@ -27,7 +30,33 @@ _STRING, _ARRAY = 8, 9
 _MAX_ENTRIES = 1 << 20  # of metadata or tensors: far above any real file
 _MAX_DIMENSIONS = 4
 _MAX_KEPT = 512  # numbers in an array that is kept: one for each layer
+_FIRST_READ = 8 << 20  # bytes; vocabularies of 150 000 tokens end before
+_LAST_READ = 128 << 20
 _TOKENS = "tokenizer.ggml.tokens"
+
+
+class Source(Protocol):
+    """The bytes of a file, wherever it lies. name: for messages."""
+
+    name: str
+    size_bytes: int
+
+    def read(self, offset: int, size: int) -> bytes:
+        """That many bytes from there on; they are within the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One array of weights.
+
+    kind: ggml's number of its type. shape: as the file states it, the length of a row first.
+    size_bytes: in the file, with the few bytes that pad it.
+    """
+
+    name: str
+    kind: int
+    shape: tuple[int, ...]
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +69,7 @@ class Header:
     path: Path
     size_bytes: int
     version: int
-    num_tensors: int
+    tensors: Sequence[Tensor]
     metadata: Mapping[str, Value]
     tokens: Sequence[bytes] = ()
 
@@ -70,13 +99,10 @@ def read_header(path: Path) -> Header:
                 f"{path} is a pipe or a device, not a file", "Name a .gguf file on disk."
             )
         with path.open("rb") as file:
-            if info.st_size < 4 or file.read(4) != b"GGUF":
-                raise ModelFileError(
-                    f"{path} is not a GGUF file (it does not begin with 'GGUF')",
-                    "Choose a .gguf model file; other formats have to be converted first.",
-                )
+            if info.st_size == 0:  # cannot be mapped
+                raise _no_gguf(path)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(path, data).header()
+                return _Reader(path, data, info.st_size).header()
     except FileNotFoundError:
         raise ModelFileError(f"{path} does not exist", "Check the path.") from None
     except OSError as error:
@@ -85,16 +111,45 @@ def read_header(path: Path) -> Header:
         raise ModelFileError(f"{str(path)!r} is no path: {error}", "Check the path.") from None
 
 
-class _Reader:
-    """A position in the mapped file that never leaves it."""
+def read_source_header(source: Source) -> Header:
+    """The header of a file that is not here; its path is the source's name.
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    Raises ModelFileError as `read_header` does, and whatever the source raises.
+    """
+    data, wanted = b"", _FIRST_READ
+    while True:
+        data += source.read(len(data), min(wanted, source.size_bytes) - len(data))
+        try:
+            return _Reader(Path(source.name), data, source.size_bytes).header()
+        except _PrefixTooShortError as error:
+            wanted *= 4
+            if wanted > _LAST_READ:
+                raise ModelFileError(
+                    f"the header of {source.name} is longer than {len(data)} bytes",
+                    "This is no model file that localspec knows how to read.",
+                ) from error
+
+
+class _PrefixTooShortError(Exception):
+    """The header goes on behind the bytes that were read of the file."""
+
+
+class _Reader:
+    """A position in the first bytes of a file that never leaves them.
+
+    data: all of the file, or its beginning. size_bytes: of the whole file.
+    """
+
+    def __init__(self, path: Path, data: mmap.mmap | bytes, size_bytes: int) -> None:
         self._path = path
         self._data = data
+        self._size = size_bytes
         self._at = 4
         self._tokens: Sequence[bytes] = ()
 
     def header(self) -> Header:
+        if self._data[:4] != b"GGUF":
+            raise _no_gguf(self._path)
         version = self._scalar("<I")
         if version not in (2, 3):
             raise ModelFileError(
@@ -108,18 +163,20 @@ class _Reader:
         for _ in range(num_entries):
             key = self._string()
             metadata[key] = self._value(key, self._scalar("<I"))
-        last_offset = max((self._tensor_offset() for _ in range(num_tensors)), default=0)
+        described = [self._tensor() for _ in range(num_tensors)]
+        last_offset = max((offset for _, offset in described), default=0)
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
             raise self._damaged(f"its alignment is {alignment}")
         data_start = -(-self._at // alignment) * alignment
         # The length of the last tensor is libllama's to check; it must at least begin.
-        if num_tensors and data_start + last_offset >= len(self._data):
+        if num_tensors and data_start + last_offset >= self._size:
             raise self._damaged(
                 f"its tensors reach beyond {data_start + last_offset} bytes, "
-                f"the file has {len(self._data)}"
+                f"the file has {self._size}"
             )
-        return Header(self._path, len(self._data), version, num_tensors, metadata, self._tokens)
+        tensors = _with_sizes(described, self._size - data_start)
+        return Header(self._path, self._size, version, tensors, metadata, self._tokens)
 
     def _damaged(self, what: str) -> ModelFileError:
         return ModelFileError(
@@ -129,8 +186,10 @@ class _Reader:
     def _skip(self, num_bytes: int) -> int:
         """Move on by num_bytes; the position before."""
         begin, self._at = self._at, self._at + num_bytes
+        if self._at > self._size:
+            raise self._damaged(f"its header ends after {self._size} bytes")
         if self._at > len(self._data):
-            raise self._damaged(f"its header ends after {len(self._data)} bytes")
+            raise _PrefixTooShortError
         return begin
 
     def _scalar(self, kind: str) -> int:
@@ -168,15 +227,15 @@ class _Reader:
         return struct.unpack_from(f"<{count}{kind[1]}", self._data, begin)
 
     def _skip_strings(self, count: int) -> None:
-        if count * 8 > len(self._data):
+        if count * 8 > self._size:
             raise self._damaged(f"it claims an array of {count} strings")
         # The hot loop of the check: 300 000 strings in a large vocabulary.
-        at, data, size, length_at = self._at, self._data, len(self._data), _LENGTH.unpack_from
+        at, data, length_at = self._at, self._data, _LENGTH.unpack_from
         try:
             for _ in range(count):
                 at += 8 + length_at(data, at)[0]
         except (struct.error, OverflowError):
-            at = size + 1
+            at = max(at, len(data) + 1)
         self._at = at
         self._skip(0)
 
@@ -190,13 +249,31 @@ class _Reader:
             strings.append(data[begin:at])
         return strings
 
-    def _tensor_offset(self) -> int:
-        self._string()
+    def _tensor(self) -> tuple[Tensor, int]:
+        """The next tensor, its size not known yet, and where it begins behind the header."""
+        name = self._string()
         num_dimensions = self._scalar("<I")
         if num_dimensions > _MAX_DIMENSIONS:
             raise self._damaged(f"a tensor has {num_dimensions} dimensions")
-        self._skip(8 * num_dimensions + 4)
-        return self._scalar("<Q")
+        shape = tuple(self._scalar("<Q") for _ in range(num_dimensions))
+        return Tensor(name, self._scalar("<I"), shape, 0), self._scalar("<Q")
+
+
+def _with_sizes(described: list[tuple[Tensor, int]], end: int) -> tuple[Tensor, ...]:
+    """The tensors, each as long as it is to the next one, or to the end of the file.
+
+    So no table of types is needed, which would have to know the newest one.
+    """
+    offsets = sorted({offset for _, offset in described})
+    sizes = dict(zip(offsets, [b - a for a, b in pairwise([*offsets, end])], strict=True))
+    return tuple(replace(tensor, size_bytes=sizes[offset]) for tensor, offset in described)
+
+
+def _no_gguf(path: Path) -> ModelFileError:
+    return ModelFileError(
+        f"{path} is not a GGUF file (it does not begin with 'GGUF')",
+        "Choose a .gguf model file; other formats have to be converted first.",
+    )
 
 
 _LENGTH = struct.Struct("<Q")

@@ -33,7 +33,7 @@ def locate(preset: Preset) -> tuple[Path, Path | None]:
             f"preset {preset.name!r} needs {names}, not on this machine",
             f"Fetch with: localspec download {preset.name}",
         )
-    paths = [_path_of(model) for model in preset.models]
+    paths = [path_of(model) for model in preset.models]
     return paths[0], paths[1] if len(paths) > 1 else None
 
 
@@ -43,12 +43,12 @@ def locate_source(text: str, role: Role) -> Path:
     Asks no network. Raises PresetError, with the command that fetches it, if it is missing.
     """
     named = parse_source(text, role, load_presets())
-    model = _cached_quantization(named) if isinstance(named, Quantized) else named
+    model = cached_quantization(named) if isinstance(named, Quantized) else named
     if model is None or missing_files(model):
         raise PresetError(
             f"{text} is not on this machine", f"Fetch with: localspec download {text}"
         )
-    return _path_of(model)
+    return path_of(model)
 
 
 def missing_files(wanted: Preset | Model) -> list[HubFile]:
@@ -61,7 +61,7 @@ def missing_files(wanted: Preset | Model) -> list[HubFile]:
     return [file for file in files if cache.find(file) is None]
 
 
-def _path_of(model: Model) -> Path:
+def path_of(model: Model) -> Path:
     """The path of a model whose files are here; of a split one its first part."""
     if isinstance(model, PackagedModel | LocalModel):
         return model.path
@@ -71,7 +71,7 @@ def _path_of(model: Model) -> Path:
     return path
 
 
-def _cached_quantization(model: Quantized) -> HubModel | None:
+def cached_quantization(model: Quantized) -> HubModel | None:
     """The model among the files of its repository that are here, if it is."""
     names = HubCache(cache_folder()).file_names(model.repo)
     try:

@@ -52,6 +52,13 @@ def cache_folder() -> Path:
     return Path(constants.HF_HUB_CACHE)
 
 
+def is_offline() -> bool:
+    """Whether the user wants no requests to the hub."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
 def download_timeout_s() -> float:
     """Seconds that a connection may stay silent."""
     from huggingface_hub import constants

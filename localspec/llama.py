@@ -21,6 +21,7 @@ from llama_cpp import Llama
 
 from localspec import cache_state, llama_params, native
 from localspec.cache_state import CacheState
+from localspec.devices import Device, list_devices
 from localspec.errors import (
     CacheError,
     ContextError,
@@ -44,6 +45,17 @@ complaints = native.capture_logs(llama_cpp)
 native.leave_out_amx(llama_cpp)
 _stop_callback = native.stop_callback(llama_cpp)
 _adopted_contexts: set[int] = set()
+
+
+def devices() -> tuple[Device, ...]:
+    """What this build of libllama can compute on."""
+    return list_devices(llama_cpp)
+
+
+def system_info() -> str:
+    """What libllama's kernels use of this processor, in its own words."""
+    found: bytes = llama_cpp.llama_print_system_info()
+    return found.decode(errors="replace").strip(" |")
 
 
 class LlamaModel:

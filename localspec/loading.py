@@ -20,6 +20,7 @@ from localspec.model_file import check_model_file
 from localspec.model_source import Role
 from localspec.preset import Preset
 from localspec.presets import DEFAULT_PRESET, find_preset
+from localspec.room import check_room
 from localspec.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class LoadKeywords(TypedDict, total=False):
     target_options: LlamaOptions | None
     draft_options: LlamaOptions | None
     kept_bytes: int
+    force: bool
 
 
 def load(  # noqa: PLR0913  the one door to the library: every argument has a default
@@ -57,6 +59,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     draft_options: LlamaOptions | None = None,
     kept_bytes: int = DEFAULT_KEPT_BYTES,
     progress: Callable[[float], None] | None = None,
+    force: bool = False,
 ) -> Engine:
     """An engine for a preset, or for a target and perhaps a draft of your own.
 
@@ -71,9 +74,9 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     other setting of one of the models; it counts where the three before say nothing.
     kept_bytes: memory for what the caches held of conversations that wait while others are
     answered. progress: called in this thread with the loaded share of both models, 0 … 1;
-    to cancel the load, raise in it.
+    to cancel the load, raise in it. force: load even what seems not to fit into memory.
 
-    Raises PresetError, ModelFileError, PairError or OptionError.
+    Raises PresetError, ModelFileError, MemoryLimitError, PairError or OptionError.
     """
     drafting = Drafting(draft_tokens, proposer)
     sources, chosen = _sources(preset, target, draft)
@@ -86,6 +89,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     )
     options = [_with_common(own, common) for own in (target_options, draft_options)]
     options[0] = replace(options[0], max_outputs=MAX_DRAFT_TOKENS + 1)
+    _check_room(sources, options[0], force=force)
     with contextlib.ExitStack() as undo:
         models = _open_all(sources, options, progress or (lambda _fraction: None), undo)
         pair = (models[0], models[1] if len(models) > 1 else None)
@@ -149,6 +153,13 @@ def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions
 
 def _located(source: ModelSource, role: Role) -> ModelSource:
     return locate_source(source, role) if isinstance(source, str) else source
+
+
+def _check_room(sources: list[ModelSource], options: LlamaOptions, *, force: bool) -> None:
+    """Refuse files that cannot fit. What an application has loaded itself is there already."""
+    paths = [Path(source) for source in sources if isinstance(source, str | os.PathLike)]
+    if paths and not force:
+        check_room(paths, options.context_length, options.num_gpu_layers)
 
 
 def _progress_shares(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -32,14 +33,24 @@ _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
 def check_model_file(path: Path) -> Header:
-    """The header of a text generation model, its other parts found beside it.
+    """The header of a text generation model, with the tensors of its parts beside it.
 
     Raises ModelFileError if the file is something else, a part is missing, or its numbers or
     its vocabulary would end the process inside libllama.
     """
-    header = read_header(path)
-    _check_parts(header)
-    if header.num_tensors == 0:
+    first = read_header(path)
+    return check_parts([first, *(read_header(part) for part in _other_parts(first))])
+
+
+def check_parts(parts: Sequence[Header]) -> Header:
+    """The header of the model in these parts, its first one's with the tensors of all.
+
+    Raises ModelFileError as `check_model_file` does.
+    """
+    tensors = tuple(tensor for part in parts for tensor in part.tensors)
+    header = replace(parts[0], tensors=tensors)
+    path = header.path
+    if not tensors:
         raise ModelFileError(
             f"{path} holds a vocabulary and no weights", "Choose the file of the whole model."
         )
@@ -142,11 +153,11 @@ def _numbers(value: Value) -> tuple[int | float, ...]:
     return (value,) if isinstance(value, int | float) else ()
 
 
-def _check_parts(header: Header) -> None:
+def _other_parts(header: Header) -> list[Path]:
     """A split model is named by its first part; the others lie beside it."""
     count = header.number("split.count")
     if count <= 1:
-        return
+        return []
     named = _PART.search(header.path.name)
     if named is None or int(named[2]) != count:
         raise ModelFileError(
@@ -161,5 +172,4 @@ def _check_parts(header: Header) -> None:
         raise ModelFileError(
             f"{header.path} is part {int(named[1])} of {count}", f"Name {parts[0]}"
         )
-    for part in parts[1:]:
-        read_header(part)
+    return parts[1:]

@@ -106,9 +106,7 @@ class Transfer:
         """One request, from where we are to where it ends."""
         import requests
 
-        with requests.Session() as session:
-            # An explicit callable, or requests would prefer a ~/.netrc over the hub's token.
-            session.auth = _unchanged
+        with hub_session() as session:
             headers = request_headers()
             if self._received:
                 headers["Range"] = f"bytes={self._received}-"
@@ -188,6 +186,16 @@ class Transfer:
             f"{self._remote.size_bytes} bytes: {error}",
             "Run the command again later; it goes on from there.",
         )
+
+
+def hub_session() -> requests.Session:
+    """A session for requests that carry the hub's token."""
+    import requests
+
+    session = requests.Session()
+    # An explicit callable, or requests would prefer a ~/.netrc over the hub's token.
+    session.auth = _unchanged
+    return session
 
 
 def wait_before_retry_s(error: Exception, num_vain: int) -> float:

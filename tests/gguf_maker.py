@@ -32,7 +32,9 @@ def write_random_model(
     """
     random = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)
-    tokens = _copy_tokenizer(writer, tokenizer_of, num_padding, replace_tokens or {}, drop)
+    tokens = copy_tokenizer(
+        writer, tokenizer_of, num_padding=num_padding, replace_tokens=replace_tokens, drop=drop
+    )
     num_heads, hidden = width // 32, 2 * width
     writer.add_context_length(context_length)
     writer.add_embedding_length(width)
@@ -104,15 +106,17 @@ def _add_mamba_layer(
     matrix(f"{block}.ssm_out.weight", width, inner)
 
 
-def _copy_tokenizer(
+def copy_tokenizer(
     writer: gguf.GGUFWriter,
     source: Path,
-    num_padding: int,
-    replace_tokens: dict[int, str],
-    drop: tuple[str, ...],
+    *,
+    num_padding: int = 0,
+    replace_tokens: dict[int, str] | None = None,
+    drop: tuple[str, ...] = (),
 ) -> int:
     """Copy every tokenizer field of `source`; the number of tokens written."""
     num_tokens = 0
+    replace_tokens = replace_tokens or {}
     for key, field in gguf.GGUFReader(source).fields.items():
         if not key.startswith("tokenizer.") or key in drop:
             continue

@@ -285,14 +285,17 @@ class _CdnHandler(_Handler):
 
     def _send(self, name: str, content: bytes, fault: Fault) -> None:
         size, begin = len(content), 0
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         headers = {"ETag": '"a-hash-of-another-kind"', "Accept-Ranges": "bytes"}
         if asked and not fault.ignore_range:
             begin = int(asked[1])
             if begin >= size:
                 return self.reply(416, {"Content-Range": f"bytes */{size}"})
-            headers["Content-Range"] = f"bytes {begin}-{size - 1}/{size}"
-        body = content[begin:]
+            end = min(size, int(asked[2] or size - 1) + 1)
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
+        else:
+            end = size
+        body = content[begin:end]
         self.send_response(206 if "Content-Range" in headers else 200)
         if not fault.no_length:
             headers["Content-Length"] = str(len(body) if fault.claim is None else fault.claim)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.errors import ModelFileError
-from localspec.header import read_header
+from localspec.header import read_header, read_source_header
 
 MAGIC = b"GGUF"
 
@@ -44,7 +46,11 @@ def test_reads_what_gguf_wrote(demo_target):
     assert {k: header.metadata[k] for k in scalars} == pytest.approx(scalars)
     tokens = reader.fields["tokenizer.ggml.tokens"].contents()
     assert [token.decode() for token in header.tokens] == tokens
-    assert header.num_tensors == len(reader.tensors)
+    assert len(header.tensors) == len(reader.tensors)
+    for tensor, real in zip(header.tensors, reader.tensors, strict=True):
+        assert (tensor.name, tensor.kind) == (real.name, real.tensor_type)
+        assert tensor.shape == tuple(real.shape)
+        assert real.n_bytes <= tensor.size_bytes < real.n_bytes + 32
     assert header.size_bytes == demo_target.stat().st_size
     assert header.architecture == scalars["general.architecture"]
 
@@ -93,6 +99,50 @@ def test_damage_is_named(tmp_path, data, message):
     """A clear error for each way a header can lie."""
     with pytest.raises(ModelFileError, match=message):
         read_header(write(tmp_path, data))
+
+
+@dataclass
+class Piecewise:
+    """A file of which only ranges are read."""
+
+    data: bytes
+    name: str = "owner/repo/model.gguf"
+    num_read: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        assert offset + size <= len(self.data)
+        self.num_read += size
+        return self.data[offset : offset + size]
+
+
+@pytest.mark.parametrize("num_tokens", [10, 600_000])
+def test_a_header_is_read_without_its_file(tmp_path, num_tokens):
+    """From the first bytes alone, and from more where the vocabulary is long."""
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list([f"token{n}" for n in range(num_tokens)])
+    writer.add_tensor("weights", np.zeros((1 << 13, 1 << 10), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    source = Piecewise(path.read_bytes())
+    header = read_source_header(source)
+    here = read_header(path)
+    assert (header.metadata, header.tokens) == (here.metadata, here.tokens)
+    assert header.tensors == here.tensors
+    assert len(header.tokens) == num_tokens
+    assert source.num_read <= 32 << 20 < len(source.data)
+
+
+@pytest.mark.parametrize("length", [0, 3, 100, 200_000])
+def test_damage_is_found_without_the_file(demo_target, length):
+    with pytest.raises(ModelFileError, match=r"owner/repo/model\.gguf is (damaged|not a GGUF)"):
+        read_source_header(Piecewise(demo_target.read_bytes()[:length]))
 
 
 @settings(deadline=None, max_examples=300)

@@ -12,7 +12,9 @@ import click
 from localspec import __version__
 from localspec.cli import exit_codes
 from localspec.cli.chat import chat
+from localspec.cli.doctor import doctor
 from localspec.cli.download import download
+from localspec.cli.explain import explain
 from localspec.cli.generate import generate
 from localspec.cli.models import models
 from localspec.cli.screen import error_lines
@@ -60,6 +62,8 @@ def main() -> None:
     localspec verify                      check that the draft changes nothing
     localspec models                      the presets, and what is on this machine
     localspec download qwen2-7b           fetch a preset's files
+    localspec explain qwen2-7b            will it fit, will it pay: before any download
+    localspec doctor                      what is here, and what could be better
     """
 
 
@@ -68,3 +72,5 @@ main.add_command(generate)
 main.add_command(verify)
 main.add_command(download)
 main.add_command(models)
+main.add_command(explain)
+main.add_command(doctor)

@@ -43,6 +43,7 @@ class PairOptions:
     ctx: int | None
     target_options: LlamaOptions
     draft_options: LlamaOptions
+    force: bool
     show_draft: bool
 
     def open_engine(self) -> Engine:
@@ -58,6 +59,7 @@ class PairOptions:
             context_length=self.ctx,
             target_options=self.target_options,
             draft_options=self.draft_options,
+            force=self.force,
         )
 
     def sampling(self, engine: Engine) -> SamplingParams:
@@ -163,5 +165,6 @@ _OPTIONS = [
         "--ctx", type=int, help="Context in tokens. [default: the preset's or model's]"
     ),
     *device_options.OPTIONS,
+    click.option("--force", is_flag=True, help="Load even what seems too large for memory."),
     click.option("--show-draft", is_flag=True, help="Colour tokens by where they came from."),
 ]

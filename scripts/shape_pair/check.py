@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import localspec
-from localspec.llama import LlamaModel, LlamaOptions
 from localspec.filters import distribution
+from localspec.llama import LlamaModel, LlamaOptions
 from localspec.sampling import Logits, SamplingParams
 
 _OPEN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

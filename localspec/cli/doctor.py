@@ -1,0 +1,80 @@
+"""`localspec doctor`"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import click
+
+from localspec.cli.bars import readable_bytes
+from localspec.cli.screen import printable
+from localspec.installation import Installation, inspect_installation
+from localspec.problems import Problem, find_problems
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One object with everything found.")
+def doctor(*, as_json: bool) -> None:
+    """Show what is here, and what could be better.
+
+    Versions, the build of llama.cpp, devices, cores, memory and caches; each problem with its
+    remedy. Asks no network.
+
+    \b
+    localspec doctor
+    localspec doctor --json
+    """
+    found = inspect_installation()
+    problems = find_problems(found)
+    if as_json:
+        click.echo(json.dumps(_as_object(found, problems)))
+        return
+    lines = [f"{name:<11}{text}" for name, text in _lines(found)]
+    lines += [f"\nProblem    {one.what}\nRemedy     {one.remedy}" for one in problems]
+    click.echo(printable("\n".join(lines if problems else [*lines, "\nNo problems found."])))
+
+
+def _lines(found: Installation) -> list[tuple[str, str]]:
+    packages = ", ".join(f"{name} {version}" for name, version in found.packages.items())
+    cores, memory, cache = found.cores, found.memory, found.cache
+    physical = "unknown" if cores.physical is None else cores.physical
+    presets = f"{found.presets_file}{'' if found.presets_file.exists() else ' (none yet)'}"
+    return [
+        ("localspec", f"{found.version}, Python {found.python}, {found.system}"),
+        ("Packages", packages),
+        ("llama.cpp", found.build),
+        *(
+            (
+                "Device",
+                f"{device.name}: {device.description}, {device.kind}, "
+                f"{readable_bytes(device.free_bytes)} of "
+                f"{readable_bytes(device.total_bytes)} free",
+            )
+            for device in found.devices
+        ),
+        ("Cores", f"{physical} physical, {cores.logical} logical, {cores.usable} usable"),
+        (
+            "Memory",
+            f"{readable_bytes(memory.available_bytes)} of "
+            f"{readable_bytes(memory.total_bytes)} free",
+        ),
+        (
+            "Cache",
+            f"{cache.path}: {readable_bytes(cache.size_bytes)}, "
+            f"{readable_bytes(cache.free_bytes)} of disk free",
+        ),
+        ("Presets", presets),
+    ]
+
+
+def _as_object(found: Installation, problems: list[Problem]) -> dict[str, Any]:
+    whole = dataclasses.asdict(found)
+    whole["processor_flags"] = sorted(found.processor_flags)
+    whole["presets_file"] = str(found.presets_file)
+    whole["cache"]["path"] = str(found.cache.path)
+    whole["cache"]["unfinished"] = {
+        str(path): size for path, size in found.cache.unfinished.items()
+    }
+    return {**whole, "problems": [dataclasses.asdict(problem) for problem in problems]}

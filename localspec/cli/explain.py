@@ -1,0 +1,190 @@
+"""`localspec explain`"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import click
+
+from localspec import explanation
+from localspec.cli.bars import readable_bytes
+from localspec.cli.screen import printable
+from localspec.explanation import Explanation, ModelFacts
+
+_NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
+
+
+@click.command()
+@click.argument("preset", required=False)
+@click.option("--target", metavar="MODEL", help="A GGUF file, or a name as for chat.")
+@click.option("--draft", metavar="MODEL", help="A small model of the same family.")
+@click.option("--ctx", type=click.IntRange(min=1), help="Context in tokens. [default: as chat]")
+@click.option("--json", "as_json", is_flag=True, help="One object with everything found.")
+def explain(
+    *,
+    preset: str | None,
+    target: str | None,
+    draft: str | None,
+    ctx: int | None,
+    as_json: bool,
+) -> None:
+    """Will it fit, will it pay, and why: before any download.
+
+    Of models that are not here a few megabytes are read: the headers of their files.
+
+    \b
+    localspec explain qwen2-7b
+    localspec explain --target T.gguf --draft D.gguf --ctx 16384
+    localspec explain --target bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0 --json
+    """
+    found = explanation.explain(preset, target=target, draft=draft, context_length=ctx)
+    click.echo(json.dumps(_as_object(found)) if as_json else as_text(found))
+
+
+def as_text(found: Explanation) -> str:
+    """The explanation for people: a name and what is said of it, a line each."""
+    return printable("\n".join(f"{name:<11}{text}" for name, text in _lines(found)))
+
+
+def _lines(found: Explanation) -> list[tuple[str, str]]:
+    """What is said, as pairs of a name (empty: more of the last one) and a text."""
+    lines = [("Pair", found.description)] if found.description else []
+    lines += _model_lines("Target", found.target)
+    if found.draft is None:
+        lines.append(("Draft", "none: plain decoding"))
+    else:
+        lines += _model_lines("Draft", found.draft)
+        lines.append(("Tokens", found.misfit or str(found.vocabulary)))
+        lines.append(("Caches", _rollback(found)))
+    lines += _memory_lines(found)
+    if found.can_draft:
+        lines += _gain_lines(found)
+    lines += [
+        ("Variants" if index == 0 else "", f"{name}: {description}")
+        for index, (name, description) in enumerate(found.variants.items())
+    ]
+    return lines
+
+
+def _model_lines(role: str, model: ModelFacts) -> list[tuple[str, str]]:
+    place = "on this machine" if model.is_here else "to download"
+    heads = f"{model.num_heads} heads, {model.num_kv_heads} of keys and values"
+    window = f", sliding window {model.sliding_window}" if model.sliding_window else ""
+    return [
+        (role, f"{model.name}, {readable_bytes(model.size_bytes)} {place}"),
+        (
+            "",
+            f"{model.architecture}, {_parameters(model.num_parameters)} parameters: "
+            f"{model.num_layers} layers of width {model.width}, {heads}",
+        ),
+        ("", f"{model.vocab_size} tokens, context up to {model.trained_context}{window}"),
+        ("", f"weights: {_types(model.type_bytes)}"),
+    ]
+
+
+def _types(type_bytes: dict[str, int]) -> str:
+    """The share of each type that makes up a percent or more."""
+    total = sum(type_bytes.values())
+    shares = {name: size / total for name, size in type_bytes.items()}
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01)
+
+
+def _parameters(count: int) -> str:
+    return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
+
+
+def _rollback(found: Explanation) -> str:
+    stuck = [
+        role
+        for role, model in (("target", found.target), ("draft", found.draft))
+        if model is not None and not model.can_roll_back
+    ]
+    if stuck:
+        return f"the {' and the '.join(stuck)} cannot take tokens back: plain decoding"
+    return "both can take tokens back"
+
+
+def _memory_lines(found: Explanation) -> list[tuple[str, str]]:
+    memory, models = found.memory, found.memory.models
+
+    def total(part: str) -> str:
+        return readable_bytes(sum(getattr(model, f"{part}_bytes") for model in models))
+
+    room = readable_bytes(found.room.main_bytes)
+    if found.room.gpu_bytes:
+        room += f" and {readable_bytes(found.room.gpu_bytes)} on GPUs"
+    longest = "nor does any context"
+    if found.largest_context:
+        longest = f"a context of up to {found.largest_context} does"
+    fits = f"it fits, and {longest}" if found.fits else f"IT DOES NOT FIT, {longest}"
+    return [
+        (
+            "Memory",
+            f"{readable_bytes(memory.needed_bytes)} at a context of {memory.context_length} "
+            f"tokens; {room} free: {fits}",
+        ),
+        (
+            "",
+            f"weights {total('weights')}, caches {total('cache')}, compute "
+            f"{total('compute')}, vocabularies {total('vocabulary')}",
+        ),
+        (
+            "",
+            f"peak {readable_bytes(memory.peak_bytes)}, with {total('repacked')} of weights "
+            "stored again for the processor",
+        ),
+        *([("", f"the preset {found.smaller} fits")] if found.smaller else []),
+    ]
+
+
+def _gain_lines(found: Explanation) -> list[tuple[str, str]]:
+    if found.gains is None:
+        return [("Speed-up", _NOT_MEASURED)]
+    if found.break_even is None:
+        return [("Speed-up", "none here: this draft is too slow at any acceptance")]
+    return [
+        ("Speed-up", f"pays from an acceptance of {found.break_even:.2f}"),
+        *(
+            (
+                "",
+                f"at {gain.acceptance:.1f}: {gain.speedup:.2f} times as fast, with "
+                f"{gain.num_draft_tokens} draft tokens",
+            )
+            for gain in found.gains
+        ),
+    ]
+
+
+def _as_object(found: Explanation) -> dict[str, Any]:
+    whole = dataclasses.asdict(found)
+    whole["vocabulary"] = None if found.vocabulary is None else _vocabulary_object(found)
+    whole["room"] = {
+        "main_bytes": found.room.main_bytes,
+        "gpu_bytes": found.room.gpu_bytes,
+        "repacked": sorted(found.room.repacked),
+    }
+    whole["memory"] |= {
+        "needed_bytes": found.memory.needed_bytes,
+        "peak_bytes": found.memory.peak_bytes,
+    }
+    return {**whole, "fits": found.fits, "can_draft": found.can_draft}
+
+
+def _vocabulary_object(found: Explanation) -> dict[str, Any]:
+    shared = found.vocabulary
+    assert shared is not None
+    return {
+        "size": shared.size,
+        "target_size": shared.target_size,
+        "draft_size": shared.draft_size,
+        "differences": [
+            {
+                "token": one.token,
+                "target_text": one.target_text.decode(errors="replace"),
+                "draft_text": one.draft_text.decode(errors="replace"),
+            }
+            for one in shared.differences
+        ],
+    }

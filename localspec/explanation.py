@@ -1,0 +1,212 @@
+"""What can be known of a pair before it is downloaded or loaded."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from localspec.draft_length import MAX_DRAFT_TOKENS
+from localspec.errors import OptionError, PairError
+from localspec.header import Header
+from localspec.header_vocabulary import HeaderVocabulary
+from localspec.model_headers import FoundHeader, find_model, read_model_header
+from localspec.model_shape import ModelShape
+from localspec.pair import SharedVocabulary, shared_vocabulary
+from localspec.preset import Preset
+from localspec.presets import DEFAULT_PRESET, find_preset, load_presets
+from localspec.room import (
+    PairMemory,
+    Room,
+    context_to_open,
+    fitting_preset,
+    largest_context,
+    pair_memory,
+    room_here,
+)
+from localspec.speedup import (
+    Costs,
+    best_draft_tokens,
+    break_even_acceptance,
+    expected_speedup,
+)
+from localspec.tensor_types import type_name
+
+_ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """A model, as its header states it.
+
+    type_bytes: how many bytes of weights are of which type, most first. num_kv_heads: of the
+    layer that has most. sliding_window: tokens, 0 if every layer sees all of them.
+    """
+
+    name: str
+    is_here: bool
+    size_bytes: int
+    architecture: str
+    num_parameters: int
+    num_layers: int
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    vocab_size: int
+    trained_context: int
+    sliding_window: int
+    can_roll_back: bool
+    type_bytes: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedGain:
+    """At an acceptance the best number of draft tokens, and how much faster than plain."""
+
+    acceptance: float
+    num_draft_tokens: int
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """All that is known of a pair.
+
+    vocabulary: what both share; misfit: why they cannot be a pair. largest_context: tokens
+    that fit into the memory that is free now. gains: None if the costs of decoding were not
+    measured here. break_even: the least acceptance that pays, None if none does. variants:
+    other presets of the same models. smaller: a preset that fits, if this pair does not.
+    """
+
+    description: str
+    target: ModelFacts
+    draft: ModelFacts | None
+    vocabulary: SharedVocabulary | None
+    misfit: str
+    memory: PairMemory
+    room: Room
+    largest_context: int
+    gains: tuple[ExpectedGain, ...] | None
+    break_even: float | None
+    variants: dict[str, str]
+    smaller: str | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is memory for it now."""
+        return self.memory.needed_bytes <= self.room.total_bytes
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether the draft can be used at all."""
+        if self.draft is None or self.misfit:
+            return False
+        return self.target.can_roll_back and self.draft.can_roll_back
+
+
+def explain(
+    preset: str | None = None,
+    *,
+    target: str | None = None,
+    draft: str | None = None,
+    context_length: int | None = None,
+    costs: Costs | None = None,
+) -> Explanation:
+    """What a preset, or a target and a draft, will be like on this machine.
+
+    Models are named as for `localspec.load`; of those that are not here only the headers are
+    fetched. context_length: tokens (default: as `load`). costs: of decodes of this pair here.
+
+    Raises what naming and reading a model raises: PresetError, OptionError, ModelFileError,
+    DownloadError.
+    """
+    description, variants = "", {}
+    if target is None and draft is not None:
+        raise OptionError("a draft is given without a target", "Name the target, too.")
+    if target is not None and preset is not None:
+        raise OptionError("both a preset and a target are given", "Choose one of them.")
+    if target is not None:
+        models = [find_model(target, "target")]
+        models += [find_model(draft, "draft")] if draft is not None else []
+    else:
+        chosen = find_preset(preset or DEFAULT_PRESET)
+        models = list(chosen.models)
+        description, variants = chosen.description, _variants(chosen)
+        context_length = context_length or chosen.context_length
+    found = [read_model_header(model) for model in models]
+    headers = [one.header for one in found]
+    vocabulary, misfit = _compared(headers)
+    room = room_here()
+    memory = pair_memory(headers, context_to_open(headers[0], context_length), room)
+    smaller = None if memory.needed_bytes <= room.total_bytes else fitting_preset(room)
+    return Explanation(
+        description=description,
+        target=_facts(found[0]),
+        draft=_facts(found[1]) if len(found) > 1 else None,
+        vocabulary=vocabulary,
+        misfit=misfit,
+        memory=memory,
+        room=room,
+        largest_context=largest_context(headers, room),
+        gains=None if costs is None else expected_gains(costs),
+        break_even=None if costs is None else break_even_acceptance(costs, MAX_DRAFT_TOKENS),
+        variants=variants,
+        smaller=None if smaller is None else smaller.name,
+    )
+
+
+def expected_gains(costs: Costs) -> tuple[ExpectedGain, ...]:
+    """The best there is to gain at typical acceptances."""
+    gains = []
+    for acceptance in _ACCEPTANCES:
+        best = best_draft_tokens(costs, acceptance, MAX_DRAFT_TOKENS)
+        gains.append(
+            ExpectedGain(
+                acceptance=acceptance,
+                num_draft_tokens=best,
+                speedup=expected_speedup(costs, acceptance, best),
+            )
+        )
+    return tuple(gains)
+
+
+def _compared(headers: list[Header]) -> tuple[SharedVocabulary | None, str]:
+    if len(headers) < 2:
+        return None, ""
+    try:
+        return shared_vocabulary(*map(HeaderVocabulary, headers)), ""
+    except PairError as error:
+        return None, str(error)
+
+
+def _variants(chosen: Preset) -> dict[str, str]:
+    """Presets of the same models in other quantisations, with their descriptions."""
+    stem = chosen.name.partition("@")[0]
+    return {
+        name: preset.description
+        for name, preset in load_presets().items()
+        if name.partition("@")[0] == stem and name != chosen.name
+    }
+
+
+def _facts(found: FoundHeader) -> ModelFacts:
+    header, shape = found.header, ModelShape(found.header)
+    type_bytes: Counter[str] = Counter()
+    for tensor in header.tensors:
+        type_bytes[type_name(tensor.kind)] += tensor.size_bytes
+    return ModelFacts(
+        name=header.path.name,
+        is_here=found.is_here,
+        size_bytes=found.size_bytes,
+        architecture=header.architecture,
+        num_parameters=sum(math.prod(tensor.shape) for tensor in header.tensors),
+        num_layers=shape.num_layers,
+        width=shape.width,
+        num_heads=shape.num_heads,
+        num_kv_heads=max(shape.kv_heads(), default=0),
+        vocab_size=len(header.tokens),
+        trained_context=shape.context_length,
+        sliding_window=shape.sliding_window,
+        can_roll_back=shape.can_roll_back,
+        type_bytes=dict(type_bytes.most_common()),
+    )

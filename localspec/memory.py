@@ -1,0 +1,139 @@
+"""How much memory a model takes at a context, computed from its header.
+
+What libllama allocates is followed: the weights, the caches, and the buffer of the largest
+moment of its graph, which is a feed-forward layer of a whole batch as a rule. `measure_memory`
+in scripts/ compares the sums with what a process really takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localspec.header import Header, Tensor
+from localspec.model_shape import ModelShape
+from localspec.tensor_types import type_name
+
+_BATCH_SIZE = 512  # tokens, of llama.LlamaModel
+_CONTEXT_STEP = 256  # tokens; libllama rounds a context up
+_FLOAT, _HALF = 4, 2  # bytes
+_Q8 = 34 / 32  # bytes of an activation that ggml quantises for a product
+_BYTES_PER_TOKEN = 310  # of libllama's vocabulary, its merges and texts: measured
+_PROCESS_BYTES = 10 << 20  # code that is paged in, small buffers: measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """What one model takes, in bytes.
+
+    repacked_bytes: weights that are there a second time, in the order the processor likes.
+    cache_bytes: keys and values, or the state of a recurrent model. compute_bytes:
+    intermediate results and logits.
+    """
+
+    weights_bytes: int
+    repacked_bytes: int
+    cache_bytes: int
+    compute_bytes: int
+    vocabulary_bytes: int
+
+    @property
+    def needed_bytes(self) -> int:
+        """What has to be there: the file's copy of repacked weights may go."""
+        return (
+            self.weights_bytes + self.cache_bytes + self.compute_bytes + self.vocabulary_bytes
+        )
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the process shows at most, the mapped file included."""
+        return self.needed_bytes + self.repacked_bytes
+
+
+def estimate_memory(
+    header: Header, context_length: int, max_outputs: int, repacked: frozenset[str]
+) -> MemoryEstimate:
+    """What the model takes when it is opened as `LlamaOptions` says.
+
+    repacked: names of the types that are stored twice, see `tensor_types`; none where a GPU
+    holds the weights.
+    """
+    cells = -(-context_length // _CONTEXT_STEP) * _CONTEXT_STEP
+    batch = min(_BATCH_SIZE, context_length)
+    rows = max_outputs * len(header.tokens) * _FLOAT  # of logits, copied out of the graph
+    work = int(batch * ModelShape(header).widest * _Q8)  # what a product needs beside it
+    return MemoryEstimate(
+        weights_bytes=sum(tensor.size_bytes for tensor in header.tensors),
+        repacked_bytes=sum(t.size_bytes for t in _products(header) if _is_in(t, repacked)),
+        cache_bytes=cache_bytes(header, cells),
+        compute_bytes=graph_bytes(header, batch, cells, max_outputs) + rows + work,
+        vocabulary_bytes=len(header.tokens) * _BYTES_PER_TOKEN,
+    )
+
+
+def total_needed_bytes(estimates: Sequence[MemoryEstimate]) -> int:
+    """What a process with these models has to have."""
+    return _PROCESS_BYTES + sum(estimate.needed_bytes for estimate in estimates)
+
+
+def total_peak_bytes(estimates: Sequence[MemoryEstimate]) -> int:
+    """What a process with these models shows at most, above the interpreter's own."""
+    return _PROCESS_BYTES + sum(estimate.peak_bytes for estimate in estimates)
+
+
+def cache_bytes(header: Header, cells: int) -> int:
+    """Keys and values of `cells` tokens in half precision, and recurrent states.
+
+    A sliding window saves nothing: libllama keeps everything by default, and localspec
+    needs it so to take tokens back.
+    """
+    shape = ModelShape(header)
+    attending = [heads for heads in shape.kv_heads() if heads > 0]
+    widths = shape.key_width if shape.is_latent else shape.key_width + shape.value_width
+    num_recurrent = shape.num_layers - len(attending)
+    return (
+        sum(attending) * widths * cells * _HALF + num_recurrent * shape.state_width() * _FLOAT
+    )
+
+
+def graph_bytes(header: Header, batch: int, cells: int, max_outputs: int) -> int:
+    """The buffer of libllama's graph for `batch` tokens behind `cells` cached ones.
+
+    Exact for the layers of Llama and Qwen 2, within 5 % for those of Qwen 3, its experts, and
+    Gemma 3; of others it is a small part of the whole.
+    """
+    shape = ModelShape(header)
+    # At once: gate, up and their product; the layer's input, norm, residual and result,
+    # which in a model of fewer layers are fewer: its last one has max_outputs rows only.
+    streams = min(4, shape.num_layers) * shape.width
+    feed_forward = 3 * shape.hidden + shape.num_experts_used * shape.width + streams
+    attention = 2 * shape.num_heads * shape.key_width + streams
+    logits = max_outputs * len(header.tokens)
+    masks = 1 + (shape.sliding_window > 0)
+    if shape.is_recurrent:
+        masks = 0
+    return (
+        max(max(feed_forward, attention) * batch, logits) * _FLOAT
+        + masks * batch * cells * _HALF
+    )
+
+
+def _products(header: Header) -> list[Tensor]:
+    """The weights that ggml may repack: matrices, but for the table of the tokens.
+
+    Where that is the head as well, libllama makes a second tensor of it.
+    """
+    names = {tensor.name for tensor in header.tensors}
+    shared_head = "output.weight" not in names
+    return [
+        tensor
+        for tensor in header.tensors
+        if tensor.name.endswith(".weight")
+        and len(tensor.shape) > 1
+        and tensor.shape[1] % 8 == 0
+        and (shared_head or tensor.name != "token_embd.weight")
+    ]
+
+
+def _is_in(tensor: Tensor, types: frozenset[str]) -> bool:
+    return type_name(tensor.kind) in types

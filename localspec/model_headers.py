@@ -1,0 +1,54 @@
+"""Headers of models by name, wherever their files are: here, or on the hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localspec.header import Header, read_source_header
+from localspec.hub import cached_quantization, missing_files, path_of
+from localspec.hub_api import find_quantization, remote_file
+from localspec.model_file import check_model_file, check_parts
+from localspec.model_source import Quantized, Role, parse_source
+from localspec.preset import HubModel, Model
+from localspec.presets import load_presets
+from localspec.remote_source import RemoteSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundHeader:
+    """A model's header and the size of its files; is_here: they need no download."""
+
+    header: Header
+    size_bytes: int
+    is_here: bool
+
+
+def read_model_header(model: Model) -> FoundHeader:
+    """The header of a model. Of files on the hub nothing else is fetched.
+
+    Raises ModelFileError or DownloadError.
+    """
+    if isinstance(model, HubModel) and missing_files(model):
+        remotes = [remote_file(file) for file in model.files]
+        parts = [read_source_header(RemoteSource(remote)) for remote in remotes]
+        size = sum(remote.size_bytes for remote in remotes)
+        return FoundHeader(header=check_parts(parts), size_bytes=size, is_here=False)
+    header = check_model_file(path_of(model))
+    weights = sum(tensor.size_bytes for tensor in header.tensors)
+    # The parts of a split model behind the first one hold hardly more than weights.
+    return FoundHeader(header=header, size_bytes=max(header.size_bytes, weights), is_here=True)
+
+
+def find_model(text: str, role: Role) -> Model:
+    """The model that a person names, in any of the ways of `model_source`.
+
+    Asks the hub which file owner/repo:QUANT is, unless it is here. Raises PresetError,
+    OptionError or DownloadError.
+    """
+    named = parse_source(text, role, load_presets())
+    if not isinstance(named, Quantized):
+        return named
+    found = cached_quantization(named)
+    if found is not None:
+        return found
+    return HubModel(files=tuple(find_quantization(named.repo, named.quantization)))

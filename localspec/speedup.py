@@ -1,0 +1,55 @@
+"""What speculation gains at known costs and a known acceptance.
+
+With K draft tokens, each accepted with probability a, a step yields 1 + a + … + a^K tokens
+(Leviathan et al., https://arxiv.org/abs/2211.17192, equation 1) and costs K draft decodes and
+one target decode of K + 1 tokens. Here the latter's cost is a curve, not a constant.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+_PRECISION = 1e-4
+
+
+class Costs(Protocol):
+    """Times of decodes on this machine, in seconds."""
+
+    def target_s(self, num_tokens: int) -> float:
+        """Of the target, for a batch of so many tokens; more than 0."""
+
+    def draft_s(self) -> float:
+        """Of the draft, for one token."""
+
+
+def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
+    """Tokens that a step yields on average, the target's own included."""
+    return sum(acceptance**power for power in range(num_draft_tokens + 1))
+
+
+def expected_speedup(costs: Costs, acceptance: float, num_draft_tokens: int) -> float:
+    """Tokens per second with so many draft tokens a step, over those of the target alone."""
+    step_s = num_draft_tokens * costs.draft_s() + costs.target_s(num_draft_tokens + 1)
+    return expected_tokens(acceptance, num_draft_tokens) * costs.target_s(1) / step_s
+
+
+def best_draft_tokens(costs: Costs, acceptance: float, most: int) -> int:
+    """How many draft tokens, 0 to `most`, are fastest."""
+    return max(range(most + 1), key=lambda count: expected_speedup(costs, acceptance, count))
+
+
+def break_even_acceptance(costs: Costs, most: int) -> float | None:
+    """The least acceptance at which some number of draft tokens pays; None if none does."""
+
+    def pays(acceptance: float) -> bool:
+        return any(
+            expected_speedup(costs, acceptance, count) > 1.0 for count in range(1, most + 1)
+        )
+
+    if not pays(1.0):
+        return None
+    low, high = 0.0, 1.0
+    while high - low > _PRECISION:
+        middle = (low + high) / 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high

@@ -1,0 +1,120 @@
+"""What doctor finds here, and what it makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from localspec.cli import main
+from localspec.installation import inspect_installation
+from localspec.machine import Cores, Memory
+from localspec.preset import hub_files
+from localspec.presets import find_preset, user_presets_file
+from localspec.problems import find_problems
+from standin_hub import StandinHub
+
+
+@pytest.fixture(scope="module")
+def sound():
+    """This installation, as if nothing were wrong with it."""
+    found = inspect_installation()
+    return replace(
+        found,
+        build=found.build.replace("AMX_INT8 = 1 | ", ""),
+        processor_flags=frozenset(),
+        has_nvidia=False,
+        cores=Cores(4, 8, 8),
+        memory=Memory(16_000_000_000, 8_000_000_000),
+        cache=replace(found.cache, free_bytes=10**12, is_writable=True, unfinished={}),
+        presets_fault=None,
+        is_offline=False,
+    )
+
+
+def test_the_facts_are_real():
+    found = inspect_installation()
+    assert found.packages["llama-cpp-python"].startswith("0.3.")
+    cpu = next(device for device in found.devices if device.kind == "CPU")
+    assert cpu.total_bytes > 1 << 28
+    assert 1 <= found.cores.usable <= found.cores.logical == os.cpu_count()
+    assert 0 < found.memory.available_bytes <= found.memory.total_bytes
+    assert " = 1" in found.build
+
+
+def test_nothing_is_found_where_nothing_is_wrong(sound):
+    assert find_problems(sound) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "remedy"),
+    [
+        ({"presets_fault": ("models.toml: bad key", "Correct it.")}, "bad key", "Correct"),
+        ({"is_offline": True}, "offline mode", "Unset"),
+        ({"has_nvidia": True}, "NVIDIA GPU", "with CUDA"),
+        ({"cores": Cores(4, 8, 2)}, "2 of 8 cores", "taskset"),
+        ({"memory": Memory(16 * 10**9, 5 * 10**8)}, "0.5 GB of memory", "Close"),
+        (
+            {"processor_flags": frozenset({"avx2", "avx512f"}), "build": "CPU : AVX2 = 1"},
+            "has AVX512, and",
+            "GGML_NATIVE",
+        ),
+    ],
+)
+def test_each_problem_has_its_remedy(sound, change, what, remedy):
+    [problem] = find_problems(replace(sound, devices=sound.devices[:1], **change))
+    assert what in problem.what
+    assert remedy in problem.remedy
+
+
+def test_a_place_without_room_or_rights_is_a_problem(sound):
+    cache = replace(sound.cache, free_bytes=10**9, is_writable=False)
+    rights, room = find_problems(replace(sound, cache=cache))
+    assert "cannot be written" in rights.what
+    assert "1.0 GB of disk are free" in room.what
+
+
+def test_amx_that_is_left_out_is_said_to_be(sound, monkeypatch):
+    found = replace(sound, build="CPU : AVX2 = 1 | AMX_INT8 = 1")
+    monkeypatch.setattr("sys.platform", "linux")
+    assert ["AMX" in problem.what for problem in find_problems(found)] == [True]
+    monkeypatch.setattr("sys.platform", "win32")
+    assert find_problems(found) == []
+
+
+def test_unfinished_downloads_are_found_with_the_way_on(hub: StandinHub, tmp_path):
+    target = hub_files(find_preset("qwen2-7b").models)[0]
+    blobs = tmp_path / "cache" / "models--owner--name" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{target.sha256}.localspec-part").write_bytes(bytes(3_000_000))
+    (blobs / "0123.localspec-part").write_bytes(b"half")
+    (blobs / "0123.89abcdef.incomplete").write_bytes(b"half")
+    (blobs / "4567").write_bytes(b"whole")
+    found = inspect_installation()
+    assert found.cache.path == tmp_path / "cache"
+    assert found.cache.size_bytes == 3_000_000 + 4 + 4 + 5
+    problems = [one for one in find_problems(found) if "a download stopped" in one.what]
+    assert sorted(problem.remedy.split(",")[0] for problem in problems) == [
+        "Another tool left it; once that has ended",
+        "Go on with: localspec download qwen2-7b",
+        "Repeat that download to go on with it",
+    ]
+    assert any("after 3.0 MB" in problem.what for problem in problems)
+
+
+def test_it_runs_where_the_users_presets_are_broken(hub: StandinHub):
+    user_presets_file().write_text("[broken\n")
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 0, result.output
+    assert "models.toml" in result.output.split("Problem")[1]
+
+
+def test_json_has_all_of_it():
+    result = CliRunner().invoke(main, ["doctor", "--json"])
+    whole = json.loads(result.output)
+    assert whole["cores"]["logical"] == os.cpu_count()
+    assert {device["kind"] for device in whole["devices"]} >= {"CPU"}
+    assert all(one.keys() == {"what", "remedy"} for one in whole["problems"])

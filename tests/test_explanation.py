@@ -1,0 +1,149 @@
+"""What is said of a pair before it is downloaded or loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+from test_speedup import STAIRS, Measured
+
+from gguf_maker import write_random_model
+from localspec.cli import main
+from localspec.cli.explain import as_text
+from localspec.errors import DownloadError, ModelFileError, OptionError
+from localspec.explanation import expected_gains, explain
+from localspec.loading import load
+from standin_hub import Fault, StandinHub
+
+FIRST_READ = 8 << 20
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(main, ["explain", *(str(a) for a in arguments)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_preset_is_explained_without_its_download(hub: StandinHub, pair_files):
+    found = explain("qwen2-7b")
+    assert not found.target.is_here
+    assert not hub.gets("config.json")
+    for facts, content in zip((found.target, found.draft), pair_files, strict=True):
+        assert facts.size_bytes == len(content)
+        assert hub.num_sent[facts.name] <= min(len(content), FIRST_READ)
+    assert (found.target.width, found.draft.width) == (192, 64)
+    assert found.vocabulary.size == 4096
+    assert found.can_draft
+    assert "qwen2-7b@q4_0" in found.variants
+    text = run("qwen2-7b")
+    assert "MB to download" in text
+    assert "4096 tokens shared" in text
+
+
+def test_names_of_the_hub_are_explained(hub: StandinHub):
+    found = explain(
+        target="Qwen/Qwen2-7B-Instruct-GGUF:Q4_K_M",
+        draft="hf:Qwen/Qwen2-0.5B-Instruct-GGUF/qwen2-0_5b-instruct-q4_k_m.gguf",
+    )
+    assert (found.target.is_here, found.draft.is_here) == (False, False)
+
+
+def test_what_the_hub_refuses_is_told(hub: StandinHub):
+    hub.faults["qwen2-7b-instruct-q4_k_m.gguf"] = [Fault(on_head=True, status=404)]
+    with pytest.raises(DownloadError):
+        explain("qwen2-7b")
+
+
+def test_the_facts_are_those_of_the_loaded_pair(demo_target, demo_draft):
+    found = explain()
+    with load() as engine:
+        assert found.memory.context_length == engine.context_length
+        assert found.target.vocab_size == engine.vocabulary.size
+        assert found.vocabulary == engine.shared_vocabulary
+    assert found.target.size_bytes == demo_target.stat().st_size
+    assert sum(found.draft.type_bytes.values()) < demo_draft.stat().st_size
+    assert found.fits
+
+
+def test_a_pair_that_does_not_fit_together_is_explained(tmp_path, demo_target):
+    other = write_random_model(
+        tmp_path / "other.gguf",
+        demo_target,
+        replace_tokens={n: f"other{n}" for n in range(1000, 2000)},
+    )
+    found = explain(target=str(demo_target), draft=str(other))
+    assert not found.can_draft
+    assert "1000 of 4096 tokens differ: 1000 is" in run(
+        "--target", demo_target, "--draft", other
+    )
+
+
+def test_the_ids_that_differ_are_named(tmp_path, demo_target):
+    other = write_random_model(
+        tmp_path / "other.gguf", demo_target, replace_tokens={7: "seven"}, num_padding=5
+    )
+    shown = run("--target", demo_target, "--draft", other)
+    assert "4095 tokens shared; 4096 in the target, 4101 in the draft; 1 differ: 7 is" in shown
+    whole = json.loads(run("--target", demo_target, "--draft", other, "--json"))
+    assert [one["token"] for one in whole["vocabulary"]["differences"]] == [7]
+
+
+def test_a_recurrent_model_is_said_to_be_decoded_plainly(tmp_path, demo_target):
+    mamba = write_random_model(tmp_path / "m.gguf", demo_target, architecture="mamba")
+    shown = run("--target", mamba, "--draft", demo_target)
+    assert "the target cannot take tokens back: plain decoding" in shown
+    assert "Speed-up" not in shown
+
+
+def test_a_context_that_does_not_fit_is_said_to(tmp_path, demo_target):
+    path = write_random_model(tmp_path / "l.gguf", demo_target, context_length=1 << 30)
+    shown = run("--target", path, "--ctx", 1 << 30)
+    assert "IT DOES NOT FIT, a context of up to" in shown
+    assert re.search("the preset [a-z0-9.@_-]+ fits", shown)
+    assert "none: plain decoding" in shown
+
+
+def test_costs_that_were_not_measured_are_not_made_up():
+    assert explain().gains is None
+    assert "not measured yet on this machine" in run()
+
+
+def test_measured_costs_give_the_gain():
+    costs = Measured((*STAIRS, *(5.0 for _ in range(8))), draft=0.12)
+    found = explain(costs=costs)
+    assert found.gains == expected_gains(costs)
+    speedups = [gain.speedup for gain in found.gains]
+    assert speedups == sorted(speedups)
+    assert found.gains[-1].num_draft_tokens == 3
+    assert 0.3 < found.break_even < 0.7
+    assert f"pays from an acceptance of {found.break_even:.2f}" in as_text(found)
+    assert f"at 0.9: {speedups[-1]:.2f} times as fast, with 3 draft tokens" in as_text(found)
+
+
+def test_a_draft_that_never_pays_is_said_to():
+    found = explain(costs=Measured(tuple(range(1, 18)), draft=0.9))
+    assert found.break_even is None
+    assert "too slow at any acceptance" in as_text(found)
+
+
+def test_json_has_all_of_it():
+    whole = json.loads(run("--json"))
+    assert whole["fits"] is True
+    assert whole["target"]["num_layers"] == 6
+    assert whole["memory"]["peak_bytes"] > whole["memory"]["needed_bytes"] > 0
+    assert len(whole["memory"]["models"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"draft": "d.gguf"}, OptionError),
+        ({"preset": "demo", "target": "t.gguf"}, OptionError),
+        ({"target": "absent.gguf"}, ModelFileError),
+    ],
+)
+def test_what_names_no_pair_is_refused(arguments, error):
+    with pytest.raises(error):
+        explain(**arguments)

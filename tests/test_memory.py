@@ -1,0 +1,122 @@
+"""The memory estimate against what libllama itself says it allocates."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import defaultdict
+
+import gguf
+import pytest
+
+from gguf_maker import split_model, write_random_model
+from hollow_model import SHAPES, simulate_load, write_hollow_model
+from localspec.llama import LlamaModel, system_info
+from localspec.llama_options import LlamaOptions
+from localspec.memory import cache_bytes, estimate_memory, graph_bytes
+from localspec.model_file import check_model_file
+from localspec.model_shape import ModelShape
+from localspec.tensor_types import repacked_types, type_name
+from shape_pair.bigrams import TextSpec
+from shape_pair.pair import PairSpec, make_pair
+
+_MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, demo_target):
+    """Model files of different shapes, by name."""
+    folder = tmp_path_factory.mktemp("shapes")
+    text = TextSpec(entropy=0.0, agreement=(0.9,), segment=64, period=64, seed=1)
+    shared_heads, _ = make_pair(PairSpec("tiny", "tiny", "Q4_0", "Q4_0", text), folder)
+    return {
+        "demo": demo_target,
+        "few key heads": shared_heads,
+        "K-quants": make_pair(PairSpec("tiny", "tiny", "Q4_K_M", "Q4_K", text), folder)[0],
+        "odd context": write_random_model(
+            folder / "odd.gguf", demo_target, width=192, num_layers=3, context_length=300
+        ),
+        "mamba": write_random_model(
+            folder / "mamba.gguf", demo_target, architecture="mamba", num_layers=2
+        ),
+    }
+
+
+def logged_bytes(messages) -> dict[str, float]:
+    """What libllama logs of its buffers, summed by what they hold."""
+    sizes: dict[str, float] = defaultdict(float)
+    for message in messages:
+        if found := re.search(r"(\S+) (\w+) buffer size = +([\d.]+) MiB", message):
+            name = "repacked" if found[1] == "CPU_REPACK" else found[2]
+            sizes[name] += float(found[3]) * _MIB
+    return sizes
+
+
+@pytest.mark.parametrize("max_outputs", [1, 17])
+@pytest.mark.parametrize("name", ["demo", "few key heads", "K-quants", "odd context", "mamba"])
+def test_the_parts_are_what_libllama_allocates(made, caplog, name, max_outputs):
+    path = made[name]
+    header = check_model_file(path)
+    context_length = 300 if name == "odd context" else 1000
+    options = LlamaOptions(
+        context_length=context_length, max_outputs=max_outputs, num_threads=1
+    )
+    with caplog.at_level(logging.DEBUG, "localspec.llama"):
+        LlamaModel.open(path, options).close()
+    real = logged_bytes(caplog.messages)
+    found = estimate_memory(header, context_length, max_outputs, repacked_types(system_info()))
+    assert found.cache_bytes == pytest.approx(real["KV"] + real["RS"], abs=0.02 * _MIB)
+    assert found.repacked_bytes == pytest.approx(real["repacked"], abs=0.02 * _MIB)
+    if name != "mamba":
+        cells = -(-context_length // 256) * 256
+        graph = graph_bytes(header, min(512, context_length), cells, max_outputs)
+        assert graph == pytest.approx(real["compute"], rel=0.02)
+        assert found.compute_bytes > graph
+    mapped = real["model"]  # from the first to the last tensor that is not stored again
+    assert mapped <= found.weights_bytes + 0.01 * _MIB
+
+
+@pytest.mark.parametrize("context_length", [300, 8192, 131072])
+@pytest.mark.parametrize("name", SHAPES)
+def test_models_of_real_shape_take_what_libllama_would_allocate(
+    tmp_path, demo_target, caplog, name, context_length
+):
+    path = write_hollow_model(tmp_path / "hollow.gguf", demo_target, SHAPES[name])
+    header = check_model_file(path)
+    with caplog.at_level(logging.DEBUG, "localspec.llama"):
+        simulate_load(path, context_length, 17)
+    caches = [re.search(r"kv_cache: size = +([\d.]+) MiB", line) for line in caplog.messages]
+    cells = -(-context_length // 256) * 256
+    real = sum(float(found[1]) for found in caches if found) * _MIB
+    assert cache_bytes(header, cells) == pytest.approx(real, abs=0.02 * _MIB)
+    graph = graph_bytes(header, min(512, context_length), cells, 17)
+    assert graph == pytest.approx(logged_bytes(caplog.messages)["compute"], rel=0.05)
+
+
+def test_a_split_model_takes_what_the_whole_one_does(tmp_path, demo_target):
+    whole = estimate_memory(check_model_file(demo_target), 512, 1, frozenset())
+    parts = estimate_memory(
+        check_model_file(split_model(demo_target, tmp_path)), 512, 1, frozenset()
+    )
+    assert parts.weights_bytes == pytest.approx(whole.weights_bytes, abs=64)
+    assert parts.cache_bytes == whole.cache_bytes
+
+
+def test_a_cache_that_cannot_roll_back_is_known_beforehand(made):
+    for name, path in made.items():
+        model = LlamaModel.open(path, LlamaOptions(context_length=256, num_threads=1))
+        assert ModelShape(check_model_file(path)).can_roll_back is model.can_truncate, name
+        model.close()
+
+
+def test_types_have_ggmls_names():
+    for kind in gguf.GGMLQuantizationType:
+        assert type_name(kind.value) == kind.name
+    assert type_name(999) == "type 999"
+
+
+def test_repacking_depends_on_the_build_and_the_processor():
+    assert repacked_types("CPU : AVX2 = 1 | REPACK = 1") >= {"Q4_0", "Q4_K"}
+    assert "Q8_0" in repacked_types("CPU : NEON = 1 | DOTPROD = 1 | REPACK = 1 |")
+    assert repacked_types("CPU : AVX2 = 1 | LLAMAFILE = 1") == frozenset()
+    assert repacked_types("CPU : SSE3 = 1 | REPACK = 1") == frozenset()

@@ -1,0 +1,64 @@
+"""Headers over the network: ranges of a file on the hub, and nothing else of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gguf_maker import write_random_model
+from localspec.errors import DownloadError
+from localspec.header import read_header, read_source_header
+from localspec.hub_api import remote_file
+from localspec.preset import HubFile
+from localspec.remote_source import RemoteSource
+from standin_hub import Fault, StandinHub
+
+FILE = HubFile(repo="owner/repo", file="large.gguf")
+
+
+@pytest.fixture
+def model(hub: StandinHub, tmp_path, demo_target):
+    """A model longer than the first read, and the hub serves it."""
+    path = write_random_model(tmp_path / "large.gguf", demo_target, width=512)
+    assert path.stat().st_size > 16 << 20
+    hub.add(FILE.repo, FILE.file, path.read_bytes())
+    return path
+
+
+def test_the_header_alone_is_fetched(hub: StandinHub, model):
+    header = read_source_header(RemoteSource(remote_file(FILE)))
+    here = read_header(model)
+    assert (header.metadata, header.tensors) == (here.metadata, here.tensors)
+    assert [seen.range for seen in hub.gets(FILE.file)] == [f"bytes=0-{(8 << 20) - 1}"]
+    assert hub.num_sent[FILE.file] == 8 << 20
+
+
+def test_a_server_without_ranges_is_cut_off(hub: StandinHub, model):
+    """What is not needed of its answer is not waited for."""
+    hub.faults[FILE.file] = [Fault(ignore_range=True), Fault(ignore_range=True)]
+    source = RemoteSource(remote_file(FILE))
+    data = model.read_bytes()
+    assert source.read(0, 100) == data[:100]
+    assert source.read(70_000, 100) == data[70_000:70_100]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Fault(status=403), "403"),
+        (Fault(cut_after=1000), "cannot be read"),
+        (Fault(status=500), "500"),
+    ],
+)
+def test_a_failure_is_told(hub: StandinHub, model, fault, message):
+    hub.faults[FILE.file] = [fault]
+    source = RemoteSource(remote_file(FILE))
+    with pytest.raises(DownloadError, match=message) as caught:
+        source.read(0, 4096)
+    assert "owner/repo/large.gguf" in str(caught.value)
+
+
+def test_the_token_goes_to_the_hub_only(hub: StandinHub, model, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    hub.token = "secret"
+    RemoteSource(remote_file(FILE)).read(0, 10)
+    assert [seen.token for seen in hub.gets(FILE.file)] == [None]
