@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from localspec.acceptance import HAZARD, Acceptance, Weights
 from localspec.candidate import Candidate, Prospect, Stopping
 from localspec.cost import LARGEST_STEP, DraftCost, TargetCost
 from localspec.draft_length import (
+    MAX_DRAFT_TOKENS,
     Choice,
     DraftOff,
     Moment,
@@ -29,6 +28,7 @@ from localspec.draft_length import (
     Trial,
     reason_without_choice,
 )
+from localspec.speedup import Curve, break_even_acceptance
 from localspec.step_times import StepTimes
 
 _GRANTED_STEPS = 6.0  # plain steps' time that may be lost at first
@@ -215,11 +215,11 @@ class AutomaticDraftLength:
         prospect, confidence = self._best
         acceptance = prospect.acceptance
         draft_s = prospect.cost.token_s(plain_s)
-        spent = self._times.latest[1:] + draft_s * np.arange(LARGEST_STEP)
+        costs = Curve(self._times.latest.tolist(), draft_s)
         return Outlook(
             prospect.kind,
             float(acceptance.expected(acceptance.weights, confidence)[1]),
-            break_even(spent / spent[0]),
+            break_even_acceptance(costs, MAX_DRAFT_TOKENS),
             plain_s,
             draft_s,
         )
@@ -248,17 +248,6 @@ class AutomaticDraftLength:
             if part is not None:
                 prospect.cost.restore(part["cost"])
                 prospect.acceptance.restore(part["acceptance"])
-
-
-def break_even(spent: Weights) -> float | None:
-    """The lowest acceptance at which some K ≥ 1 beats K = 0; None if none does below 1.
-
-    spent: (K + 1,) the cost of steps with 0, 1, 2 … draft tokens, as multiples of the first.
-    """
-    rates = np.linspace(0.0, 1.0, 201)[:, None]
-    emitted = np.cumsum(rates ** np.arange(len(spent)), axis=1)
-    pays = (emitted[:, 1:] / spent[1:] > 1.0).any(axis=1)
-    return float(rates[int(np.argmax(pays)), 0]) if pays.any() else None
 
 
 class _ExactlyOne:

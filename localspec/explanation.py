@@ -10,11 +10,13 @@ from localspec.draft_length import MAX_DRAFT_TOKENS
 from localspec.errors import OptionError, PairError
 from localspec.header import Header
 from localspec.header_vocabulary import HeaderVocabulary
+from localspec.known_costs import known_costs
 from localspec.model_headers import FoundHeader, find_model, read_model_header
 from localspec.model_shape import ModelShape
 from localspec.pair import SharedVocabulary, shared_vocabulary
 from localspec.preset import Preset
 from localspec.presets import DEFAULT_PRESET, find_preset, load_presets
+from localspec.profile import file_identity
 from localspec.room import (
     PairMemory,
     Room,
@@ -110,12 +112,11 @@ def explain(
     target: str | None = None,
     draft: str | None = None,
     context_length: int | None = None,
-    costs: Costs | None = None,
 ) -> Explanation:
     """What a preset, or a target and a draft, will be like on this machine.
 
     Models are named as for `localspec.load`; of those that are not here only the headers are
-    fetched. context_length: tokens (default: as `load`). costs: of decodes of this pair here.
+    fetched. context_length: tokens (default: as `load`).
 
     Raises what naming and reading a model raises: PresetError, OptionError, ModelFileError,
     DownloadError.
@@ -136,6 +137,12 @@ def explain(
     found = [read_model_header(model) for model in models]
     headers = [one.header for one in found]
     vocabulary, misfit = _compared(headers)
+    costs = known_costs(
+        [
+            file_identity(h.path.name, sum(tensor.size_bytes for tensor in h.tensors))
+            for h in headers
+        ]
+    )
     room = room_here()
     memory = pair_memory(headers, context_to_open(headers[0], context_length), room)
     smaller = None if memory.needed_bytes <= room.total_bytes else fitting_preset(room)

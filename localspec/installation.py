@@ -18,6 +18,7 @@ from localspec.errors import PresetError
 from localspec.hub_api import cache_folder, is_offline
 from localspec.machine import Cores, Memory, cores_here, memory_here
 from localspec.presets import load_presets, user_presets_file
+from localspec.profile import num_profiles, profiles_folder
 
 _PACKAGES = ("llama-cpp-python", "numpy", "huggingface-hub", "requests")
 
@@ -40,7 +41,7 @@ class Installation:
     packages: versions by name. build: what libllama says of itself. processor_flags: what
     the processor can do, as the system names it; empty where that is not known. has_nvidia:
     whether the driver of an NVIDIA GPU is there. presets_fault: message and hint of what is
-    wrong with the user's presets.
+    wrong with the user's presets. num_profiles: pairs and settings whose costs are known.
     """
 
     version: str
@@ -54,6 +55,8 @@ class Installation:
     cores: Cores
     memory: Memory
     cache: CacheState
+    num_profiles: int
+    profiles_folder: Path
     presets_file: Path
     presets_fault: tuple[str, str] | None
     is_offline: bool
@@ -75,6 +78,8 @@ def inspect_installation() -> Installation:
         cores=cores_here(),
         memory=memory_here(),
         cache=_cache_state(cache_folder()),
+        num_profiles=num_profiles(),
+        profiles_folder=profiles_folder(),
         presets_file=user_presets_file(),
         presets_fault=_presets_fault(),
         is_offline=is_offline(),

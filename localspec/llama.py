@@ -33,6 +33,7 @@ from localspec.errors import (
 )
 from localspec.llama_options import LlamaOptions
 from localspec.own_process import OwnProcess
+from localspec.profile import file_identity
 from localspec.sampling import Logits
 from localspec.token_batch import TokenBatch
 from localspec.vocabulary import Vocabulary
@@ -96,7 +97,7 @@ class LlamaModel:
         """All that changes what a decode costs, in words: file, build, device, threads."""
         return " · ".join(
             (
-                f"{self.name} of {self.num_weight_bytes} bytes",
+                file_identity(self.name, self.num_weight_bytes),
                 f"{llama_cpp.llama_n_threads(self._context)} threads",
                 self._setting,
                 f"llama-cpp-python {llama_cpp.__version__}",

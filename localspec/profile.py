@@ -69,6 +69,36 @@ class Profile:
         self._saved = learned
 
 
+def file_identity(name: str, num_weight_bytes: int) -> str:
+    """How an identity of a model begins, whatever its setting: it tells files apart."""
+    return f"{name} of {num_weight_bytes} bytes"
+
+
+def latest_learned(files: Sequence[str]) -> dict[str, Any] | None:
+    """What was learned last of a pair, in any setting. files: their `file_identity`."""
+    folder = profiles_folder()
+    paths = (
+        [path for path in folder.glob("*.json") if path.is_file()] if folder.is_dir() else []
+    )
+    for path in sorted(paths, key=lambda path: -path.stat().st_mtime):
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            identity = kept["identity"]
+            if kept["version"] == VERSION and len(identity) == len(files):
+                begun = zip(identity, files, strict=True)
+                if all(whole.startswith(f"{file} ·") for whole, file in begun):
+                    learned: dict[str, Any] = kept["learned"]
+                    return learned
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            continue  # as good as none
+    return None
+
+
+def num_profiles() -> int:
+    """How many are kept."""
+    return sum(1 for _ in profiles_folder().glob("*.json"))
+
+
 def profiles_folder() -> Path:
     """Where profiles are kept."""
     return user_cache_path("localspec", appauthor=False) / "profiles"

@@ -7,6 +7,8 @@ one target decode of K + 1 tokens. Here the latter's cost is a curve, not a cons
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 _PRECISION = 1e-4
@@ -20,6 +22,22 @@ class Costs(Protocol):
 
     def draft_s(self) -> float:
         """Of the draft, for one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Times in plain steps of the target. steps: of 0, 1, 2 … tokens; draft: of its token."""
+
+    steps: Sequence[float]
+    draft: float
+
+    def target_s(self, num_tokens: int) -> float:
+        """See `Costs.target_s`."""
+        return self.steps[num_tokens]
+
+    def draft_s(self) -> float:
+        """See `Costs.draft_s`."""
+        return self.draft
 
 
 def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:

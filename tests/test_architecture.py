@@ -34,7 +34,7 @@ LAYERS = [
     ["presets", "cache", "transfer"],
     ["downloads", "remote_source", "llama_params"],
     ["proposers", "llama", "hub", "template", "control_guard"],
-    ["fetch", "installed", "user_presets", "room", "model_headers"],
+    ["fetch", "installed", "user_presets", "room", "model_headers", "known_costs"],
     ["explanation", "installation"],
     ["problems"],
     ["rules", "rounding", "lookup"],

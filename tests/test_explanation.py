@@ -7,14 +7,17 @@ import re
 
 import pytest
 from click.testing import CliRunner
-from test_speedup import STAIRS, Measured
+from test_speedup import STAIRS
 
 from gguf_maker import write_random_model
+from localspec.automatic import AutomaticDraftLength
 from localspec.cli import main
 from localspec.cli.explain import as_text
+from localspec.draft_length import ProposerKind
 from localspec.errors import DownloadError, ModelFileError, OptionError
-from localspec.explanation import expected_gains, explain
+from localspec.explanation import explain
 from localspec.loading import load
+from localspec.profile import Profile
 from standin_hub import Fault, StandinHub
 
 FIRST_READ = 8 << 20
@@ -105,15 +108,35 @@ def test_a_context_that_does_not_fit_is_said_to(tmp_path, demo_target):
     assert "none: plain decoding" in shown
 
 
-def test_costs_that_were_not_measured_are_not_made_up():
+@pytest.fixture
+def learn(tmp_path, monkeypatch, demo_target, demo_draft):
+    """Keeps costs of the demo pair, as an engine of it would."""
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+
+    def keep(ratios, draft_share):
+        policy = AutomaticDraftLength({ProposerKind.DRAFT: draft_share})
+        for size, ratio in enumerate(ratios, 1):
+            for _ in range(3):
+                policy.target_cost.learn(1, 0, 0.1)
+                policy.target_cost.learn(size, 0, 0.1 * ratio)
+        files = []
+        for path in (demo_target, demo_draft):
+            with load(target=path, draft_tokens=0) as engine:
+                files.append(engine._target.identity)
+        Profile(files).save(policy.as_dict())
+
+    return keep
+
+
+def test_costs_that_were_not_measured_are_not_made_up(learn):
     assert explain().gains is None
     assert "not measured yet on this machine" in run()
 
 
-def test_measured_costs_give_the_gain():
-    costs = Measured((*STAIRS, *(5.0 for _ in range(8))), draft=0.12)
-    found = explain(costs=costs)
-    assert found.gains == expected_gains(costs)
+def test_measured_costs_give_the_gain(learn):
+    learn((*STAIRS, *(5.0 for _ in range(8))), 0.12)
+    found = explain()
     speedups = [gain.speedup for gain in found.gains]
     assert speedups == sorted(speedups)
     assert found.gains[-1].num_draft_tokens == 3
@@ -122,8 +145,9 @@ def test_measured_costs_give_the_gain():
     assert f"at 0.9: {speedups[-1]:.2f} times as fast, with 3 draft tokens" in as_text(found)
 
 
-def test_a_draft_that_never_pays_is_said_to():
-    found = explain(costs=Measured(tuple(range(1, 18)), draft=0.9))
+def test_a_draft_that_never_pays_is_said_to(learn):
+    learn(range(1, 18), 0.9)
+    found = explain()
     assert found.break_even is None
     assert "too slow at any acceptance" in as_text(found)
 

@@ -65,6 +65,10 @@ def _lines(found: Installation) -> list[tuple[str, str]]:
             f"{cache.path}: {readable_bytes(cache.size_bytes)}, "
             f"{readable_bytes(cache.free_bytes)} of disk free",
         ),
+        (
+            "Profiles",
+            f"{found.profiles_folder}: costs of {found.num_profiles} pairs and settings",
+        ),
         ("Presets", presets),
     ]
 
@@ -72,6 +76,7 @@ def _lines(found: Installation) -> list[tuple[str, str]]:
 def _as_object(found: Installation, problems: list[Problem]) -> dict[str, Any]:
     whole = dataclasses.asdict(found)
     whole["processor_flags"] = sorted(found.processor_flags)
+    whole["profiles_folder"] = str(found.profiles_folder)
     whole["presets_file"] = str(found.presets_file)
     whole["cache"]["path"] = str(found.cache.path)
     whole["cache"]["unfinished"] = {
