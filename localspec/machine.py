@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,3 +51,14 @@ def cores_here() -> Cores:
     logical = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
     return Cores(psutil.cpu_count(logical=False), logical, usable)
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has held."""
+    info = psutil.Process().memory_info()
+    if sys.platform == "win32":
+        return int(info.peak_wset)
+    import resource  # absent on Windows
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return max(int(peak) * (1 if sys.platform == "darwin" else 1024), int(info.rss))

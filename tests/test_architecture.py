@@ -46,7 +46,8 @@ LAYERS = [
     ["chat"],
     ["answering"],
     ["engine"],
-    ["loading", "selfcheck"],
+    ["step_bench"],
+    ["loading", "selfcheck", "bench"],
     ["isolated_child"],
     ["child_process"],
     ["isolated"],
@@ -56,8 +57,8 @@ LAYERS = [
     ["cli.download", "cli.models"],
     ["cli.offer"],
     ["cli.options"],
-    ["cli.answer"],
-    ["cli.chat", "cli.generate", "cli.verify", "cli.explain", "cli.doctor"],
+    ["cli.answer", "cli.prompt_tokens", "cli.plot"],
+    ["cli.chat", "cli.generate", "cli.verify", "cli.bench", "cli.explain", "cli.doctor"],
     ["cli.__init__"],
     ["__main__"],
 ]
@@ -94,12 +95,14 @@ def test_imports_go_one_way(name):
         (
             "click",
             {n for n in MODULES if n.startswith("cli.")}
-            - {"cli.interrupt", "cli.exit_codes", "cli.stats_object"},
+            - {"cli.interrupt", "cli.exit_codes", "cli.stats_object"}
+            - {"cli.plot", "cli.prompt_tokens"},
         ),
         ("huggingface_hub", {"hub_api"}),
         ("requests", {"transfer", "remote_source"}),
         ("psutil", {"machine"}),
         ("rich", {"cli.bars"}),
+        ("matplotlib", {"cli.plot"}),
         ("jinja2", {"sandbox", "template"}),
     ],
 )

@@ -11,6 +11,7 @@ import click
 
 from localspec import __version__
 from localspec.cli import exit_codes
+from localspec.cli.bench import bench
 from localspec.cli.chat import chat
 from localspec.cli.doctor import doctor
 from localspec.cli.download import download
@@ -59,6 +60,7 @@ def main() -> None:
     localspec chat                        talk to the demo pair, offline
     localspec chat --target T.gguf --draft D.gguf
     localspec generate "Why is the sky blue?"
+    localspec bench                       how much faster than plain decoding
     localspec verify                      check that the draft changes nothing
     localspec models                      the presets, and what is on this machine
     localspec download qwen2-7b           fetch a preset's files
@@ -67,6 +69,7 @@ def main() -> None:
     """
 
 
+main.add_command(bench)
 main.add_command(chat)
 main.add_command(generate)
 main.add_command(verify)

@@ -13,6 +13,7 @@ import click
 from localspec import prompts as questions
 from localspec.cli import exit_codes
 from localspec.cli.options import PairOptions, pair_options
+from localspec.cli.prompt_tokens import prompt_tokens
 from localspec.cli.screen import printable
 from localspec.engine import Engine
 from localspec.law_check import ALPHA, VIEWS
@@ -56,7 +57,7 @@ def verify(
     """
     texts = questions.BUILT_IN if prompts is None else questions.read_prompts(prompts)
     with options.open_engine() as engine:
-        tokens = [_prompt_tokens(engine, options, text) for text in texts]
+        tokens = [prompt_tokens(engine, options, text) for text in texts]
         with click.progressbar(length=1000, file=sys.stderr) as bar:
 
             def show(stage: str, share: float) -> None:
@@ -67,12 +68,6 @@ def verify(
         click.echo(json.dumps(_as_object(report)) if as_json else _as_text(report, engine))
     if not report.holds:
         raise click.exceptions.Exit(exit_codes.FAILED)
-
-
-def _prompt_tokens(engine: Engine, options: PairOptions, text: str) -> list[int]:
-    if engine.chat_template is None and options.chat_template is None:
-        return engine.with_bos(engine.vocabulary.tokenize(text, parse_special=False))
-    return engine.chat(system=options.system, template=options.template()).prompt_tokens(text)
 
 
 def _as_text(report: Report, engine: Engine) -> str:

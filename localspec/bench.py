@@ -1,0 +1,214 @@
+"""How fast is it, against plain decoding of the same prompts in turn?"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from localspec.draft_length import DraftLength, FixedDraftLength
+from localspec.engine import Engine
+from localspec.errors import ContextError
+from localspec.machine import peak_memory_bytes
+from localspec.metrics import Stats
+from localspec.sampling import SamplingParams
+from localspec.speedup import Curve, break_even_acceptance, expected_speedup
+from localspec.step_bench import StepCosts, measure_steps
+
+GREEDY = SamplingParams(temperature=0)
+SWEEP = (1, 2, 3, 5, 7, 11, 15)  # numbers of draft tokens that are tried one by one
+_NUM_STEP_ROUNDS = 5
+_SWEEP_TOKENS = 48
+
+Progress = Callable[[str, float], None]  # (what is measured, the share that is done)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Plain or speculative answers. A value of each round: tokens ÷ seconds of all prompts.
+
+    time_to_first_token_s: the median of all answers. stats: of every answer, in order.
+    """
+
+    tokens_per_s: tuple[float, ...]
+    time_to_first_token_s: float
+    stats: tuple[Stats, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Both sides on the same prompts and options, in turn."""
+
+    name: str
+    plain: Side
+    speculative: Side
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Speculative ÷ plain, of each round."""
+        pairs = zip(self.speculative.tokens_per_s, self.plain.tokens_per_s, strict=True)
+        return tuple(ours / plain for ours, plain in pairs)
+
+    @property
+    def speedup(self) -> float:
+        """The median of the rounds."""
+        return statistics.median(self.ratios)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted ÷ proposed tokens; 0 if none was proposed."""
+        proposed = sum(stats.num_draft_tokens for stats in self.speculative.stats)
+        accepted = sum(stats.num_accepted for stats in self.speculative.stats)
+        return accepted / proposed if proposed else 0.0
+
+    @property
+    def steps_per_length(self) -> tuple[int, ...]:
+        """Steps that proposed 0, 1, 2 … tokens."""
+        columns = zip(*(s.steps_per_length for s in self.speculative.stats), strict=True)
+        return tuple(sum(column) for column in columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Everything measured. sweep: number of draft tokens → speed-up over plain, greedy."""
+
+    comparisons: tuple[Comparison, ...]
+    costs: StepCosts
+    sweep: dict[int, float]
+    peak_memory_bytes: int
+
+    @property
+    def break_even(self) -> float | None:
+        """The least acceptance at which the draft model pays; None if it never does."""
+        curve = self.curve
+        if curve is None:
+            return None
+        return break_even_acceptance(curve, len(self.costs.target_s) - 1)
+
+    @property
+    def curve(self) -> Curve | None:
+        """The costs in plain steps; None without a draft model."""
+        if self.costs.draft_token_s is None:
+            return None
+        plain_s = self.costs.target_s[0]
+        return Curve((0.0, *self.costs.ratios), self.costs.draft_token_s / plain_s)
+
+    def predicted(self, acceptance: float) -> dict[int, float]:
+        """Number of draft tokens → speed-up at that acceptance; empty without a draft."""
+        curve = self.curve
+        if curve is None:
+            return {}
+        return {
+            count: expected_speedup(curve, acceptance, count)
+            for count in range(len(self.costs.target_s))
+        }
+
+
+def run_bench(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    *,
+    num_rounds: int,
+    max_tokens: int,
+    progress: Progress,
+) -> Bench:
+    """Measure an engine on prompts of token ids. Its policy is afterwards what it was.
+
+    Raises ContextError for a prompt that leaves no room for an answer.
+    """
+    for prompt in prompts:
+        if len(prompt) >= engine.context_length:
+            raise ContextError(
+                f"a prompt has {len(prompt)} tokens; the context holds {engine.context_length}",
+                "Leave it out, or choose a larger context (--ctx).",
+            )
+    policy = engine.draft_length
+    kinds = [("greedy", GREEDY)]
+    if not engine.sampling.is_greedy:
+        kinds.append(("sampling", engine.sampling))
+    try:
+        progress("steps", 0.0)
+        with engine.exclusively() as loop:
+            costs = measure_steps(loop, _NUM_STEP_ROUNDS)
+        comparisons = []
+        for index, (name, sampling) in enumerate(kinds):
+            runner = _Runner(engine, policy, sampling, max_tokens)
+
+            def show(share: float, name: str = name, index: int = index) -> None:
+                progress(name, 0.1 + 0.7 * (index + share) / len(kinds))
+
+            comparisons.append(runner.compare(name, prompts, num_rounds, show))
+        runner = _Runner(engine, policy, GREEDY, min(max_tokens, _SWEEP_TOKENS))
+        sweep = runner.sweep(prompts[0], lambda share: progress("each K", 0.8 + 0.2 * share))
+    finally:
+        engine.draft_length = policy
+    return Bench(tuple(comparisons), costs, sweep, peak_memory_bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class _Runner:
+    engine: Engine
+    policy: DraftLength
+    sampling: SamplingParams
+    max_tokens: int
+
+    def compare(
+        self,
+        name: str,
+        prompts: Sequence[list[int]],
+        num_rounds: int,
+        show: Callable[[float], None],
+    ) -> Comparison:
+        policies = (FixedDraftLength(0), self.policy)
+        rounds: list[list[list[Stats]]] = [[], []]
+        for number in range(num_rounds):
+            answers: list[list[Stats]] = [[], []]
+            for place, prompt in enumerate(prompts):
+                # Who goes first changes, so that neither side always finds a warm machine.
+                for side in (0, 1) if (number + place) % 2 == 0 else (1, 0):
+                    answers[side].append(self._answer(prompt, policies[side], number))
+                show((number + (place + 1) / len(prompts)) / num_rounds)
+            for side in (0, 1):
+                rounds[side].append(answers[side])
+        return Comparison(name, *(_side(answers) for answers in rounds))
+
+    def sweep(self, prompt: list[int], show: Callable[[float], None]) -> dict[int, float]:
+        """Fixed numbers of draft tokens, each in turn with plain decoding."""
+        speedups: dict[int, float] = {}
+        if self.engine.shared_vocabulary is None:
+            return speedups  # no draft model
+        for index, count in enumerate(SWEEP):
+            plain = self._answer(prompt, FixedDraftLength(0), 0)
+            drafted = self._answer(prompt, FixedDraftLength(count), 0)
+            speedups[count] = drafted.tokens_per_s / plain.tokens_per_s
+            show((index + 1) / len(SWEEP))
+        return speedups
+
+    def _answer(self, prompt: list[int], policy: DraftLength, seed: int) -> Stats:
+        # Emptied, so that every answer reads its whole prompt.
+        with self.engine.exclusively():
+            pass
+        self.engine.draft_length = policy
+        reply = self.engine.generate(
+            prompt,
+            sampling=self.sampling,
+            seed=None if self.sampling.is_greedy else seed,
+            verify=None if self.sampling.is_greedy else "block",
+            max_tokens=self.max_tokens,
+        )
+        return reply.stats
+
+
+def _side(rounds: list[list[Stats]]) -> Side:
+    every = [stats for answers in rounds for stats in answers]
+    return Side(
+        tokens_per_s=tuple(_rate(answers) for answers in rounds),
+        time_to_first_token_s=statistics.median(s.time_to_first_token_s for s in every),
+        stats=tuple(every),
+    )
+
+
+def _rate(answers: list[Stats]) -> float:
+    """Tokens ÷ seconds behind the prefill, of all answers together."""
+    seconds = sum(s.completion_tokens / s.tokens_per_s for s in answers if s.tokens_per_s > 0)
+    return sum(s.completion_tokens for s in answers) / seconds if seconds > 0 else 0.0
