@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         OptionError,
         PairError,
         PresetError,
+        SessionError,
         TemplateError,
     )
     from localspec.explanation import Explanation, explain
@@ -73,6 +74,7 @@ __all__ = [
     "Provenance",
     "Reply",
     "SamplingParams",
+    "SessionError",
     "Stats",
     "Stream",
     "TemplateError",

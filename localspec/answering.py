@@ -107,13 +107,16 @@ class Answering(abc.ABC):
         """`generate` without blocking the event loop."""
         return await whole_reply(self.astream(prompt, **options))
 
-    def chat(self, *, system: str | None = None, template: str | None = None) -> Chat:
+    def chat(
+        self, *, system: str | None = None, template: str | None = None, think: bool = True
+    ) -> Chat:
         """A conversation.
 
         template: a name of `template.BUILT_IN` or a Jinja source; by default the one in the
-        target's file. Raises TemplateError if there is none or it is broken.
+        target's file. think: False asks a reasoning model to answer at once. Raises
+        TemplateError if there is no template, it is broken, or knows no such switch.
         """
-        return Chat(self, system=system, template=template)
+        return Chat(self, system=system, template=template, think=think)
 
     def with_bos(self, tokens: list[int]) -> list[int]:
         """The tokens, begun as the model expects a text to begin."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from localspec.async_stream import AsyncStream, whole_reply
 from localspec.control_guard import ControlGuard, Tokenizer
-from localspec.errors import ContextError, EngineError, TemplateError
+from localspec.errors import ContextError, EngineError, OptionError
 from localspec.stream import AnswerKeywords, AnswerOptions, Reply, Stream
-from localspec.template import BUILT_IN, ChatTemplate, Message
+from localspec.template import ChatTemplate, Message, template_source
+from localspec.thinking import ThoughtStream, opened_by, tags_of, without_thoughts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -45,33 +46,75 @@ class Answerer(Protocol):
     def cancel(self) -> None: ...
 
 
+Turn = tuple[Message, Message]  # question and answer
+
+
 class Chat:
     """Turns of a conversation over an engine. Made by `Engine.chat`.
 
-    What was said stays when an answer is stopped early. When the context is full whole
-    oldest turns are forgotten, down to about half of it; num_forgotten counts them.
+    What was said stays when an answer is stopped early; what was thought before is dropped.
+    When the context is full whole oldest turns are forgotten, down to about half of it.
     """
 
     def __init__(
-        self, engine: Answerer, *, system: str | None = None, template: str | None = None
+        self,
+        engine: Answerer,
+        *,
+        system: str | None = None,
+        template: str | None = None,
+        think: bool = True,
     ) -> None:
         self._engine = engine
-        self._system: list[Message] = [{"role": "system", "content": system}] if system else []
-        self._turns: list[tuple[Message, Message]] = []
+        self._system = _system_messages(system)
+        self._turns: list[Turn] = []
+        self._forgotten: list[Turn] = []
         vocabulary = engine.vocabulary
+        source = template_source(template, engine.chat_template)
         self._template = ChatTemplate(
-            _template_source(template, engine.chat_template),
+            source,
             bos=vocabulary.text(vocabulary.bos),
             eos=vocabulary.text(vocabulary.eos),
+            think=think,
         )
+        self._thought_tags = tags_of(source)
+        self._closing_tag: str | None = None  # of the thoughts that the last prompt opened
         self._guard = ControlGuard(vocabulary)
         self._num_asked = 0
-        self.num_forgotten = 0
+        self._revision = 0  # counts changes, which outdate what was asked for before
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation as the model will see it next: role and content of each message."""
-        return (*self._system, *(message for turn in self._turns for message in turn))
+        return (*self._system, *_messages(self._turns))
+
+    @property
+    def transcript(self) -> tuple[Message, ...]:
+        """The conversation from its begin, with the turns that were forgotten."""
+        return (*self._system, *_messages(self._forgotten + self._turns))
+
+    @property
+    def num_forgotten(self) -> int:
+        """Turns that the model does not see any more, because the context was full."""
+        return len(self._forgotten)
+
+    @property
+    def system(self) -> str | None:
+        """The system message. Setting it counts for the next answer; None or "" is none."""
+        return self._system[0]["content"] if self._system else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        self._system = _system_messages(text)
+        self._revision += 1
+
+    @property
+    def num_asked(self) -> int:
+        """How many answers were begun. The next one has the random numbers of this turn."""
+        return self._num_asked
+
+    def thoughts(self) -> ThoughtStream:
+        """What splits the pieces of the answer that was asked for last; new at each call."""
+        return ThoughtStream(self._thought_tags, self._closing_tag)
 
     def stream(self, text: str, **options: Unpack[AnswerKeywords]) -> Stream:
         """The answer to `text`, piece by piece. Options as for `Engine.stream`.
@@ -80,29 +123,45 @@ class Chat:
         leaves no trace. Raises ContextError if the message alone does not fit the context.
         """
         question: Message = {"role": "user", "content": text}
-        prompt_tokens, num_leaving = self._make_room(question)
-        turn = self._num_asked
+        return self._ask(question, self._turns, AnswerOptions(**options))
+
+    def retry(self, **options: Unpack[AnswerKeywords]) -> Stream:
+        """Another answer to the last question, with the options of `stream`.
+
+        It is a turn of its own, with other random numbers, and takes the old answer's place
+        as soon as it says anything. Raises OptionError if there was no question.
+        """
+        if not self._turns:
+            raise OptionError("there is no question to answer again", "Ask one.")
+        return self._ask(self._turns[-1][0], self._turns[:-1], AnswerOptions(**options))
+
+    def _ask(self, question: Message, turns: list[Turn], options: AnswerOptions) -> Stream:
+        """The answer to `question` behind `turns`, which are all or all but the last."""
+        prompt_tokens, num_leaving = self._make_room(question, turns)
+        turn, revision = self._num_asked, self._revision
+        thoughts = self.thoughts()
+        kept, replaced = turns[num_leaving:], self._turns[len(turns) :]
 
         def begin() -> None:
-            if turn != self._num_asked:
+            if revision != self._revision:
                 raise EngineError(
-                    "another answer of this conversation came first", "Ask again."
+                    "the conversation has changed, or another answer of it came first",
+                    "Ask again.",
                 )
+            self._revision += 1
             self._num_asked += 1
-            self.num_forgotten += num_leaving
-            del self._turns[:num_leaving]
+            self._forgotten = self._forgotten + turns[:num_leaving]
+            self._turns = kept + replaced
 
         def remember(reply: Reply) -> None:
-            if reply.text or reply.finish_reason != "cancelled":
-                self._turns.append((question, {"role": "assistant", "content": reply.text}))
+            said = without_thoughts(reply.text, thoughts)
+            if self._revision != revision + 1:
+                return  # it was cleared, say, while the answer came
+            if said or reply.finish_reason != "cancelled":
+                self._turns = [*kept, (question, {"role": "assistant", "content": said})]
 
         return self._engine.answer(
-            prompt_tokens,
-            AnswerOptions(**options),
-            turn=turn,
-            owner=self,
-            on_begin=begin,
-            on_end=remember,
+            prompt_tokens, options, turn=turn, owner=self, on_begin=begin, on_end=remember
         )
 
     def send(self, text: str, **options: Unpack[AnswerKeywords]) -> Reply:
@@ -122,25 +181,58 @@ class Chat:
 
     def prompt_tokens(self, text: str) -> list[int]:
         """What the model would read if it were asked `text` now."""
-        return self._make_room({"role": "user", "content": text})[0]
+        return self._make_room({"role": "user", "content": text}, self._turns)[0]
 
     def clear(self) -> None:
         """Forget every turn; the system message stays."""
-        self._turns.clear()
-        self._num_asked += 1  # an answer that was asked for before has lost its context
+        self._turns, self._forgotten = [], []
+        self._revision += 1
 
-    def _make_room(self, question: Message) -> tuple[list[int], int]:
+    def undo(self) -> str:
+        """Take the last turn back; its question. Raises OptionError if there is none."""
+        if not self._turns:
+            raise OptionError("there is no turn to take back", "Ask something first.")
+        question, _ = self._turns[-1]
+        self._turns = self._turns[:-1]
+        self._revision += 1
+        return question["content"]
+
+    def replace(
+        self, messages: Sequence[Message], *, num_asked: int = 0, num_forgotten: int = 0
+    ) -> None:
+        """Go on from another conversation: perhaps a system message, then whole turns.
+
+        num_asked, num_forgotten: that conversation's, so that its answers to come see the
+        turns and have the random numbers that they would have had; messages are then its
+        transcript. Raises OptionError if the messages are no such sequence.
+        """
+        has_system = bool(messages) and messages[0].get("role") == "system"
+        rest = messages[1:] if has_system else messages
+        roles = [message.get("role") for message in rest]
+        if roles != ["user", "assistant"] * (len(rest) // 2):
+            raise OptionError(
+                f"the messages' roles are {', '.join(map(repr, roles))}",
+                "Give user and assistant in turn, behind at most one system message.",
+            )
+        if not all(isinstance(message.get("content"), str) for message in messages):
+            raise OptionError("a message has no text as its content", "Give a str.")
+        self.system = messages[0]["content"] if has_system else None
+        turns = list(zip(rest[::2], rest[1::2], strict=True))
+        self._forgotten, self._turns = turns[:num_forgotten], turns[num_forgotten:]
+        self._num_asked = max(self._num_asked, num_asked)
+
+    def _make_room(self, question: Message, turns: list[Turn]) -> tuple[list[int], int]:
         """Prompt tokens for the next answer, and how many oldest turns leave for it."""
         capacity = self._engine.context_length
         needed = min(MIN_ANSWER_TOKENS, capacity // 4)
-        prompt_tokens = self._prompt_tokens(question, 0)
+        prompt_tokens = self._prompt_tokens(question, turns)
         if len(prompt_tokens) + needed <= capacity:
             return prompt_tokens, 0
         # Down to half, so that the kept turns are not decoded anew at every question.
         num_leaving = 0
-        while num_leaving < len(self._turns) and len(prompt_tokens) > capacity // 2:
+        while num_leaving < len(turns) and len(prompt_tokens) > capacity // 2:
             num_leaving += 1
-            prompt_tokens = self._prompt_tokens(question, num_leaving)
+            prompt_tokens = self._prompt_tokens(question, turns[num_leaving:])
         if len(prompt_tokens) >= capacity:
             raise ContextError(
                 f"the message makes a prompt of {len(prompt_tokens)} tokens; "
@@ -149,10 +241,9 @@ class Chat:
             )
         return prompt_tokens, num_leaving
 
-    def _prompt_tokens(self, question: Message, num_leaving: int) -> list[int]:
+    def _prompt_tokens(self, question: Message, turns: list[Turn]) -> list[int]:
         self._check_length(question)
-        kept = [message for turn in self._turns[num_leaving:] for message in turn]
-        messages = [*self._system, *kept, question]
+        messages = [*self._system, *_messages(turns), question]
         hidden = self._guard.hide([message["content"] for message in messages])
         prompt = self._template.render(
             [
@@ -160,6 +251,7 @@ class Chat:
                 for message, content in zip(messages, hidden.contents, strict=True)
             ]
         )
+        self._closing_tag = opened_by(prompt, self._thought_tags)
         return self._engine.with_bos(self._guard.tokenize(prompt, hidden))
 
     def _check_length(self, question: Message) -> None:
@@ -177,12 +269,9 @@ class Chat:
             )
 
 
-def _template_source(chosen: str | None, own: str | None) -> str:
-    if chosen is not None:
-        return BUILT_IN.get(chosen, chosen)
-    if own is None:
-        raise TemplateError(
-            "the model file has no chat template",
-            f"Name one with --chat-template: {', '.join(BUILT_IN)}, or a Jinja file.",
-        )
-    return own
+def _messages(turns: list[Turn]) -> list[Message]:
+    return [message for turn in turns for message in turn]
+
+
+def _system_messages(text: str | None) -> list[Message]:
+    return [{"role": "system", "content": text}] if text else []

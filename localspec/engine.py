@@ -119,6 +119,14 @@ class Engine(Answering):
         return self._target.context_length
 
     @property
+    def reading(self) -> tuple[int, int]:
+        """How many tokens of the text the target has decoded, and how many there are.
+
+        From any thread, to show how far a long prompt is.
+        """
+        return self._target.num_cached, len(self._speculation.tokens)
+
+    @property
     def chat_template(self) -> str | None:
         """The Jinja source in the target's file, if it has one."""
         return self._target.chat_template

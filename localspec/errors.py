@@ -9,6 +9,7 @@
     ├── DownloadError      files could not be fetched, or not what they should be
     ├── TemplateError      a chat template is missing, broken or out of bounds
     ├── ContextError       more tokens than the context holds
+    ├── SessionError       a conversation on disk that cannot be read or written
     ├── DecodeError        libllama refused or failed a decode
     │   └── Interrupted    the decode was cancelled
     ├── CacheError         the KV cache cannot be cut back as asked
@@ -56,6 +57,10 @@ class TemplateError(LocalspecError):
 
 class ContextError(LocalspecError):
     """More tokens than the context holds."""
+
+
+class SessionError(LocalspecError):
+    """A conversation on disk cannot be read or written."""
 
 
 class DecodeError(LocalspecError):

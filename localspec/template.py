@@ -43,16 +43,37 @@ BUILT_IN = {
 }
 
 
-class ChatTemplate:
-    """A compiled template. Raises TemplateError if `source` is no valid Jinja."""
+def template_source(chosen: str | None, own: str | None) -> str:
+    """The source that was chosen, as such or by a built-in name, or else the model's own.
 
-    def __init__(self, source: str, *, bos: str, eos: str) -> None:
-        self._variables = {"bos_token": bos, "eos_token": eos}
+    Raises TemplateError if there is neither.
+    """
+    if chosen is not None:
+        return BUILT_IN.get(chosen, chosen)
+    if own is None:
+        raise TemplateError(
+            "the model file has no chat template",
+            f"Name one with --chat-template: {', '.join(BUILT_IN)}, or a Jinja file.",
+        )
+    return own
+
+
+class ChatTemplate:
+    """A compiled template.
+
+    think: False tells it that the model shall not think. Raises TemplateError if `source`
+    is no valid Jinja, or knows nothing of that.
+    """
+
+    def __init__(self, source: str, *, bos: str, eos: str, think: bool = True) -> None:
+        self._variables: dict[str, str | bool] = {"bos_token": bos, "eos_token": eos}
         self._sandbox = Sandbox()
         try:
             if len(source) > MAX_SOURCE:
                 raise Refused(f"it has {len(source)} characters, more than {MAX_SOURCE}")
-            tree = _Metered().visit(self._sandbox.parse(source))
+            tree = self._sandbox.parse(source)
+            read = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"}
+            tree = _Metered().visit(tree)
             code = self._sandbox.compile(tree)
             self._template = self._sandbox.template_class.from_code(
                 self._sandbox, code, self._sandbox.make_globals(None)
@@ -60,6 +81,13 @@ class ChatTemplate:
         # Beyond Jinja's there are the errors and limits of Python's compiler.
         except Exception as error:
             raise _unusable(error) from error
+        if not think:
+            if "enable_thinking" not in read:
+                raise TemplateError(
+                    "the chat template has no switch for thinking (enable_thinking)",
+                    "Leave out --no-think; /set think hide hides thoughts.",
+                )
+            self._variables["enable_thinking"] = False
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt that asks for the next answer.

@@ -23,7 +23,7 @@ from pathlib import Path
 import pexpect
 
 ROOT = Path(__file__).parent.parent
-PROMPT = "\r\n> "
+PROMPT = "\x1b[?2004h"  # the line editor is there
 
 
 def install(folder: Path) -> Path:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import localspec
-from localspec.errors import ContextError, EngineError, TemplateError
+from gguf_maker import write_random_model
+from localspec.errors import ContextError, EngineError, OptionError, TemplateError
+from localspec.template import BUILT_IN
 
 GREEDY = localspec.SamplingParams(temperature=0)
 
@@ -18,7 +22,7 @@ def engine():
 
 def prompt_of(engine, chat, text):
     """Token ids of the prompt that `text` would make."""
-    return chat._prompt_tokens({"role": "user", "content": text}, 0)
+    return chat._prompt_tokens({"role": "user", "content": text}, [])
 
 
 def test_several_turns_are_remembered(engine):
@@ -165,8 +169,6 @@ def test_a_message_that_alone_exceeds_the_context_is_refused(engine):
 
 
 def test_a_model_without_a_template_needs_one_named(tmp_path, demo_target):
-    from gguf_maker import write_random_model
-
     bare = write_random_model(
         tmp_path / "bare.gguf", demo_target, drop=("tokenizer.chat_template",)
     )
@@ -175,6 +177,135 @@ def test_a_model_without_a_template_needs_one_named(tmp_path, demo_target):
             engine.chat()
         assert "--chat-template" in caught.value.hint
         assert engine.chat(template="chatml").send("Hi", max_tokens=3).token_ids
+
+
+def test_undo_takes_the_last_turn_back(engine):
+    chat = engine.chat(system="S")
+    chat.send("One", max_tokens=3)
+    before = chat.messages
+    chat.send("Two", max_tokens=3)
+    assert chat.undo() == "Two"
+    assert chat.messages == before
+    assert chat.undo() == "One"
+    with pytest.raises(OptionError, match="no turn"):
+        chat.undo()
+
+
+def test_retry_answers_the_last_question_anew(engine):
+    """The same seed gives another text, because it is a turn of its own; the rest stays."""
+    chat = engine.chat()
+    chat.send("Hello", seed=1, max_tokens=5)
+    first = chat.send("Tell me a story.", seed=1, max_tokens=40)
+    before = chat.messages
+    retried = "".join(piece.text for piece in chat.retry(seed=1, max_tokens=40))
+    assert retried != first.text
+    assert chat.messages == (*before[:-1], {"role": "assistant", "content": retried})
+    assert chat.num_asked == 3
+
+
+def test_a_retry_that_says_nothing_keeps_the_old_answer(engine, monkeypatch):
+    """Whether it never began or was stopped before its first word."""
+    chat = engine.chat()
+    with pytest.raises(OptionError, match="no question"):
+        chat.retry()
+    chat.send("Tell me a story.", max_tokens=9)
+    before = chat.messages
+    chat.retry().close()
+    assert chat.messages == before
+    decode = engine._target.decode
+
+    def stopped_decode(tokens, num_logits):
+        engine.cancel()
+        return decode(tokens, num_logits)
+
+    monkeypatch.setattr(type(engine._target), "decode", lambda _self, *a: stopped_decode(*a))
+    assert list(chat.retry()) == []
+    assert chat.messages == before
+
+
+def test_what_changes_while_an_answer_comes_stays_changed(engine):
+    chat = engine.chat(system="S")
+    stream = chat.stream("Tell me a story.")
+    next(stream)
+    chat.clear()
+    stream.close()
+    assert chat.messages == ({"role": "system", "content": "S"},)
+
+
+def test_the_system_message_can_change(engine):
+    chat = engine.chat(system="One")
+    late = chat.stream("Hi")
+    chat.system = "Two"
+    with pytest.raises(EngineError, match="has changed"):
+        next(late)
+    assert chat.messages == ({"role": "system", "content": "Two"},)
+    chat.system = None
+    assert (chat.system, chat.messages) == (None, ())
+
+
+def test_a_conversation_goes_on_from_messages_with_its_random_numbers(engine):
+    """As the one that they came from would have gone on."""
+    first, second = engine.chat(system="S"), engine.chat()
+    first.send("Hello", seed=3, max_tokens=9)
+    second.replace(first.messages, num_asked=first.num_asked)
+    assert second.messages == first.messages
+    texts = [
+        chat.send("Tell me a story.", seed=3, max_tokens=40).text for chat in (first, second)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "x"}],
+        [{"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}],
+        [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}],
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": None}],
+        [{}, {}],
+    ],
+)
+def test_messages_that_are_no_whole_turns_are_refused(engine, messages):
+    chat = engine.chat(system="S")
+    with pytest.raises(OptionError):
+        chat.replace(messages)
+    assert chat.system == "S"
+
+
+def test_thoughts_are_not_sent_back(tmp_path, demo_target):
+    """A model that closes the tag with every token, and a template that opens it."""
+    thinker = write_random_model(
+        tmp_path / "thinker.gguf",
+        demo_target,
+        replace_tokens={i: f"hm</think>said{i}" for i in range(300, 4096)},
+    )
+    opening = BUILT_IN["chatml"].replace(
+        "assistant\n' }}{% endif", "assistant\n<think>' }}{% endif"
+    )
+    with localspec.load(target=thinker) as engine:
+        bias = dict.fromkeys(range(300), -99.0)
+        params = localspec.SamplingParams(logit_bias=bias)
+        chat = engine.chat(template=opening)
+        reply = chat.send("Hi", sampling=params, max_tokens=1)
+        assert reply.text.startswith("hm</think>said")
+        assert chat.messages[-1]["content"] == reply.text.removeprefix("hm</think>")
+        closed = engine.chat(template="chatml")
+        reply = closed.send("Hi", sampling=params, max_tokens=1)
+        assert closed.messages[-1]["content"] == reply.text
+
+
+def test_a_template_that_knows_thinking_can_be_asked_to_leave_it_out(engine):
+    source = (Path(__file__).parent / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text()
+    vocabulary = engine.vocabulary
+    said = [
+        b"".join(
+            map(vocabulary.piece, engine.chat(template=source, think=think).prompt_tokens("x"))
+        )
+        for think in (True, False)
+    ]
+    assert [text.count(b"</think>") for text in said] == [0, 1]
+    with pytest.raises(TemplateError, match="no switch for thinking"):
+        engine.chat(template="chatml", think=False)
 
 
 def test_clear_keeps_the_system_message(engine):

@@ -87,6 +87,31 @@ def test_generate_stops_at_a_stop_string():
     assert cut.stdout.strip() == whole.partition(". ")[0].strip()
 
 
+def test_generate_puts_files_before_the_prompt(tmp_path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("remember the milk")
+    with_file = json.loads(run("generate", "--json", *TERSE, "-f", notes, "Why?").stdout)
+    typed = "notes.txt:\n```\nremember the milk\n```\n\nWhy?"
+    assert (
+        with_file["text"] == json.loads(run("generate", "--json", *TERSE, typed).stdout)["text"]
+    )
+    assert with_file["prompt_tokens"] > 20
+
+
+def test_chat_keeps_a_session_on_a_pipe(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for stdin in ("Hello!\n", "And then?\n"):
+        assert run("chat", *TERSE, "--session", "s", stdin=stdin).exit_code == 0
+    (saved,) = tmp_path.rglob("s.json")
+    contents = [message["content"] for message in json.loads(saved.read_text())["messages"]]
+    assert contents[::2] == ["Hello!", "And then?"]
+    saved.write_text("{}")
+    result = run("chat", "--session", "s", stdin="Hi\n")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no session of localspec" in result.stderr
+
+
 def test_chat_answers_every_line_of_a_pipe():
     result = run("chat", *TERSE, stdin="Hello!\n\nWhat is 2 plus 3?\r\nBye\n")
     assert result.exit_code == 0
@@ -143,6 +168,10 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
         (["generate", "x", "--draft", "absent.gguf"], 2, "without a target"),
         (["generate", "x", "--target", __file__], 1, "not a GGUF file"),
         (["generate", "x", "--chat-template", "absent"], 1, "--chat-template absent"),
+        (["generate", "x", "-f", "absent"], 2, "absent does not exist"),
+        (["generate", "x", "--raw", "-f", __file__], 2, "--raw has no place"),
+        (["chat", "--session", "../x"], 2, "no name for a session"),
+        (["chat", "--no-think"], 1, "no switch for thinking"),
         (["generate", "word " * 3000], 1, "the context holds 2048"),
         (["chat", "--preset", "nope"], 1, "no preset 'nope'"),
         (["nonsense"], 2, "No such command"),

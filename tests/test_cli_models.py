@@ -19,6 +19,8 @@ TARGET = "qwen2-7b-instruct-q4_k_m.gguf"
 DRAFT = "qwen2-0_5b-instruct-q4_k_m.gguf"
 LOCALSPEC = Path(sys.executable).with_name("localspec")  # the installed command
 
+EDITOR = "\x1b[?2004h"  # written when the line editor is ready for a message
+
 
 def run(*arguments: object, stdin: str | None = None) -> Result:
     result = CliRunner().invoke(main, [str(a) for a in arguments], input=stdin)
@@ -78,9 +80,10 @@ def test_chat_on_a_terminal_offers_to_fetch(hub: StandinHub, tmp_path, answer):
     assert child.match[1] == str(tmp_path / "cache")
     child.sendline(answer)
     if answer == "y":
-        child.expect("> ")
+        child.expect_exact(EDITOR)
         child.sendline("hi")
         child.expect("tokens/s")
+        child.expect_exact(EDITOR)
         child.sendeof()
         child.expect(pexpect.EOF)
     else:

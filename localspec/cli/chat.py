@@ -2,76 +2,81 @@
 
 from __future__ import annotations
 
-import functools
-
 import click
 
-from localspec.chat import Chat
 from localspec.cli import exit_codes
 from localspec.cli.answer import write_answer
+from localspec.cli.conversation import Conversation
 from localspec.cli.options import PairOptions, pair_options
-from localspec.cli.screen import error_lines, legend, status_line, use_colour
-from localspec.cli.standard_input import on_terminal, piped_lines, typed_lines
-from localspec.engine import Engine
+from localspec.cli.screen import error_lines, legend, note, use_colour
+from localspec.cli.standard_input import holds_conversation, piped_lines
 from localspec.errors import LocalspecError, OptionError
-from localspec.stream import Stream
+from localspec.stream import AnswerOptions, Reply, Stream
 
 
 @click.command()
+@click.option(
+    "--session", metavar="NAME", help="Go on with a conversation, and keep it under this name."
+)
+@click.option("--no-think", is_flag=True, help="Ask a reasoning model to answer at once.")
 @pair_options
-def chat(options: PairOptions) -> None:
+def chat(options: PairOptions, *, session: str | None, no_think: bool) -> None:
     """Hold a conversation.
 
-    On a terminal, Ctrl-C stops an answer and Ctrl-D leaves. On a pipe, every line of the
-    input is a message.
+    On a terminal, Ctrl-C stops an answer, Ctrl-D leaves, and /help lists what else can be
+    typed. On a pipe, every line of the input is a message.
 
     \b
     localspec chat
-    localspec chat --system "You are terse." --temperature 0.3
+    localspec chat --session french --system "You teach me French."
     localspec chat --target big.gguf --draft small.gguf --show-draft
     """
     with options.open_engine() as engine:
-        conversation = engine.chat(system=options.system, template=options.template())
-        if on_terminal():
-            _note(f"{engine.description}. Ctrl-C stops an answer, Ctrl-D leaves.")
+        conversation = Conversation(
+            engine=engine,
+            chat=engine.chat(template=options.template(), think=not no_think),
+            options=AnswerOptions(
+                options.sampling(engine), options.seed, options.verify, options.max_tokens
+            ),
+            write=_write_plain,
+            show_draft=options.show_draft,
+        )
+        if session is not None:
+            conversation.resume(session, must_exist=False)
+        if options.system is not None:
+            conversation.chat.system = options.system
         if options.show_draft:
             click.echo(legend(), err=True, color=use_colour())
-        ask = functools.partial(
-            conversation.stream,
-            sampling=options.sampling(engine),
-            seed=options.seed,
-            verify=options.verify,
-            max_tokens=options.max_tokens,
-        )
-        num_failed = 0
-        for text in typed_lines() if on_terminal() else piped_lines():
-            try:
-                _write_turn(engine, conversation, ask(text), show_draft=options.show_draft)
-            except OptionError:
-                raise
-            except LocalspecError as error:
-                # A message that cannot be answered ends neither conversation nor input.
-                click.echo(error_lines(error), err=True)
-                num_failed += 1
-    if num_failed and not on_terminal():
+        if not holds_conversation():
+            _answer_lines(conversation)
+            return
+        # Here, so that a pipe does without the libraries that draw and edit.
+        from localspec.cli.terminal import converse, write_rendered
+
+        conversation.write = write_rendered
+        note(f"{engine.description}.")
+        note("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+        converse(conversation)
+
+
+def _answer_lines(conversation: Conversation) -> None:
+    """Answer every line of the input. Exit code 1 if one could not be answered."""
+    num_failed = 0
+    for text in piped_lines():
+        try:
+            conversation.ask(text)
+        except OptionError:
+            raise
+        except LocalspecError as error:
+            # A message that cannot be answered ends neither conversation nor input.
+            click.echo(error_lines(error), err=True)
+            num_failed += 1
+    if num_failed:
         raise click.exceptions.Exit(exit_codes.FAILED)
 
 
-def _write_turn(
-    engine: Engine, conversation: Chat, stream: Stream, *, show_draft: bool
-) -> None:
-    num_forgotten = conversation.num_forgotten
-    reply = write_answer(engine, stream, show_draft=show_draft)
+def _write_plain(conversation: Conversation, stream: Stream) -> Reply:
+    reply = write_answer(conversation.engine, stream, show_draft=conversation.show_draft)
     if reply.finish_reason == "cancelled":
-        if not on_terminal():
-            raise click.Abort
-        _note("(stopped)")
-    if num_forgotten == 0 and conversation.num_forgotten:
-        _note("The context is full: from here on the oldest turns are forgotten.")
-    if on_terminal():
-        _note(status_line(reply.stats, engine.context_length))
-
-
-def _note(text: str) -> None:
-    """Something of ours, told apart from what the model says."""
-    click.echo(click.style(text, dim=True), err=True, color=use_colour())
+        raise click.Abort
+    return reply

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
 
+from localspec.attachment import attached, read_attachment
 from localspec.cli.answer import write_answer
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.options import PairOptions, pair_options
@@ -33,8 +35,17 @@ from localspec.stream import Reply, Stream
     metavar="N",
     help="With --json: every token's log-probability and the N best of its place.",
 )
+@click.option(
+    "-f",
+    "--file",
+    "files",
+    multiple=True,
+    type=Path,
+    metavar="FILE",
+    help="A text file that goes before the prompt. Repeatable.",
+)
 @pair_options
-def generate(
+def generate(  # noqa: PLR0913  each is an option of the command
     options: PairOptions,
     *,
     prompt: str | None,
@@ -42,6 +53,7 @@ def generate(
     stop: tuple[str, ...],
     as_json: bool,
     logprobs: int | None,
+    files: tuple[Path, ...],
 ) -> None:
     """Answer PROMPT, or what stdin holds, on stdout.
 
@@ -50,12 +62,14 @@ def generate(
     \b
     localspec generate "Tell me a story about an owl."
     localspec generate --temperature 0 --json "What is 7 times 8?"
+    localspec generate -f notes.txt "What have I forgotten?"
     echo "Name three colours." | localspec generate
     """
-    if raw and (options.system is not None or options.chat_template is not None):
-        raise click.UsageError("--raw has no place for --system or --chat-template.")
+    if raw and (options.system is not None or options.chat_template is not None or files):
+        raise click.UsageError("--raw has no place for --system, --chat-template or --file.")
     if logprobs is not None and not as_json:
         raise click.UsageError("--logprobs needs --json.")
+    attachments = [read_attachment(path) for path in files]
     if prompt == "-" or (prompt is None and not on_terminal()):
         prompt = read_text()
     if prompt is None or not prompt.strip():
@@ -65,7 +79,7 @@ def generate(
             engine if raw else engine.chat(system=options.system, template=options.template())
         )
         stream = asker.stream(
-            prompt,
+            attached(prompt, attachments),
             sampling=options.sampling(engine),
             seed=options.seed,
             verify=options.verify,

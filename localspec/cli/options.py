@@ -12,6 +12,7 @@ import click
 
 from localspec.cli import device_options, sampling_options
 from localspec.cli.offer import offer_download
+from localspec.cli.waiting import waiting
 from localspec.draft_length import MAX_DRAFT_TOKENS
 from localspec.drafting import ProposerName
 from localspec.engine import Engine
@@ -50,17 +51,20 @@ class PairOptions:
         """Load the pair. Raises what `localspec.load` raises."""
         if self.target is None:
             offer_download(self.preset or DEFAULT_PRESET)
-        return load(
-            self.preset,
-            target=self.target,
-            draft=self.draft,
-            draft_tokens=0 if self.no_draft else self.draft_tokens,
-            proposer=self.proposer,
-            context_length=self.ctx,
-            target_options=self.target_options,
-            draft_options=self.draft_options,
-            force=self.force,
-        )
+        loaded = [0.0]  # the share so far, read by another thread
+        with waiting(lambda: f"Loading the models: {loaded[-1]:.0%} …"):
+            return load(
+                self.preset,
+                target=self.target,
+                draft=self.draft,
+                draft_tokens=0 if self.no_draft else self.draft_tokens,
+                proposer=self.proposer,
+                context_length=self.ctx,
+                target_options=self.target_options,
+                draft_options=self.draft_options,
+                force=self.force,
+                progress=loaded.append,
+            )
 
     def sampling(self, engine: Engine) -> SamplingParams:
         """The preset's sampling with what the user changed. Raises OptionError."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 import unicodedata
 
 import click
@@ -66,8 +68,21 @@ def _visible(character: str) -> str:
 
 
 def use_colour() -> bool | None:
-    """False if the user asked for none (NO_COLOR), else None: decided by the terminal."""
-    return False if os.environ.get("NO_COLOR") else None
+    """False if the user wants none (NO_COLOR) or a dumb terminal has none, else None.
+
+    None leaves it to click: colour on a terminal, none elsewhere.
+    """
+    has_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return False if has_none else None
+
+
+def note(text: str) -> None:
+    """Something of ours on stderr, told apart from what the model says, and harmless."""
+    text = printable(text)
+    if sys.stderr is not None and sys.stderr.isatty():
+        width = max(shutil.get_terminal_size().columns - 1, 1)
+        text = "\n".join(textwrap.fill(line, width) for line in text.split("\n"))
+    click.echo(click.style(text, dim=True), err=True, color=use_colour())
 
 
 def marked(piece: Piece) -> str:
@@ -122,6 +137,28 @@ def _why_off(stats: Stats) -> list[str]:
         f"draft off: break-even acceptance {outlook.break_even:.2f} here, "
         f"this text gives {outlook.acceptance:.2f}"
     ]
+
+
+def stats_lines(stats: Stats) -> list[str]:
+    """All about an answer: what was read, what was written, where the time went."""
+    lines = [
+        f"read {stats.prompt_tokens} tokens, {stats.cached_prompt_tokens} of them cached; "
+        f"the first answer token came after {stats.time_to_first_token_s:.2f} s",
+        f"wrote {stats.completion_tokens} tokens at {stats.tokens_per_s:.1f} tokens/s, "
+        f"{stats.mean_acceptance_length:.2f} per target decode",
+        f"drafted {stats.num_draft_tokens}, accepted {stats.num_accepted} "
+        f"({stats.acceptance_rate:.0%}); recovered {stats.num_recovered}, "
+        f"bonus {stats.num_bonus}, plain {stats.num_plain}",
+    ]
+    positions = zip(stats.accepted_per_position, stats.drafted_per_position, strict=True)
+    shares = [f"{accepted / drafted:.0%}" for accepted, drafted in positions if drafted]
+    if shares:
+        lines.append(f"accepted by position: {', '.join(shares)}")
+    lines.append(
+        f"seconds: draft {stats.draft_time_s:.2f}, target {stats.target_time_s:.2f}, "
+        f"sampler {stats.sampler_time_s:.2f}, in all {stats.total_time_s:.2f}"
+    )
+    return lines + _why_off(stats)
 
 
 def error_lines(error: LocalspecError) -> str:

@@ -1,0 +1,58 @@
+"""Text files that go with a question."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from localspec.errors import OptionError
+
+MAX_BYTES = 8_000_000  # of one file: more than any context holds
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A text file, as it was when it was read."""
+
+    name: str
+    text: str
+
+
+def read_attachment(path: Path) -> Attachment:
+    """The file's text. Raises OptionError if it is absent, too large, or no UTF-8 text."""
+    try:
+        if not path.is_file():
+            reason = "is no file" if path.exists() else "does not exist"
+            raise OptionError(f"{path} {reason}", "Give the path of a text file.")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OptionError):
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OptionError(f"{path} cannot be read: {reason}", "Check the path.") from error
+    if len(data) > MAX_BYTES:
+        raise OptionError(
+            f"{path} has more than {MAX_BYTES} bytes", "Attach the part that matters."
+        )
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise OptionError(
+            f"{path} is no UTF-8 text (byte {error.start})", "Convert it to text first."
+        ) from error
+    if "\0" in text:
+        raise OptionError(f"{path} is no text: it has zero bytes", "Convert it to text first.")
+    return Attachment(path.name, text.replace("\r\n", "\n"))
+
+
+def attached(question: str, attachments: Sequence[Attachment]) -> str:
+    """The question behind the files, each by name and between fences that it does not hold."""
+    parts = []
+    for each in attachments:
+        longest = max(map(len, re.findall("`{3,}", each.text)), default=2)
+        fence = "`" * (longest + 1)
+        parts.append(f"{each.name}:\n{fence}\n{each.text.rstrip()}\n{fence}")
+    return "\n\n".join([*parts, question])

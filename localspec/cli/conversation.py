@@ -1,0 +1,125 @@
+"""What a conversation on the command line is, beside the chat itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import click
+from filelock import FileLock
+
+from localspec.attachment import Attachment, attached
+from localspec.chat import Chat
+from localspec.cli.screen import error_lines, note
+from localspec.draft_length import DraftLength
+from localspec.engine import Engine
+from localspec.errors import OptionError, SessionError
+from localspec.session import lock_session, read_session, save_session
+from localspec.stream import AnswerOptions, Reply, Stream
+
+ThoughtView = Literal["show", "dim", "hide"]
+
+
+@dataclass(slots=True)
+class Conversation:
+    """A chat with the options of its next answer, kept as a session if it has a name.
+
+    write: shows an answer, and returns its reply. think: how thoughts are shown.
+    attachments: files that go with the next question. pending: a question that a killed
+    process left without an answer. last: the latest reply. draft_length: the engine's own
+    while the draft is switched off. lock: the session's, held as long as it is kept.
+    """
+
+    engine: Engine
+    chat: Chat
+    options: AnswerOptions
+    write: Callable[[Conversation, Stream], Reply]
+    show_draft: bool
+    think: ThoughtView = "dim"
+    session: str | None = None
+    pending: str = ""
+    attachments: list[Attachment] = field(default_factory=list)
+    last: Reply | None = None
+    draft_length: DraftLength | None = None
+    lock: FileLock | None = None
+
+    def ask(self, text: str) -> None:
+        """Answer a question, with the files that were attached to it."""
+        question = attached(text, self.attachments)
+        self._answer(functools.partial(self.chat.stream, question), text)
+        self.attachments.clear()
+
+    def retry(self) -> None:
+        """Answer the last question anew."""
+        self._answer(self.chat.retry, "")
+
+    def _answer(self, ask: Callable[..., Stream], question: str) -> None:
+        options = self.options
+        stream = ask(
+            sampling=options.sampling,
+            seed=options.seed,
+            verify=options.verify,
+            max_tokens=options.max_tokens,
+        )
+        num_forgotten = self.chat.num_forgotten
+        # Whatever happens while the answer comes, the question is not lost.
+        self.save(pending=question)
+        try:
+            self.last = self.write(self, stream)
+        finally:
+            self.save()
+        if num_forgotten == 0 and self.chat.num_forgotten:
+            note("The context is full: from here on the oldest turns are forgotten.")
+
+    def save(self, *, pending: str = "") -> None:
+        """Write the session, if there is one. What prevents it is said, and nothing more."""
+        if self.session is None:
+            return
+        try:
+            save_session(self.session, self.chat, pending=pending)
+        except SessionError as error:
+            click.echo(error_lines(error), err=True)
+
+    def keep_as(self, name: str) -> None:
+        """Write the session, now and after every answer. Raises SessionError, OptionError."""
+        lock = self._lock(name)
+        try:
+            save_session(name, self.chat)
+        except BaseException:
+            self._release(lock)
+            raise
+        self._adopt(name, lock)
+
+    def resume(self, name: str, *, must_exist: bool) -> None:
+        """Go on with a session, which is kept from now on.
+
+        Raises SessionError if it cannot be read or is in use, OptionError if it has to be
+        there and is not.
+        """
+        lock = self._lock(name)
+        try:
+            session = read_session(name)
+            if session is None and must_exist:
+                raise OptionError(f"there is no session {name!r}", "/load alone lists them.")
+            if session is not None:
+                session.resume(self.chat)
+                self.pending = session.pending
+        except BaseException:
+            self._release(lock)
+            raise
+        self._adopt(name, lock)
+
+    def _lock(self, name: str) -> FileLock | None:
+        """The session's lock; the one that is held already for the session in use."""
+        return self.lock if name == self.session else lock_session(name)
+
+    def _release(self, lock: FileLock | None) -> None:
+        if lock is not None and lock is not self.lock:
+            lock.release()
+
+    def _adopt(self, name: str, lock: FileLock | None) -> None:
+        if self.lock is not None and lock is not self.lock:
+            self.lock.release()
+        self.session, self.lock = name, lock

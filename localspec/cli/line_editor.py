@@ -1,0 +1,140 @@
+"""Reads messages from a person: editing, history, several lines, completion of commands."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import click
+import platformdirs
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import create_output
+from prompt_toolkit.output.vt100 import Vt100_Output
+from prompt_toolkit.shortcuts import CompleteStyle
+from prompt_toolkit.utils import is_dumb_terminal
+
+# The texts that can stand behind a command; None for paths.
+Values = Callable[[], Iterable[str]] | None
+
+PROMPT = "> "
+
+
+class LineEditor:
+    """Messages typed on the terminal; on a dumb one, as its own line editing brings them.
+
+    commands: what can stand behind each of them.
+    """
+
+    def __init__(self, commands: Mapping[str, Values]) -> None:
+        self._session = None if is_dumb_terminal() else _session(commands)
+
+    def messages(self, prefill: Callable[[], str]) -> Iterator[str]:
+        """What is typed, until Ctrl-D. Ctrl-C empties the line.
+
+        prefill: asked before every message for what the line holds at first.
+        """
+        while True:
+            click.echo()
+            try:
+                text = self._read(prefill())
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                continue
+            # Bytes that are no UTF-8 come as halves of surrogate pairs.
+            text = text.encode(errors="replace").decode()
+            if text.strip():
+                yield text
+
+    def _read(self, prefill: str) -> str:
+        if self._session is None:
+            return input(PROMPT)
+        return self._session.prompt(PROMPT, default=prefill)
+
+
+def _session(commands: Mapping[str, Values]) -> PromptSession[str]:
+    output = create_output(sys.stdout)
+    if isinstance(output, Vt100_Output):
+        # Nothing here needs to know the cursor's row, and not every terminal tells it.
+        output.enable_cpr = False
+    return PromptSession(
+        history=_history(),
+        multiline=True,
+        prompt_continuation="  ",
+        key_bindings=_key_bindings(),
+        completer=_CommandCompleter(commands),
+        complete_while_typing=False,
+        # Below the line, as a shell does it: a menu would need free rows.
+        complete_style=CompleteStyle.READLINE_LIKE,
+        enable_suspend=True,
+        output=output,
+    )
+
+
+class _CommandCompleter(Completer):
+    """Completes a command at the line's begin, and what may stand behind it."""
+
+    def __init__(self, commands: Mapping[str, Values]) -> None:
+        self._commands = commands
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(
+        self, document: Document, complete_event: CompleteEvent
+    ) -> Iterator[Completion]:
+        command, space, begun = document.text_before_cursor.partition(" ")
+        values = self._commands.get(command, tuple)
+        if not space:
+            begun, values = command, self._commands.keys
+        if values is None:
+            yield from self._paths.get_completions(Document(begun), complete_event)
+            return
+        for value in values():
+            if command.startswith("/") and value.startswith(begun):
+                yield Completion(value, start_position=-len(begun))
+
+
+class _PrivateHistory(FileHistory):
+    """Lines that were typed, on disk. A disk that is full does not end the conversation."""
+
+    def store_string(self, string: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            super().store_string(string)
+
+
+def _history() -> History:
+    """The user's history, or one for this process where there can be no file."""
+    path = platformdirs.user_state_path("localspec", appauthor=False) / "chat_history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # What was typed is nobody else's business.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError:
+        return InMemoryHistory()
+    return _PrivateHistory(str(path))
+
+
+def _key_bindings() -> KeyBindings:
+    bindings = KeyBindings()
+
+    @bindings.add("enter")
+    def send(event: KeyPressEvent) -> None:
+        """Send the message; behind a backslash, begin a line instead."""
+        buffer = event.current_buffer
+        if buffer.document.char_before_cursor == "\\":
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @bindings.add("escape", "enter")
+    def begin_line(event: KeyPressEvent) -> None:
+        """Alt-Enter."""
+        event.current_buffer.insert_text("\n")
+
+    return bindings

@@ -1,0 +1,70 @@
+"""A conversation on a terminal, until Ctrl-D."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+
+import click
+
+from localspec.cli.answer_view import AnswerView, MarkedView, RenderedView, show_answer
+from localspec.cli.chat_commands import COMMANDS, run_command
+from localspec.cli.conversation import Conversation
+from localspec.cli.line_editor import LineEditor
+from localspec.cli.screen import error_lines, note, status_line
+from localspec.errors import LocalspecError
+from localspec.stream import Reply, Stream
+
+
+def converse(conversation: Conversation) -> None:
+    """Answer messages and do commands. No failure of either ends the conversation."""
+    editor = LineEditor({name: command.values for name, command in COMMANDS.items()})
+
+    def prefill() -> str:
+        question, conversation.pending = conversation.pending, ""
+        if question:
+            note("This question was not answered yet; Enter asks it again.")
+        return question
+
+    with _leave_in_order():
+        for text in editor.messages(prefill):
+            try:
+                if not run_command(conversation, text):
+                    conversation.ask(text)
+            except LocalspecError as error:
+                click.echo(error_lines(error), err=True)
+            except KeyboardInterrupt:
+                click.echo()
+                note("(stopped)")
+
+
+def write_rendered(conversation: Conversation, stream: Stream) -> Reply:
+    """Show an answer, and a line about it."""
+    view: AnswerView = MarkedView()
+    if not conversation.show_draft:
+        view = RenderedView(conversation.chat.thoughts(), conversation.think)
+    reply = show_answer(conversation.engine, stream, view)
+    if reply.finish_reason == "cancelled":
+        note("(stopped)")
+    note(status_line(reply.stats, conversation.engine.context_length))
+    return reply
+
+
+@contextlib.contextmanager
+def _leave_in_order() -> Iterator[None]:
+    """While the block runs, being told to end is an exception, so that the terminal is
+    left as it was found."""
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [signal.SIGTERM]
+    if hasattr(signal, "SIGHUP"):
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,133 @@
+"""Words on lines that fit the window, styled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import click
+from rich.cells import cell_len, get_character_cell_size
+
+_TAB = "    "
+_JOINER = "\u200d"
+# Halves of flags, and the tones of skin: they belong to the character before.
+_JOINED = range(0x1F1E6, 0x1F200), range(0x1F3FB, 0x1F400)
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How text looks."""
+
+    bold: bool = False
+    italic: bool = False
+    dim: bool = False
+    colour: str | None = None
+
+    def made_bold(self) -> Style:
+        """This style, bold."""
+        return dataclasses.replace(self, bold=True)
+
+    def made_italic(self) -> Style:
+        """This style, italic."""
+        return dataclasses.replace(self, italic=True)
+
+    def with_colour(self, colour: str) -> Style:
+        """This style in another colour."""
+        return dataclasses.replace(self, colour=colour)
+
+
+class WrappedWriter:
+    """Appends text to `write`; a word that does not fit begins a new line.
+
+    width: asked for at every word, in columns. colourful: whether styles may have colours.
+    The text is harmless already (`screen.printable`) and has no newlines.
+    """
+
+    def __init__(
+        self, write: Callable[[str], None], width: Callable[[], int], *, colourful: bool
+    ) -> None:
+        self.width = width
+        self._write = write
+        self._colourful = colourful
+        self._column = 0
+        self._indent = ""
+        self._gap = ""  # blank space before the word
+        self._word: list[tuple[str, Style]] = []  # characters that no line ends between
+
+    def begin(self, prefix: str) -> None:
+        """Begin a line with `prefix`; what is wrapped is indented as far."""
+        self._write(prefix)
+        self._column = cell_len(prefix)
+        self._indent = " " * self._column
+
+    def words(self, text: str, style: Style) -> None:
+        """More of the line. A word waits until it is whole."""
+        for character in text:
+            if character in " \t":
+                self._flush_word()
+                self._gap += _TAB if character == "\t" else " "
+                continue
+            if self._may_break_before(character):
+                self._flush_word()
+            self._word.append((character, style))
+
+    def verbatim(self, text: str, style: Style) -> None:
+        """More of the line as it is; what is too long is left to the terminal."""
+        self._flush_word()
+        self._write(self._styled(text.replace("\t", _TAB), style))
+        self._column += cell_len(text)
+
+    def newline(self) -> None:
+        """End the line."""
+        self._flush_word()
+        self._write("\n")
+        self._column, self._indent, self._gap = 0, "", ""
+
+    @property
+    def is_at_begin(self) -> bool:
+        """Whether nothing stands on the current line."""
+        return self._column == 0 and not self._word
+
+    def _may_break_before(self, character: str) -> bool:
+        """Scripts of wide characters have no spaces: a line may end between any two."""
+        if not self._word or any(ord(character) in joined for joined in _JOINED):
+            return False
+        last = self._word[-1][0]
+        size = get_character_cell_size(character)
+        return last != _JOINER and size > 0 and (size > 1 or get_character_cell_size(last) > 1)
+
+    def _flush_word(self) -> None:
+        if not self._word:
+            return
+        size = cell_len("".join(character for character, _ in self._word))
+        # One column stays free: terminals differ in what they do when the last is filled.
+        room = max(self.width() - 1, 1)
+        if self._column + len(self._gap) + size > room and self._column > len(self._indent):
+            self._write("\n" + self._indent)
+            self._column = len(self._indent)
+        else:
+            self._write(self._gap)
+            self._column += len(self._gap)
+        run, style = "", self._word[0][1]
+        for character, own in self._word:
+            if own != style:
+                self._write(self._styled(run, style))
+                run, style = "", own
+            run += character
+        self._write(self._styled(run, style))
+        self._column += size
+        while self._column > room + 1:  # the terminal has wrapped what is wider than it
+            self._column -= room + 1
+        self._gap, self._word = "", []
+
+    def _styled(self, text: str, style: Style) -> str:
+        if style == Style() or not text:
+            return text
+        return click.style(
+            text,
+            fg=style.colour if self._colourful else None,
+            bold=style.bold or None,
+            italic=style.italic or None,
+            dim=style.dim or None,
+        )

@@ -1,0 +1,113 @@
+"""A terminal for tests: the real command behind a pty, its screen as a person sees it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pexpect
+import pyte
+
+LOCALSPEC = Path(sys.executable).with_name("localspec")
+TIMEOUT_S = 60
+
+
+class Terminal:
+    """`localspec` on a terminal of its own, with an empty home in `folder`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        columns: int = 80,
+        rows: int = 24,
+        **environment: str,
+    ) -> None:
+        home = {name: str(folder) for name in ("HOME", "XDG_STATE_HOME", "XDG_DATA_HOME")}
+        self.process = pexpect.spawn(
+            str(LOCALSPEC),
+            list(arguments),
+            env={**os.environ, "TERM": "xterm-256color", **home, **environment},
+            dimensions=(rows, columns),
+            cwd=folder,
+        )
+        self._pty = os.dup(self.process.child_fd)  # to look at when the process has gone
+        self._modes = termios.tcgetattr(self._pty)
+        self.screen = pyte.HistoryScreen(columns, rows, history=10_000, ratio=0.1)
+        self._stream = pyte.ByteStream(self.screen)
+        self.received = b""
+
+    def read(self) -> None:
+        """Take in what was written meanwhile."""
+        try:
+            data = self.process.read_nonblocking(65536, timeout=0.1)
+        except pexpect.TIMEOUT:
+            return
+        self.received += data
+        self._stream.feed(data)
+
+    def text(self) -> str:
+        """Every line, from the first that scrolled away to the cursor's."""
+        columns = range(self.screen.columns)
+        above = ["".join(line[x].data for x in columns) for line in self.screen.history.top]
+        lines = [line.rstrip() for line in [*above, *self.screen.display]]
+        return "\n".join(lines).rstrip()
+
+    def wait_for(self, condition: Callable[[str], bool]) -> str:
+        """The screen's text as soon as the condition holds; AssertionError if it never does."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition(self.text()):
+            assert time.monotonic() < deadline, self.text()
+            assert self.process.isalive(), self.text()
+            self.read()
+        return self.text()
+
+    def wait_for_prompt(self, number: int) -> str:
+        """The text when the prompt is there for the number-th time."""
+        return self.wait_for(
+            lambda text: self.num_prompts() >= number and text.split("\n")[-1] == ">"
+        )
+
+    def num_prompts(self) -> int:
+        """How often the editor has asked for input."""
+        return self.received.count(b"\x1b[?2004h")
+
+    def say(self, text: str) -> str:
+        """Type a line, and wait for the prompt behind what comes of it."""
+        number = self.num_prompts()
+        self.process.send(text + "\r")
+        return self.wait_for_prompt(number + 1)
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Another window's size."""
+        self.process.setwinsize(rows, columns)
+        self.screen.resize(rows, columns)
+
+    def leave(self) -> int:
+        """Press Ctrl-D; the exit code."""
+        self.process.send("\x04")
+        return self.ended()
+
+    def ended(self) -> int:
+        """Wait for the end: the exit code, or -signal."""
+        try:
+            while True:
+                self.read()
+        except pexpect.EOF:
+            self.process.close()
+        if self.process.signalstatus is not None:
+            return -self.process.signalstatus
+        return self.process.exitstatus
+
+    def has_its_modes(self) -> bool:
+        """Whether the terminal is as it was before: line by line, with echo, and the rest."""
+        return termios.tcgetattr(self._pty) == self._modes
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        self.process.close(force=True)
+        os.close(self._pty)

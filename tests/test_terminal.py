@@ -1,0 +1,366 @@
+"""`localspec chat` on a terminal: the real command behind a pty, seen as a person sees it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import signal
+import sys
+
+import pytest
+
+if sys.platform == "win32":
+    pytest.skip("there are no pseudo-terminals", allow_module_level=True)
+
+from terminal import Terminal
+
+TERSE = ("--temperature", "0", "--max-tokens", "24")
+DRAFT = ("--draft-tokens", "3")  # also where it would not pay
+STORY = "Tell me a story about a fox."
+
+
+@pytest.fixture
+def chat(tmp_path):
+    """Starts a chat with options, ready for the first message. All are ended at the end."""
+    opened = []
+
+    def start(*arguments, begins_with="", **more):
+        terminal = Terminal(tmp_path, "chat", *arguments, *DRAFT, **more)
+        opened.append(terminal)
+        terminal.wait_for(lambda text: text.endswith(f"\n> {begins_with}".rstrip()))
+        return terminal
+
+    yield start
+    for terminal in opened:
+        terminal.close()
+
+
+def last_part(text: str) -> str:
+    """The last message that was typed, and what stands behind it."""
+    return text.rpartition("\n> ")[2]
+
+
+def has_begun(message: str):
+    """Whether some words of the answer to the message are on the screen."""
+    return lambda text: (
+        len(text.rpartition(f"\n> {message}\n")[2].split()) > 10
+        and (f"\n> {message}\n" in text)
+    )
+
+
+def test_a_conversation_from_hello_to_goodbye(chat):
+    terminal = chat()
+    text = terminal.say(STORY)
+    assert re.search(r"tokens/s · .* accepted · .* context\s\d+/2048", text, re.DOTALL)
+    assert "fox" in text.split(STORY, 1)[1]
+    assert terminal.leave() == 0
+    assert terminal.has_its_modes()
+
+
+def test_every_command_does_what_help_says(chat, tmp_path):
+    """Each once, and its effect on what comes later."""
+    terminal = chat(*TERSE)
+    commands = re.findall(r"^(/[a-z]+)", terminal.say("/help"), re.MULTILINE)
+    assert set(commands) == {
+        "/help", "/stats", "/set", "/system", "/retry", "/undo", "/save", "/load", "/draft",
+        "/clear", "/copy", "/show", "/file",
+    }  # fmt: skip
+    assert "no answer yet" in terminal.say("/stats")
+    first = last_part(terminal.say("Hello!"))
+    assert "accepted by position" in terminal.say("/stats")
+    assert "temperature 1.5" in terminal.say("/set temperature 1.5")
+    assert "Error: temperature is" in terminal.say("/set temperature -1")
+    assert "xtc_threshold cannot be set" in terminal.say("/set xtc_threshold 1")
+    terminal.say("/set max_tokens 5")
+    assert "\n5 tokens" in last_part(terminal.say("/retry"))
+    terminal.say("/set temperature 0")
+    terminal.say("/set max_tokens 24")
+    answer = last_part(terminal.say("/retry")).split("\n")[1]
+    assert answer == first.split("\n")[1]
+    assert "Took back: Hello!" in terminal.say("/undo")
+    assert "Error: there is no turn to take back" in terminal.say("/undo")
+    assert "System message: Be brief." in terminal.say("/system Be brief.")
+    assert "Draft off." in terminal.say("/draft off")
+    assert "draft off" in last_part(terminal.say("Hello!"))
+    assert "Draft on." in terminal.say("/draft on")
+    assert "accepted" in last_part(terminal.say(STORY))
+    assert "Saved as one" in terminal.say("/save one")
+    assert "begins anew" in terminal.say("/clear")
+    assert "Error: there is no answer to copy" in terminal.say("/copy")
+    assert "Sessions: one" in terminal.say("/load")
+    assert "Error: there is no session 'two'" in terminal.say("/load two")
+    assert "Perhaps /save?" in terminal.say("/sav")
+    (tmp_path / "notes.txt").write_text("remember the milk")
+    assert "notes.txt (17 characters)" in terminal.say("/file notes.txt")
+    assert "Error: absent does not exist" in terminal.say("/file absent")
+    terminal.say("What is in it?")
+    saved = json.loads((tmp_path / "localspec" / "sessions" / "one.json").read_text())
+    question = saved["messages"][-2]["content"]
+    assert "remember the milk" in question
+    assert question.endswith("What is in it?")
+    assert terminal.leave() == 0
+
+
+def test_load_goes_on_where_save_stopped(chat, tmp_path):
+    terminal = chat(*TERSE)
+    terminal.say("Hello!")
+    terminal.say("/save one")
+    terminal.say("/clear")  # is saved, too
+    assert "one: 0 turns" in terminal.say("/load one")
+    terminal.say("Hello!")
+    refused = Terminal(tmp_path, "chat", "--session", "one")
+    assert refused.ended() == 1
+    assert "open in another localspec" in refused.text()
+    refused.close()
+    assert terminal.leave() == 0
+    again = chat("--session", "one")
+    assert "Took back: Hello!" in again.say("/undo")
+
+
+def test_copy_gives_the_answer_to_the_clipboard(chat):
+    terminal = chat(*TERSE)
+    answer = last_part(terminal.say("Hello!")).split("\n")[1]
+    terminal.say("/copy")
+    found = re.search(rb"\x1b\]52;c;([A-Za-z0-9+/=]+)\x07", terminal.received)
+    assert found is not None
+    assert base64.b64decode(found[1]).decode().split("\n")[0].startswith(answer[:20])
+
+
+def test_show_marks_tokens_and_explains_the_marks(chat):
+    colourful = chat(*TERSE)
+    assert "␛" not in colourful.say("/show")
+    assert "\x1b[32maccepted" in colourful.received.decode()
+    terminal = chat(*TERSE, NO_COLOR="1")
+    assert "proposed by the draft" in terminal.say("/show")
+    assert last_part(terminal.say(STORY)).split("\n")[1].startswith("[")
+    assert "as Markdown again" in terminal.say("/show")
+    assert "[" not in last_part(terminal.say(STORY))
+
+
+def test_a_message_of_several_lines(chat, tmp_path):
+    """By Alt-Enter and by a backslash; completion by Tab; a space makes a command a message."""
+    terminal = chat(*TERSE, "--session", "lines")
+    terminal.process.send("one\x1b\rtwo\\\rthree\r")
+    terminal.wait_for_prompt(2)
+    terminal.say(" /help me")
+    terminal.say("/etc/hosts is a file")
+    assert "Session" not in terminal.text()
+    terminal.process.send("/he\t\r")
+    terminal.wait_for(lambda text: "Ctrl-D leaves.\n\n>" in text.split("a file", 1)[1])
+    saved = json.loads((tmp_path / "localspec" / "sessions" / "lines.json").read_text())
+    questions = [m["content"] for m in saved["messages"] if m["role"] == "user"]
+    assert questions == ["one\ntwo\nthree", " /help me", "/etc/hosts is a file"]
+
+
+def test_tab_completes_what_stands_behind_a_command(chat, tmp_path):
+    (tmp_path / "notes of mine.txt").write_text("x")
+    terminal = chat(*TERSE)
+    terminal.say("/save birthday")
+    for typed, completed in (
+        ("/set temp", "/set temperature"),
+        ("/load bi", "/load birthday"),
+        ("/file no", "/file notes of mine.txt"),
+        ("/draft of", "/draft off"),
+    ):
+        terminal.process.send(typed + "\t")
+        terminal.wait_for(lambda text, end=completed: text.endswith(f"> {end}"))
+        number = terminal.num_prompts()
+        terminal.process.send("\r")
+        terminal.wait_for_prompt(number + 1)
+        assert "Error" not in terminal.text()
+    terminal.process.send("plain te\t")  # a message is not completed
+    terminal.wait_for(lambda text: text.endswith("> plain te"))
+
+
+def test_what_is_typed_while_an_answer_comes_is_the_next_message(chat):
+    terminal = chat("--temperature", "0")
+    terminal.process.send(STORY + "\r")
+    terminal.wait_for(has_begun(STORY))
+    terminal.process.send("/stats\r")
+    terminal.wait_for_prompt(3)
+    assert "accepted by position" in terminal.text()
+
+
+def test_history_survives_the_session(chat):
+    terminal = chat(*TERSE)
+    terminal.say("Hello there!")
+    assert terminal.leave() == 0
+    again = chat(*TERSE)
+    again.process.send("\x1b[A")
+    again.wait_for(lambda text: text.endswith("> Hello there!"))
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(chat):
+    terminal = chat("--ignore-eos")
+    terminal.process.send(STORY + "\r")
+    terminal.wait_for(has_begun(STORY))
+    terminal.process.send("\x03")
+    text = terminal.wait_for_prompt(2)
+    assert "(stopped)" in text
+    assert "Took back: Tell me" in terminal.say("/undo")
+    assert terminal.leave() == 0
+    assert terminal.has_its_modes()
+
+
+def test_ctrl_c_empties_the_line_and_ctrl_d_needs_it_empty(chat):
+    terminal = chat(*TERSE)
+    terminal.process.send("never sent\x04\x03")
+    terminal.wait_for_prompt(2)
+    assert "tokens/s" not in terminal.text()
+    assert terminal.leave() == 0
+
+
+def test_ctrl_c_while_a_long_prompt_is_read(chat, tmp_path):
+    """The terminal says what it waits for; afterwards nothing of the turn remains."""
+    from gguf_maker import write_random_model
+    from localspec.hub import locate
+    from localspec.presets import find_preset
+
+    slow = write_random_model(
+        tmp_path / "slow.gguf",
+        locate(find_preset("demo"))[0],
+        width=1024,
+        context_length=16384,
+    )
+    (tmp_path / "long.txt").write_text("word " * 12_000)
+    terminal = chat("--target", str(slow), "--ctx", "16384", "--max-tokens", "4")
+    terminal.say("/file long.txt")
+    terminal.process.send("Well?\r")
+    terminal.wait_for(lambda text: re.search(r"Reading \d+ of 1\d{4} tokens", text) is not None)
+    terminal.process.send("\x03")
+    text = terminal.wait_for_prompt(3)
+    assert "(stopped)" in text
+    assert "Reading" not in text
+    assert "no turn to take back" in terminal.say("/undo")
+    assert terminal.leave() == 0
+    assert terminal.has_its_modes()
+
+
+def test_forty_columns_and_a_resize_in_the_middle(chat):
+    """No word is cut; what follows a resize fits the new window."""
+    terminal = chat("--temperature", "0", columns=40)
+    text = terminal.say(STORY)
+    story = last_part(text).split("\n")[1:]
+    assert all(len(line) < 40 for line in story)
+    whole = " ".join(story)
+    terminal.process.send("/retry\r")
+    terminal.wait_for(has_begun("/retry"))
+    terminal.resize(60, 24)
+    terminal.wait_for_prompt(3)
+    again = " ".join(last_part(terminal.text()).split("\n")[1:])
+    words = whole.split("tokens/s")[0].split()[:-2]
+    assert again.split()[: len(words)] == words
+    number = terminal.num_prompts()
+    terminal.resize(30, 10)
+    terminal.wait_for_prompt(number + 1)  # is drawn anew
+    assert "System message: none" in terminal.say("/system")
+    assert terminal.leave() == 0
+
+
+def test_without_colour_nothing_is_coloured(chat):
+    terminal = chat(*TERSE, NO_COLOR="1")
+    terminal.say(STORY)
+    assert not re.search(rb"\x1b\[(3[1-7]|9[0-7])m", terminal.received)
+
+
+def test_a_dumb_terminal_gets_plain_text(chat):
+    terminal = chat(*TERSE, TERM="dumb")
+    terminal.process.send("Hello!\r")
+    terminal.wait_for(lambda text: "tokens/s" in text)
+    assert terminal.leave() == 0
+    assert b"\x1b" not in terminal.received
+    assert terminal.has_its_modes()
+
+
+def test_what_a_model_says_cannot_drive_the_terminal(chat, tmp_path):
+    """Nor what its file says of itself: titles, the clipboard, links with another target."""
+    from gguf_maker import write_random_model
+    from localspec.hub import locate
+    from localspec.presets import find_preset
+
+    escape = "ě]0;ownedć ě]52;c;eHg=ć ě]8;;http://evilć[link=http://evil]x[/link]"
+    evil = write_random_model(
+        tmp_path / "evil.gguf",
+        locate(find_preset("demo"))[0],
+        replace_tokens={i: f"{escape}{i}" for i in range(300, 4096)},
+    )
+    terminal = chat("--target", str(evil), "--max-tokens", "9")
+    assert "␛]0;owned␇" in terminal.say("hi")
+    assert "[link=http://evil]" in terminal.text()
+    assert b"\x1b]" not in terminal.received
+    assert "␛]0;owned␇" in terminal.say("/show") + terminal.say("hi")
+    assert b"\x1b]" not in terminal.received
+
+
+def test_thoughts_are_dimmed_hidden_or_shown(chat, tmp_path):
+    """A model that has thought after its first token, as its template has begun to."""
+    from gguf_maker import write_random_model
+    from localspec.hub import locate
+    from localspec.presets import find_preset
+    from localspec.template import BUILT_IN
+
+    thinker = write_random_model(
+        tmp_path / "thinker.gguf",
+        locate(find_preset("demo"))[0],
+        replace_tokens={i: f"hmm</think>said{i}" for i in range(4096 - 300, 4096)},
+    )
+    template = tmp_path / "template.jinja"
+    template.write_text(BUILT_IN["chatml"].replace("assistant\n' }}", "assistant\n<think>' }}"))
+    bans = [f"--logit-bias={i}=-inf" for i in range(4096 - 300)]
+    terminal = chat(
+        "--target", str(thinker), "--chat-template", str(template), "--max-tokens", "1", *bans
+    )  # fmt: skip
+    assert re.search(r"\nhmm\n\nsaid\d+\n", last_part(terminal.say("Hi")))
+    assert b"\x1b[2mhmm" in terminal.received
+    assert "Error: think is 'never'" in terminal.say("/set think never")
+    terminal.say("/set think hide")
+    assert re.search(r"\n\(thinking\)\n\nsaid\d+\n", last_part(terminal.say("Hi")))
+    terminal.say("/set think show")
+    num_dim = terminal.received.count(b"\x1b[2mhmm")
+    assert re.search(r"\nhmm\n\nsaid\d+\n", last_part(terminal.say("Hi")))
+    assert terminal.received.count(b"\x1b[2mhmm") == num_dim
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("moment", ["at the prompt", "in an answer"])
+def test_a_signal_leaves_the_terminal_as_it_was(chat, number, moment):
+    terminal = chat("--ignore-eos", "--session", "s")
+    if moment == "in an answer":
+        terminal.process.send(STORY + "\r")
+        terminal.wait_for(has_begun(STORY))
+    terminal.process.kill(number)
+    assert terminal.ended() == 128 + number
+    assert terminal.has_its_modes()
+    assert not terminal.screen.cursor.hidden
+    assert b"Traceback" not in terminal.received
+
+
+def test_a_killed_process_loses_at_most_the_answer_that_was_streaming(chat):
+    terminal = chat("--session", "s", *TERSE[:2])
+    terminal.say("Hello!")
+    terminal.say("/set ignore_eos on")
+    terminal.process.send(STORY + "\r")
+    terminal.wait_for(has_begun(STORY))
+    terminal.process.kill(signal.SIGKILL)
+    terminal.ended()
+    again = chat("--session", "s", *TERSE, begins_with=STORY)
+    assert "not answered yet" in again.text()
+    again.process.send("\r")
+    again.wait_for_prompt(2)
+    assert "Took back: Tell me" in again.say("/undo")
+    assert "Took back: Hello!" in again.say("/undo")
+
+
+def test_a_pipe_needs_neither_editor_nor_drawing():
+    import subprocess
+
+    code = (
+        "import sys; from click.testing import CliRunner; from localspec.cli import main;"
+        "print(CliRunner().invoke(main, ['chat', '--max-tokens', '3'], input='hi').output);"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not {"prompt_toolkit", "rich", "pygments"} & set(done.stdout.split())
