@@ -12,7 +12,7 @@ FlashAttention = Literal["auto", "on", "off"]
 
 # Lowest and highest value of the whole numbers, and what to do about any other.
 _RANGES = {
-    "context_length": (1, 1 << 30, "Choose 1 token or more."),
+    "context_length": (1, 1 << 60, "Choose 1 token or more."),
     "num_threads": (1, 512, "Choose 1 to 512."),
     "num_batch_threads": (1, 512, "Choose 1 to 512."),
     "num_gpu_layers": (0, 10_000, "Choose 0 (CPU only) or more."),
@@ -53,7 +53,11 @@ class LlamaOptions:
             if value is not None and not (
                 isinstance(value, int) and lowest <= value <= highest
             ):
-                words = name.replace("num_", "the number of ").replace("_", " ")
+                words = (
+                    name.replace("num_", "the number of ")
+                    .replace("_", " ")
+                    .replace("gpu", "GPU")
+                )
                 raise OptionError(f"{words} is {value!r}", hint)
         for name, value, kind in (
             ("flash_attention", self.flash_attention, FlashAttention),

@@ -161,7 +161,7 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
         (["generate", "x", "--ctx", "-8"], 2, "context length is -8"),
         (["generate", "x", "--ctx", "99999"], 2, "trained for 2048"),
         (["generate", "x", "--threads", "0"], 2, "threads is 0"),
-        (["generate", "x", "--gpu-layers", "-2"], 2, "gpu layers is -2"),
+        (["generate", "x", "--gpu-layers", "-2"], 2, "GPU layers is -2"),
         (["generate", "x", "--draft-tokens", "17"], 2, "draft tokens is 17"),
         (["generate", "x", "--preset", "nope"], 1, "no preset 'nope'"),
         (["generate", "x", "--target", "absent.gguf"], 1, "does not exist"),

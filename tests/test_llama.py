@@ -212,8 +212,8 @@ def test_libllamas_own_words_are_in_the_error(tmp_path, demo_target):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context_length": 0}, "context is 0"),
-        ({"context_length": -5}, "context is -5"),
+        ({"context_length": 0}, "context length is 0"),
+        ({"context_length": -5}, "context length is -5"),
         ({"context_length": 4096}, "4096 tokens is asked for"),
         ({"context_length": 10**12}, "was trained for 2048"),
         ({"num_threads": 0}, "threads is 0"),

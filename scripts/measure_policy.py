@@ -1,0 +1,274 @@
+"""What the automatic draft length is worth, on pairs whose agreement is known.
+
+    python scripts/measure_policy.py --target 1.5B --parts worst grid switch copy
+
+Makes the files it needs (see make_pair.py; 7B pairs take 5 GB of disk each) and prints tables
+of ratios: both sides in turn on the same prompts, greedy, medians of the rounds.
+
+worst   a draft that is never right, against plain decoding, in total time, prompt included;
+        nothing known before (empty) and with what the run before learned
+grid    against the best two fixed numbers of draft tokens, by measured costs, at each agreement
+switch  a text that is predictable and unpredictable in turn, every 64 tokens, against who
+        knows which is which
+copy    a text that repeats itself, looked up in itself, against plain decoding
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import localspec
+from localspec.automatic import AutomaticDraftLength
+from localspec.draft_length import Choice, DraftLength, FixedDraftLength, Moment, ProposerKind
+from localspec.engine import Engine
+from localspec.errors import LocalspecError
+from localspec.metrics import Stats
+from localspec.speedup import Curve, expected_speedup
+from localspec.step_bench import StepCosts, measure_steps
+from shape_pair.bigrams import TextSpec
+from shape_pair.blocks import QUANTIZATIONS
+from shape_pair.pair import PairSpec, make_pair
+from shape_pair.shapes import SHAPES
+
+GREEDY = localspec.SamplingParams(temperature=0)
+AGREEMENTS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
+SEGMENT = 64
+GOOD, BAD = 0.95, 0.05
+DRAFT_SHARE = 0.1  # what a policy that knows nothing takes a draft token to cost
+NUM_STEP_ROUNDS = 3
+
+
+class Bench:
+    """An engine for a made pair, and how long its answers take."""
+
+    def __init__(self, engine: Engine, asked: argparse.Namespace) -> None:
+        self.engine = engine
+        self._asked = asked
+
+    def prompt(self, num_tokens: int) -> list[int]:
+        """Words that do not repeat, and then those that the text begins with."""
+        return [1000 + 3 * index for index in range(num_tokens)]
+
+    def answer(self, policy: DraftLength, num_prompt_tokens: int, num_tokens: int) -> Stats:
+        """One greedy answer, with nothing cached before."""
+        with self.engine.exclusively():
+            pass
+        self.engine.draft_length = policy
+        return self.engine.generate(
+            self.prompt(num_prompt_tokens), sampling=GREEDY, max_tokens=num_tokens
+        ).stats
+
+    def costs(self, policy: DraftLength) -> StepCosts:
+        """Of steps of every size; the policy learns them."""
+        self.engine.draft_length = policy
+        with self.engine.exclusively() as loop:
+            return measure_steps(loop, NUM_STEP_ROUNDS)
+
+    def ratios(
+        self,
+        ours: Callable[[], DraftLength],
+        others: list[DraftLength],
+        num_prompt_tokens: int,
+        num_tokens: int,
+    ) -> list[list[float]]:
+        """Of each other: its total time ÷ ours, one value a round. Who is first changes."""
+        found: list[list[float]] = [[] for _ in others]
+        for number in range(self._asked.rounds):
+            sides = [ours(), *others]
+            order = list(range(len(sides)))
+            seconds = dict.fromkeys(order, 0.0)
+            for index in order if number % 2 else reversed(order):
+                stats = self.answer(sides[index], num_prompt_tokens, num_tokens)
+                seconds[index] = stats.total_time_s
+            for index in range(len(others)):
+                found[index].append(seconds[index + 1] / seconds[0])
+        return found
+
+
+def fresh() -> AutomaticDraftLength:
+    """A policy that knows nothing yet."""
+    return AutomaticDraftLength({ProposerKind.DRAFT: DRAFT_SHARE})
+
+
+def opened(
+    asked: argparse.Namespace, agreement: tuple[float, ...], period: int | None
+) -> Engine:
+    """The engine of a pair that is made if it is not there."""
+    text = TextSpec(
+        entropy=1.0, agreement=agreement, segment=SEGMENT, period=period, seed=asked.seed
+    )
+    spec = PairSpec(
+        asked.target, asked.draft, asked.quantization, asked.draft_quantization, text
+    )
+    target, draft = make_pair(spec, asked.folder)
+    proposer = "lookup" if period else "draft"
+    return localspec.load(
+        target=target, draft=draft, proposer=proposer, context_length=asked.ctx
+    )
+
+
+def worst(asked: argparse.Namespace) -> None:
+    """The draft is always wrong."""
+    print(
+        "| prompt | answer | known before | plain ÷ automatic, total time |\n|---|---|---|---|"
+    )
+    with opened(asked, (0.0,), None) as engine:
+        bench = Bench(engine, asked)
+        plain = FixedDraftLength(0)
+        for num_prompt_tokens in asked.prompt_tokens:
+            for num_tokens in asked.answer_tokens:
+                learned = fresh()
+                bench.answer(learned, 32, 128)
+                known = ("nothing", fresh), ("a run before", lambda learned=learned: learned)
+                for name, policy in known:
+                    sides = bench.ratios(policy, [plain], num_prompt_tokens, num_tokens)
+                    print(
+                        f"| {num_prompt_tokens} | {num_tokens} | {name} | {_shown(sides[0])} |",
+                        flush=True,
+                    )
+
+
+def grid(asked: argparse.Namespace) -> None:
+    """Each agreement, with costs that were measured before."""
+    print(
+        "| agreement | plain | best fixed K | its speed | automatic: steps per K "
+        "| fixed ÷ automatic, total time |\n|---|---|---|---|---|---|"
+    )
+    for agreement in asked.agreements:
+        with opened(asked, (agreement,), None) as engine:
+            bench = Bench(engine, asked)
+            policy = fresh()
+            costs = bench.costs(policy)
+            curve = Curve(
+                (0.0, *costs.ratios), (costs.draft_token_s or 0.0) / costs.target_s[0]
+            )
+            by_speed = sorted(
+                range(len(costs.target_s)),
+                key=lambda k: -expected_speedup(curve, agreement, k),
+            )
+            best = [FixedDraftLength(k) for k in by_speed[:2]]
+            bench.answer(policy, 32, 64)
+            sides = bench.ratios(lambda: policy, best, 32, asked.grid_tokens)  # noqa: B023
+            slower = min(sides, key=statistics.median)
+            k = by_speed[sides.index(slower)]
+            shown = bench.answer(policy, 32, asked.grid_tokens)
+            lengths = ", ".join(f"{k}: {n}" for k, n in enumerate(shown.steps_per_length) if n)
+            print(
+                f"| {agreement} | {1 / costs.target_s[0]:.1f} tokens/s | {k} "
+                f"| {expected_speedup(curve, agreement, k):.2f} times plain, predicted "
+                f"| {lengths} | {_shown(slower)} |",
+                flush=True,
+            )
+
+
+class Knowing:
+    """The oracle: drafts where the text is predictable, and nowhere else."""
+
+    def __init__(self, num_draft_tokens: int, is_good: Callable[[int], bool]) -> None:
+        self._on, self._off = FixedDraftLength(num_draft_tokens), FixedDraftLength(0)
+        self._is_good = is_good
+        for name in ("begin", "padded", "learn", "outlook"):
+            setattr(self, name, getattr(self._on, name))
+
+    def choose(self, moment: Moment) -> Choice:
+        return (self._on if self._is_good(moment.num_cached) else self._off).choose(moment)
+
+
+def switch(asked: argparse.Namespace) -> None:
+    """Every 64 tokens another agreement."""
+    with opened(asked, (GOOD, BAD), None) as engine:
+        bench = Bench(engine, asked)
+        policy = fresh()
+        costs = bench.costs(policy)
+        curve = Curve((0.0, *costs.ratios), (costs.draft_token_s or 0.0) / costs.target_s[0])
+        k = max(range(len(costs.target_s)), key=lambda k: expected_speedup(curve, GOOD, k))
+        # Where the segments lie is seen from a text that is drafted one by one.
+        kept = _kept_tokens(bench, asked.switch_tokens)
+
+        def is_good(num_cached: int) -> bool:
+            around = kept[max(0, num_cached - 32 - 8) : num_cached - 32 + 8]
+            return sum(around) > len(around) / 2
+
+        bench.answer(policy, 32, 2 * SEGMENT)
+        oracle = Knowing(k, is_good)
+        sides = bench.ratios(
+            lambda: policy, [oracle, FixedDraftLength(0)], 32, asked.switch_tokens
+        )
+        print("| against | other ÷ automatic, total time |\n|---|---|")
+        print(f"| an oracle with K {k} in the predictable segments | {_shown(sides[0])} |")
+        print(f"| plain decoding | {_shown(sides[1])} |", flush=True)
+
+
+def _kept_tokens(bench: Bench, num_tokens: int) -> list[bool]:
+    """Of each token of the answer whether the draft would have been right."""
+    engine = bench.engine
+    kept: list[bool] = []
+    with engine.exclusively():
+        pass
+    engine.draft_length = FixedDraftLength(1)
+    for piece in engine.stream(bench.prompt(32), sampling=GREEDY, max_tokens=num_tokens):
+        if piece.provenance is not localspec.Provenance.BONUS:
+            kept.append(piece.provenance is localspec.Provenance.ACCEPTED)
+        else:
+            kept.append(kept[-1])
+    return kept
+
+
+def copy(asked: argparse.Namespace) -> None:
+    """A text of 64 words again and again."""
+    with opened(asked, (0.8,), 64) as engine:
+        bench = Bench(engine, asked)
+
+        def policy() -> DraftLength:
+            return AutomaticDraftLength({ProposerKind.LOOKUP: 0.0})
+
+        sides = bench.ratios(policy, [FixedDraftLength(0)], 32, asked.copy_tokens)
+        print("| what | plain ÷ automatic, total time |\n|---|---|")
+        print(
+            f"| lookup, {asked.copy_tokens} tokens of which 64 are new | {_shown(sides[0])} |"
+        )
+
+
+def _shown(ratios: list[float]) -> str:
+    spread = f" ({min(ratios):.3f} … {max(ratios):.3f})" if len(ratios) > 1 else ""
+    return f"**{statistics.median(ratios):.3f}**{spread}"
+
+
+PARTS = {"worst": worst, "grid": grid, "switch": switch, "copy": copy}
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--target", choices=SHAPES, default="1.5B")
+    add("--draft", choices=SHAPES, default="0.5B")
+    add("--quantization", choices=QUANTIZATIONS, default="Q4_0")
+    add("--draft-quantization", choices=QUANTIZATIONS, default="Q4_0")
+    add("--folder", type=Path, default=Path("pairs"), help="of the made files")
+    add("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    add("--agreements", nargs="+", type=float, default=AGREEMENTS)
+    add("--prompt-tokens", nargs="+", type=int, default=[32, 2048])
+    add("--answer-tokens", nargs="+", type=int, default=[256, 1024])
+    add("--grid-tokens", type=int, default=256)
+    add("--switch-tokens", type=int, default=512)
+    add("--copy-tokens", type=int, default=384)
+    add("--ctx", type=int, default=4096)
+    add("--rounds", type=int, default=3)
+    add("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    try:
+        for name in asked.parts:
+            print(f"\n### {name}: {asked.target} {asked.quantization}, draft {asked.draft}\n")
+            PARTS[name](asked)
+    except LocalspecError as error:
+        parser.exit(1, f"Error: {error}\nHint: {error.hint}\n")
+
+
+if __name__ == "__main__":
+    main()
