@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from localspec.hub import locate
+from localspec.machine import peak_memory_bytes
 from localspec.model_file import check_model_file
 from localspec.presets import find_preset
 from localspec.room import pair_memory, room_here
@@ -37,21 +38,15 @@ def measured_peak_bytes(target: Path, draft: Path, context_length: int) -> int:
     localspec.load  # noqa: B018  loads what it needs
     before = psutil.Process().memory_info().rss
     with localspec.load(
-        target=target, draft=draft, context_length=context_length, num_threads=1, force=True
+        target=target,
+        draft=draft,
+        draft_tokens=3,  # both read the whole prompt
+        context_length=context_length,
+        num_threads=1,
+        force=True,
     ) as engine:
         engine.generate([token % 1000 + 300 for token in range(_PROMPT_TOKENS)], max_tokens=16)
-    return _peak_rss_bytes() - before
-
-
-def _peak_rss_bytes() -> int:
-    status = Path("/proc/self/status")
-    if status.exists():  # where ru_maxrss still counts the parent process
-        lines = status.read_text().splitlines()
-        peak = next(line for line in lines if line.startswith("VmHWM"))
-        return int(peak.split()[1]) * 1024
-    import resource  # which Windows lacks
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS: in bytes
+    return peak_memory_bytes() - before
 
 
 def pairs(folder: Path) -> list[tuple[str, tuple[Path, Path], int]]:

@@ -39,9 +39,9 @@ BUGS = [
     Bug(
         "drop an unlikely draft token",
         "proposers.py",
-        "            proposal.draft_tokens.append(drawn)\n",
+        "            drafted.append(drawn)\n",
         "            if law.prob(drawn) < 0.4:\n                break\n"
-        "            proposal.draft_tokens.append(drawn)\n",
+        "            drafted.append(drawn)\n",
         LOOP,
     ),
     # 2. Shared or recurring random numbers.
@@ -150,7 +150,25 @@ BUGS = [
         LOOP,
     ),
     Bug(
-        "draft past the end token", "proposers.py", "if self._is_end(drawn):", "if False:", LOOP
+        "draft past the end token",
+        "proposers.py",
+        "if num_worth == 1 or self._is_end(drawn):",
+        "if num_worth == 1:",
+        LOOP,
+    ),
+    Bug(
+        "read the rows of the padding",
+        "speculative.py",
+        "logits[: len(draft_tokens) + 1]",
+        "logits[len(logits) - len(draft_tokens) - 1 :]",
+        LOOP,
+    ),
+    Bug(
+        "verify against the tokens of a trial",
+        "speculative.py",
+        "        if choice.is_trial:\n            proposal =",
+        "        if False:\n            proposal =",
+        "tests/test_automatic.py",
     ),
     # 9. A cache of another text.
     Bug(

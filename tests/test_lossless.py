@@ -148,7 +148,7 @@ def test_an_unrelated_draft_gives_the_targets_text(
 
 def test_a_conversation_equals_its_tokens_decoded_from_scratch(demo_target, demo_draft):
     """After many turns, some stopped early, both caches hold what a fresh decode holds."""
-    with localspec.load(target=demo_target, draft=demo_draft) as engine:
+    with localspec.load(target=demo_target, draft=demo_draft, draft_tokens=3) as engine:
         chat = engine.chat(system="You are terse.")
         for number, text in enumerate(QUESTIONS):
             if number % 5 == 4:

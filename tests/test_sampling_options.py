@@ -20,6 +20,7 @@ STORY = "Tell me a story about a fox."
 def generate(*options: object) -> dict[str, Any]:
     """The --json answer of a greedy, short generate with more options."""
     shared = ["generate", "--json", "--temperature", "0", "--max-tokens", "60"]
+    shared += ["--draft-tokens", "3"]
     result = CliRunner().invoke(main, [*shared, *map(str, options), STORY])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
