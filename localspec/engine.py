@@ -7,10 +7,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from localspec.answering import Answering
 from localspec.automatic import AutomaticDraftLength
+from localspec.cache_file import read_caches, write_caches
 from localspec.draft_length import DraftLength, DraftOff, FixedDraftLength, ProposerKind
 from localspec.drafting import Drafting
 from localspec.errors import ContextError, EngineError, OptionError
@@ -215,6 +217,37 @@ class Engine(Answering):
                 on_end=end,
             )
         )
+
+    def save_caches(self, chat: object, path: Path) -> bool:
+        """Keep on disk what the caches hold of a conversation; False if that is nothing.
+
+        Raises EngineError while an answer is produced, OSError if the file cannot be written.
+        """
+        self._acquire()
+        try:
+            kept = self._kept_texts.text_of(chat)
+            if kept is None:
+                return False
+            write_caches(path, kept, [model.identity for model in self._models()])
+            return True
+        finally:
+            self._busy.release()
+
+    def load_caches(self, chat: object, path: Path) -> bool:
+        """Give a conversation what `save_caches` kept of it; False if it is of no use here.
+
+        It then is decoded anew when it goes on. Raises EngineError while an answer is produced,
+        CacheError if it takes more memory than was granted.
+        """
+        self._acquire()
+        try:
+            kept = read_caches(path, [model.identity for model in self._models()])
+            if kept is None:
+                return False
+            self._kept_texts.put(chat, kept)
+            return True
+        finally:
+            self._busy.release()
 
     def cancel(self) -> None:
         """End the running answer within one decode. From any thread; it keeps what was said."""

@@ -31,10 +31,16 @@ class SavesState(Protocol):
         """Make that what is cached. Raises CacheError, and leaves the cache empty."""
 
 
-class _Kept(NamedTuple):
+class KeptText(NamedTuple):
+    """A text, and what each model's cache held of it; None where nothing was cached."""
+
     tokens: list[int]
-    states: list[CacheState | None]  # of each model; None where nothing was cached
-    num_bytes: int
+    states: list[CacheState | None]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the states take."""
+        return sum(state.data.size for state in self.states if state is not None)
 
 
 class KeptTexts:
@@ -56,7 +62,7 @@ class KeptTexts:
         self._budget_bytes = budget_bytes
         self._owner: Callable[[], object | None] = _nobody
         # Least recently used first.
-        self._kept: weakref.WeakKeyDictionary[object, _Kept] = weakref.WeakKeyDictionary()
+        self._kept: weakref.WeakKeyDictionary[object, KeptText] = weakref.WeakKeyDictionary()
 
     @property
     def num_bytes(self) -> int:
@@ -82,31 +88,65 @@ class KeptTexts:
         """Free what was kept."""
         self._kept.clear()
 
+    def text_of(self, owner: object) -> KeptText | None:
+        """A copy of the owner's text and its states, if there is one."""
+        return self._copy() if owner is self._owner() else self._kept.get(owner)
+
+    def put(self, owner: object, kept: KeptText) -> None:
+        """Make that the owner's text, from the next `switch_to` on.
+
+        Raises CacheError if it is larger than the budget.
+        """
+        if not self._has_room(kept.num_bytes):
+            raise CacheError(
+                f"{kept.num_bytes} bytes of caches are more than {self._budget_bytes}",
+                "Grant more: load(kept_bytes=…).",
+            )
+        if owner is self._owner():
+            self._owner = _nobody
+        self._kept[owner] = kept
+
     def _keep(self, owner: object) -> None:
+        if not self._has_room(sum(self._sizes())):
+            return
+        kept = self._copy()
+        if kept is not None:
+            self._kept[owner] = kept
+
+    def _sizes(self) -> list[int]:
+        """Bytes of each model's state; 0 if there is nothing to keep."""
         # A draft that has not read all of the text would be believed to have.
         partial = {
             id(proposer.model)
             for proposer in self._speculation.proposers
             if isinstance(proposer, DraftModel) and proposer.begins_at > 0
         }
-        sizes = [0 if id(model) in partial else model.state_bytes() for model in self._models]
-        num_bytes = sum(sizes)
+        return [0 if id(model) in partial else model.state_bytes() for model in self._models]
+
+    def _has_room(self, num_bytes: int) -> bool:
+        """Whether a text of that size may be kept; older ones leave for it."""
         if not 0 < num_bytes <= self._budget_bytes:
-            return
+            return False
         while self.num_bytes + num_bytes > self._budget_bytes:
             oldest = next(iter(self._kept.keys()), None)
             if oldest is not None:
                 del self._kept[oldest]
+        return True
+
+    def _copy(self) -> KeptText | None:
+        """What the loop has; None if nothing is cached, or libllama does not give it."""
         try:
             states = [
                 model.save_state() if size else None
-                for model, size in zip(self._models, sizes, strict=True)
+                for model, size in zip(self._models, self._sizes(), strict=True)
             ]
         except CacheError:
-            return  # then the text is decoded anew when it comes back
-        self._kept[owner] = _Kept(list(self._speculation.tokens), states, num_bytes)
+            return None  # then the text is decoded anew when it comes back
+        if not any(states):
+            return None
+        return KeptText(list(self._speculation.tokens), states)
 
-    def _restore(self, kept: _Kept) -> None:
+    def _restore(self, kept: KeptText) -> None:
         self._speculation.truncate(0)
         # Now, since whatever happens below, each cache holds a prefix of it.
         self._speculation.tokens = kept.tokens

@@ -1,17 +1,15 @@
 """A conversation on disk: written whole or not at all, read back or refused.
 
-One JSON file holds what was said, and nothing of the models: the caches' state is left out,
-because it is large and of use only with the very same files; a resumed conversation decodes
-its messages once. Thoughts of reasoning models are not part of a conversation.
+One JSON file holds what was said, and nothing of the models: the state of the caches, which is
+large and of use only with the very same files, can be kept beside it (see `cache_file`).
+Without it a resumed conversation decodes its messages once. Thoughts of reasoning models are
+not part of a conversation.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -21,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from localspec.chat import Chat
 from localspec.errors import OptionError, SessionError
+from localspec.whole_file import write_whole
 
 FORMAT, VERSION = "localspec-session", 1
 MAX_BYTES = 64_000_000  # of a file: more than any context holds
@@ -62,6 +61,11 @@ def session_file(name: str) -> Path:
     return _folder() / f"{name}.json"
 
 
+def caches_file(name: str) -> Path:
+    """Where the session's caches are kept. Raises OptionError for a name that is none."""
+    return session_file(name).with_suffix(".caches")
+
+
 def session_names() -> list[str]:
     """Names of the sessions that are there, sorted."""
     return sorted(path.stem for path in _folder().glob("*.json"))
@@ -85,7 +89,7 @@ def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
     text = json.dumps(content, indent=1) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write_whole(path, text.encode("ascii"))
+        write_whole(path, text.encode("ascii"))
     except OSError as error:
         raise _unwritable(path, error) from error
     return path
@@ -167,29 +171,6 @@ def _is_message(value: object) -> bool:
         and set(value) == {"role", "content"}
         and all(isinstance(each, str) for each in value.values())
     )
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Replace the file at once: after a crash it is the old or the new one."""
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    try:
-        # Nobody else's business.
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            new.unlink()
-        raise
-    if os.name == "posix":
-        # The name, too, has to survive a power cut.
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def _folder() -> Path:

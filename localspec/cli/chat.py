@@ -18,9 +18,16 @@ from localspec.stream import AnswerOptions, Reply, Stream
 @click.option(
     "--session", metavar="NAME", help="Go on with a conversation, and keep it under this name."
 )
+@click.option(
+    "--keep-caches",
+    is_flag=True,
+    help="Keep the session's caches on disk, too: it resumes at once, and takes their size.",
+)
 @click.option("--no-think", is_flag=True, help="Ask a reasoning model to answer at once.")
 @pair_options
-def chat(options: PairOptions, *, session: str | None, no_think: bool) -> None:
+def chat(
+    options: PairOptions, *, session: str | None, keep_caches: bool, no_think: bool
+) -> None:
     """Hold a conversation.
 
     On a terminal, Ctrl-C stops an answer, Ctrl-D leaves, and /help lists what else can be
@@ -31,6 +38,8 @@ def chat(options: PairOptions, *, session: str | None, no_think: bool) -> None:
     localspec chat --session french --system "You teach me French."
     localspec chat --target big.gguf --draft small.gguf --show-draft
     """
+    if keep_caches and session is None:
+        raise click.UsageError("--keep-caches needs a --session.")
     with options.open_engine() as engine:
         conversation = Conversation(
             engine=engine,
@@ -40,6 +49,7 @@ def chat(options: PairOptions, *, session: str | None, no_think: bool) -> None:
             ),
             write=_write_plain,
             show_draft=options.show_draft,
+            keeps_caches=keep_caches,
         )
         if session is not None:
             conversation.resume(session, must_exist=False)
@@ -49,6 +59,7 @@ def chat(options: PairOptions, *, session: str | None, no_think: bool) -> None:
             click.echo(legend(), err=True, color=use_colour())
         if not holds_conversation():
             _answer_lines(conversation)
+            conversation.leave()
             return
         # Here, so that a pipe does without the libraries that draw and edit.
         from localspec.cli.terminal import converse, write_rendered
@@ -57,6 +68,7 @@ def chat(options: PairOptions, *, session: str | None, no_think: bool) -> None:
         note(f"{engine.description}.")
         note("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
         converse(conversation)
+        conversation.leave()
 
 
 def _answer_lines(conversation: Conversation) -> None:

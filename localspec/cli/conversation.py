@@ -16,7 +16,7 @@ from localspec.cli.screen import error_lines, note
 from localspec.draft_length import DraftLength
 from localspec.engine import Engine
 from localspec.errors import OptionError, SessionError
-from localspec.session import lock_session, read_session, save_session
+from localspec.session import caches_file, lock_session, read_session, save_session
 from localspec.stream import AnswerOptions, Reply, Stream
 
 ThoughtView = Literal["show", "dim", "hide"]
@@ -30,6 +30,7 @@ class Conversation:
     attachments: files that go with the next question. pending: a question that a killed
     process left without an answer. last: the latest reply. draft_length: the engine's own
     while the draft is switched off. lock: the session's, held as long as it is kept.
+    keeps_caches: the session's caches are kept, too, when it is left.
     """
 
     engine: Engine
@@ -44,6 +45,7 @@ class Conversation:
     last: Reply | None = None
     draft_length: DraftLength | None = None
     lock: FileLock | None = None
+    keeps_caches: bool = False
 
     def ask(self, text: str) -> None:
         """Answer a question, with the files that were attached to it."""
@@ -82,6 +84,15 @@ class Conversation:
         except SessionError as error:
             click.echo(error_lines(error), err=True)
 
+    def leave(self) -> None:
+        """Keep the session's caches, if that was asked for. What prevents it is said."""
+        if self.session is None or not self.keeps_caches:
+            return
+        try:
+            self.engine.save_caches(self.chat, caches_file(self.session))
+        except OSError as error:
+            note(f"The caches cannot be kept: {error.strerror}.")
+
     def keep_as(self, name: str) -> None:
         """Write the session, now and after every answer. Raises SessionError, OptionError."""
         lock = self._lock(name)
@@ -106,6 +117,7 @@ class Conversation:
             if session is not None:
                 session.resume(self.chat)
                 self.pending = session.pending
+                self.engine.load_caches(self.chat, caches_file(name))
         except BaseException:
             self._release(lock)
             raise

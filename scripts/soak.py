@@ -1,0 +1,91 @@
+"""A long conversation whose context rolls over: memory, time to the first token, and the text.
+
+    python scripts/soak.py --turns 200
+
+The demo pair answers greedily, with a context so small that the oldest turns are forgotten
+again and again. Every tenth answer is asked anew of a second engine that has nothing cached;
+texts may differ where two candidates are as good as tied. Then, without forgetting,
+the time to the first token of turn 20 is set against that of turn 2, several times over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+import psutil
+
+import localspec
+
+GREEDY = localspec.SamplingParams(temperature=0)
+QUESTIONS = (
+    "Tell me a story about a fox.",
+    "What is 7 times 8?",
+    "And who was with it?",
+    "Name the days of the week.",
+    "What can you do?",
+)
+ROLLING_CONTEXT = 320  # tokens: a handful of turns
+EVERY = 10
+
+
+def roll(num_turns: int) -> None:
+    """Print memory and identity as the context rolls over."""
+    process = psutil.Process()
+    same = different = forgotten = 0
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    with (
+        localspec.load(context_length=ROLLING_CONTEXT) as engine,
+        localspec.load(context_length=ROLLING_CONTEXT, draft_tokens=0) as alone,
+    ):
+        chat = engine.chat()
+        for turn in range(1, num_turns + 1):
+            num_before, question = chat.num_forgotten, QUESTIONS[turn % len(QUESTIONS)]
+            prompt = chat.prompt_tokens(question)
+            reply = chat.send(question, sampling=GREEDY, max_tokens=40)
+            rolled = chat.num_forgotten > num_before
+            forgotten += rolled
+            seconds[rolled].append(reply.stats.time_to_first_token_s)
+            if turn % EVERY == 0:
+                with alone.exclusively():
+                    pass  # nothing is cached there
+                fresh = alone.generate(prompt, sampling=GREEDY, max_tokens=40).token_ids
+                same += fresh == reply.token_ids
+                different += fresh != reply.token_ids
+            if turn in (num_turns // 10, num_turns // 2, num_turns):
+                print(f"turn {turn}: {process.memory_info().rss / 1e6:.1f} MB")
+    plain, rolled_s = (statistics.median(seconds[key]) for key in (False, True))
+    print(f"the oldest turns were forgotten {forgotten} times")
+    print(f"decoded anew, {same} answers were the same and {different} were not")
+    print(f"first token after {1000 * plain:.1f} ms, {1000 * rolled_s:.1f} ms with a rollover")
+
+
+def first_tokens(num_conversations: int) -> None:
+    """Print the time to the first token of turn 20 over that of turn 2."""
+    ratios = []
+    with localspec.load() as engine:
+        for _ in range(num_conversations):
+            chat = engine.chat()
+            times = [
+                chat.send("What is 7 times 8?", sampling=GREEDY, max_tokens=16).stats
+                for _ in range(20)
+            ]
+            ratios.append(times[19].time_to_first_token_s / times[1].time_to_first_token_s)
+    spread = f"{min(ratios):.2f} … {max(ratios):.2f}"
+    print(
+        f"time to the first token, turn 20 ÷ turn 2: {statistics.median(ratios):.2f} ({spread})"
+    )
+
+
+def main() -> None:
+    """Run both."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--turns", type=int, default=200)
+    parser.add_argument("--conversations", type=int, default=9)
+    asked = parser.parse_args()
+    roll(asked.turns)
+    first_tokens(asked.conversations)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Caches on disk: resumed, a conversation decodes only what is new; or all, never wrongly."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import localspec
+from localspec.cache_file import read_caches
+from localspec.cli import main
+from localspec.session import caches_file
+
+GREEDY = localspec.SamplingParams(temperature=0)
+QUESTIONS = ("Tell me a story about a fox.", "And then?", "What is 2 times 3?")
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A conversation, its caches' file, and the answer that comes next without it."""
+    path = tmp_path / "folder" / "x.caches"
+    with localspec.load(draft_tokens=3) as engine:
+        chat = engine.chat()
+        for question in QUESTIONS[:2]:
+            chat.send(question, sampling=GREEDY, max_tokens=60)
+        transcript = [dict(message) for message in chat.transcript]
+        assert engine.save_caches(chat, path)
+        expected = chat.send(QUESTIONS[2], sampling=GREEDY, max_tokens=40)
+    return path, transcript, expected
+
+
+def resumed(path, transcript, **options):
+    with localspec.load(**options) as engine:
+        chat = engine.chat()
+        chat.replace(transcript, num_asked=2, num_forgotten=0)
+        used = engine.load_caches(chat, path)
+        return used, chat.send(QUESTIONS[2], sampling=GREEDY, max_tokens=40)
+
+
+def test_a_resumed_conversation_decodes_only_what_is_new(kept):
+    path, transcript, expected = kept
+    used, reply = resumed(path, transcript, draft_tokens=3)
+    assert used
+    assert reply.token_ids == expected.token_ids
+    assert reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens < 25
+    used, anew = resumed(path.with_name("absent"), transcript, draft_tokens=3)
+    assert not used
+    assert anew.stats.cached_prompt_tokens == 0
+
+
+def test_caches_of_other_models_or_settings_are_left_alone(kept, demo_target):
+    path, transcript, _ = kept
+    for other in ({"target": demo_target}, {"draft_tokens": 3, "num_threads": 3}):
+        used, reply = resumed(path, transcript, **other)
+        assert not used
+        assert reply.stats.cached_prompt_tokens == 0
+
+
+def test_a_damaged_file_is_of_no_use(kept):
+    """Wherever a byte is lost or changed; nothing of it reaches libllama."""
+    path, _, _ = kept
+    data = path.read_bytes()
+    head = json.loads(data[: data.index(b"\n")])
+    assert read_caches(path, head["identities"]) is not None
+    for damaged in (
+        b"", b"{}", b"[]\n", b"{", data[:-1], data[: len(data) // 2],
+        data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
+        data.replace(b'"version": 1', b'"version": 2'),
+        data.replace(b'"num_cached": [', b'"num_cached": [9'),
+    ):  # fmt: skip
+        path.write_bytes(damaged)
+        assert read_caches(path, head["identities"]) is None
+
+
+def test_nothing_is_kept_of_a_conversation_that_said_nothing(tmp_path):
+    with localspec.load(draft_tokens=0) as engine:
+        assert not engine.save_caches(engine.chat(), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_session_of_the_command_line_keeps_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
+    shared = [
+        "chat",
+        "--session",
+        "s",
+        "--keep-caches",
+        "--temperature",
+        "0",
+        "--draft-tokens",
+        "3",
+    ]
+    for question in QUESTIONS[:2]:
+        result = CliRunner().invoke(main, shared, input=f"{question}\n")
+        assert result.exit_code == 0, result.output
+        assert caches_file("s").stat().st_size > 10_000
+    assert CliRunner().invoke(main, ["chat", "--keep-caches"]).exit_code == 2
