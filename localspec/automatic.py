@@ -63,7 +63,8 @@ class AutomaticDraftLength:
         self._granted_s = 0.0
         self._missed_s = 0.0  # what drafting would have saved since the last trial, probably
         self._deciding_s = 0.0  # what it took to see that nothing pays
-        self._quiet_steps = 0  # before that is looked into again
+        self._quiet_steps = 0  # without another look into it, each time
+        self._quiet_left = 0
         self._times = StepTimes(self.target_cost)
         self._best: tuple[Prospect, float | None] | None = None
 
@@ -86,8 +87,8 @@ class AutomaticDraftLength:
             return Choice(None, draft_off=DraftOff.MEASURING)
         if self.target_cost.steps_since_plain >= _ANCHOR_STEPS:
             return Choice(None, draft_off=DraftOff.MEASURING)
-        if self._quiet_steps > 0:
-            self._quiet_steps -= 1
+        if self._quiet_left > 0:
+            self._quiet_left -= 1
             return Choice(None, draft_off=DraftOff.DOES_NOT_PAY)
         times = self._times.at(moment.num_cached, plain_s)
         budget_s = self._budget_s(plain_s)
@@ -104,6 +105,7 @@ class AutomaticDraftLength:
         if choice.proposer is None:
             # With a fast target the deciding itself would be felt.
             self._quiet_steps = int(self._deciding_s / (_DECIDING_SHARE * plain_s))
+            self._quiet_left = self._quiet_steps
         return choice
 
     def _drafting(
@@ -113,7 +115,7 @@ class AutomaticDraftLength:
         plain_s = float(times[1])
         gain_s = (plain_s - 1 / rate) * min(2 * _HORIZON, moment.num_remaining)
         reads_from = self._reads_from(best, moment, gain_s)
-        if reads_from is _TOO_DEAR:
+        if reads_from == _TOO_DEAR:
             return None
         return Choice(best.index, Stopping(best, times, rate), reads_from)
 
@@ -130,7 +132,7 @@ class AutomaticDraftLength:
         if min(self._missed_s, self._budget_s(plain_s)) <= cost_s:
             return Choice(None, draft_off=DraftOff.DOES_NOT_PAY)
         reads_from = self._reads_from(best, moment, 0.0)
-        if reads_from is _TOO_DEAR:
+        if reads_from == _TOO_DEAR:
             return Choice(None, draft_off=DraftOff.DOES_NOT_PAY)
         self._missed_s = 0.0
         return Choice(best.index, _ONE, reads_from, DraftOff.DOES_NOT_PAY, is_trial=True)
@@ -202,7 +204,7 @@ class AutomaticDraftLength:
             self._saved_s = min(self._saved_s, _MOST_SAVED_STEPS * plain_s)
         else:
             self._saved_s -= trial.draft_time_s
-            if self._quiet_steps == 0:
+            if self._quiet_left == self._quiet_steps:
                 self._deciding_s = trial.draft_time_s
         for prospect in self.prospects:
             prospect.acceptance.pass_by(trial.num_emitted)
