@@ -3,14 +3,15 @@
     python scripts/soak.py --turns 200
 
 The demo pair answers greedily, with a context so small that the oldest turns are forgotten
-again and again. Every tenth answer is asked anew of a second engine that has nothing cached;
-texts may differ where two candidates are as good as tied. Then, without forgetting,
-the time to the first token of turn 20 is set against that of turn 2, several times over.
+again and again. Every seventh answer is asked anew of a second engine that has nothing cached;
+where the texts part, the gap between the two tokens is shown: rounding decides near ties. Then,
+without forgetting, the time to the first token of turn 20 is set against that of turn 2, several times over.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 
 import psutil
@@ -26,13 +27,14 @@ QUESTIONS = (
     "What can you do?",
 )
 ROLLING_CONTEXT = 320  # tokens: a handful of turns
-EVERY = 10
+EVERY = 7
 
 
 def roll(num_turns: int) -> None:
     """Print memory and identity as the context rolls over."""
     process = psutil.Process()
-    same = different = forgotten = 0
+    same = forgotten = 0
+    gaps: list[float] = []  # of the tokens where the texts part, in the row decoded anew
     seconds: dict[bool, list[float]] = {True: [], False: []}
     with (
         localspec.load(context_length=ROLLING_CONTEXT) as engine,
@@ -49,15 +51,26 @@ def roll(num_turns: int) -> None:
             if turn % EVERY == 0:
                 with alone.exclusively():
                     pass  # nothing is cached there
-                fresh = alone.generate(prompt, sampling=GREEDY, max_tokens=40).token_ids
-                same += fresh == reply.token_ids
-                different += fresh != reply.token_ids
+                fresh = alone.generate(prompt, sampling=GREEDY, max_tokens=40, logprobs=5)
+                same += fresh.token_ids == reply.token_ids
+                if fresh.token_ids != reply.token_ids:
+                    gaps.append(_gap(fresh, reply))
             if turn in (num_turns // 10, num_turns // 2, num_turns):
                 print(f"turn {turn}: {process.memory_info().rss / 1e6:.1f} MB")
     plain, rolled_s = (statistics.median(seconds[key]) for key in (False, True))
     print(f"the oldest turns were forgotten {forgotten} times")
-    print(f"decoded anew, {same} answers were the same and {different} were not")
+    shown = ", ".join(f"{gap:.3g}" for gap in gaps)
+    print(f"decoded anew, {same} answers were the same; {len(gaps)} parted at gaps of {shown}")
     print(f"first token after {1000 * plain:.1f} ms, {1000 * rolled_s:.1f} ms with a rollover")
+
+
+def _gap(fresh: localspec.Reply, reply: localspec.Reply) -> float:
+    """How much less likely, in logits, the other token is where the texts part."""
+    assert fresh.logprobs is not None
+    pairs = zip(fresh.token_ids, reply.token_ids, fresh.logprobs, strict=False)
+    own, top = next((token, row.top_before) for ours, token, row in pairs if ours != token)
+    by_token = {each.token_id: each.logprob for each in top}
+    return top[0].logprob - by_token.get(own, -math.inf)
 
 
 def first_tokens(num_conversations: int) -> None:
