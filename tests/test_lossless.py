@@ -192,10 +192,12 @@ def test_sampled_texts_follow_the_targets_law(demo_target, demo_draft):
         assert result.smallest_bias < 0.02
 
 
-@pytest.mark.parametrize("draft", ["demo_draft", "unrelated_draft"])
+@pytest.mark.parametrize("draft", ["demo_draft", "unrelated_draft", "lookup"])
 def test_seeded_text_is_the_same_with_any_draft(demo_target, draft, request):
     """And any number of draft tokens, or none; each difference is a near tie."""
-    with localspec.load(target=demo_target, draft=request.getfixturevalue(draft)) as pair:
+    path = None if draft == "lookup" else request.getfixturevalue(draft)
+    proposer = "lookup" if draft == "lookup" else "draft"
+    with localspec.load(target=demo_target, draft=path, proposer=proposer) as pair:
         rounding = Rounding()
         with pair.exclusively() as loop:
             check = IdentityCheck(
@@ -209,5 +211,6 @@ def test_seeded_text_is_the_same_with_any_draft(demo_target, draft, request):
     found = check.result
     assert found.num_texts == 4 * len(PROMPTS[::6])
     assert (found.num_accepted > found.num_tokens // 4) == (draft == "demo_draft")
+    assert found.num_accepted > 0 or draft == "unrelated_draft"
     assert found.bugs(rounding.bound) == []
     assert len(found.divergences) <= found.num_texts // 10
