@@ -36,8 +36,10 @@ _GRANTED_SHARE = 0.003  # and the share of all time that may be lost later
 _MOST_SAVED_STEPS = 60.0  # more than this is not put by for trials
 _DECIDING_SHARE = 0.005  # of plain decoding, that may be spent on deciding to stay with it
 _MARGIN = 1.02  # a gain smaller than this is noise
-_NUM_MEASURED = 2  # plain steps before anything else is tried
-_ANCHOR_STEPS = 64  # steps after which a plain one is due, to measure what it costs
+_NUM_MEASURED = 4  # plain steps before anything else is tried
+# Steps after which a plain one is due, to measure what it costs; sooner in the beginning, when
+# the machine is still cold.
+_ANCHOR_STEPS = 64
 _HORIZON = 1 / HAZARD  # tokens for which what is learned now is worth something
 _LONG_READ = 32  # tokens: reading fewer is part of a step
 _TOO_DEAR = -1  # instead of a position to read from
@@ -60,6 +62,7 @@ class AutomaticDraftLength:
         ]
         self._num_plain = 0
         self._saved_s = 0.0  # by drafting; negative if time was lost
+        self._answer_saved_s = 0.0
         self._granted_s = 0.0
         self._missed_s = 0.0  # what drafting would have saved since the last trial, probably
         self._deciding_s = 0.0  # what it took to see that nothing pays
@@ -70,6 +73,7 @@ class AutomaticDraftLength:
 
     def begin(self) -> None:
         """See `DraftLength.begin`. Another text may be another regime."""
+        self._answer_saved_s = 0.0
         for prospect in self.prospects:
             prospect.acceptance.pass_by(int(_HORIZON))
 
@@ -85,7 +89,7 @@ class AutomaticDraftLength:
         plain_s = self.target_cost.plain_s
         if not plain_s or self._num_plain < _NUM_MEASURED:
             return Choice(None, draft_off=DraftOff.MEASURING)
-        if self.target_cost.steps_since_plain >= _ANCHOR_STEPS:
+        if self.target_cost.steps_since_plain >= min(_ANCHOR_STEPS, 8 * self._num_plain):
             return Choice(None, draft_off=DraftOff.MEASURING)
         if self._quiet_left > 0:
             self._quiet_left -= 1
@@ -200,14 +204,18 @@ class AutomaticDraftLength:
             )
             prospect.acceptance.learn(trial.confidences, trial.num_accepted)
             self._missed_s = 0.0
-            self._saved_s += trial.num_emitted * plain_s - step_s
+            self._save(trial.num_emitted * plain_s - step_s)
             self._saved_s = min(self._saved_s, _MOST_SAVED_STEPS * plain_s)
         else:
-            self._saved_s -= trial.draft_time_s
+            self._save(-trial.draft_time_s)
             if self._quiet_left == self._quiet_steps:
                 self._deciding_s = trial.draft_time_s
         for prospect in self.prospects:
             prospect.acceptance.pass_by(trial.num_emitted)
+
+    def _save(self, seconds: float) -> None:
+        self._saved_s += seconds
+        self._answer_saved_s += seconds
 
     def outlook(self) -> Outlook | None:
         """See `DraftLength.outlook`. Of the proposer that came nearest to paying."""
@@ -224,6 +232,7 @@ class AutomaticDraftLength:
             break_even_acceptance(costs, MAX_DRAFT_TOKENS),
             plain_s,
             draft_s,
+            self._answer_saved_s,
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 For the target v(n) = T(n) / T(1), the cost of decoding n tokens at once in plain steps: the
 function that decides whether a draft pays. It is not monotone (a kernel for 4 tokens can be
-cheaper than one for 3), so every n has a measurement of its own. T(1) is followed closely,
-because it changes with the load of the machine and the length of the text, v(n) slowly.
+cheaper than one for 3), so every n has a measurement of its own. T(1) is that of the last few
+plain steps, because it changes with the load of the machine and the length of the text; v(n)
+is followed slowly.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ LARGEST_STEP = MAX_DRAFT_TOKENS + 1  # tokens of the largest step whose cost is 
 
 _NUM_SAMPLES = 9  # of one quantity that are kept; their median counts
 _NUM_TRUSTED = 3  # samples before a median is one
+_NUM_PLAIN = 5  # plain steps that count; the first ones of a process can take twice as long
 _FRESH_STEPS = 16  # a plain step further back says little about this moment
 _FILL_TOKENS = 2048  # texts shorter than this cost the same; beyond it doublings differ
 _SHORT_READ = 2  # tokens that are read in front of a draft again and again
@@ -33,14 +35,13 @@ class TargetCost:
         self.version = 0  # of `ratios`
         self.prefill_token_s: float | None = None
         self._ratios: dict[tuple[int, int], deque[float]] = {}
-        self._plain: deque[float] = deque(maxlen=5)
-        self._units: deque[float] = deque(maxlen=_NUM_SAMPLES)
+        self._plain: deque[float] = deque(maxlen=_NUM_PLAIN)
         self._steps_since_plain = 0
 
     @property
     def plain_s(self) -> float | None:
         """Seconds of a plain step now; None before one was seen in this process."""
-        return statistics.median(self._units) if self._units else None
+        return _estimate(self._plain, _NUM_PLAIN) if self._plain else None
 
     @property
     def steps_since_plain(self) -> int:
@@ -55,16 +56,13 @@ class TargetCost:
         if num_tokens == 1:
             self._steps_since_plain = 0
             self._plain.append(seconds)
-            self._units.append(seconds)
             return
         self._steps_since_plain += 1
         samples = self._ratios.setdefault(
             (_fill(num_cached), num_tokens), deque(maxlen=_NUM_SAMPLES)
         )
-        if len(samples) >= _NUM_TRUSTED:
-            self._units.append(seconds / statistics.median(samples))
         if self._plain and self._steps_since_plain <= _FRESH_STEPS:
-            samples.append(seconds / statistics.median(self._plain))
+            samples.append(seconds / _estimate(self._plain, _NUM_PLAIN))
             self.version += 1
 
     def measured(self, num_cached: int) -> dict[int, float]:
@@ -92,7 +90,9 @@ class TargetCost:
             slope = 0.1
             if self.prefill_token_s is not None and self._plain:
                 # A token among many is as cheap as it gets; half of that is hope.
-                slope = min(0.5 * self.prefill_token_s / statistics.median(self._plain), 0.5)
+                slope = min(
+                    0.5 * self.prefill_token_s / _estimate(self._plain, _NUM_PLAIN), 0.5
+                )
         ratios = [0.0]
         for size in range(1, LARGEST_STEP + 1):
             guess = ratios[-1] + slope
@@ -180,9 +180,9 @@ class DraftCost:
         self._share = share
 
 
-def _estimate(samples: deque[float]) -> float:
-    """Of a few samples the smallest: what disturbs a measurement makes it longer."""
-    return statistics.median(samples) if len(samples) >= _NUM_TRUSTED else min(samples)
+def _estimate(samples: deque[float], enough: int = _NUM_TRUSTED) -> float:
+    """The median; of fewer samples the smallest: what disturbs one makes it longer."""
+    return statistics.median(samples) if len(samples) >= enough else min(samples)
 
 
 def _fill(num_cached: int) -> int:

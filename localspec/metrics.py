@@ -87,10 +87,14 @@ class Stats:
 
     @property
     def speedup(self) -> float | None:
-        """Times faster than plain decoding, by what a plain step is known to cost."""
-        if self.outlook is None or self.tokens_per_s == 0.0:
+        """Times faster than plain decoding, by what plain steps cost meanwhile.
+
+        None if nothing was drafted, or the cost is not known.
+        """
+        decode_time_s = self.draft_time_s + self.target_time_s + self.sampler_time_s
+        if self.outlook is None or self.num_draft_tokens == 0 or decode_time_s == 0.0:
             return None
-        return self.tokens_per_s * self.outlook.plain_step_s
+        return max(decode_time_s + self.outlook.saved_s, 0.0) / decode_time_s
 
     @property
     def acceptance_rate(self) -> float:

@@ -5,7 +5,7 @@
 The demo pair answers greedily, with a context so small that the oldest turns are forgotten
 again and again. Every seventh answer is asked anew of a second engine that has nothing cached;
 where the texts part, the gap between the two tokens is shown: rounding decides near ties. Then,
-without forgetting, the time to the first token of turn 20 is set against that of turn 2, several times over.
+without forgetting, the time to the first token of turn 20 is set against that of turn 2.
 """
 
 from __future__ import annotations

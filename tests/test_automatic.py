@@ -94,6 +94,10 @@ def test_it_says_what_would_pay():
 def test_batches_are_padded_to_a_cheaper_size():
     """Three tokens cost more than four on this machine."""
     learned = policy()
+    for size in (2, 3, 4):
+        for _ in range(3):
+            learned.target_cost.learn(1, 0, 1.0)
+            learned.target_cost.learn(size, 0, Q4_0[size])
     run(learned, at_random(0.9), Q4_0)
     learned.choose(Moment(100, 16, 100, (Offer(16),)))
     assert learned.padded(3, 17) == 4

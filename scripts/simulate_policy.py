@@ -1,0 +1,106 @@
+"""The automatic draft length on simulated machines, whose clock counts plain steps.
+
+    python scripts/simulate_policy.py
+
+Runs the real loop and policy on the models of tests/simulated.py, with nothing known before;
+prints total times: plain ÷ automatic where the draft is never right, the best fixed
+number of draft tokens ÷ automatic at each agreement (the worst of four texts of 1 024 tokens),
+and an oracle ÷ automatic where the text changes every 64 tokens. Takes a minute.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from simulated import FLAT, Q4_0, Q4_K, VOCAB, at_random, run
+
+from localspec.automatic import AutomaticDraftLength
+from localspec.draft_length import Choice, FixedDraftLength, Moment, ProposerKind
+
+# Name, v(n), and a draft token's share of a plain step.
+MACHINES = (
+    ("7B Q4_0", Q4_0, 0.12),
+    ("7B Q4_K", Q4_K, 0.12),
+    ("1.5B Q4_0", Q4_0, 0.36),
+    ("a flat v", FLAT, 0.08),
+)
+AGREEMENTS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
+SWITCHES = ((0.9, 0.05), (0.95, 0.0), (0.8, 0.1))
+FIXED = (0, 1, 2, 3, 4, 5, 7, 10, 15, 16)
+SEGMENT = 64
+
+
+def automatic() -> AutomaticDraftLength:
+    """A policy that knows nothing yet."""
+    return AutomaticDraftLength({ProposerKind.DRAFT: 0.1})
+
+
+def never_right(ratios: dict[int, float], share: float, num_tokens: int) -> float:
+    """Plain ÷ automatic, the worse of a short and a long prompt."""
+    return min(
+        run(policy, at_random(0), ratios, **size)
+        / run(automatic(), at_random(0), ratios, **size)
+        for policy in [FixedDraftLength(0)]
+        for size in (
+            {"draft_share": share, "num_tokens": num_tokens, "num_prompt_tokens": prompt}
+            for prompt in (32, 2048)
+        )
+    )
+
+
+def best_fixed(agrees: Callable[[int], bool], ratios: dict[int, float], share: float) -> int:
+    """The number of draft tokens that is fastest."""
+    return min(FIXED, key=lambda k: run(FixedDraftLength(k), agrees, ratios, draft_share=share))
+
+
+def at_agreement(agreement: float, ratios: dict[int, float], share: float) -> float:
+    """Best fixed ÷ automatic, the worst of four texts."""
+    found = []
+    for seed in range(4):
+        agrees = at_random(agreement, seed)
+        best = FixedDraftLength(best_fixed(agrees, ratios, share))
+        best_s = run(best, agrees, ratios, draft_share=share)
+        found.append(best_s / run(automatic(), agrees, ratios, draft_share=share))
+    return min(found)
+
+
+def switching(high: float, low: float, ratios: dict[int, float], share: float) -> float:
+    """Oracle ÷ automatic."""
+    good, bad = at_random(high), at_random(low, 1)
+    best = best_fixed(good, ratios, share)
+
+    def is_good(token: int) -> bool:
+        return (token // SEGMENT) % 2 == 0
+
+    class Oracle(FixedDraftLength):
+        def choose(self, moment: Moment) -> Choice:
+            token = (moment.num_cached - 31) % VOCAB
+            return FixedDraftLength(best if is_good(token) else 0).choose(moment)
+
+    def agrees(token: int) -> bool:
+        return (good if is_good(token) else bad)(token)
+
+    oracle_s = run(Oracle(best), agrees, ratios, draft_share=share)
+    return oracle_s / run(automatic(), agrees, ratios, draft_share=share)
+
+
+def main() -> None:
+    """Print the table."""
+    agreements = " | ".join(map(str, AGREEMENTS))
+    print(f"| machine | never right, 256 / 1 024 tokens | {agreements} | switching |")
+    print("|---" * (3 + len(AGREEMENTS)) + "|")
+    for name, ratios, share in MACHINES:
+        worst = " / ".join(f"{never_right(ratios, share, n):.3f}" for n in (256, 1024))
+        grid = " | ".join(f"{at_agreement(a, ratios, share):.2f}" for a in AGREEMENTS)
+        turns = [switching(high, low, ratios, share) for high, low in SWITCHES]
+        print(
+            f"| {name} | {worst} | {grid} | {min(turns):.2f} … {max(turns):.2f} |", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
