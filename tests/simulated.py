@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from localspec.draft_length import DraftLength
-from localspec.proposers import DraftModel, Proposer
+from localspec.proposers import DraftModel
 from localspec.randomness import Randomness
 from localspec.rules import make_rule
 from localspec.sampling import Logits, SamplingParams
@@ -52,17 +52,13 @@ class TimedModel:
         plain_s: float,
         ratios: dict[int, float],
         agrees: Callable[[int], bool] = lambda token: True,
-        noise: float = 0.0,
     ) -> None:
         self.vocab_size = VOCAB
         self.context_length = 1 << 20
         self.max_outputs = 17
         self.can_truncate = True
         self.num_cached = 0
-        self.num_decodes = 0
         self._clock, self._plain_s, self._ratios, self._agrees = clock, plain_s, ratios, agrees
-        self._random = np.random.default_rng(0)
-        self._noise = noise
 
     def seconds(self, num_tokens: int) -> float:
         largest = max(self._ratios)
@@ -75,9 +71,7 @@ class TimedModel:
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         self.num_cached += len(tokens)
-        self.num_decodes += 1
-        spread = 1.0 + self._noise * abs(self._random.standard_normal())
-        self._clock.now += self.seconds(len(tokens)) * spread
+        self._clock.now += self.seconds(len(tokens))
         rows = np.zeros((num_logits, VOCAB), dtype=np.float32)
         for row, token in zip(rows, tokens[len(tokens) - num_logits :], strict=True):
             row[successor(token) if self._agrees(token) else (token + 7) % VOCAB] = 20.0
@@ -107,16 +101,14 @@ def run(
     draft_share: float = 0.12,
     num_tokens: int = 1024,
     num_prompt_tokens: int = 32,
-    noise: float = 0.0,
-    extra: Sequence[Proposer] = (),
 ) -> float:
     """Seconds that an answer takes, in plain steps of the target; prompt included."""
     clock = Clock()
-    target = TimedModel(clock, 1.0, ratios, noise=noise)
-    draft = TimedModel(clock, draft_share, Q4_0, agrees, noise=noise)
+    target = TimedModel(clock, 1.0, ratios)
+    draft = TimedModel(clock, draft_share, Q4_0, agrees)
     shared = all_shared(target, draft)  # type: ignore[arg-type]
-    proposers = [DraftModel(draft, shared, lambda token: False), *extra]
-    loop = Speculation(target, proposers, policy, None, clock)
+    proposer = DraftModel(draft, shared, lambda token: False)
+    loop = Speculation(target, [proposer], policy, None, clock)
     params = SamplingParams(temperature=0)
     prompt = [(7 * i) % VOCAB for i in range(num_prompt_tokens - 1)] + [0]
     rule = make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0))
