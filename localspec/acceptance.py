@@ -28,7 +28,7 @@ Weights = NDArray[np.float64]
 RATES = np.array([0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.87, 0.93, 0.98])
 HAZARD = 1 / 64  # of another regime, per emitted token
 _PRIOR_RATE = 1 / 256  # how fast the prior follows what is seen, at least
-_PRIOR_TOKENS = 16  # judged tokens that the first prior weighs as much as
+_PRIOR_TOKENS = 6  # judged tokens that the first prior weighs as much as
 _SHIFT_RATE = 0.05  # how fast a bin's shift does
 _EDGES = (0.3, 0.5, 0.7, 0.85, 0.95)  # of the bins of confidence
 _MAX_SHIFT = 4.0
@@ -69,22 +69,27 @@ class Acceptance:
         gains = np.concatenate([[0.0], weights @ np.cumsum(powers, axis=1)])
         return gains
 
-    def learn(self, confidences: Sequence[float], num_accepted: int) -> None:
-        """Take a verdict into account. confidences: of all draft tokens of the step.
+    def learn(self, confidence: float, outcome: float) -> None:
+        """Take one judged token into account.
+
+        outcome: 1 if it was accepted, 0 if it was refused, between them the chance of it.
+        """
+        bin_ = _bin(confidence)
+        chances = self._chances[bin_]
+        self._shift(bin_, outcome - float(self.weights @ chances))
+        self.weights = self.weights * (outcome * chances + (1.0 - outcome) * (1.0 - chances))
+        self.weights /= self.weights.sum()
+        self.num_seen += 1
+        rate = max(_PRIOR_RATE, 1.0 / (_PRIOR_TOKENS + self.num_seen))
+        self._prior += rate * (self.weights - self._prior)
+
+    def learn_verdict(self, confidences: Sequence[float], num_accepted: int) -> None:
+        """Take a step into account. confidences: of all its draft tokens.
 
         What follows the first refused token was never judged and says nothing.
         """
         for index, confidence in enumerate(confidences[: num_accepted + 1]):
-            bin_ = _bin(confidence)
-            chances = self._chances[bin_]
-            was_accepted = index < num_accepted
-            expected = float(self.weights @ chances)
-            self._shift(bin_, was_accepted - expected)
-            self.weights = self.weights * (chances if was_accepted else 1.0 - chances)
-            self.weights /= self.weights.sum()
-            self.num_seen += 1
-            rate = max(_PRIOR_RATE, 1.0 / (_PRIOR_TOKENS + self.num_seen))
-            self._prior += rate * (self.weights - self._prior)
+            self.learn(confidence, float(index < num_accepted))
 
     def pass_by(self, num_tokens: int) -> None:
         """Let num_tokens of text go by, with which the regime may have changed."""

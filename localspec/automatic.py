@@ -6,8 +6,10 @@ place of a constant one), from `cost` and `acceptance`. While tokens are drafted
 question is asked again with what is known by then, as an optimal stopping problem at the
 rate of the best K (Dinkelbach's method).
 
-Whether a text has become predictable is looked into as often as pays, and nothing uncertain is
-tried beyond a budget: the time that drafting has saved so far, and a small share of all time.
+Whether a text is predictable is seen by looking back: reading the text that is there, which a
+draft has to do anyway, tells what it would have proposed. That is done as often as pays, and
+nothing uncertain is tried beyond a budget: the time that drafting has saved so far, a grant,
+and a share of what staying out of the way has probably missed.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from localspec.draft_length import (
     MAX_DRAFT_TOKENS,
     Choice,
     DraftOff,
+    Hindsight,
     Moment,
     Outlook,
     ProposerKind,
@@ -32,8 +35,10 @@ from localspec.speedup import Curve, break_even_acceptance
 from localspec.step_times import StepTimes
 
 _GRANTED_STEPS = 6.0  # plain steps' time that may be lost at first
-_GRANTED_SHARE = 0.003  # and the share of all time that may be lost later
-_MOST_SAVED_STEPS = 60.0  # more than this is not put by for trials
+_GRANTED_SHARE = 0.0005  # and the share of all time that may be lost later
+_MOST_SAVED_STEPS = 60.0  # more than this is not put by
+_BET_SHARE = 0.5  # of what was probably missed, that drafting may risk
+_LOOK_SHARE = 0.1  # and that looking back may cost
 _DECIDING_SHARE = 0.005  # of plain decoding, that may be spent on deciding to stay with it
 _MARGIN = 1.02  # a gain smaller than this is noise
 _NUM_MEASURED = 4  # plain steps before anything else is tried
@@ -43,7 +48,6 @@ _ANCHOR_STEPS = 64
 _HORIZON = 1 / HAZARD  # tokens for which what is learned now is worth something
 _LONG_READ = 32  # tokens: reading fewer is part of a step
 _TOO_DEAR = -1  # instead of a position to read from
-_MANY_SEEN = 64  # judged tokens that make an acceptance believable
 
 
 class AutomaticDraftLength:
@@ -64,7 +68,9 @@ class AutomaticDraftLength:
         self._saved_s = 0.0  # by drafting; negative if time was lost
         self._answer_saved_s = 0.0
         self._granted_s = 0.0
-        self._missed_s = 0.0  # what drafting would have saved since the last trial, probably
+        self._missed_s = (
+            0.0  # what drafting would have saved since anything was tried, probably
+        )
         self._deciding_s = 0.0  # what it took to see that nothing pays
         self._quiet_steps = 0  # without another look into it, each time
         self._quiet_left = 0
@@ -95,7 +101,7 @@ class AutomaticDraftLength:
             self._quiet_left -= 1
             return Choice(None, draft_off=DraftOff.DOES_NOT_PAY)
         times = self._times.at(moment.num_cached, plain_s)
-        budget_s = self._budget_s(plain_s)
+        budget_s = self._budget_s(plain_s) + _BET_SHARE * self._missed_s
         for candidate in able:
             candidate.catch_up_s = self._catch_up_s(candidate, plain_s)
         ranked = [candidate.ranked(times, self._times.at_worst, budget_s) for candidate in able]
@@ -105,7 +111,7 @@ class AutomaticDraftLength:
         if rate > _MARGIN / plain_s:
             choice = self._drafting(best, rate, times, moment)
         if choice is None:
-            choice = self._trial(best, times, moment)
+            choice = self._another_look(best, times, moment)
         if choice.proposer is None:
             # With a fast target the deciding itself would be felt.
             self._quiet_steps = int(self._deciding_s / (_DECIDING_SHARE * plain_s))
@@ -118,39 +124,54 @@ class AutomaticDraftLength:
         """Draft by the best, if the budget allows what it would have to read for that."""
         plain_s = float(times[1])
         gain_s = (plain_s - 1 / rate) * min(2 * _HORIZON, moment.num_remaining)
-        reads_from = self._reads_from(best, moment, gain_s)
+        reads_from = self._reads_from(best, moment, gain_s, self._budget_s(plain_s))
         if reads_from == _TOO_DEAR:
             return None
+        if best.offer.num_unjudged > 1:
+            # That has to be read anyway, and shows what to expect.
+            return Choice(best.index, None, reads_from)
         return Choice(best.index, Stopping(best, times, rate), reads_from)
 
-    def _trial(self, best: Candidate, times: Weights, moment: Moment) -> Choice:
+    def _another_look(self, best: Candidate, times: Weights, moment: Moment) -> Choice:
         """Find out whether the text has become predictable, when that is due.
 
         Every plain token may be a chance that was missed. When as much has probably been
         missed as it costs to look, it is time to look; so no more is spent on looking than
-        is lost by waiting, whatever the text does.
+        is lost by waiting.
         """
         plain_s = float(times[1])
         self._missed_s += (self._quiet_steps + 1) * best.missed_s(times)
-        cost_s = best.prospect.cost.token_s(plain_s) + best.catch_up_s
-        if min(self._missed_s, self._budget_s(plain_s)) <= cost_s:
-            return Choice(None, draft_off=DraftOff.DOES_NOT_PAY)
-        reads_from = self._reads_from(best, moment, 0.0)
-        if reads_from == _TOO_DEAR:
+        afforded_s = self._budget_s(plain_s) + _LOOK_SHARE * self._missed_s
+        is_due = min(self._missed_s, afforded_s) > best.catch_up_s
+        reads_from = self._reads_from(best, moment, 0.0, afforded_s) if is_due else _TOO_DEAR
+        if best.offer.num_unjudged == 0 or reads_from == _TOO_DEAR:
             return Choice(None, draft_off=DraftOff.DOES_NOT_PAY)
         self._missed_s = 0.0
-        return Choice(best.index, _ONE, reads_from, DraftOff.DOES_NOT_PAY, is_trial=True)
+        return Choice(best.index, None, reads_from)
+
+    def look_back(self, proposer: int, hindsight: Hindsight, seconds: float) -> None:
+        """See `DraftLength.look_back`."""
+        plain_s = self.target_cost.plain_s or 0.0
+        prospect = self.prospects[proposer]
+        prospect.cost.learn(hindsight.num_read, 0, seconds, plain_s)
+        for confidence, chance in hindsight.chances:
+            prospect.acceptance.learn(confidence, chance)
+            prospect.acceptance.pass_by(1)
+        self._save(-seconds)
 
     def _catch_up_s(self, candidate: Candidate, plain_s: float) -> float:
         """Seconds to read the tokens in front of a draft, but for the last."""
-        token_s = candidate.prospect.cost.read_token_s(
-            plain_s, self.target_cost.prefill_token_s
-        )
-        num_missing = candidate.offer.num_missing
+        if candidate.offer.num_missing <= 1:
+            return 0.0
+        cost = candidate.prospect.cost
         # A long read has a budget of its own: see `_reads_from`.
-        return token_s * max(min(num_missing, _LONG_READ) - 1, 0)
+        num_tokens = min(candidate.offer.num_missing, _LONG_READ) - 1
+        read_s = num_tokens * cost.read_token_s(plain_s, self.target_cost.prefill_token_s)
+        return max(read_s, cost.token_s(plain_s))
 
-    def _reads_from(self, best: Candidate, moment: Moment, gain_s: float) -> int | None:
+    def _reads_from(
+        self, best: Candidate, moment: Moment, gain_s: float, budget_s: float
+    ) -> int | None:
         """Where in the text a proposer that lacks much of it shall begin to read.
 
         It reads everything if that will surely pay, else as much of the end of the text as
@@ -162,25 +183,21 @@ class AutomaticDraftLength:
             return None
         plain_s = self.target_cost.plain_s or 0.0
         token_s = cost.read_token_s(plain_s, self.target_cost.prefill_token_s)
-        budget_s = self._budget_s(plain_s)
-        everything_s = token_s * (offer.num_skipped + offer.num_missing)
+        everything_s = token_s * (moment.num_cached + 1)
         if offer.num_skipped > 0 and everything_s < min(budget_s / 4, gain_s):
             return 0
         if offer.num_missing < _LONG_READ:
             return None
-        believed = best.prospect.acceptance.num_seen >= _MANY_SEEN
-        if believed and gain_s > everything_s:
-            return None
         num_tokens = int(max(budget_s - best.risk_s, 0.0) / max(token_s, 1e-9))
         if not cost.knows_reading:
-            num_tokens = min(num_tokens, 2 * _LONG_READ)
+            num_tokens = min(num_tokens, _LONG_READ)
         if num_tokens >= offer.num_missing:
             return None
         length = moment.num_cached + 1
         return length - num_tokens if num_tokens >= _LONG_READ else _TOO_DEAR
 
     def _budget_s(self, plain_s: float) -> float:
-        return self._saved_s + self._granted_s + _GRANTED_STEPS * plain_s
+        return max(self._saved_s + self._granted_s + _GRANTED_STEPS * plain_s, 0.0)
 
     def padded(self, num_tokens: int, limit: int) -> int:
         """See `DraftLength.padded`."""
@@ -202,7 +219,7 @@ class AutomaticDraftLength:
             prospect.cost.learn(
                 trial.num_read, max(num_drafted, 1), trial.draft_time_s, plain_s
             )
-            prospect.acceptance.learn(trial.confidences, trial.num_accepted)
+            prospect.acceptance.learn_verdict(trial.confidences, trial.num_accepted)
             self._missed_s = 0.0
             self._save(trial.num_emitted * plain_s - step_s)
             self._saved_s = min(self._saved_s, _MOST_SAVED_STEPS * plain_s)
@@ -259,14 +276,3 @@ class AutomaticDraftLength:
             if part is not None:
                 prospect.cost.restore(part["cost"])
                 prospect.acceptance.restore(part["acceptance"])
-
-
-class _ExactlyOne:
-    """One token, to see whether it would be accepted."""
-
-    def num_worth(self, num_drafted: int, confidence: float) -> int:
-        """See `Extent.num_worth`."""
-        return 1
-
-
-_ONE = _ExactlyOne()

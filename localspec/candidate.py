@@ -10,7 +10,7 @@ from localspec.acceptance import GAINS, Acceptance, Weights
 from localspec.cost import DraftCost
 from localspec.draft_length import Offer, ProposerKind
 
-_BET = 0.5  # of the budget that a step's risk may be
+_BET = 0.5  # of the budget that a step may lose
 _SAFE_ODDS = 2.0  # expected gain to expected loss
 
 
@@ -47,11 +47,12 @@ class Candidate:
         acceptance = self.prospect.acceptance
         expected = acceptance.expected(acceptance.weights, self.offer.confidence)
         emitted = 1.0 + GAINS[:, 1 : self.limit + 1]
-        losses = self._spent(at_worst) + self.catch_up_s - times[1] * emitted
+        spent = self._spent(at_worst) + self.catch_up_s
+        losses = spent - times[1] * emitted
         risks = acceptance.weights @ np.maximum(losses, 0.0)
         # A bet that is much better than even needs no backing.
         gains = risks - acceptance.weights @ losses
-        allowed = risks <= np.maximum(_BET * budget_s, gains / _SAFE_ODDS)
+        allowed = (spent - times[1] <= _BET * budget_s) | (gains >= _SAFE_ODDS * risks)
         if not allowed.any():
             return 0.0
         rates = (1.0 + expected[1 : self.limit + 1]) / self._spent(times)

@@ -24,6 +24,7 @@ _NUM_TRUSTED = 3  # samples before a median is one
 _NUM_PLAIN = 5  # plain steps that count; the first ones of a process can take twice as long
 _FRESH_STEPS = 16  # a plain step further back says little about this moment
 _FILL_TOKENS = 2048  # texts shorter than this cost the same; beyond it doublings differ
+TILE = 4  # tokens: kernels for several rows come in multiples of this, and may cost no more
 _SHORT_READ = 2  # tokens that are read in front of a draft again and again
 _LONG_READ = 8  # tokens that show what one of many costs
 
@@ -61,7 +62,8 @@ class TargetCost:
         samples = self._ratios.setdefault(
             (_fill(num_cached), num_tokens), deque(maxlen=_NUM_SAMPLES)
         )
-        if self._plain and self._steps_since_plain <= _FRESH_STEPS:
+        is_fresh = self._steps_since_plain <= _FRESH_STEPS
+        if self._plain and (is_fresh or not samples):
             samples.append(seconds / _estimate(self._plain, _NUM_PLAIN))
             self.version += 1
 
@@ -96,6 +98,8 @@ class TargetCost:
         ratios = [0.0]
         for size in range(1, LARGEST_STEP + 1):
             guess = ratios[-1] + slope
+            if hopeful and size % TILE == 0:
+                guess = min(guess, ratios[size // 2] + slope)
             if hopeful:
                 guess = min([guess, *(v for other, v in known.items() if other > size)])
             if hopeful and size > max(4, 2 * max(known)):
@@ -143,7 +147,7 @@ class DraftCost:
     def learn(self, num_read: int, num_drafted: int, seconds: float, plain_s: float) -> None:
         """Take a timed proposal into account: num_read tokens read, num_drafted proposed."""
         if num_read >= _LONG_READ:
-            others_s = (num_drafted - 1) * self.token_s(plain_s)
+            others_s = max(num_drafted - 1, 0) * self.token_s(plain_s)
             self._reads.append(max(seconds - others_s, 0.0) / num_read)
         elif num_drafted > 0 and num_read <= _SHORT_READ:
             self._tokens.append(seconds / num_drafted)

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from localspec.errors import OptionError
 
 MAX_DRAFT_TOKENS = 16
+LOOK_BACK_TOKENS = 8  # that a draft model judges at once: each takes a row of logits
 
 
 class DraftOff(enum.Enum):
@@ -42,12 +43,14 @@ class Offer(NamedTuple):
 
     max_tokens: how many tokens it can propose; if 0, draft_off says why. num_missing: tokens
     it has to read first. num_skipped: tokens at the front of the text that it does not see.
+    num_unjudged: tokens at the end of the text on which a look back would shed light.
     confidence: in its next token, 0 … 1, if it knows that before it starts.
     """
 
     max_tokens: int
     num_missing: int = 0
     num_skipped: int = 0
+    num_unjudged: int = 0
     confidence: float | None = None
     draft_off: DraftOff | None = None
 
@@ -80,16 +83,33 @@ class Extent(Protocol):
 class Choice(NamedTuple):
     """A policy's answer: who proposes how much, or nobody and why.
 
-    proposer: index of the offer. reads_from: position in the text at which the proposer
-    shall begin to read anew (None: it goes on with what it has). is_trial: what is proposed
-    is only held against the target's row; a plain step it stays.
+    proposer: index of the offer. extent: how far it proposes; None to look back first at what
+    it would have proposed for the tokens that are there already, and then to be asked again.
+    reads_from: position in the text at which the proposer shall begin to read anew (None: it
+    goes on with what it has).
     """
 
     proposer: int | None
     extent: Extent | None = None
     reads_from: int | None = None
     draft_off: DraftOff | None = None
-    is_trial: bool = False
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether it asks for a look back and not for a proposal."""
+        return self.proposer is not None and self.extent is None
+
+
+class Hindsight(NamedTuple):
+    """What a proposer would have proposed for tokens that are in the text.
+
+    chances: of each token that it was asked about, in order, its confidence at that place
+    and the chance, 0 … 1, that a proposal would have been accepted there. num_read: tokens it
+    read for that.
+    """
+
+    chances: list[tuple[float, float]]
+    num_read: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +117,10 @@ class Trial:
     """What a step did, as far as a policy learns from it. Times in seconds.
 
     proposer: index of the offer that was taken, if any. confidences: of the draft tokens.
-    num_accepted: of these; in a mere trial as the target's row has it.
-    num_read: tokens the proposer read before its first row. num_target_tokens: tokens in
-    the target's decode, padding included; num_cached: before it. sampler_time_s: transforms
-    and verification.
+    num_accepted: of these. num_read: tokens the proposer read before its first row.
+    num_target_tokens: tokens in the target's decode, padding included; num_cached: before it.
+    draft_time_s: choosing and proposing; look_back_s: a look back before that.
+    sampler_time_s: transforms and verification.
     """
 
     proposer: int | None
@@ -113,6 +133,7 @@ class Trial:
     draft_time_s: float
     target_time_s: float
     sampler_time_s: float
+    look_back_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +161,9 @@ class DraftLength(Protocol):
 
     def choose(self, moment: Moment) -> Choice:
         """Who proposes in the next step, and how far."""
+
+    def look_back(self, proposer: int, hindsight: Hindsight, seconds: float) -> None:
+        """Take into account what came of a choice that asked for it, and how long it took."""
 
     def padded(self, num_tokens: int, limit: int) -> int:
         """The number of tokens, num_tokens … limit, that the target had better decode."""
@@ -188,6 +212,9 @@ class FixedDraftLength:
             if num_tokens > 0:
                 return Choice(index, _UpTo(num_tokens))
         return Choice(None, draft_off=reason_without_choice(moment))
+
+    def look_back(self, proposer: int, hindsight: Hindsight, seconds: float) -> None:
+        """See `DraftLength.look_back`. Never asked for."""
 
     def padded(self, num_tokens: int, limit: int) -> int:
         """See `DraftLength.padded`."""

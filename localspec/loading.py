@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from localspec.draft_length import MAX_DRAFT_TOKENS
+from localspec.draft_length import LOOK_BACK_TOKENS, MAX_DRAFT_TOKENS
 from localspec.drafting import Drafting, ProposerName
 from localspec.engine import Engine
 from localspec.errors import OptionError
@@ -201,7 +201,8 @@ def _draft_options(
         return options
     header = check_model_file(Path(source))
     trained = header.number(f"{header.architecture}.context_length") or target_context
-    return replace(options, context_length=min(target_context, trained), max_outputs=1)
+    context_length = min(target_context, trained)
+    return replace(options, context_length=context_length, max_outputs=LOOK_BACK_TOKENS)
 
 
 def _description(target: LlamaModel, draft: LlamaModel | None) -> str:

@@ -11,7 +11,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from localspec.draft_length import MAX_DRAFT_TOKENS, DraftOff, Extent, Offer, ProposerKind
+from localspec.draft_length import (
+    MAX_DRAFT_TOKENS,
+    DraftOff,
+    Extent,
+    Hindsight,
+    Offer,
+    ProposerKind,
+)
 from localspec.proposers import Draw, Proposal
 from localspec.sampling import Distribution
 from localspec.transforms import Transforms
@@ -19,6 +26,7 @@ from localspec.transforms import Transforms
 _LONG, _SHORT = 3, 2  # tokens that are looked up: the long key first
 _NUM_PLACES = 16  # of the same key that are compared
 _MAX_MATCH = 32  # tokens beyond which a longer match says nothing more
+_LOOK_BACK = 16  # tokens that are looked back upon at most
 _ONE = np.ones(1)
 
 
@@ -38,6 +46,7 @@ class Lookup:
         self._places: dict[tuple[int, ...], list[int]] = {}
         self._found_at = -1
         self._match_length = 0
+        self._judged = 0  # tokens at the front of the text that are not looked back upon again
 
     def offer(self, tokens: Sequence[int]) -> Offer:
         """See `Proposer.offer`."""
@@ -45,7 +54,11 @@ class Lookup:
         self._found_at, self._match_length = self._longest_match()
         if self._found_at < 0:
             return Offer(0, draft_off=DraftOff.NOTHING_REPEATS)
-        return Offer(MAX_DRAFT_TOKENS, confidence=1.0 - 1.0 / (1 + self._match_length))
+        return Offer(
+            MAX_DRAFT_TOKENS,
+            num_unjudged=max(len(tokens) - self._judged, 0),
+            confidence=1.0 - 1.0 / (1 + self._match_length),
+        )
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, transforms: Transforms, draw: Draw
@@ -66,13 +79,32 @@ class Lookup:
             proposal.confidences.append(offer.confidence)
             if num_worth == 1 or self._is_end(token):
                 break
+        self._judged = len(tokens) + len(drafted)
         return proposal
+
+    def look_back(
+        self, tokens: Sequence[int], probs: Sequence[float], transforms: Transforms
+    ) -> Hindsight:
+        """See `Proposer.look_back`."""
+        first = max(len(tokens) - min(len(probs), _LOOK_BACK), self._judged)
+        self.truncate(min(first, len(tokens)))
+        chances = []
+        for position in range(first, len(tokens)):
+            offer = self.offer(tokens[:position])
+            if offer.confidence is not None:
+                # A law of one token x accepts x whatever the target's law of it is.
+                hit = self._text[self._found_at] == tokens[position]
+                chances.append((offer.confidence, float(hit)))
+        self._judged = len(tokens)
+        self.offer(tokens)
+        return Hindsight(chances, 0)
 
     def read_from(self, position: int) -> None:
         """See `Proposer.read_from`: it has read everything."""
 
     def truncate(self, num_tokens: int) -> None:
         """See `Proposer.truncate`."""
+        self._judged = min(self._judged, num_tokens)
         while len(self._text) > num_tokens:
             for size in (_LONG, _SHORT):
                 key = tuple(self._text[-size - 1 : -1])

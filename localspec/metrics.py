@@ -132,7 +132,7 @@ class Meter:
         if self.first_token_s is None:
             self.first_token_s = now_s - self.started_s
         else:
-            self.draft_time_s += step.trial.draft_time_s
+            self.draft_time_s += step.trial.look_back_s + step.trial.draft_time_s
             self.target_time_s += step.trial.target_time_s
             self.sampler_time_s += step.trial.sampler_time_s
         self.num_steps += 1

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from localspec.draft_length import DraftOff, Extent, Offer, ProposerKind
+from localspec.draft_length import DraftOff, Extent, Hindsight, Offer, ProposerKind
 from localspec.model import Model
 from localspec.pair import SharedVocabulary
 from localspec.sampling import Distribution, Logits
@@ -44,6 +44,14 @@ class Proposer(Protocol):
         """Tokens to follow `tokens`, each drawn by `draw` from its law, as far as it is worth.
 
         Its offer for the same tokens must allow as many. Ends behind an end token.
+        """
+
+    def look_back(
+        self, tokens: Sequence[int], probs: Sequence[float], transforms: Transforms
+    ) -> Hindsight:
+        """How a proposal would have fared at the last places of `tokens`.
+
+        probs: of the last of the tokens, each one's under the target's law.
         """
 
     def read_from(self, position: int) -> None:
@@ -94,7 +102,8 @@ class DraftModel:
             return Offer(0, draft_off=DraftOff.DRAFT_CONTEXT_FULL)
         if not self.knows(self._missing(tokens)):
             return Offer(0, draft_off=DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
-        return Offer(room, len(self._missing(tokens)), self._begin)
+        num_missing = len(tokens) - self._begin - self.model.num_cached
+        return Offer(room, num_missing, self._begin, max(num_missing - 1, 0))
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, transforms: Transforms, draw: Draw
@@ -122,6 +131,33 @@ class DraftModel:
             missing = [drawn]
         return proposal
 
+    def look_back(
+        self, tokens: Sequence[int], probs: Sequence[float], transforms: Transforms
+    ) -> Hindsight:
+        """See `Proposer.look_back`.
+
+        Whatever the draft lacks has to be read before it can propose, but for the last
+        token; the rows that come of it say what it would have proposed there.
+        """
+        missing = self._missing(tokens)[:-1]
+        num_rows = min(len(missing), len(probs), self.model.max_outputs)
+        if not missing:
+            return Hindsight([], 0)
+        rows = self.model.decode(missing, num_rows)
+        first = len(tokens) - num_rows
+        before, behind = tokens[:first], tokens[first:]
+        chances = []
+        for index, (token, prob) in enumerate(
+            zip(behind, probs[len(probs) - num_rows :], strict=True)
+        ):
+            row = self._shared(rows[index])
+            law = transforms.law(row, before, behind[:index])
+            # A token x of the target's law p is one that a draft of law q would have
+            # proposed and seen accepted with probability min(p, q), hence q / p given x.
+            chance = min(1.0, law.prob(token) / max(prob, 1e-9))
+            chances.append((_confidence(row, law), chance))
+        return Hindsight(chances, len(missing))
+
     def _missing(self, tokens: Sequence[int]) -> Sequence[int]:
         return tokens[self._begin + self.model.num_cached :]
 
@@ -134,7 +170,10 @@ class DraftModel:
 
         -inf where an id is another token to the target. A view, valid until the next.
         """
-        row = self.model.decode(tokens, 1)[0, : self._shared_size]
+        return self._shared(self.model.decode(tokens, 1)[0])
+
+    def _shared(self, row: Logits) -> Logits:
+        row = row[: self._shared_size]
         row[self._different] = -np.inf
         return row
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.draft_length import MAX_DRAFT_TOKENS
+from localspec.draft_length import LOOK_BACK_TOKENS, MAX_DRAFT_TOKENS
 from localspec.errors import MemoryLimitError
 from localspec.header import Header
 from localspec.llama_params import DEFAULT_CONTEXT_LENGTH
@@ -82,7 +82,7 @@ def pair_memory(headers: Sequence[Header], context_length: int, room: Room) -> P
     estimates = []
     for index, header in enumerate(headers):
         context = min(context_length, ModelShape(header).context_length)
-        outputs = 1 if index else MAX_DRAFT_TOKENS + 1
+        outputs = LOOK_BACK_TOKENS if index else MAX_DRAFT_TOKENS + 1
         estimates.append(estimate_memory(header, context, outputs, room.repacked))
     return PairMemory(context_length, tuple(estimates))
 

@@ -21,7 +21,7 @@ from localspec.metrics import Provenance, Step
 from localspec.model import Model
 from localspec.proposers import Proposal, Proposer
 from localspec.rules import Place, Rule
-from localspec.sampling import Distribution, SamplingParams
+from localspec.sampling import SamplingParams
 from localspec.transforms import Transforms
 from localspec.verify import Verdict
 
@@ -59,6 +59,7 @@ class Speculation:
         clock: Callable[[], float],
     ) -> None:
         self.tokens: list[int] = []
+        self._probs: list[float] = []  # the target's, of the answer's tokens
         self.target = target
         self.proposers = tuple(proposers)
         self.draft_length = draft_length
@@ -76,11 +77,14 @@ class Speculation:
         common = next((i for i, (old, new) in enumerate(pairs) if old != new), shorter)
         self._truncate_caches(min(common, len(prompt_tokens) - 1))
         self.tokens = list(prompt_tokens)
+        self._probs.clear()
         return self.target.num_cached
 
     def truncate(self, num_tokens: int) -> None:
         """Cut the text, and with it both caches, to its first num_tokens."""
         self._truncate_caches(num_tokens)
+        num_leaving = max(len(self.tokens) - num_tokens, 0)
+        del self._probs[max(len(self._probs) - num_leaving, 0) :]
         del self.tokens[num_tokens:]
 
     def steps(self, request: Request) -> Iterator[Step]:
@@ -115,10 +119,8 @@ class Speculation:
         room = self._room(request.max_tokens - place.num_emitted) if place.step > 0 else 0
 
         # 1. Propose.
-        choice = self._choice(request.max_tokens - place.num_emitted, room, place)
-        proposal = shown = self._proposal(choice, request, place)
-        if choice.is_trial:
-            proposal = Proposal([], [], [], 0)
+        choice, look_back_s = self._choice(request, place, room)
+        proposal = self._proposal(choice, request, place)
         draft_tokens = proposal.draft_tokens
         proposed = self._clock()
 
@@ -144,17 +146,19 @@ class Speculation:
             tokens.append(verdict.next_token)
             provenance.append(_provenance(verdict, len(draft_tokens)))
         self.tokens += tokens
+        self._probs += [law.prob(token) for law, token in zip(targets, tokens, strict=False)]
         trial = Trial(
             proposer=choice.proposer,
-            confidences=shown.confidences,
-            num_accepted=_num_plausible(shown, targets[0]) if choice.is_trial else num_accepted,
+            confidences=proposal.confidences,
+            num_accepted=num_accepted,
             num_emitted=len(tokens),
-            num_read=shown.num_read,
+            num_read=proposal.num_read,
             num_target_tokens=len(batch),
             num_cached=num_cached,
-            draft_time_s=proposed - started,
+            draft_time_s=proposed - started - look_back_s,
             target_time_s=scored - proposed,
             sampler_time_s=self._clock() - scored,
+            look_back_s=look_back_s,
         )
         self.draft_length.learn(trial)
         kind = None if choice.proposer is None else self.proposers[choice.proposer].kind
@@ -179,16 +183,38 @@ class Speculation:
         # A step emits one token more than it accepts, and must not emit more than remain.
         return min(num_remaining - 1, self.target.max_outputs - 1, MAX_DRAFT_TOKENS)
 
-    def _choice(self, num_remaining: int, room: int, place: Place) -> Choice:
+    def _choice(self, request: Request, place: Place, room: int) -> tuple[Choice, float]:
+        """Who proposes in this step, and the seconds of a look back that led to it."""
         if place.step == 0:
-            return Choice(None)
+            return Choice(None), 0.0
         if not self.proposers:
-            return Choice(None, draft_off=self._draft_off)
+            return Choice(None, draft_off=self._draft_off), 0.0
         if room == 0:
-            return Choice(None)
+            return Choice(None), 0.0
+        num_remaining = request.max_tokens - place.num_emitted
+        look_back_s = 0.0
+        # A look back leaves its proposer nothing to look back upon, so this ends.
+        while True:
+            choice = self.draft_length.choose(self._moment(room, num_remaining))
+            if not choice.looks_back:
+                return choice, look_back_s
+            look_back_s += self._look_back(choice, request)
+
+    def _moment(self, room: int, num_remaining: int) -> Moment:
         offers = tuple(proposer.offer(self.tokens) for proposer in self.proposers)
-        moment = Moment(self.target.num_cached, room, num_remaining, offers)
-        return self.draft_length.choose(moment)
+        return Moment(self.target.num_cached, room, num_remaining, offers)
+
+    def _look_back(self, choice: Choice, request: Request) -> float:
+        """Let the chosen proposer do so, and the policy learn from it; the seconds it took."""
+        started = self._clock()
+        assert choice.proposer is not None
+        proposer = self.proposers[choice.proposer]
+        if choice.reads_from is not None:
+            proposer.read_from(choice.reads_from)
+        hindsight = proposer.look_back(self.tokens, self._probs, request.transforms)
+        seconds = self._clock() - started
+        self.draft_length.look_back(choice.proposer, hindsight, seconds)
+        return seconds
 
     def _proposal(self, choice: Choice, request: Request, place: Place) -> Proposal:
         if choice.proposer is None or choice.extent is None:
@@ -214,11 +240,3 @@ def _provenance(verdict: Verdict, num_draft_tokens: int) -> Provenance:
     if verdict.num_accepted < num_draft_tokens:
         return Provenance.RECOVERED
     return Provenance.BONUS
-
-
-def _num_plausible(shown: Proposal, target: Distribution) -> int:
-    """1 if the token of a trial would probably have been accepted, else 0."""
-    if not shown.draft_tokens:
-        return 0
-    token = shown.draft_tokens[0]
-    return int(2.0 * target.prob(token) >= shown.distributions[0].prob(token))

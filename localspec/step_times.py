@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from localspec.acceptance import Weights
-from localspec.cost import LARGEST_STEP, TargetCost
+from localspec.cost import LARGEST_STEP, TILE, TargetCost
 
 _MARGIN = 1.02  # a gain smaller than this is noise
 
@@ -46,6 +46,10 @@ class StepTimes:
                 best = size
             self._sizes[size] = best
             self._ratios[size] = ratios[best]
+            tile = min(-(-size // TILE) * TILE, LARGEST_STEP)
+            if size > 2 and best not in measured and tile not in measured:
+                # Of what is unknown the likely cheapest is measured first.
+                self._sizes[size] = tile
         self._worst = np.minimum.accumulate(self._worst[::-1])[::-1]
 
     def cheapest(self, num_tokens: int, limit: int) -> int:

@@ -130,8 +130,8 @@ BUGS = [
     Bug(
         "propose ids beyond the shared ones",
         "proposers.py",
-        "self.model.decode(tokens, 1)[0, : self._shared_size]",
-        "self.model.decode(tokens, 1)[0]",
+        "row = row[: self._shared_size]",
+        "pass",
         LOOP,
     ),
     Bug(
@@ -164,11 +164,11 @@ BUGS = [
         LOOP,
     ),
     Bug(
-        "verify against the tokens of a trial",
-        "speculative.py",
-        "        if choice.is_trial:\n            proposal =",
-        "        if False:\n            proposal =",
-        "tests/test_automatic.py",
+        "look back with the draft's law alone",
+        "proposers.py",
+        "chance = min(1.0, law.prob(token) / max(prob, 1e-9))",
+        "chance = min(1.0, law.prob(token))",
+        "tests/test_look_back.py",
     ),
     # 9. A cache of another text.
     Bug(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from localspec.draft_length import DraftLength
+from localspec.draft_length import LOOK_BACK_TOKENS, DraftLength
 from localspec.proposers import DraftModel
 from localspec.randomness import Randomness
 from localspec.rules import make_rule
@@ -52,10 +52,11 @@ class TimedModel:
         plain_s: float,
         ratios: dict[int, float],
         agrees: Callable[[int], bool] = lambda token: True,
+        max_outputs: int = 17,
     ) -> None:
         self.vocab_size = VOCAB
         self.context_length = 1 << 20
-        self.max_outputs = 17
+        self.max_outputs = max_outputs
         self.can_truncate = True
         self.num_cached = 0
         self._clock, self._plain_s, self._ratios, self._agrees = clock, plain_s, ratios, agrees
@@ -105,7 +106,7 @@ def run(
     """Seconds that an answer takes, in plain steps of the target; prompt included."""
     clock = Clock()
     target = TimedModel(clock, 1.0, ratios)
-    draft = TimedModel(clock, draft_share, Q4_0, agrees)
+    draft = TimedModel(clock, draft_share, Q4_0, agrees, LOOK_BACK_TOKENS)
     shared = all_shared(target, draft)  # type: ignore[arg-type]
     proposer = DraftModel(draft, shared, lambda token: False)
     loop = Speculation(target, [proposer], policy, None, clock)

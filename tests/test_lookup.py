@@ -58,7 +58,7 @@ def test_it_finds_a_longest_match_however_the_text_came_about(text, cuts):
     offer = lookup.offer(text)
     length = longest_match(text)
     if length == 0:
-        assert offer == (0, 0, 0, None, DraftOff.NOTHING_REPEATS)
+        assert offer == (0, 0, 0, 0, None, DraftOff.NOTHING_REPEATS)
     else:
         # Of many occurrences only the last ones are compared, so a long match may be missed.
         assert offer.confidence <= 1 - 1 / (1 + length)

@@ -1,0 +1,132 @@
+"""Looking back at what a proposer would have proposed: exact chances, and no other traces."""
+
+from __future__ import annotations
+
+import pytest
+
+from localspec.draft_length import Choice, FixedDraftLength, Moment
+from localspec.lookup import Lookup
+from localspec.proposers import DraftModel
+from localspec.randomness import Randomness
+from localspec.rules import Place, make_rule
+from localspec.sampling import SamplingParams
+from localspec.speculative import Request, Speculation
+from localspec.transforms import Transforms
+from toy import TableModel, all_shared
+
+SAMPLED = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
+GREEDY = SamplingParams(temperature=0)
+PROMPT = [1, 2, 3]
+TEXT = [*PROMPT, 4, 0, 6, 2, 7, 5]
+
+
+def never(_token: int) -> bool:
+    return False
+
+
+def draft_model(draft: TableModel) -> DraftModel:
+    return DraftModel(draft, all_shared(draft, draft), never)
+
+
+@pytest.mark.parametrize("params", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("max_outputs", [2, 17])
+def test_chances_are_those_of_an_acceptance(params, max_outputs):
+    """min(1, q / p) of each token, p the target's, q of a draft that has read all before it."""
+    draft = TableModel(seed=3, max_outputs=max_outputs)
+    transforms = Transforms(params, num_prompt_tokens=len(PROMPT))
+    probs = [0.9, 0.5, 0.1, 0.02, 1.0, 0.3]
+    hindsight = draft_model(draft).look_back(TEXT, probs, transforms)
+    assert hindsight.num_read == len(TEXT) - 1
+    assert draft.cached == TEXT[:-1]
+    num_judged = min(max_outputs, len(probs))
+    for (_, chance), position in zip(
+        hindsight.chances, range(len(TEXT) - num_judged, len(TEXT)), strict=True
+    ):
+        law = transforms.law(draft.row(TEXT[:position]), TEXT[:position])
+        prob = probs[position - len(PROMPT)]
+        assert chance == pytest.approx(min(1.0, law.prob(TEXT[position]) / prob))
+
+
+def test_over_the_targets_law_they_add_up_to_the_acceptance():
+    """The sum of min(p, q) over the vocabulary: Leviathan et al., theorem 3.5."""
+    draft, target = TableModel(seed=3), TableModel(seed=4)
+    transforms = Transforms(SAMPLED, num_prompt_tokens=len(PROMPT))
+    p = transforms.law(target.row(PROMPT), PROMPT)
+    q = transforms.law(draft.row(PROMPT), PROMPT)
+    expected = 0.0
+    for token in range(8):
+        proposer = draft_model(TableModel(seed=3))
+        hindsight = proposer.look_back([*PROMPT, token], [p.prob(token)], transforms)
+        expected += p.prob(token) * hindsight.chances[0][1]
+    overlap = sum(min(p.prob(token), q.prob(token)) for token in range(8))
+    assert expected == pytest.approx(overlap)
+
+
+def test_what_is_proposed_behind_it_is_the_same():
+    rule = make_rule("token", is_greedy=False, seed=None, randomness=Randomness(7))
+    proposals = []
+    for looks in (False, True):
+        proposer = draft_model(TableModel(seed=3))
+        transforms = Transforms(SAMPLED, num_prompt_tokens=len(PROMPT))
+        if looks:
+            proposer.look_back(TEXT, [0.5] * 6, transforms)
+        offer = proposer.offer(TEXT)
+        assert offer.num_unjudged == (0 if looks else len(TEXT) - 1)
+        extent = FixedDraftLength(5).choose(Moment(0, 16, 20, (offer,))).extent
+        proposal = proposer.propose(TEXT, extent, transforms, rule.draw(Place(1, 1)))
+        proposals.append((proposal.draft_tokens, proposal.confidences))
+    assert proposals[0] == proposals[1]
+
+
+def test_a_lookup_judges_each_token_once():
+    text = [5, 1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 3]
+    transforms = Transforms(GREEDY, num_prompt_tokens=5)
+    lookup = Lookup(never)
+    lookup.offer(text)
+    hindsight = lookup.look_back(text, [1.0] * 7, transforms)
+    # Behind 1 2 came a 3 each time, behind 1 2 3 first a 9 and then an 8.
+    assert [chance for _, chance in hindsight.chances] == [1.0, 0.0, 1.0]
+    assert lookup.offer(text).num_unjudged == 0
+    assert lookup.look_back(text, [1.0] * 7, transforms).chances == []
+    fresh = Lookup(never)
+    assert fresh.offer(text)[:-3] == lookup.offer(text)[:-3]
+
+
+class LooksBack(FixedDraftLength):
+    """Looks back when there are a few tokens to see; does not draft in the beginning."""
+
+    def choose(self, moment: Moment) -> Choice:
+        for index, offer in enumerate(moment.offers):
+            if offer.num_unjudged > 3 and offer.max_tokens > 0:
+                return Choice(index)
+        return super().choose(moment) if moment.num_cached > 20 else Choice(None)
+
+    def look_back(self, proposer, hindsight, seconds):
+        looks.append((proposer, len(hindsight.chances)))
+        assert seconds == 1.0
+
+
+looks: list[tuple[int, int]] = []
+
+
+@pytest.mark.parametrize("rule", ["greedy", "coupled"])
+def test_the_text_stays_what_it_was(rule):
+    """Whatever is looked back upon, and both caches hold a prefix of the text."""
+    params = GREEDY if rule == "greedy" else SAMPLED
+    texts = []
+    for length in (FixedDraftLength(0), LooksBack(3)):
+        target, draft = TableModel(seed=1), TableModel(seed=1, order=2)
+        ticks = iter(range(10**9))
+        proposers = [draft_model(draft), Lookup(never)]
+        loop = Speculation(target, proposers, length, None, lambda t=ticks: float(next(t)))
+        seed = 5 if rule == "coupled" else None
+        made = make_rule(rule, is_greedy=params.is_greedy, seed=seed, randomness=Randomness(5))
+        transforms = Transforms(params, num_prompt_tokens=len(PROMPT))
+        loop.start(PROMPT)
+        for _ in loop.steps(Request(transforms, made, 40, never)):
+            for model in (target, draft):
+                assert model.cached == loop.tokens[: model.num_cached]
+        texts.append(loop.tokens)
+    assert texts[0] == texts[1]
+    assert {proposer for proposer, _ in looks} == {0, 1}
+    assert max(num for _, num in looks) > 1
