@@ -27,7 +27,8 @@ def distribution(logits: Logits, params: SamplingParams) -> Distribution:
     logits meet the edge of a cut the lowest ids survive. Returns new arrays. Raises
     DecodeError if the row holds NaN or no finite maximum.
     """
-    largest = logits.max()
+    best = int(logits.argmax())  # the first NaN, if there is one
+    largest = logits[best]
     if not math.isfinite(largest):
         raise DecodeError(
             f"the largest logit of a row is {largest}",
@@ -35,7 +36,7 @@ def distribution(logits: Logits, params: SamplingParams) -> Distribution:
         )
     # Every other cut keeps the best token.
     if params.is_greedy and params.typical_p == 1.0:
-        return _one_hot(int(logits.argmax()))
+        return _one_hot(best)
     ids, kept = _cut(logits, params)
     if params.is_greedy:
         return _one_hot(int(ids[kept.argmax()]))
