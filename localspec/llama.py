@@ -98,12 +98,23 @@ class LlamaModel:
         return " · ".join(
             (
                 file_identity(self.name, self.num_weight_bytes),
-                f"{llama_cpp.llama_n_threads(self._context)} threads",
+                f"{self.num_threads} threads",
                 self._setting,
                 f"llama-cpp-python {llama_cpp.__version__}",
                 platform.processor() or platform.machine(),
             )
         )
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a decode of one token. May be set between two."""
+        count: int = llama_cpp.llama_n_threads(self._context)
+        return count
+
+    @num_threads.setter
+    def num_threads(self, count: int) -> None:
+        of_batches = llama_cpp.llama_n_threads_batch(self._context)
+        llama_cpp.llama_set_n_threads(self._context, count, of_batches)
 
     def _probe_truncation(self) -> bool:
         """Whether the cache can lose its last token: tried, since not every model says so.

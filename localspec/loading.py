@@ -22,6 +22,7 @@ from localspec.preset import Preset
 from localspec.presets import DEFAULT_PRESET, find_preset
 from localspec.room import check_room
 from localspec.sampling import SamplingParams
+from localspec.thread_choice import choose_threads
 
 if TYPE_CHECKING:
     from localspec.llama import Llama, LlamaModel
@@ -134,6 +135,9 @@ def _open_all(
             chosen = _draft_options(source, chosen, models[0].context_length)
         models.append(_open(source, chosen, share))
         undo.callback(models[-1].close)
+    is_file = isinstance(sources[-1], str | os.PathLike)
+    if len(models) > 1 and is_file and options[1].num_threads is None:
+        choose_threads(models[1])
     return models
 
 

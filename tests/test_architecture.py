@@ -49,6 +49,7 @@ LAYERS = [
     ["answering", "session"],
     ["engine"],
     ["step_bench"],
+    ["thread_choice"],
     ["loading", "selfcheck", "bench"],
     ["isolated_child"],
     ["child_process"],

@@ -1,0 +1,64 @@
+"""Threads of a small draft: the fewest that are fastest, by a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+import localspec
+from localspec import thread_choice
+from localspec.llama_options import LlamaOptions
+
+
+class TimedModel:
+    """Takes milliseconds[number of threads] for a decode."""
+
+    num_weight_bytes = 1_000_000
+    context_length = 512
+
+    def __init__(self, milliseconds: dict[int, float], monkeypatch) -> None:
+        self.num_threads = max(milliseconds)
+        self.num_cached = 0
+        self.num_decodes = 0
+        self._milliseconds, self._now = milliseconds, 0.0
+        monkeypatch.setattr(thread_choice.time, "perf_counter", lambda: self._now)
+
+    def decode(self, tokens, num_logits):
+        assert self.num_cached == 0
+        self.num_cached = len(tokens)
+        self.num_decodes += 1
+        # Now and then something else runs.
+        disturbed = 5.0 if self.num_decodes % 3 == 0 else 1.0
+        self._now += disturbed * self._milliseconds[self.num_threads] / 1000
+
+    def truncate(self, num_cached):
+        self.num_cached = num_cached
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "chosen"),
+    [
+        ({1: 0.05, 2: 0.10}, 1),
+        ({1: 0.70, 2: 0.40}, 2),
+        ({1: 1.0, 2: 0.95}, 1),
+        ({1: 4.0, 2: 2.1, 4: 1.2, 6: 1.18}, 4),
+        ({1: 0.5}, 1),
+    ],
+)
+def test_the_fewest_that_are_fastest(milliseconds, chosen, monkeypatch):
+    model = TimedModel(milliseconds, monkeypatch)
+    thread_choice.choose_threads(model)
+    assert (model.num_threads, model.num_cached) == (chosen, 0)
+
+
+def test_a_large_model_keeps_all(monkeypatch):
+    model = TimedModel({1: 1.0, 2: 5.0}, monkeypatch)
+    model.num_weight_bytes = 1_000_000_000
+    thread_choice.choose_threads(model)
+    assert (model.num_threads, model.num_decodes) == (2, 0)
+
+
+def test_what_was_asked_for_is_kept():
+    with localspec.load(draft_options=LlamaOptions(num_threads=3)) as engine:
+        assert engine._draft.num_threads == 3
+    with localspec.load() as engine:
+        assert 1 <= engine._draft.num_threads <= engine._target.num_threads
