@@ -10,6 +10,13 @@ from localspec.errors import OptionError
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 FlashAttention = Literal["auto", "on", "off"]
 
+BATCH_SIZE = 512  # tokens that one call of libllama takes
+# Tokens that a graph computes at once without flash attention: the scores of every head for
+# each of them with the whole context are there at a time, and beyond this many they leave the
+# processor's cache (512 tokens behind 500 take 4.6 s in steps of 128 and 5.0 s in one, with
+# 0.5B on one core; flash attention takes 4.3).
+_STEP_WITHOUT_FLASH = 128
+
 # Lowest and highest value of the whole numbers, and what to do about any other.
 _RANGES = {
     "context_length": (1, 1 << 60, "Choose 1 token or more."),
@@ -26,7 +33,9 @@ class LlamaOptions:
 
     context_length: tokens, at most what the model was trained for (default: that, up to
     8192). num_threads: for steps; num_batch_threads: for prompts, by default the same.
-    cache_type_k, cache_type_v: of the cached keys and values (default f16). use_mmap: map
+    flash_attention: "auto" is libllama's choice, or that of `attention.suited_attention` where
+    `localspec.load` opens the model. cache_type_k, cache_type_v: of the cached keys and
+    values (default f16). use_mmap: map
     the file instead of reading it (default: as the devices like it). use_mlock: keep it from
     being swapped out. tensor_split: shares of the devices, in their order. max_outputs: rows
     of logits a decode may return; compute buffers grow with it.
@@ -81,3 +90,9 @@ class LlamaOptions:
             f"cache {self.cache_type_k}/{self.cache_type_v}, main GPU {self.main_gpu}, "
             f"split {self.tensor_split}"
         )
+
+
+def graph_batch_size(flash_attention: FlashAttention, context_length: int) -> int:
+    """The most tokens that one graph computes."""
+    most = _STEP_WITHOUT_FLASH if flash_attention == "off" else BATCH_SIZE
+    return min(most, context_length)

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import ModelFileError, OptionError
-from localspec.llama_options import LlamaOptions
+from localspec.llama_options import BATCH_SIZE, LlamaOptions, graph_batch_size
 
 DEFAULT_CONTEXT_LENGTH = 8192
-BATCH_SIZE = 512
 _FLASH_ATTENTION = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}
 
 
@@ -44,7 +43,8 @@ def context_params(llama_cpp: Any, options: LlamaOptions, context_length: int) -
     """llama_context_params."""
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = context_length
-    params.n_batch = params.n_ubatch = min(BATCH_SIZE, context_length)
+    params.n_batch = min(BATCH_SIZE, context_length)
+    params.n_ubatch = graph_batch_size(options.flash_attention, context_length)
     params.n_outputs_max = options.max_outputs
     params.n_threads = options.num_threads or num_usable_cores()
     # By default the same: else a batch of one and a batch of n run on different cores, and

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from localspec.attention import with_suited_attention
 from localspec.draft_length import LOOK_BACK_TOKENS, MAX_DRAFT_TOKENS
 from localspec.drafting import Drafting, ProposerName
 from localspec.engine import Engine
@@ -20,7 +21,7 @@ from localspec.model_file import check_model_file
 from localspec.model_source import Role
 from localspec.preset import Preset
 from localspec.presets import DEFAULT_PRESET, find_preset
-from localspec.room import check_room
+from localspec.room import check_room, context_to_open, uses_gpu
 from localspec.sampling import SamplingParams
 from localspec.thread_choice import choose_threads
 
@@ -193,7 +194,11 @@ def _open(
     if isinstance(source, Llama):
         return LlamaModel.adopt(source)
     path = Path(source)
-    check_model_file(path)
+    header = check_model_file(path)
+    context = context_to_open(header, options.context_length)
+    options = with_suited_attention(
+        options, header, context, uses_gpu=uses_gpu(options.num_gpu_layers)
+    )
     return LlamaModel.open(path, options, progress)
 
 

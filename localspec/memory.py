@@ -1,7 +1,8 @@
 """How much memory a model takes at a context, computed from its header.
 
 What libllama allocates is followed: the weights, the caches, and the buffer of the largest
-moment of its graph, which is a feed-forward layer of a whole batch as a rule. `measure_memory`
+moment of its graph: a feed-forward layer of a whole batch, or without flash attention the
+scores of all heads. `measure_memory`
 in scripts/ compares the sums with what a process really takes.
 """
 
@@ -11,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localspec.header import Header, Tensor
+from localspec.llama_options import FlashAttention, graph_batch_size
 from localspec.model_shape import ModelShape
 from localspec.tensor_types import type_name
 
-_BATCH_SIZE = 512  # tokens, of llama.LlamaModel
 _CONTEXT_STEP = 256  # tokens; libllama rounds a context up
 _FLOAT, _HALF = 4, 2  # bytes
 _Q8 = 34 / 32  # bytes of an activation that ggml quantises for a product
@@ -51,22 +52,24 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    header: Header, context_length: int, max_outputs: int, repacked: frozenset[str]
+    header: Header,
+    context_length: int,
+    max_outputs: int,
+    repacked: frozenset[str],
+    flash_attention: FlashAttention,
 ) -> MemoryEstimate:
     """What the model takes when it is opened as `LlamaOptions` says.
 
     repacked: names of the types that are stored twice, see `tensor_types`; none where a GPU
     holds the weights.
     """
-    cells = -(-context_length // _CONTEXT_STEP) * _CONTEXT_STEP
-    batch = min(_BATCH_SIZE, context_length)
     rows = max_outputs * len(header.tokens) * _FLOAT  # of logits, copied out of the graph
-    work = int(batch * ModelShape(header).widest * _Q8)  # what a product needs beside it
     return MemoryEstimate(
         weights_bytes=sum(tensor.size_bytes for tensor in header.tensors),
         repacked_bytes=sum(t.size_bytes for t in _products(header) if _is_in(t, repacked)),
-        cache_bytes=cache_bytes(header, cells),
-        compute_bytes=graph_bytes(header, batch, cells, max_outputs) + rows + work,
+        cache_bytes=cache_bytes(header, num_cells(context_length)),
+        compute_bytes=compute_bytes(header, context_length, max_outputs, flash_attention)
+        + rows,
         vocabulary_bytes=len(header.tokens) * _BYTES_PER_TOKEN,
     )
 
@@ -96,25 +99,53 @@ def cache_bytes(header: Header, cells: int) -> int:
     )
 
 
-def graph_bytes(header: Header, batch: int, cells: int, max_outputs: int) -> int:
-    """The buffer of libllama's graph for `batch` tokens behind `cells` cached ones.
+def num_cells(context_length: int) -> int:
+    """Tokens that the caches of a context of that length have room for."""
+    return -(-context_length // _CONTEXT_STEP) * _CONTEXT_STEP
+
+
+def compute_bytes(
+    header: Header, context_length: int, max_outputs: int, flash_attention: FlashAttention
+) -> int:
+    """Intermediate results: the graph's, and the copies that ggml's products make beside it."""
+    shape = ModelShape(header)
+    batch = graph_batch_size(flash_attention, context_length)
+    copied = batch * shape.widest * _Q8
+    if flash_attention == "off":
+        # The scores again, in half precision, to be multiplied with the values.
+        copied = max(copied, batch * shape.num_heads * num_cells(context_length) * _HALF)
+    return graph_bytes(header, context_length, max_outputs, flash_attention) + int(copied)
+
+
+def graph_bytes(
+    header: Header, context_length: int, max_outputs: int, flash_attention: FlashAttention
+) -> int:
+    """The buffer of libllama's graph for as many tokens as it computes at once.
 
     Exact for the layers of Llama and Qwen 2, within 5 % for those of Qwen 3, its experts, and
-    Gemma 3; of others it is a small part of the whole.
+    Gemma 3; of others it is a small part of the whole. Without flash attention gaps come
+    to a few MB where the context is short.
     """
     shape = ModelShape(header)
+    batch, cells = graph_batch_size(flash_attention, context_length), num_cells(context_length)
     # At once: gate, up and their product; the layer's input, norm, residual and result,
     # which in a model of fewer layers are fewer: its last one has max_outputs rows only.
     streams = min(4, shape.num_layers) * shape.width
     feed_forward = 3 * shape.hidden + shape.num_experts_used * shape.width + streams
-    attention = 2 * shape.num_heads * shape.key_width + streams
+    queries = shape.num_heads * shape.key_width
+    attention, mask = 2 * queries + streams, _HALF
+    if flash_attention == "off":
+        keys = max(shape.kv_heads(), default=0) * shape.key_width
+        scores = shape.num_heads * cells
+        attention = scores + 2 * (queries + keys) + 3 * shape.width
+        mask = _FLOAT
     logits = max_outputs * len(header.tokens)
     masks = 1 + (shape.sliding_window > 0)
     if shape.is_recurrent:
         masks = 0
     return (
         max(max(feed_forward, attention) * batch, logits) * _FLOAT
-        + masks * batch * cells * _HALF
+        + masks * batch * cells * mask
     )
 
 

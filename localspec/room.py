@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from localspec.attention import suited_attention
 from localspec.draft_length import LOOK_BACK_TOKENS, MAX_DRAFT_TOKENS
 from localspec.errors import MemoryLimitError
 from localspec.header import Header
@@ -32,12 +33,14 @@ _OVER_FILES = 1.2  # a preset's memory over its files' size, as a rule of thumb
 class Room:
     """Memory for models: free main memory, and free memory of GPUs that have their own.
 
-    repacked: names of the tensor types that are stored twice here.
+    repacked: names of the tensor types that are stored twice here. uses_gpu: whether any
+    GPU computes.
     """
 
     main_bytes: int
     gpu_bytes: int
     repacked: frozenset[str]
+    uses_gpu: bool
 
     @property
     def total_bytes(self) -> int:
@@ -74,7 +77,15 @@ def room_here(num_gpu_layers: int | None = None) -> Room:
         main_bytes=memory_here().available_bytes,
         gpu_bytes=gpu_bytes,
         repacked=frozenset() if gpu_bytes else repacked_types(system_info()),
+        uses_gpu=uses_gpu(num_gpu_layers),
     )
+
+
+def uses_gpu(num_gpu_layers: int | None) -> bool:
+    """Whether libllama will compute on a GPU. num_gpu_layers: None is all that fit."""
+    from localspec.llama import devices  # loads libllama
+
+    return num_gpu_layers != 0 and any("GPU" in device.kind for device in devices())
 
 
 def pair_memory(headers: Sequence[Header], context_length: int, room: Room) -> PairMemory:
@@ -83,7 +94,8 @@ def pair_memory(headers: Sequence[Header], context_length: int, room: Room) -> P
     for index, header in enumerate(headers):
         context = min(context_length, ModelShape(header).context_length)
         outputs = LOOK_BACK_TOKENS if index else MAX_DRAFT_TOKENS + 1
-        estimates.append(estimate_memory(header, context, outputs, room.repacked))
+        attention = suited_attention(header, context, outputs, uses_gpu=room.uses_gpu)
+        estimates.append(estimate_memory(header, context, outputs, room.repacked, attention))
     return PairMemory(context_length, tuple(estimates))
 
 

@@ -16,6 +16,8 @@ import llama_cpp
 import numpy as np
 
 from gguf_maker import copy_tokenizer
+from localspec.llama_options import LlamaOptions
+from localspec.llama_params import context_params
 
 _ALIGNMENT = 32
 
@@ -123,15 +125,12 @@ def _describe(writer: gguf.GGUFWriter, name: str, size: tuple[int, ...]) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def simulate_load(path: Path, context_length: int, max_outputs: int) -> None:
+def simulate_load(path: Path, options: LlamaOptions) -> None:
     """Let libllama log what it would allocate."""
     params = llama_cpp.llama_model_default_params()
     params.no_alloc = True
     params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
-    options = llama_cpp.llama_context_default_params()
-    options.n_ctx = context_length
-    options.n_batch = options.n_ubatch = min(512, context_length)
-    options.n_outputs_max = max_outputs
-    llama_cpp.llama_free(llama_cpp.llama_init_from_model(model, options))
+    context = context_params(llama_cpp, options, options.context_length)
+    llama_cpp.llama_free(llama_cpp.llama_init_from_model(model, context))
     llama_cpp.llama_model_free(model)

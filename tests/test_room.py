@@ -17,7 +17,7 @@ from localspec.machine import memory_here
 from localspec.model_file import check_model_file
 from localspec.room import Room, fitting_preset, largest_context, pair_memory, room_here
 
-SMALL = Room(main_bytes=100 << 20, gpu_bytes=0, repacked=frozenset())
+SMALL = Room(main_bytes=100 << 20, gpu_bytes=0, repacked=frozenset(), uses_gpu=False)
 
 
 @pytest.fixture
