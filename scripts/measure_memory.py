@@ -4,8 +4,8 @@
 
 For the demo pair and for two pairs of real shape, which are made in the folder if they are not
 there (see make_pair.py; 1.7 GB of disk). Each is loaded by a process of its own, which reads a
-prompt that fills the context and answers it, which takes some minutes. Prints estimate, measured peak and ratio, in MB, and
-ends with 1 if one of them is off by more than 5 %.
+prompt that fills the context and answers it, which takes some minutes. Prints estimate,
+measured peak and ratio, in MB, and ends with 1 if one of them is off by more than 5 %.
 """
 
 from __future__ import annotations

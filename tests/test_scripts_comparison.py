@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -87,7 +88,7 @@ def test_lookup_counts_what_it_kept(tmp_path, setup):
     assert answer.num_kept > 0.9 * answer.num_drafted
 
 
-def test_worker_passes_errors_on(setup):
+def test_worker_passes_errors_on(setup, tmp_path):
     """Those of localspec with their hint, and the last words of a process that dies."""
     with (
         pytest.raises(localspec.LocalspecError, match="number of draft tokens is 99") as caught,
@@ -95,11 +96,10 @@ def test_worker_passes_errors_on(setup):
     ):
         pass
     assert "Choose 0" in caught.value.hint
-    broken = Setup(setup.target.with_name("none.gguf"), None, 1, 512, None)
-    with (
-        pytest.raises(localspec.LocalspecError, match=r"died: (.|\n)*none\.gguf"),
-        llama_cpp_python_lookup(broken, 10),
-    ):
+    copy = Path(shutil.copy(setup.target, tmp_path / "gone.gguf"))
+    contender = llama_cpp_python_lookup(Setup(copy, None, 1, 512, None), 10)
+    copy.unlink()
+    with pytest.raises(localspec.LocalspecError, match=r"died: (.|\n)*gone\.gguf"), contender:
         pass
 
 

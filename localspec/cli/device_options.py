@@ -25,7 +25,7 @@ OPTIONS = [
         type=click.Choice(get_args(FlashAttention)),
         default="auto",
         show_default=True,
-        help="Flash attention, of both models.",
+        help="Flash attention, of both; auto: off on a CPU, unless it saves much memory.",
     ),
     click.option("--cache-type-k", type=_CACHE_TYPE, help="Of cached keys. [default: f16]"),
     click.option("--cache-type-v", type=_CACHE_TYPE, help="Of cached values. [default: f16]"),

@@ -7,6 +7,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from localspec.attention import suited_attention
+from localspec.draft_length import MAX_DRAFT_TOKENS
+from localspec.llama_options import FlashAttention
+from localspec.model_file import check_model_file
+from localspec.room import uses_gpu
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -20,6 +26,16 @@ class Setup:
     num_threads: int
     context_length: int
     num_gpu_layers: int | None
+
+    @property
+    def flash_attention(self) -> FlashAttention:
+        """What localspec chooses for the target by itself; the other side is told the same."""
+        return suited_attention(
+            check_model_file(self.target),
+            self.context_length,
+            MAX_DRAFT_TOKENS + 1,
+            uses_gpu=uses_gpu(self.num_gpu_layers),
+        )
 
 
 @dataclass(frozen=True, slots=True)

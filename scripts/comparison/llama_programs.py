@@ -201,6 +201,8 @@ def _common(setup: Setup) -> list[str | Path]:
         threads,
         "-tb",
         threads,
+        "-fa",
+        setup.flash_attention,
     ]
     return [*options, *_layers("-ngl", setup)]
 

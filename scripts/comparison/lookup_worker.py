@@ -15,7 +15,8 @@ from comparison.worker import serve
 
 
 def make(options: dict[str, Any]) -> Callable[[Request], Answer]:
-    """options: target, num_draft_tokens, context_length, num_threads, num_gpu_layers."""
+    """options: target, num_draft_tokens, context_length, num_threads, num_gpu_layers,
+    flash_attention."""
     # It keeps an AMX build of libllama from crashing, here as in its own processes.
     importlib.import_module("localspec.llama")
     from llama_cpp import Llama
@@ -40,7 +41,7 @@ def make(options: dict[str, Any]) -> Callable[[Request], Answer]:
         n_threads_batch=options["num_threads"],
         n_gpu_layers=-1 if options["num_gpu_layers"] is None else options["num_gpu_layers"],
         logits_all=True,  # else it fails when the text is longer than a batch
-        flash_attn=True,  # what "auto", which it does not offer, comes to
+        flash_attn=options["flash_attention"] != "off",  # which "auto" comes to
         verbose=False,
     )
 

@@ -26,6 +26,7 @@ def header(setup: Setup, command: Sequence[str]) -> str:
         + f", Python {platform.python_version()}",
         "files": ", ".join(path.name for path in files),
         "threads": setup.num_threads,
+        "flash attention": setup.flash_attention,
         "command": f"`{shlex.join(command)}`",
     }
     return "\n".join(f"- {name}: {fact}" for name, fact in facts.items())

@@ -80,7 +80,11 @@ def localspec_default(setup: Setup) -> Worker:
 
 def llama_cpp_python_lookup(setup: Setup, num_draft_tokens: int) -> Worker:
     """llama-cpp-python's LlamaPromptLookupDecoding."""
-    options = {**_machine(setup), "num_draft_tokens": num_draft_tokens}
+    options = {
+        **_machine(setup),
+        "num_draft_tokens": num_draft_tokens,
+        "flash_attention": setup.flash_attention,
+    }
     return Worker(f"LlamaPromptLookupDecoding K={num_draft_tokens}", "lookup_worker", options)
 
 
