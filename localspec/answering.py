@@ -60,6 +60,10 @@ class Answering(abc.ABC):
         """
 
     @abc.abstractmethod
+    def prepare(self, tokens: list[int], *, owner: object) -> None:
+        """What is behind `Chat.prepare`: decode the tokens that the next prompt begins with."""
+
+    @abc.abstractmethod
     def cancel(self) -> None:
         """End the running answer within one decode. From any thread; it keeps what was said."""
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from localspec.async_stream import AsyncStream, whole_reply
-from localspec.control_guard import ControlGuard, Tokenizer
+from localspec.control_guard import Tokenizer
 from localspec.errors import ContextError, EngineError, OptionError
+from localspec.prompt_maker import Prompt, PromptMaker
 from localspec.stream import AnswerKeywords, AnswerOptions, Reply, Stream
-from localspec.template import ChatTemplate, Message, template_source
-from localspec.thinking import ThoughtStream, opened_by, tags_of, without_thoughts
+from localspec.template import Message, template_source
+from localspec.thinking import ThoughtStream, without_thoughts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -43,10 +44,15 @@ class Answerer(Protocol):
         on_end: Callable[[Reply], None],
     ) -> Stream: ...
 
+    def prepare(self, tokens: list[int], *, owner: object) -> None: ...
+
     def cancel(self) -> None: ...
 
 
 Turn = tuple[Message, Message]  # question and answer
+
+# Questions that have nothing in common, and may merge with what a template puts before them.
+_PROBES = ("a", "\n1")
 
 
 class Chat:
@@ -68,17 +74,9 @@ class Chat:
         self._system = _system_messages(system)
         self._turns: list[Turn] = []
         self._forgotten: list[Turn] = []
-        vocabulary = engine.vocabulary
         source = template_source(template, engine.chat_template)
-        self._template = ChatTemplate(
-            source,
-            bos=vocabulary.text(vocabulary.bos),
-            eos=vocabulary.text(vocabulary.eos),
-            think=think,
-        )
-        self._thought_tags = tags_of(source)
+        self._maker = PromptMaker(engine.vocabulary, source, think=think)
         self._closing_tag: str | None = None  # of the thoughts that the last prompt opened
-        self._guard = ControlGuard(vocabulary)
         self._num_asked = 0
         self._revision = 0  # counts changes, which outdate what was asked for before
 
@@ -114,7 +112,7 @@ class Chat:
 
     def thoughts(self) -> ThoughtStream:
         """What splits the pieces of the answer that was asked for last; new at each call."""
-        return ThoughtStream(self._thought_tags, self._closing_tag)
+        return ThoughtStream(self._maker.thought_tags, self._closing_tag)
 
     def stream(self, text: str, **options: Unpack[AnswerKeywords]) -> Stream:
         """The answer to `text`, piece by piece. Options as for `Engine.stream`.
@@ -137,7 +135,8 @@ class Chat:
 
     def _ask(self, question: Message, turns: list[Turn], options: AnswerOptions) -> Stream:
         """The answer to `question` behind `turns`, which are all or all but the last."""
-        prompt_tokens, num_leaving = self._make_room(question, turns)
+        prompt, num_leaving = self._make_room(question, turns)
+        self._closing_tag = prompt.closing_tag
         turn, revision = self._num_asked, self._revision
         thoughts = self.thoughts()
         kept, replaced = turns[num_leaving:], self._turns[len(turns) :]
@@ -161,7 +160,7 @@ class Chat:
                 self._turns = [*kept, (question, {"role": "assistant", "content": said})]
 
         return self._engine.answer(
-            prompt_tokens, options, turn=turn, owner=self, on_begin=begin, on_end=remember
+            prompt.tokens, options, turn=turn, owner=self, on_begin=begin, on_end=remember
         )
 
     def send(self, text: str, **options: Unpack[AnswerKeywords]) -> Reply:
@@ -181,7 +180,27 @@ class Chat:
 
     def prompt_tokens(self, text: str) -> list[int]:
         """What the model would read if it were asked `text` now."""
-        return self._make_room({"role": "user", "content": text}, self._turns)[0]
+        return self._make_room({"role": "user", "content": text}, self._turns)[0].tokens
+
+    def prepare(self) -> None:
+        """Use idle time, as while a person types: call it in a thread of its own.
+
+        What the next prompt will begin with and the caches lack is decoded: a new system
+        message, turns that were resumed, an answer whose thoughts are left out from now on.
+        Then a few decodes are timed of sizes whose cost is unknown yet, until none is. It ends
+        within one decode when any answer begins, or `Engine.cancel` is called, and changes
+        nothing that is said. An `IsolatedEngine` has nothing prepared.
+
+        Raises EngineError while an answer is produced, and what `stream` raises.
+        """
+        prompts = [
+            self._make_room({"role": "user", "content": probe}, self._turns)[0].tokens
+            for probe in _PROBES
+        ]
+        pairs = enumerate(zip(*prompts, strict=False))
+        common = next((i for i, (one, other) in pairs if one != other), min(map(len, prompts)))
+        if common:
+            self._engine.prepare(prompts[0][:common], owner=self)
 
     def clear(self) -> None:
         """Forget every turn; the system message stays."""
@@ -221,38 +240,30 @@ class Chat:
         self._forgotten, self._turns = turns[:num_forgotten], turns[num_forgotten:]
         self._num_asked = max(self._num_asked, num_asked)
 
-    def _make_room(self, question: Message, turns: list[Turn]) -> tuple[list[int], int]:
-        """Prompt tokens for the next answer, and how many oldest turns leave for it."""
+    def _make_room(self, question: Message, turns: list[Turn]) -> tuple[Prompt, int]:
+        """The prompt of the next answer, and how many oldest turns leave for it."""
         capacity = self._engine.context_length
         needed = min(MIN_ANSWER_TOKENS, capacity // 4)
-        prompt_tokens = self._prompt_tokens(question, turns)
-        if len(prompt_tokens) + needed <= capacity:
-            return prompt_tokens, 0
+        prompt = self._prompt(question, turns)
+        if len(prompt.tokens) + needed <= capacity:
+            return prompt, 0
         # Down to half, so that the kept turns are not decoded anew at every question.
         num_leaving = 0
-        while num_leaving < len(turns) and len(prompt_tokens) > capacity // 2:
+        while num_leaving < len(turns) and len(prompt.tokens) > capacity // 2:
             num_leaving += 1
-            prompt_tokens = self._prompt_tokens(question, turns[num_leaving:])
-        if len(prompt_tokens) >= capacity:
+            prompt = self._prompt(question, turns[num_leaving:])
+        if len(prompt.tokens) >= capacity:
             raise ContextError(
-                f"the message makes a prompt of {len(prompt_tokens)} tokens; "
+                f"the message makes a prompt of {len(prompt.tokens)} tokens; "
                 f"the context holds {capacity}",
                 "Shorten it, or load the model with a larger context (--ctx).",
             )
-        return prompt_tokens, num_leaving
+        return prompt, num_leaving
 
-    def _prompt_tokens(self, question: Message, turns: list[Turn]) -> list[int]:
+    def _prompt(self, question: Message, turns: list[Turn]) -> Prompt:
         self._check_length(question)
-        messages = [*self._system, *_messages(turns), question]
-        hidden = self._guard.hide([message["content"] for message in messages])
-        prompt = self._template.render(
-            [
-                {"role": message["role"], "content": content}
-                for message, content in zip(messages, hidden.contents, strict=True)
-            ]
-        )
-        self._closing_tag = opened_by(prompt, self._thought_tags)
-        return self._engine.with_bos(self._guard.tokenize(prompt, hidden))
+        prompt = self._maker.prompt([*self._system, *_messages(turns), question])
+        return prompt._replace(tokens=self._engine.with_bos(prompt.tokens))
 
     def _check_length(self, question: Message) -> None:
         """Refuse what cannot fit however it is tokenised, before that takes its time."""

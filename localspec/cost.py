@@ -107,6 +107,15 @@ class TargetCost:
             ratios.append(known.get(size, guess))
         return ratios
 
+    def sizes_to_measure(self, num_cached: int) -> list[int]:
+        """Sizes of steps behind such a text, each as often as samples of it are missing."""
+        fill = _fill(num_cached)
+        return [
+            size
+            for size in range(2, LARGEST_STEP)
+            for _ in range(_NUM_TRUSTED - len(self._ratios.get((fill, size), ())))
+        ]
+
     def as_dict(self) -> dict[str, Any]:
         """What is worth keeping beyond this process, as JSON has it."""
         return {
@@ -140,6 +149,11 @@ class DraftCost:
         self._reads: deque[float] = deque(maxlen=_NUM_SAMPLES)
 
     @property
+    def is_measured(self) -> bool:
+        """Whether enough drafted tokens were timed."""
+        return len(self._tokens) >= _NUM_TRUSTED
+
+    @property
     def knows_reading(self) -> bool:
         """Whether a read of many tokens was timed."""
         return len(self._reads) > 0
@@ -156,7 +170,7 @@ class DraftCost:
 
     def token_s(self, plain_s: float) -> float:
         """Seconds of a drafted token, where a plain step of the target takes plain_s."""
-        if len(self._tokens) >= _NUM_TRUSTED:
+        if self.is_measured:
             return statistics.median(self._tokens)
         return self._share * plain_s
 

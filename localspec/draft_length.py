@@ -175,7 +175,7 @@ class DraftLength(Protocol):
         """What it expects, if it expects anything."""
 
 
-class _UpTo(NamedTuple):
+class UpTo(NamedTuple):
     """A number of tokens, whatever the proposer's confidence."""
 
     num_tokens: int
@@ -210,7 +210,7 @@ class FixedDraftLength:
         for index, offer in enumerate(moment.offers):
             num_tokens = min(self.num_draft_tokens, moment.room, offer.max_tokens)
             if num_tokens > 0:
-                return Choice(index, _UpTo(num_tokens))
+                return Choice(index, UpTo(num_tokens))
         return Choice(None, draft_off=reason_without_choice(moment))
 
     def look_back(self, proposer: int, hindsight: Hindsight, seconds: float) -> None:

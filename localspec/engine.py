@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,14 +11,12 @@ from typing import TYPE_CHECKING, NoReturn
 from localspec.answering import Answering
 from localspec.automatic import AutomaticDraftLength
 from localspec.cache_file import read_caches, write_caches
-from localspec.draft_length import DraftLength, DraftOff, FixedDraftLength, ProposerKind
+from localspec.draft_length import DraftLength
 from localspec.drafting import Drafting
-from localspec.errors import ContextError, EngineError, OptionError
+from localspec.errors import ContextError, EngineError, Interrupted, OptionError
 from localspec.kept_texts import KeptTexts
-from localspec.lookup import Lookup
-from localspec.pair import SharedVocabulary, shared_vocabulary
-from localspec.profile import Profile
-from localspec.proposers import DraftModel, Proposer
+from localspec.preparation import prepare
+from localspec.proposer_choice import choose_draft_length, choose_proposers
 from localspec.randomness import Randomness, fresh_seed
 from localspec.resolver import Resolver
 from localspec.rules import make_rule
@@ -28,13 +24,11 @@ from localspec.sampling import SamplingParams
 from localspec.speculative import Request, Speculation
 from localspec.stream import Answer, AnswerOptions, Reply, Stream
 from localspec.text import checked_stop_strings
+from localspec.turn import Turn
 
 if TYPE_CHECKING:
     from localspec.llama import LlamaModel
     from localspec.vocabulary import Vocabulary
-
-
-logger = logging.getLogger(__name__)
 
 
 class Engine(Answering):
@@ -61,54 +55,11 @@ class Engine(Answering):
         self._target = target
         self._resolver = Resolver(target.vocabulary)
         self._draft = draft
-        self.shared_vocabulary: SharedVocabulary | None = None
-        proposers, off = self._proposers(drafting)
-        draft_length, self._profile = self._policy(drafting, proposers)
+        self.shared_vocabulary, proposers, off = choose_proposers(target, draft, drafting)
+        draft_length, self._profile = choose_draft_length(target, draft, drafting, proposers)
         self._speculation = Speculation(target, proposers, draft_length, off, time.perf_counter)
         self._kept_texts = KeptTexts(self._speculation, self._models(), kept_bytes)
-        self._busy = threading.Lock()
-
-    def _proposers(self, drafting: Drafting) -> tuple[list[Proposer], DraftOff | None]:
-        """Who can propose, and why nobody can."""
-        if drafting.is_off:
-            return [], DraftOff.SET_TO_ZERO
-        vocabulary = self._target.vocabulary
-        if self._draft is not None:
-            self.shared_vocabulary = shared_vocabulary(vocabulary, self._draft.vocabulary)
-        if not self._target.can_truncate:
-            return [], DraftOff.TARGET_CANNOT_ROLL_BACK
-        proposers: list[Proposer] = []
-        if self._draft is not None and self._draft.can_truncate:
-            assert self.shared_vocabulary is not None
-            proposers.append(DraftModel(self._draft, self.shared_vocabulary, vocabulary.is_end))
-        if drafting.proposer in ("auto", "lookup"):
-            proposers.append(Lookup(vocabulary.is_end))
-        no_draft = self._draft is None
-        off = DraftOff.NO_DRAFT if no_draft else DraftOff.DRAFT_CANNOT_ROLL_BACK
-        return proposers, None if proposers else off
-
-    def _policy(
-        self, drafting: Drafting, proposers: list[Proposer]
-    ) -> tuple[DraftLength, Profile | None]:
-        """The policy, and where what it learns is kept."""
-        if drafting.is_off:
-            return FixedDraftLength(0), None
-        if drafting.num_draft_tokens is not None:
-            return FixedDraftLength(drafting.num_draft_tokens), None
-        draft_share = 0.0
-        if self._draft is not None:
-            # A decode reads all weights once, which is most of what it costs.
-            draft_share = self._draft.num_weight_bytes / self._target.num_weight_bytes
-        shares = {ProposerKind.DRAFT: draft_share, ProposerKind.LOOKUP: 0.0}
-        policy = AutomaticDraftLength({p.kind: shares[p.kind] for p in proposers})
-        profile = Profile([model.identity for model in self._models()])
-        kept = profile.load()
-        if kept is not None:
-            try:
-                policy.restore(kept)
-            except (ValueError, TypeError, KeyError) as error:
-                logger.warning("%s is damaged and will be replaced: %s", profile.path, error)
-        return policy, profile
+        self._turn = Turn(self.cancel)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -148,14 +99,13 @@ class Engine(Answering):
 
         For checks and measurements. Raises EngineError while an answer is produced.
         """
-        self._acquire()
-        try:
+        with self._held():
             self._kept_texts.switch_to(None)
             self._speculation.truncate(0)
-            yield self._speculation
-        finally:
-            self._speculation.truncate(0)
-            self._busy.release()
+            try:
+                yield self._speculation
+            finally:
+                self._speculation.truncate(0)
 
     def answer(
         self,
@@ -212,7 +162,7 @@ class Engine(Answering):
                 num_logprobs=options.logprobs,
                 clock=time.perf_counter,
                 acquire=self._acquire,
-                release=self._busy.release,
+                release=self._turn.release,
                 on_begin=begin,
                 on_end=end,
             )
@@ -223,15 +173,11 @@ class Engine(Answering):
 
         Raises EngineError while an answer is produced, OSError if the file cannot be written.
         """
-        self._acquire()
-        try:
+        with self._held():
             kept = self._kept_texts.text_of(chat)
-            if kept is None:
-                return False
-            write_caches(path, kept, [model.identity for model in self._models()])
-            return True
-        finally:
-            self._busy.release()
+            if kept is not None:
+                write_caches(path, kept, [model.identity for model in self._models()])
+            return kept is not None
 
     def load_caches(self, chat: object, path: Path) -> bool:
         """Give a conversation what `save_caches` kept of it; False if it is of no use here.
@@ -239,15 +185,24 @@ class Engine(Answering):
         It then is decoded anew when it goes on. Raises EngineError while an answer is produced,
         CacheError if it takes more memory than was granted.
         """
-        self._acquire()
-        try:
+        with self._held():
             kept = read_caches(path, [model.identity for model in self._models()])
-            if kept is None:
-                return False
-            self._kept_texts.put(chat, kept)
-            return True
-        finally:
-            self._busy.release()
+            if kept is not None:
+                self._kept_texts.put(chat, kept)
+            return kept is not None
+
+    def prepare(self, tokens: list[int], *, owner: object) -> None:
+        """See `Answering.prepare`."""
+        self._require_open()
+        with self._turn.idle_work() as has_turn:
+            if not has_turn:
+                raise _busy()
+            self._begin()
+            self._kept_texts.switch_to(owner)
+            transforms = self._resolver.transforms(self.sampling, len(tokens))
+            with contextlib.suppress(Interrupted):
+                prepare(self._speculation, tokens, transforms, time.perf_counter)
+            self._save_profile()
 
     def cancel(self) -> None:
         """End the running answer within one decode. From any thread; it keeps what was said."""
@@ -259,14 +214,14 @@ class Engine(Answering):
 
         Raises EngineError while a stream is unfinished.
         """
-        if not self._busy.acquire(blocking=False):
+        if not self._turn.take():
             raise EngineError("the engine is producing an answer", "Close the stream first.")
         try:
             self._kept_texts.clear()
             for model in self._models():
                 model.close()
         finally:
-            self._busy.release()
+            self._turn.release()
 
     def _save_profile(self) -> None:
         policy = self._speculation.draft_length
@@ -283,17 +238,35 @@ class Engine(Answering):
         return [self._target] if self._draft is None else [self._target, self._draft]
 
     def _acquire(self) -> None:
-        # Before the lock, which a fork may have copied as it was: taken.
+        self._require_open()
+        if not self._turn.take():
+            raise _busy()
+        try:
+            self._begin()
+        except BaseException:
+            self._turn.release()
+            raise
+
+    def _begin(self) -> None:
+        for model in self._models():
+            model.begin()
+
+    def _require_open(self) -> None:
+        # Before the turn, which a fork may have copied as it was: taken.
         for model in self._models():
             model.require_open()
-        if not self._busy.acquire(blocking=False):
-            raise EngineError(
-                "the engine is producing another answer",
-                "Finish or close that stream first; an engine does one at a time.",
-            )
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        self._acquire()
         try:
-            for model in self._models():
-                model.begin()
-        except BaseException:
-            self._busy.release()
-            raise
+            yield
+        finally:
+            self._turn.release()
+
+
+def _busy() -> EngineError:
+    return EngineError(
+        "the engine is producing another answer",
+        "Finish or close that stream first; an engine does one at a time.",
+    )

@@ -149,6 +149,9 @@ class IsolatedEngine(Answering):
 
         return Stream(_RemoteAnswer(self, begin, on_end))
 
+    def prepare(self, tokens: list[int], *, owner: object) -> None:
+        """See `Answering.prepare`. Nothing is done ahead in another process."""
+
     def _owner_number(self, owner: object) -> int:
         number = self._owner_numbers.get(owner)
         if number is None:

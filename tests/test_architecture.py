@@ -24,7 +24,7 @@ LAYERS = [
     ["sampling", "draft_length", "header", "pair", "text", "thinking", "sandbox"],
     ["vocabulary", "llama_options"],
     ["native", "cache_state", "token_batch", "own_process", "profile", "whole_file"],
-    ["devices", "machine", "tensor_types", "model_shape", "header_vocabulary"],
+    ["turn", "devices", "machine", "tensor_types", "model_shape", "header_vocabulary"],
     ["acceptance", "cost", "drafting", "memory", "speedup"],
     ["candidate", "step_times", "attention"],
     ["automatic"],
@@ -40,11 +40,11 @@ LAYERS = [
     ["problems"],
     ["rules", "rounding", "lookup"],
     ["speculative", "resolver"],
-    ["kept_texts"],
+    ["kept_texts", "preparation", "proposer_choice"],
     ["cache_file"],
     ["identity_check", "law_check"],
     ["stream"],
-    ["async_stream", "attachment"],
+    ["async_stream", "attachment", "prompt_maker"],
     ["chat"],
     ["answering", "session"],
     ["engine"],
@@ -61,7 +61,7 @@ LAYERS = [
     ["cli.offer", "cli.waiting", "cli.table", "cli.wrapping", "cli.clipboard"],
     ["cli.options", "cli.markdown", "cli.line_editor"],
     ["cli.answer", "cli.conversation", "cli.prompt_tokens", "cli.plot"],
-    ["cli.answer_view", "cli.settings"],
+    ["cli.answer_view", "cli.settings", "cli.idle_time"],
     ["cli.chat_commands"],
     ["cli.terminal"],
     ["cli.chat", "cli.generate", "cli.verify", "cli.bench", "cli.explain", "cli.doctor"],
@@ -101,7 +101,13 @@ def test_imports_go_one_way(name):
         (
             "click",
             {n for n in MODULES if n.startswith("cli.")}
-            - {"cli.interrupt", "cli.exit_codes", "cli.stats_object", "cli.table"}
+            - {
+                "cli.interrupt",
+                "cli.idle_time",
+                "cli.exit_codes",
+                "cli.stats_object",
+                "cli.table",
+            }
             - {"cli.markdown", "cli.settings", "cli.plot", "cli.prompt_tokens"},
         ),
         ("huggingface_hub", {"hub_api"}),

@@ -22,7 +22,7 @@ def engine():
 
 def prompt_of(engine, chat, text):
     """Token ids of the prompt that `text` would make."""
-    return chat._prompt_tokens({"role": "user", "content": text}, [])
+    return chat._prompt({"role": "user", "content": text}, []).tokens
 
 
 def test_several_turns_are_remembered(engine):

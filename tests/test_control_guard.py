@@ -41,7 +41,7 @@ def engine_with(tmp_path, demo_target):
 def prompt_of(engine, text, template=PLAIN):
     """Token ids of the prompt in which the message says `text`."""
     chat = engine.chat(template=template)
-    return chat._prompt_tokens({"role": "user", "content": text}, [])
+    return chat._prompt({"role": "user", "content": text}, []).tokens
 
 
 def control_tokens(engine, tokens):

@@ -156,9 +156,9 @@ def test_logprobs_are_those_of_a_decode_of_the_text(engine, params):
             exact = row.astype(np.float64)
             exact -= exact.max()
             exact -= np.log(np.exp(exact).sum())
-            assert each.before == pytest.approx(exact[each.token_id], abs=0.05)
+            assert each.before == pytest.approx(exact[each.token_id], abs=0.1)
             best = [exact[token] for token, _ in each.top_before]
-            assert [value for _, value in each.top_before] == pytest.approx(best, abs=0.05)
+            assert [value for _, value in each.top_before] == pytest.approx(best, abs=0.1)
             assert best[0] == pytest.approx(exact.max(), abs=0.05)
             assert (each.token_id in dict(each.top_after)) or len(each.top_after) == 4
             row = loop.target.decode([each.token_id], 1)[0]

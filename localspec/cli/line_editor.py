@@ -34,15 +34,22 @@ class LineEditor:
     def __init__(self, commands: Mapping[str, Values]) -> None:
         self._session = None if is_dumb_terminal() else _session(commands)
 
-    def messages(self, prefill: Callable[[], str]) -> Iterator[str]:
+    def messages(
+        self,
+        prefill: Callable[[], str],
+        meanwhile: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> Iterator[str]:
         """What is typed, until Ctrl-D. Ctrl-C empties the line.
 
-        prefill: asked before every message for what the line holds at first.
+        prefill: asked before every message for what the line holds at first. meanwhile:
+        entered whenever the person's turn begins, and left when it ends.
         """
         while True:
             click.echo()
+            begun = prefill()
             try:
-                text = self._read(prefill())
+                with meanwhile():
+                    text = self._read(begun)
             except EOFError:
                 return
             except KeyboardInterrupt:

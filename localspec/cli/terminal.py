@@ -11,6 +11,7 @@ import click
 from localspec.cli.answer_view import AnswerView, MarkedView, RenderedView, show_answer
 from localspec.cli.chat_commands import COMMANDS, run_command
 from localspec.cli.conversation import Conversation
+from localspec.cli.idle_time import idle_time
 from localspec.cli.line_editor import LineEditor
 from localspec.cli.screen import error_lines, note, status_line
 from localspec.errors import LocalspecError
@@ -27,8 +28,11 @@ def converse(conversation: Conversation) -> None:
             note("This question was not answered yet; Enter asks it again.")
         return question
 
+    def meanwhile() -> contextlib.AbstractContextManager[None]:
+        return idle_time(conversation.engine, conversation.chat)
+
     with _leave_in_order():
-        for text in editor.messages(prefill):
+        for text in editor.messages(prefill, meanwhile):
             try:
                 if not run_command(conversation, text):
                     conversation.ask(text)

@@ -1,0 +1,136 @@
+"""What can be done for the next answer before it is asked for, while a person types.
+
+Whatever ends it, as `Interrupted` does when the question comes, the loop's invariant holds: the
+caches have a prefix of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from localspec.automatic import AutomaticDraftLength
+from localspec.cost import TargetCost
+from localspec.draft_length import UpTo
+from localspec.model import Model
+from localspec.proposers import DraftModel
+from localspec.sampling import Distribution
+from localspec.speculative import Speculation
+from localspec.transforms import Transforms
+
+_CHUNK = 128  # tokens that are decoded at once: what an interruption can lose
+_MOST_SIZES = 12  # that are measured in one pause, each beside a plain step
+_NUM_DRAFTS = 4  # that are timed, the first of which reads
+_DRAFT_TOKENS = 4  # in each of them
+_MOST_READ = 512  # tokens that a draft reads for no other reason than to be timed
+
+
+def prepare(
+    speculation: Speculation,
+    tokens: list[int],
+    transforms: Transforms,
+    clock: Callable[[], float],
+) -> None:
+    """Read `tokens`, with which the next prompt begins; then time what a policy has to know.
+
+    transforms: those of a usual answer, whose time belongs to a step's. Raises Interrupted.
+    """
+    _read_ahead(speculation, tokens)
+    policy = speculation.draft_length
+    if isinstance(policy, AutomaticDraftLength):
+        _measure_costs(speculation, policy, transforms, clock)
+
+
+def _read_ahead(speculation: Speculation, tokens: list[int]) -> None:
+    """Make `tokens` the text, and decode what is missing.
+
+    The draft reads on where it has begun to: where it rests it costs no time, idle or not.
+    """
+    if speculation.tokens != tokens:
+        speculation.start(tokens)
+    _read(speculation.target, tokens)
+    for draft in _drafts(speculation):
+        end = min(len(tokens), draft.begins_at + draft.model.context_length)
+        if draft.model.num_cached > 0 and draft.knows(tokens):
+            _read(draft.model, tokens[draft.begins_at : end])
+
+
+def _measure_costs(
+    speculation: Speculation,
+    policy: AutomaticDraftLength,
+    transforms: Transforms,
+    clock: Callable[[], float],
+) -> None:
+    """Time steps of sizes that were not timed yet behind the text, which is cached, and drafts.
+
+    A few of them: when all is known nothing is done any more.
+    """
+    if not (speculation.proposers and speculation.target.can_truncate):
+        return
+    try:
+        _measure_steps(speculation, policy.target_cost, transforms, clock)
+        plain_s = policy.target_cost.plain_s
+        for proposer, prospect in zip(speculation.proposers, policy.prospects, strict=False):
+            if not isinstance(proposer, DraftModel) or prospect.cost.is_measured:
+                continue
+            if plain_s is not None:
+                for timed in _timed_drafts(proposer, speculation.tokens, transforms, clock):
+                    prospect.cost.learn(*timed, plain_s)
+    finally:
+        speculation.truncate(len(speculation.tokens))
+
+
+def _read(model: Model, tokens: list[int]) -> None:
+    """Decode what the cache lacks of `tokens`, the text from its first token on."""
+    for begin in range(model.num_cached, len(tokens), _CHUNK):
+        model.decode(tokens[begin : begin + _CHUNK], 0)
+
+
+def _drafts(speculation: Speculation) -> list[DraftModel]:
+    return [each for each in speculation.proposers if isinstance(each, DraftModel)]
+
+
+def _measure_steps(
+    speculation: Speculation,
+    cost: TargetCost,
+    transforms: Transforms,
+    clock: Callable[[], float],
+) -> None:
+    """A plain step beside each of the others, since the ratio counts; sampler included."""
+    target, tokens = speculation.target, speculation.tokens
+    room = min(target.context_length - len(tokens), target.max_outputs)
+    wanted = (size for size in cost.sizes_to_measure(len(tokens)) if size <= room)
+    for size in islice(wanted, _MOST_SIZES):
+        for num_tokens in (1, size):
+            # Words of the text itself: where experts share the work, it matters which.
+            batch = (tokens[-num_tokens:] * num_tokens)[:num_tokens]
+            started = clock()
+            logits = target.decode(batch, num_tokens)
+            transforms.laws(logits, tokens, batch[:-1])
+            seconds = clock() - started
+            target.truncate(len(tokens))
+            cost.learn(num_tokens, len(tokens), seconds)
+
+
+def _timed_drafts(
+    draft: DraftModel,
+    tokens: list[int],
+    transforms: Transforms,
+    clock: Callable[[], float],
+) -> Iterator[tuple[int, int, float]]:
+    """Tokens read, tokens drafted, seconds. The first ones read, the others only draft."""
+    # As in a step: the last token, the pending one, is missing.
+    draft.truncate(len(tokens) - 1)
+    offer = draft.offer(tokens)
+    if offer.max_tokens < _DRAFT_TOKENS or offer.num_missing > _MOST_READ:
+        return
+    for _ in range(_NUM_DRAFTS):
+        started = clock()
+        proposal = draft.propose(tokens, UpTo(_DRAFT_TOKENS), transforms, _likeliest)
+        seconds = clock() - started
+        draft.truncate(len(tokens) - 1)
+        yield proposal.num_read, len(proposal.draft_tokens), seconds
+
+
+def _likeliest(_index: int, law: Distribution) -> int:
+    return int(law.ids[law.probs.argmax()])

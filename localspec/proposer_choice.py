@@ -1,0 +1,67 @@
+"""Who proposes for a pair of models, and by which policy: what an engine is opened with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from localspec.automatic import AutomaticDraftLength
+from localspec.draft_length import DraftLength, DraftOff, FixedDraftLength, ProposerKind
+from localspec.drafting import Drafting
+from localspec.lookup import Lookup
+from localspec.pair import SharedVocabulary, shared_vocabulary
+from localspec.profile import Profile
+from localspec.proposers import DraftModel, Proposer
+
+if TYPE_CHECKING:
+    from localspec.llama import LlamaModel
+
+logger = logging.getLogger(__name__)
+
+
+def choose_proposers(
+    target: LlamaModel, draft: LlamaModel | None, drafting: Drafting
+) -> tuple[SharedVocabulary | None, list[Proposer], DraftOff | None]:
+    """What the two have in common, if that was compared; who can propose; why nobody can.
+
+    Raises PairError if they have too little in common.
+    """
+    if drafting.is_off:
+        return None, [], DraftOff.SET_TO_ZERO
+    vocabulary = target.vocabulary
+    shared = None if draft is None else shared_vocabulary(vocabulary, draft.vocabulary)
+    if not target.can_truncate:
+        return shared, [], DraftOff.TARGET_CANNOT_ROLL_BACK
+    proposers: list[Proposer] = []
+    if draft is not None and shared is not None and draft.can_truncate:
+        proposers.append(DraftModel(draft, shared, vocabulary.is_end))
+    if drafting.proposer in ("auto", "lookup"):
+        proposers.append(Lookup(vocabulary.is_end))
+    off = DraftOff.NO_DRAFT if draft is None else DraftOff.DRAFT_CANNOT_ROLL_BACK
+    return shared, proposers, None if proposers else off
+
+
+def choose_draft_length(
+    target: LlamaModel,
+    draft: LlamaModel | None,
+    drafting: Drafting,
+    proposers: Sequence[Proposer],
+) -> tuple[DraftLength, Profile | None]:
+    """The policy, and where what it learns is kept."""
+    if drafting.is_off:
+        return FixedDraftLength(0), None
+    if drafting.num_draft_tokens is not None:
+        return FixedDraftLength(drafting.num_draft_tokens), None
+    # A decode reads all weights once, which is most of what it costs.
+    draft_share = 0.0 if draft is None else draft.num_weight_bytes / target.num_weight_bytes
+    shares = {ProposerKind.DRAFT: draft_share, ProposerKind.LOOKUP: 0.0}
+    policy = AutomaticDraftLength({p.kind: shares[p.kind] for p in proposers})
+    profile = Profile([each.identity for each in (target, draft) if each is not None])
+    kept = profile.load()
+    if kept is not None:
+        try:
+            policy.restore(kept)
+        except (ValueError, TypeError, KeyError) as error:
+            logger.warning("%s is damaged and will be replaced: %s", profile.path, error)
+    return policy, profile

@@ -1,0 +1,50 @@
+"""Whose turn it is on an engine: an answer's, or idle work's, which makes way for it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+_RETRY_S = 0.005  # between two attempts to end idle work that may only be about to begin
+
+
+class Turn:
+    """A lock that an answer is refused by another one, and never by idle work.
+
+    end_idle_work: ends what runs on the engine within one decode; called from the thread
+    that wants the turn, and only while idle work has it.
+    """
+
+    def __init__(self, end_idle_work: Callable[[], None]) -> None:
+        self._end_idle_work = end_idle_work
+        self._taken = threading.Lock()
+        self._is_idle_work = False
+        self._changing = threading.Lock()  # held while idle work comes or goes
+
+    def take(self) -> bool:
+        """Have the turn, once idle work has ended; False if an answer has it."""
+        while not self._taken.acquire(timeout=_RETRY_S):
+            with self._changing:
+                if not self._is_idle_work:
+                    return False
+                self._end_idle_work()
+        return True
+
+    def release(self) -> None:
+        """Give the turn back."""
+        self._taken.release()
+
+    @contextlib.contextmanager
+    def idle_work(self) -> Iterator[bool]:
+        """The turn for work that ends when it is told to; False if somebody has it."""
+        with self._changing:
+            has_turn = self._taken.acquire(blocking=False)
+            self._is_idle_work |= has_turn
+        try:
+            yield has_turn
+        finally:
+            if has_turn:
+                with self._changing:
+                    self._is_idle_work = False
+                    self._taken.release()
