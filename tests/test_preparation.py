@@ -1,0 +1,344 @@
+"""Idle time: what is done ahead is found again, changes nothing, and never stands in the way."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+import localspec
+from gguf_maker import write_random_model
+from localspec.cli.idle_time import idle_time
+from localspec.draft_length import ProposerKind
+from localspec.errors import ContextError, DecodeError, EngineError
+from localspec.template import BUILT_IN
+from localspec.turn import Turn
+
+GREEDY = localspec.SamplingParams(temperature=0)
+STORY = "Tell me a story about a fox."
+SYSTEM = "You are a storyteller who knows every animal of the forest and its name."
+LONG_SYSTEM = " ".join([SYSTEM] * 40)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with localspec.load() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """An engine that has nothing to measure."""
+    with localspec.load(draft_tokens=0) as opened:
+        yield opened
+
+
+@pytest.fixture
+def nothing_known(tmp_path, monkeypatch):
+    """No costs are kept from elsewhere."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def empty(plain):
+    """That engine, with nothing cached."""
+    with plain.exclusively():
+        pass
+    return plain
+
+
+def target_decodes(engine, monkeypatch):
+    """A list that grows by the size of every decode of the target from now on."""
+    sizes: list[int] = []
+    real = engine._target.decode
+
+    def decode(tokens, num_logits):
+        sizes.append(len(tokens))
+        return real(tokens, num_logits)
+
+    monkeypatch.setattr(engine._target, "decode", decode)
+    return sizes
+
+
+def hold_at_decode(engine, monkeypatch, number):
+    """An event that is set when the target's decode of that number comes, which then waits
+    until it is interrupted."""
+    reached = threading.Event()
+    real, count = engine._target.decode, iter(range(1, 10_000))
+
+    def decode(tokens, num_logits):
+        if next(count) == number:
+            reached.set()
+            while not engine._target._stop.raw[0]:
+                threading.Event().wait(0.001)
+        return real(tokens, num_logits)
+
+    monkeypatch.setattr(engine._target, "decode", decode)
+    return reached
+
+
+def check_invariant(engine):
+    loop = engine._speculation
+    assert 0 <= loop.target.num_cached <= len(loop.tokens)
+    for proposer in loop.proposers:
+        if proposer.kind is ProposerKind.DRAFT:
+            assert proposer.begins_at + proposer.model.num_cached <= len(loop.tokens)
+
+
+@pytest.mark.parametrize("system", [None, SYSTEM])
+def test_the_next_answer_finds_all_but_the_question(engine, system):
+    """At the begin, after an answer, and in a conversation that came from elsewhere."""
+    chat = engine.chat(system=system)
+    for question in (STORY, "And one about an owl!"):
+        chat.prepare()
+        prompt = chat.prompt_tokens(question)
+        prepared = list(engine._speculation.tokens)
+        assert prompt[: len(prepared)] == prepared
+        assert engine._target.num_cached == len(prepared)
+        behind = engine.vocabulary.tokenize(question, parse_special=False)
+        reply = chat.send(question, sampling=GREEDY)
+        assert reply.stats.cached_prompt_tokens == len(prepared)
+        # The question, its end, and what begins the answer.
+        assert len(prompt) - len(prepared) <= len(behind) + 5
+    resumed = engine.chat()
+    resumed.replace(chat.messages)
+    with engine.exclusively():
+        pass  # nothing is cached
+    resumed.prepare()
+    reply = resumed.send("Thank you!", sampling=GREEDY, max_tokens=3)
+    assert reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens < 12
+
+
+def test_what_a_template_drops_of_thoughts_is_decoded_while_a_person_types(
+    tmp_path, demo_target
+):
+    thinker = write_random_model(
+        tmp_path / "thinker.gguf",
+        demo_target,
+        replace_tokens={i: f"hm</think>said{i}" for i in range(300, 4096)},
+    )
+    thinking = BUILT_IN["chatml"].replace(
+        "assistant\n' }}{% endif", "assistant\n<think>' }}{% endif"
+    )
+    decoded = {}
+    with localspec.load(target=thinker, draft_tokens=0) as engine:
+        for prepares in (False, True):
+            chat = engine.chat(template=thinking)
+            answer = chat.send("Hello", sampling=GREEDY, max_tokens=8).text
+            assert 0 < len(chat.messages[-1]["content"]) < len(answer)
+            if prepares:
+                chat.prepare()
+                assert chat.thoughts().push("hm</think>said") == ("hm", "said")
+            stats = chat.send("Go on", sampling=GREEDY, max_tokens=1).stats
+            decoded[prepares] = stats.prompt_tokens - stats.cached_prompt_tokens
+    # The answer without its thoughts is read while nobody waits, and that is all there is.
+    assert decoded[True] < 20
+    assert decoded[False] > decoded[True] + 50
+
+
+@pytest.mark.parametrize("options", [{}, {"draft_tokens": 3}, {"draft_tokens": 0}])
+def test_what_is_said_does_not_depend_on_it(options):
+    questions = (STORY, "What is 7 times 8?", "And who was with it?")
+    with localspec.load(**options) as engine:
+        said = []
+        for prepares in (False, True):
+            chat = engine.chat(system=SYSTEM)
+            texts = []
+            for seed, question in enumerate(questions):
+                if prepares:
+                    chat.prepare()
+                    chat.prepare()
+                    check_invariant(engine)
+                texts.append(chat.send(question, seed=seed, max_tokens=60).text)
+            said.append(texts)
+    assert said[0] == said[1]
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_costs_are_measured_until_all_are_known(monkeypatch):
+    with localspec.load() as engine:
+        chat, policy = engine.chat(system=SYSTEM), engine.draft_length
+        sizes = target_decodes(engine, monkeypatch)
+        pauses = 0
+        while policy.target_cost.sizes_to_measure(engine._target.num_cached):
+            del sizes[:]
+            chat.prepare()
+            check_invariant(engine)
+            pauses += 1
+            assert pauses < 10
+            # No more than a dozen in one pause, each beside a plain one.
+            assert len([size for size in sizes if 1 < size <= 16]) <= 13
+        assert pauses > 2
+        known = policy.target_cost.measured(engine._target.num_cached)
+        assert set(range(2, 17)) <= set(known)
+        assert all(0 < ratio < 50 for ratio in known.values())
+        draft = next(p for p in policy.prospects if p.kind is ProposerKind.DRAFT)
+        assert draft.cost.is_measured
+        del sizes[:]
+        chat.prepare()
+        assert sizes == []
+    with localspec.load() as engine:  # it was kept
+        chat = engine.chat(system=SYSTEM)
+        sizes = target_decodes(engine, monkeypatch)
+        chat.prepare()
+        assert set(sizes) == {engine._target.num_cached}
+
+
+def test_where_nothing_is_drafted_nothing_is_measured(plain, monkeypatch):
+    chat = plain.chat(system=SYSTEM)
+    sizes = target_decodes(plain, monkeypatch)
+    chat.prepare()
+    assert sizes == [len(plain._speculation.tokens)]
+    chat.prepare()
+    assert len(sizes) == 1
+
+
+def test_a_cache_that_cannot_be_cut_is_read_ahead_and_no_more(tmp_path, demo_target):
+    recurrent = write_random_model(
+        tmp_path / "mamba.gguf", demo_target, architecture="mamba", num_layers=2
+    )
+    with localspec.load(target=recurrent) as engine:
+        chat = engine.chat(system=SYSTEM)
+        chat.prepare()
+        prepared = len(engine._speculation.tokens)
+        assert engine._target.num_cached == prepared
+        reply = chat.send("Hello", sampling=GREEDY, max_tokens=4)
+        assert reply.stats.cached_prompt_tokens == prepared
+
+
+def test_the_end_of_the_context_is_not_passed(demo_target):
+    with localspec.load(context_length=128) as engine:
+        chat = engine.chat(system=" ".join([SYSTEM] * 6))
+        assert len(chat.prompt_tokens("Hi")) > 90
+        for _ in range(6):
+            chat.prepare()
+            check_invariant(engine)
+        assert chat.send("Hi", max_tokens=4).text
+        chat.system = LONG_SYSTEM
+        with pytest.raises(ContextError):
+            chat.prepare()
+
+
+@pytest.mark.usefixtures("nothing_known")
+@pytest.mark.parametrize("decode", [1, 4, 13])
+@pytest.mark.parametrize("ending", ["answer", "cancel", "close"])
+def test_whatever_ends_it_ends_it_within_a_decode(monkeypatch, decode, ending):
+    """While it reads, and while it measures."""
+    with localspec.load() as engine:
+        expected = engine.generate("Once", sampling=GREEDY, max_tokens=9).text
+        chat = engine.chat(system=LONG_SYSTEM)
+        with monkeypatch.context() as patch:
+            reached = hold_at_decode(engine, patch, decode)
+            worker = threading.Thread(target=chat.prepare)
+            worker.start()
+            assert reached.wait(60)
+            if ending == "answer":
+                assert engine.generate("Once", sampling=GREEDY, max_tokens=9).text == expected
+            elif ending == "cancel":
+                engine.cancel()
+            else:
+                engine.close()
+            worker.join(60)
+            assert not worker.is_alive()
+        if ending != "close":
+            check_invariant(engine)
+            chat.prepare()
+            prompt = chat.prompt_tokens(STORY)
+            reply = chat.send(STORY, sampling=GREEDY, max_tokens=5)
+            assert len(prompt) - reply.stats.cached_prompt_tokens < 20
+
+
+def test_what_was_read_before_the_question_came_is_not_read_again(empty, monkeypatch):
+    chat = empty.chat(system=LONG_SYSTEM)
+    with monkeypatch.context() as patch:
+        reached = hold_at_decode(empty, patch, 3)
+        worker = threading.Thread(target=chat.prepare)
+        worker.start()
+        assert reached.wait(60)
+        stream = chat.stream("Hi", sampling=GREEDY, max_tokens=2)
+        list(stream)
+        worker.join(60)
+    assert stream.reply.stats.cached_prompt_tokens == 256
+
+
+def test_a_failing_decode_leaves_caches_right(empty, monkeypatch):
+    chat = empty.chat(system=LONG_SYSTEM)
+    with monkeypatch.context() as patch:
+        real, count = empty._target.decode, iter(range(10))
+
+        def decode(tokens, num_logits):
+            if next(count) == 2:
+                raise DecodeError("out of memory")
+            return real(tokens, num_logits)
+
+        patch.setattr(empty._target, "decode", decode)
+        with pytest.raises(DecodeError):
+            chat.prepare()
+    check_invariant(empty)
+    fresh = chat.send(STORY, sampling=GREEDY, max_tokens=9)
+    assert fresh.stats.cached_prompt_tokens >= 128
+
+
+def test_an_answer_is_not_disturbed_by_it(engine):
+    chat, other = engine.chat(), engine.chat(system=SYSTEM)
+    stream = chat.stream(STORY, sampling=GREEDY, max_tokens=30)
+    next(stream)
+    with pytest.raises(EngineError, match="producing another answer"):
+        other.prepare()
+    list(stream)
+    assert stream.reply.finish_reason != "cancelled"
+
+
+def test_another_chat_finds_its_caches_again(plain):
+    one, other = plain.chat(), plain.chat(system=SYSTEM)
+    one.send(STORY, sampling=GREEDY)
+    other.prepare()
+    reply = one.send("Thank you!", sampling=GREEDY, max_tokens=3)
+    assert reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens < 20
+
+
+def test_an_isolated_engine_leaves_it_undone():
+    with localspec.IsolatedEngine() as engine:
+        chat = engine.chat(system=SYSTEM)
+        chat.prepare()
+        assert chat.send("Hi", max_tokens=2).stats.cached_prompt_tokens == 0
+
+
+def test_the_turn_is_refused_by_an_answer_and_given_up_by_idle_work():
+    told = threading.Event()
+    turn = Turn(told.set)
+    with turn.idle_work() as has_turn, turn.idle_work() as second:
+        assert (has_turn, second) == (True, False)
+        worker = threading.Thread(target=turn.take)
+        worker.start()
+        assert told.wait(60)
+        assert worker.is_alive()
+    worker.join(60)
+    assert not worker.is_alive()
+    assert not turn.take()
+    with turn.idle_work() as has_turn:
+        assert not has_turn
+    assert not turn.take()
+    turn.release()
+    assert turn.take()
+
+
+def test_the_command_line_s_thread_has_ended_when_the_line_is_there(engine, monkeypatch):
+    chat = engine.chat(system=LONG_SYSTEM)
+    reached = hold_at_decode(engine, monkeypatch, 2)
+    with idle_time(engine, chat):
+        assert reached.wait(60)
+    assert "localspec-idle" not in [thread.name for thread in threading.enumerate()]
+    check_invariant(engine)
+
+
+def test_what_fails_in_that_thread_is_logged_and_not_shown(engine, caplog, capfd):
+    with localspec.load(draft_tokens=0) as closed:
+        chat = closed.chat()
+    with caplog.at_level(logging.INFO), idle_time(closed, chat):
+        while not caplog.records:
+            threading.Event().wait(0.01)
+    assert "is closed" in str(caplog.records[0].exc_info[1])
+    assert caplog.records[0].levelno == logging.INFO
+    assert capfd.readouterr() == ("", "")
