@@ -1,4 +1,4 @@
-"""Idle time: what is done ahead is found again, changes nothing, and never stands in the way."""
+"""Idle time: what is done ahead is found again, changes nothing, and is in nobody's way."""
 
 from __future__ import annotations
 
