@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from localspec.access import Access
 from localspec.answering import Answering
 from localspec.automatic import AutomaticDraftLength
 from localspec.cache_file import read_caches, write_caches
@@ -24,7 +25,6 @@ from localspec.sampling import SamplingParams
 from localspec.speculative import Request, Speculation
 from localspec.stream import Answer, AnswerOptions, Reply, Stream
 from localspec.text import checked_stop_strings
-from localspec.turn import Turn
 
 if TYPE_CHECKING:
     from localspec.llama import LlamaModel
@@ -59,7 +59,7 @@ class Engine(Answering):
         draft_length, self._profile = choose_draft_length(target, draft, drafting, proposers)
         self._speculation = Speculation(target, proposers, draft_length, off, time.perf_counter)
         self._kept_texts = KeptTexts(self._speculation, self._models(), kept_bytes)
-        self._turn = Turn(self.cancel)
+        self._access = Access(self.cancel)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -162,7 +162,7 @@ class Engine(Answering):
                 num_logprobs=options.logprobs,
                 clock=time.perf_counter,
                 acquire=self._acquire,
-                release=self._turn.release,
+                release=self._access.release,
                 on_begin=begin,
                 on_end=end,
             )
@@ -194,8 +194,8 @@ class Engine(Answering):
     def prepare(self, tokens: list[int], *, owner: object) -> None:
         """See `Answering.prepare`."""
         self._require_open()
-        with self._turn.idle_work() as has_turn:
-            if not has_turn:
+        with self._access.for_idle_work() as has_access:
+            if not has_access:
                 raise _busy()
             self._begin()
             self._kept_texts.switch_to(owner)
@@ -214,14 +214,14 @@ class Engine(Answering):
 
         Raises EngineError while a stream is unfinished.
         """
-        if not self._turn.take():
+        if not self._access.take():
             raise EngineError("the engine is producing an answer", "Close the stream first.")
         try:
             self._kept_texts.clear()
             for model in self._models():
                 model.close()
         finally:
-            self._turn.release()
+            self._access.release()
 
     def _save_profile(self) -> None:
         policy = self._speculation.draft_length
@@ -239,12 +239,12 @@ class Engine(Answering):
 
     def _acquire(self) -> None:
         self._require_open()
-        if not self._turn.take():
+        if not self._access.take():
             raise _busy()
         try:
             self._begin()
         except BaseException:
-            self._turn.release()
+            self._access.release()
             raise
 
     def _begin(self) -> None:
@@ -262,7 +262,7 @@ class Engine(Answering):
         try:
             yield
         finally:
-            self._turn.release()
+            self._access.release()
 
 
 def _busy() -> EngineError:

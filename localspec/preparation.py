@@ -19,7 +19,8 @@ from localspec.speculative import Speculation
 from localspec.transforms import Transforms
 
 _CHUNK = 128  # tokens that are decoded at once: what an interruption can lose
-_MOST_SIZES = 12  # that are measured in one pause, each beside a plain step
+_FOLLOWING = 32  # tokens that a draft lags behind at most while it is being asked
+_MOST_STEPS = 12  # that are timed in one pause, each beside a plain one
 _NUM_DRAFTS = 4  # that are timed, the first of which reads
 _DRAFT_TOKENS = 4  # in each of them
 _MOST_READ = 512  # tokens that a draft reads for no other reason than to be timed
@@ -44,12 +45,18 @@ def prepare(
 def _read_ahead(speculation: Speculation, tokens: list[int]) -> None:
     """Make `tokens` the text, and decode what is missing.
 
-    The draft reads on where it has begun to: where it rests it costs no time, idle or not.
+    A draft that has kept up reads it, too; one that rests costs no time, idle or not.
     """
+    following = [
+        draft
+        for draft in speculation.proposers
+        if isinstance(draft, DraftModel)
+        and 0 <= len(speculation.tokens) - draft.begins_at - draft.model.num_cached < _FOLLOWING
+    ]
     if speculation.tokens != tokens:
         speculation.start(tokens)
     _read(speculation.target, tokens)
-    for draft in _drafts(speculation):
+    for draft in following:
         end = min(len(tokens), draft.begins_at + draft.model.context_length)
         if draft.model.num_cached > 0 and draft.knows(tokens):
             _read(draft.model, tokens[draft.begins_at : end])
@@ -86,10 +93,6 @@ def _read(model: Model, tokens: list[int]) -> None:
         model.decode(tokens[begin : begin + _CHUNK], 0)
 
 
-def _drafts(speculation: Speculation) -> list[DraftModel]:
-    return [each for each in speculation.proposers if isinstance(each, DraftModel)]
-
-
 def _measure_steps(
     speculation: Speculation,
     cost: TargetCost,
@@ -100,7 +103,7 @@ def _measure_steps(
     target, tokens = speculation.target, speculation.tokens
     room = min(target.context_length - len(tokens), target.max_outputs)
     wanted = (size for size in cost.sizes_to_measure(len(tokens)) if size <= room)
-    for size in islice(wanted, _MOST_SIZES):
+    for size in islice(wanted, _MOST_STEPS):
         for num_tokens in (1, size):
             # Words of the text itself: where experts share the work, it matters which.
             batch = (tokens[-num_tokens:] * num_tokens)[:num_tokens]

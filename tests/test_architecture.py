@@ -24,7 +24,7 @@ LAYERS = [
     ["sampling", "draft_length", "header", "pair", "text", "thinking", "sandbox"],
     ["vocabulary", "llama_options"],
     ["native", "cache_state", "token_batch", "own_process", "profile", "whole_file"],
-    ["turn", "devices", "machine", "tensor_types", "model_shape", "header_vocabulary"],
+    ["access", "devices", "machine", "tensor_types", "model_shape", "header_vocabulary"],
     ["acceptance", "cost", "drafting", "memory", "speedup"],
     ["candidate", "step_times", "attention"],
     ["automatic"],

@@ -9,11 +9,11 @@ import pytest
 
 import localspec
 from gguf_maker import write_random_model
+from localspec.access import Access
 from localspec.cli.idle_time import idle_time
-from localspec.draft_length import ProposerKind
+from localspec.draft_length import FixedDraftLength, ProposerKind
 from localspec.errors import ContextError, DecodeError, EngineError
 from localspec.template import BUILT_IN
-from localspec.turn import Turn
 
 GREEDY = localspec.SamplingParams(temperature=0)
 STORY = "Tell me a story about a fox."
@@ -185,6 +185,24 @@ def test_costs_are_measured_until_all_are_known(monkeypatch):
         assert set(sizes) == {engine._target.num_cached}
 
 
+def test_a_draft_reads_ahead_only_while_it_follows_the_text(engine):
+    chat = engine.chat()
+    own = engine.draft_length
+    try:
+        engine.draft_length = FixedDraftLength(3)
+        chat.send(STORY, sampling=GREEDY)
+        chat.prepare()
+        assert engine._draft.num_cached == len(engine._speculation.tokens)
+        engine.draft_length = FixedDraftLength(0)
+        reply = chat.send(STORY, sampling=GREEDY)
+        assert reply.stats.completion_tokens > 40
+        num_read = engine._draft.num_cached
+        chat.prepare()
+        assert engine._draft.num_cached == num_read < engine._target.num_cached
+    finally:
+        engine.draft_length = own
+
+
 def test_where_nothing_is_drafted_nothing_is_measured(plain, monkeypatch):
     chat = plain.chat(system=SYSTEM)
     sizes = target_decodes(plain, monkeypatch)
@@ -305,23 +323,23 @@ def test_an_isolated_engine_leaves_it_undone():
         assert chat.send("Hi", max_tokens=2).stats.cached_prompt_tokens == 0
 
 
-def test_the_turn_is_refused_by_an_answer_and_given_up_by_idle_work():
+def test_access_is_refused_by_an_answer_and_given_up_by_idle_work():
     told = threading.Event()
-    turn = Turn(told.set)
-    with turn.idle_work() as has_turn, turn.idle_work() as second:
-        assert (has_turn, second) == (True, False)
-        worker = threading.Thread(target=turn.take)
+    access = Access(told.set)
+    with access.for_idle_work() as first, access.for_idle_work() as second:
+        assert (first, second) == (True, False)
+        worker = threading.Thread(target=access.take)
         worker.start()
         assert told.wait(60)
         assert worker.is_alive()
     worker.join(60)
     assert not worker.is_alive()
-    assert not turn.take()
-    with turn.idle_work() as has_turn:
-        assert not has_turn
-    assert not turn.take()
-    turn.release()
-    assert turn.take()
+    assert not access.take()
+    with access.for_idle_work() as third:
+        assert not third
+    assert not access.take()
+    access.release()
+    assert access.take()
 
 
 def test_the_command_line_s_thread_has_ended_when_the_line_is_there(engine, monkeypatch):

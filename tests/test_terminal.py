@@ -7,7 +7,9 @@ import json
 import re
 import signal
 import sys
+import time
 
+import psutil
 import pytest
 
 if sys.platform == "win32":
@@ -116,6 +118,20 @@ def test_load_goes_on_where_save_stopped(chat, tmp_path):
     assert terminal.leave() == 0
     again = chat("--session", "one")
     assert "Took back: Hello!" in again.say("/undo")
+
+
+def test_what_the_next_prompt_begins_with_is_read_while_a_person_thinks(chat):
+    terminal = chat("--system", " ".join([STORY] * 20), *TERSE)
+    process = psutil.Process(terminal.process.pid)
+    before = -1.0
+    while (now := process.cpu_times().user) > before:  # until it has nothing left to do
+        before = now
+        time.sleep(1)
+    terminal.say("Hello!")
+    counts = re.search(r"read (\d+) tokens, (\d+) of\s+them", terminal.say("/stats"))
+    assert int(counts[2]) > 100
+    assert int(counts[1]) - int(counts[2]) < 15
+    assert terminal.leave() == 0
 
 
 def test_copy_gives_the_answer_to_the_clipboard(chat):

@@ -1,4 +1,4 @@
-"""Whose turn it is on an engine: an answer's, or idle work's, which makes way for it."""
+"""Who may work on an engine: one answer at a time, or idle work, which makes way for it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 _RETRY_S = 0.005  # between two attempts to end idle work that may only be about to begin
 
 
-class Turn:
-    """A lock that an answer is refused by another one, and never by idle work.
+class Access:
+    """A lock that an answer is refused by another answer, and never by idle work.
 
     end_idle_work: ends what runs on the engine within one decode; called from the thread
-    that wants the turn, and only while idle work has it.
+    that wants access, and only while idle work has it.
     """
 
     def __init__(self, end_idle_work: Callable[[], None]) -> None:
@@ -23,7 +23,7 @@ class Turn:
         self._changing = threading.Lock()  # held while idle work comes or goes
 
     def take(self) -> bool:
-        """Have the turn, once idle work has ended; False if an answer has it."""
+        """Have it, once idle work has ended; False if an answer has it."""
         while not self._taken.acquire(timeout=_RETRY_S):
             with self._changing:
                 if not self._is_idle_work:
@@ -32,19 +32,19 @@ class Turn:
         return True
 
     def release(self) -> None:
-        """Give the turn back."""
+        """Give it back."""
         self._taken.release()
 
     @contextlib.contextmanager
-    def idle_work(self) -> Iterator[bool]:
-        """The turn for work that ends when it is told to; False if somebody has it."""
+    def for_idle_work(self) -> Iterator[bool]:
+        """Have it for work that ends when it is told to; False if somebody else has it."""
         with self._changing:
-            has_turn = self._taken.acquire(blocking=False)
-            self._is_idle_work |= has_turn
+            has_access = self._taken.acquire(blocking=False)
+            self._is_idle_work |= has_access
         try:
-            yield has_turn
+            yield has_access
         finally:
-            if has_turn:
+            if has_access:
                 with self._changing:
                     self._is_idle_work = False
                     self._taken.release()
