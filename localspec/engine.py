@@ -252,7 +252,7 @@ class Engine(Answering):
             model.begin()
 
     def _require_open(self) -> None:
-        # Before the turn, which a fork may have copied as it was: taken.
+        # Before the lock, which a fork may have copied as it was: taken.
         for model in self._models():
             model.require_open()
 
