@@ -57,15 +57,15 @@ def main() -> None:
     """Lossless speculative decoding for llama.cpp models on your own machine.
 
     \b
-    localspec chat                        talk to the demo pair, offline
-    localspec chat --target T.gguf --draft D.gguf
-    localspec generate "Why is the sky blue?"
-    localspec bench                       how much faster than plain decoding
-    localspec verify                      check that the draft changes nothing
-    localspec models                      the presets, and what is on this machine
-    localspec download qwen2-7b           fetch a preset's files
-    localspec explain qwen2-7b            will it fit, will it pay: before any download
-    localspec doctor                      what is here, and what could be better
+        localspec chat                        talk to the demo pair, offline
+        localspec chat --target T.gguf --draft D.gguf
+        localspec generate "Why is the sky blue?"
+        localspec bench                       how much faster than plain decoding
+        localspec verify                      check that the draft changes nothing
+        localspec models                      the presets, and what is on this machine
+        localspec download qwen2-7b           fetch a preset's files
+        localspec explain qwen2-7b            will it fit, will it pay: before any download
+        localspec doctor                      what is here, and what could be better
     """
 
 

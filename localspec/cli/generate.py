@@ -60,10 +60,10 @@ def generate(  # noqa: PLR0913  each is an option of the command
     Control characters are shown, not sent; --json carries the exact text.
 
     \b
-    localspec generate "Tell me a story about an owl."
-    localspec generate --temperature 0 --json "What is 7 times 8?"
-    localspec generate -f notes.txt "What have I forgotten?"
-    echo "Name three colours." | localspec generate
+        localspec generate "Tell me a story about an owl."
+        localspec generate --temperature 0 --json "What is 7 times 8?"
+        localspec generate -f notes.txt "What have I forgotten?"
+        echo "Name three colours." | localspec generate
     """
     if raw and (options.system is not None or options.chat_template is not None or files):
         raise click.UsageError("--raw has no place for --system, --chat-template or --file.")
