@@ -43,8 +43,6 @@ class Answerer(Protocol):
         on_end: Callable[[Reply], None],
     ) -> Stream: ...
 
-    def cancel(self) -> None: ...
-
 
 Turn = tuple[Message, Message]  # question and answer
 
@@ -173,7 +171,7 @@ class Chat:
 
     def astream(self, text: str, **options: Unpack[AnswerKeywords]) -> AsyncStream:
         """`stream` for `async for`. A message too long is refused when it is read."""
-        return AsyncStream(lambda: self.stream(text, **options), self._engine.cancel)
+        return AsyncStream(lambda: self.stream(text, **options))
 
     async def asend(self, text: str, **options: Unpack[AnswerKeywords]) -> Reply:
         """`send` without blocking the event loop."""

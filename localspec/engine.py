@@ -170,9 +170,7 @@ class Engine(Answering):
         """See `Answering.answer`."""
         room = self.context_length - len(prompt_tokens)
         if not prompt_tokens:
-            raise OptionError(
-                "the prompt is empty", "Give at least one token to continue from."
-            )
+            raise OptionError("the prompt is empty", "Give a token or more to go on from.")
         if room < 1:
             raise ContextError(
                 f"the prompt has {len(prompt_tokens)} tokens; "
@@ -212,6 +210,7 @@ class Engine(Answering):
                 num_logprobs=options.logprobs,
                 clock=time.perf_counter,
                 acquire=self._acquire,
+                interrupt=self.cancel,
                 release=self._busy.release,
                 on_begin=begin,
                 on_end=end,
@@ -250,7 +249,7 @@ class Engine(Answering):
             self._busy.release()
 
     def cancel(self) -> None:
-        """End the running answer within one decode. From any thread; it keeps what was said."""
+        """See `Answering.cancel`."""
         for model in self._models():
             model.interrupt()
 

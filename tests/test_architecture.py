@@ -20,7 +20,7 @@ MODULES = {
 }
 # Who may import whom: a module imports only modules of rows above its own.
 LAYERS = [
-    ["errors"],
+    ["errors", "cancellation"],
     ["sampling", "draft_length", "header", "pair", "text", "thinking", "sandbox"],
     ["vocabulary"],
     ["native", "cache_state", "token_batch", "own_process", "profile", "whole_file"],

@@ -37,7 +37,7 @@ def show_answer(engine: Engine, stream: Stream, view: AnswerView) -> Reply:
         num_decoded, num_tokens = engine.reading
         return f"Reading {num_decoded} of {num_tokens} tokens …"
 
-    with cancel_on_interrupt(engine), echo_off(), stream:
+    with cancel_on_interrupt(stream), echo_off(), stream:
         with waiting(progress):
             first = next(stream, None)
         if first is not None:

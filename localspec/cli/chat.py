@@ -88,7 +88,7 @@ def _answer_lines(conversation: Conversation) -> None:
 
 
 def _write_plain(conversation: Conversation, stream: Stream) -> Reply:
-    reply = write_answer(conversation.engine, stream, show_draft=conversation.show_draft)
+    reply = write_answer(stream, show_draft=conversation.show_draft)
     if reply.finish_reason == "cancelled":
         raise click.Abort
     return reply
