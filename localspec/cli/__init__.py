@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -21,6 +22,9 @@ from localspec.cli.models import models
 from localspec.cli.screen import error_lines
 from localspec.cli.verify import verify
 from localspec.errors import LocalspecError, OptionError
+
+
+_READER_GONE = (errno.EPIPE, errno.EINVAL)  # the second from Windows
 
 
 class _Group(click.Group):
@@ -45,7 +49,7 @@ class _Group(click.Group):
             # Whoever read our output has gone, or the disk is full. What is still buffered
             # goes nowhere, so that the interpreter does not complain at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            if not isinstance(error, BrokenPipeError):
+            if error.errno not in _READER_GONE:
                 click.echo(f"Error: {error.strerror}: {error.filename or 'output'}", err=True)
             code = exit_codes.FAILED
         sys.exit(code)
