@@ -23,7 +23,6 @@ from localspec.cli.screen import error_lines
 from localspec.cli.verify import verify
 from localspec.errors import LocalspecError, OptionError
 
-
 _READER_GONE = (errno.EPIPE, errno.EINVAL)  # the second from Windows
 
 
