@@ -48,7 +48,7 @@ class _Group(click.Group):
             # Whoever read our output has gone, or the disk is full. What is still buffered
             # goes nowhere, so that the interpreter does not complain at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            if error.errno not in _READER_GONE:
+            if error.filename or error.errno not in _READER_GONE:
                 click.echo(f"Error: {error.strerror}: {error.filename or 'output'}", err=True)
             code = exit_codes.FAILED
         sys.exit(code)
