@@ -35,7 +35,9 @@ class NarrowedWindow:
 
     def _erase(self, application: Application[Any]) -> None:
         columns = application.output.get_size().columns
-        if application.renderer.last_rendered_screen is None and columns < self._columns:
+        if columns < self._columns:
+            # A key may be drawn before the resize is heard of.
+            application.renderer.erase(leave_alternate_screen=False)
             num_more = sum((width - 1) // columns for width in self._widths)
             application.output.cursor_up(num_more)
             application.output.erase_down()
