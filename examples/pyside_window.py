@@ -28,21 +28,28 @@ class Reader(QObject):
     def __init__(self, chat: localspec.Chat) -> None:
         super().__init__()
         self._chat = chat
+        self._stream: localspec.Stream | None = None
         self._worker = threading.Thread()
 
     def start(self, question: str) -> None:
-        self._worker = threading.Thread(target=self._read, args=(question,))
+        """Begin to read an answer. Raises LocalspecError if there can be none."""
+        self._stream = self._chat.stream(question)
+        self._worker = threading.Thread(target=self._read, args=(self._stream,))
         self._worker.start()
 
-    def is_reading(self, wait_s: float = 0.0) -> bool:
-        """Whether an answer is still being read, after a wait for its end."""
-        if self._worker.is_alive():
-            self._worker.join(wait_s)
-        return self._worker.is_alive()
+    def cancel(self) -> None:
+        """End the answer, whether it has begun or not."""
+        if self._stream is not None:
+            self._stream.cancel()
 
-    def _read(self, question: str) -> None:
+    def wait(self) -> None:
+        """Until the last answer is read."""
+        if self._worker.is_alive():
+            self._worker.join()
+
+    def _read(self, stream: localspec.Stream) -> None:
         try:
-            for piece in self._chat.stream(question):
+            for piece in stream:
                 self.arrived.emit(piece.text)
         except localspec.LocalspecError as error:
             self.arrived.emit(f"[{error} {error.hint}]")
@@ -55,7 +62,6 @@ class ChatWindow(QWidget):
     def __init__(self, engine: localspec.Engine) -> None:
         super().__init__()
         self.setWindowTitle("localspec")
-        self._engine = engine
         self._reader = Reader(engine.chat())
         self._reader.arrived.connect(self._append)
         self._reader.finished.connect(self._ready)
@@ -66,7 +72,7 @@ class ChatWindow(QWidget):
         self.stop.setEnabled(False)
         self.entry.returnPressed.connect(self.ask)
         self.send.clicked.connect(self.ask)
-        self.stop.clicked.connect(engine.cancel)
+        self.stop.clicked.connect(self._reader.cancel)
         line = QHBoxLayout()
         for widget in (self.entry, self.send, self.stop):
             line.addWidget(widget)
@@ -81,14 +87,18 @@ class ChatWindow(QWidget):
             return
         self.entry.clear()
         self._append(f"\n> {question}\n")
+        try:
+            self._reader.start(question)
+        except localspec.LocalspecError as error:
+            self._append(f"[{error} {error.hint}]")
+            return
         self.send.setEnabled(False)
         self.stop.setEnabled(True)
-        self._reader.start(question)
 
     def closeEvent(self, event: QCloseEvent) -> None:
         """Stop an answer that is running, so that the engine can be closed."""
-        while self._reader.is_reading(wait_s=0.05):
-            self._engine.cancel()  # again, if it had not begun yet
+        self._reader.cancel()
+        self._reader.wait()
         event.accept()
 
     def _append(self, text: str) -> None:

@@ -17,8 +17,8 @@ class ChatWindow:
 
     def __init__(self, root: tk.Tk, engine: localspec.Engine) -> None:
         self._root = root
-        self._engine = engine
         self._chat = engine.chat()
+        self._stream: localspec.Stream | None = None
         self._reader = threading.Thread()
         # Tk may be used from its own thread only, so the reader's pieces wait here.
         self._arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -28,7 +28,7 @@ class ChatWindow:
         self.entry.pack(side="left", fill="x", expand=True)
         self.entry.bind("<Return>", lambda _event: self.ask())
         self.send = tk.Button(root, text="Send", command=self.ask)
-        self.stop = tk.Button(root, text="Stop", command=engine.cancel, state="disabled")
+        self.stop = tk.Button(root, text="Stop", command=self.cancel, state="disabled")
         self.send.pack(side="left")
         self.stop.pack(side="left")
 
@@ -39,17 +39,27 @@ class ChatWindow:
             return
         self.entry.delete(0, "end")
         self.transcript.insert("end", f"\n> {question}\n")
+        try:
+            self._stream = self._chat.stream(question)
+        except localspec.LocalspecError as error:
+            self.transcript.insert("end", f"[{error} {error.hint}]")
+            return
         self.send["state"], self.stop["state"] = "disabled", "normal"
-        self._reader = threading.Thread(target=self._read, args=(question,))
+        self._reader = threading.Thread(target=self._read, args=(self._stream,))
         self._reader.start()
         self._root.after(POLL_MS, self._show)
 
     def is_answering(self) -> bool:
         return str(self.stop["state"]) == "normal"
 
-    def _read(self, question: str) -> None:
+    def cancel(self) -> None:
+        """End the answer, whether it has begun or not."""
+        if self._stream is not None:
+            self._stream.cancel()
+
+    def _read(self, stream: localspec.Stream) -> None:
         try:
-            for piece in self._chat.stream(question):
+            for piece in stream:
                 self._arrived.put(piece.text)
         except localspec.LocalspecError as error:
             self._arrived.put(f"[{error} {error.hint}]")
@@ -67,9 +77,9 @@ class ChatWindow:
 
     def close(self) -> None:
         """Stop an answer that is running, so that the engine can be closed."""
-        while self._reader.is_alive():
-            self._engine.cancel()  # again, if it had not begun yet
-            self._reader.join(0.05)
+        self.cancel()
+        if self._reader.is_alive():
+            self._reader.join()
 
 
 def main() -> None:

@@ -65,7 +65,11 @@ class Answering(abc.ABC):
 
     @abc.abstractmethod
     def cancel(self) -> None:
-        """End the running answer within one decode. From any thread; it keeps what was said."""
+        """End the running answer within one decode. From any thread; it keeps what was said.
+
+        Whichever runs: without effect on a stream that has not begun, which its own
+        `Stream.cancel` ends.
+        """
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -103,7 +107,7 @@ class Answering(abc.ABC):
         self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]
     ) -> AsyncStream:
         """`stream` for `async for`. A bad prompt is refused when it is read."""
-        return AsyncStream(lambda: self.stream(prompt, **options), self.cancel)
+        return AsyncStream(lambda: self.stream(prompt, **options))
 
     async def agenerate(
         self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]

@@ -10,8 +10,6 @@ from types import TracebackType
 from localspec.errors import EngineError
 from localspec.stream import Piece, Reply, Stream
 
-_RETRY_S = 0.02  # between two attempts to stop an answer that may not have begun yet
-
 
 class _Work:
     """What the thread does. It has to know no `AsyncStream`, or that could not be dropped."""
@@ -19,11 +17,19 @@ class _Work:
     def __init__(self, open_stream: Callable[[], Stream]) -> None:
         self._open_stream = open_stream
         self.stream: Stream | None = None
+        self._is_cancelled = False
 
     def next(self) -> Piece | None:
         if self.stream is None:
             self.stream = self._open_stream()
+            if self._is_cancelled:
+                self.stream.cancel()
         return next(self.stream, None)
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        if self.stream is not None:
+            self.stream.cancel()
 
     def close(self) -> None:
         if self.stream is not None:
@@ -37,12 +43,11 @@ class AsyncStream:
     bad one is refused, and every decode. Cancelling the task that reads, `aclose`, leaving
     an `async with` block and dropping the last reference stop the work.
 
-    open_stream: makes the answer, in that thread. cancel: ends a running decode.
+    open_stream: makes the answer, in that thread.
     """
 
-    def __init__(self, open_stream: Callable[[], Stream], cancel: Callable[[], None]) -> None:
+    def __init__(self, open_stream: Callable[[], Stream]) -> None:
         self._work = _Work(open_stream)
-        self._cancel = cancel
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="localspec")
         self._reading: asyncio.Future[Piece | None] | None = None
         self._awaited = False
@@ -80,11 +85,9 @@ class AsyncStream:
             return
         self._closed = True
         try:
-            while self._reading is not None and self._is_reading():
-                # Not before there is a stream: until then the engine may work for another.
-                if self._work.stream is not None:
-                    self._cancel()
-                await asyncio.wait([self._reading], timeout=_RETRY_S)
+            if self._reading is not None and self._is_reading():
+                self._work.cancel()
+                await asyncio.wait([self._reading])
         finally:
             closing = asyncio.wrap_future(self._worker.submit(self._work.close))
             self._worker.shutdown(wait=False)

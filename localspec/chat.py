@@ -46,8 +46,6 @@ class Answerer(Protocol):
 
     def prepare(self, tokens: list[int], *, owner: object) -> None: ...
 
-    def cancel(self) -> None: ...
-
 
 Turn = tuple[Message, Message]  # question and answer
 
@@ -172,7 +170,7 @@ class Chat:
 
     def astream(self, text: str, **options: Unpack[AnswerKeywords]) -> AsyncStream:
         """`stream` for `async for`. A message too long is refused when it is read."""
-        return AsyncStream(lambda: self.stream(text, **options), self._engine.cancel)
+        return AsyncStream(lambda: self.stream(text, **options))
 
     async def asend(self, text: str, **options: Unpack[AnswerKeywords]) -> Reply:
         """`send` without blocking the event loop."""

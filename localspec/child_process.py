@@ -7,7 +7,6 @@ import multiprocessing
 import signal
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from localspec.errors import EngineError
@@ -44,7 +43,7 @@ class ChildProcess:
         cancels.close()
         self.number = self._process.pid
         try:
-            self.facts: EngineFacts = self._answer(self._calls, progress)
+            self.facts: EngineFacts = self._answer(progress)
         except BaseException:
             self.stop()
             raise
@@ -54,13 +53,13 @@ class ChildProcess:
         with self._one_call:
             with contextlib.suppress(OSError):  # what is wrong is found out below
                 self._calls.send((method, arguments, keywords))
-            return self._answer(self._calls, None)
+            return self._answer(None)
 
-    def _answer(self, calls: Connection, progress: Callable[[float], None] | None) -> Any:
+    def _answer(self, progress: Callable[[float], None] | None) -> Any:
         kind, value = "progress", None
         while kind == "progress":
             try:
-                kind, value = calls.recv()
+                kind, value = self._calls.recv()
             except (EOFError, OSError) as error:
                 raise EngineError(
                     f"the process of the engine ended: {self._how_it_ended()}",

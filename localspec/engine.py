@@ -120,9 +120,7 @@ class Engine(Answering):
         """See `Answering.answer`."""
         room = self.context_length - len(prompt_tokens)
         if not prompt_tokens:
-            raise OptionError(
-                "the prompt is empty", "Give at least one token to continue from."
-            )
+            raise OptionError("the prompt is empty", "Give a token or more to go on from.")
         if room < 1:
             raise ContextError(
                 f"the prompt has {len(prompt_tokens)} tokens; "
@@ -163,6 +161,7 @@ class Engine(Answering):
                 clock=time.perf_counter,
                 acquire=self._acquire,
                 release=self._access.release,
+                interrupt=self.cancel,
                 on_begin=begin,
                 on_end=end,
             )
@@ -205,7 +204,7 @@ class Engine(Answering):
             self._save_profile()
 
     def cancel(self) -> None:
-        """End the running answer within one decode. From any thread; it keeps what was said."""
+        """See `Answering.cancel`."""
         for model in self._models():
             model.interrupt()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from localspec.answering import Answering
+from localspec.cancellation import Cancellation
 from localspec.child_process import ChildProcess
 from localspec.errors import EngineError, OptionError
 from localspec.isolated_child import EngineFacts
@@ -138,7 +139,7 @@ class IsolatedEngine(Answering):
     ) -> Stream:
         """See `Answering.answer`."""
 
-        def begin(process: ChildProcess) -> None:
+        def begin(process: ChildProcess) -> int:
             on_begin()
             self._num_streams += 1
             gone = self._gone_owners[:]
@@ -146,6 +147,7 @@ class IsolatedEngine(Answering):
             process.call("forget", gone)
             number = None if owner is None else self._owner_number(owner)
             process.call("begin", self._num_streams, prompt_tokens, options, turn, number)
+            return self._num_streams
 
         return Stream(_RemoteAnswer(self, begin, on_end))
 
@@ -174,7 +176,7 @@ class IsolatedEngine(Answering):
             self._busy.release()
 
     def cancel(self) -> None:
-        """End the running answer within one decode. From any thread; it keeps what was said."""
+        """See `Answering.cancel`."""
         self._process.cancel(self._num_streams)
 
     def close(self) -> None:
@@ -194,21 +196,25 @@ class _RemoteAnswer:
     def __init__(
         self,
         engine: IsolatedEngine,
-        begin: Callable[[ChildProcess], None],
+        begin: Callable[[ChildProcess], int],
         on_end: Callable[[Reply], None],
     ) -> None:
         self._engine = engine
         self._begin = begin
         self._on_end = on_end
         self._reply: Reply | None = None
+        self.cancellation = Cancellation()
 
     def pieces(self) -> Generator[Piece, None, None]:
         try:
             with self._engine.exclusively() as process:
-                self._begin(process)
+                number = self._begin(process)
+                if self.cancellation.is_requested:
+                    process.call("cancel", number)  # on this line it comes before the first
                 try:
-                    while (piece := process.call("next_piece")) is not None:
-                        yield piece
+                    with self.cancellation.obeyed(lambda: process.cancel(number)):
+                        while (piece := process.call("next_piece")) is not None:
+                            yield piece
                 finally:
                     if process.is_running():
                         self._reply = process.call("end")

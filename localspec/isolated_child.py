@@ -90,8 +90,9 @@ class Served:
 
     def cancel(self, number: int) -> None:
         """Cancel the stream of that number, if it is still the one. From any thread."""
-        if number == self.stream_number:
-            self._engine.cancel()
+        stream = self._stream
+        if stream is not None and number == self.stream_number:
+            stream.cancel()
 
 
 def serve(

@@ -29,7 +29,7 @@ def load_presets() -> dict[str, Preset]:
     presets = read_presets("models.toml", shipped, {})
     path = user_presets_file()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return presets
     except (OSError, UnicodeDecodeError) as error:

@@ -25,7 +25,7 @@ def read_prompts(path: Path) -> list[str]:
     Raises OptionError if the file cannot be read or has none.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise OptionError(f"{path}: {error}", "Name a text file, one prompt a line.") from error
     prompts = [line.strip() for line in lines if line.strip()]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Protocol, TypedDict
 
+from localspec.cancellation import Cancellation
 from localspec.errors import EngineError, Interrupted, OptionError
 from localspec.logprobs import TokenLogprobs, token_logprobs
 from localspec.metrics import Meter, Provenance, Stats, Step
@@ -116,6 +117,7 @@ class Answer:
     num_logprobs: int | None
     clock: Callable[[], float]
     acquire: Callable[[], None]
+    interrupt: Callable[[], None]
     release: Callable[[], None]
     on_begin: Callable[[], None]
     on_end: Callable[[Reply], None]
@@ -124,6 +126,7 @@ class Answer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason = "cancelled"
     reply: Reply | None = None
+    cancellation: Cancellation = field(default_factory=Cancellation)
 
     def pieces(self) -> Generator[Piece, None, None]:
         """The answer, token by token. Whatever ends it, caches and reply are left right."""
@@ -135,7 +138,8 @@ class Answer:
             meter = Meter(len(self.prompt_tokens), cached, started)
             text = TextStream(self.stop)
             try:
-                yield from self._decode(meter, text)
+                with self.cancellation.obeyed(self.interrupt):
+                    yield from self._decode(meter, text)
             finally:
                 # A closed stream or a stop string leaves the rest of a step behind.
                 self.speculation.truncate(len(self.prompt_tokens) + len(self.token_ids))
@@ -206,6 +210,10 @@ class Answer:
 class Produced(Protocol):
     """An answer that is being made, here or in another process."""
 
+    @property
+    def cancellation(self) -> Cancellation:
+        """What ends it."""
+
     def pieces(self) -> Generator[Piece, None, None]:
         """The answer, token by token."""
 
@@ -239,8 +247,16 @@ class Stream:
             self._pieces.close()
         except ValueError as error:  # "generator already executing"
             raise EngineError(
-                "the stream is being read by another thread", "Stop it with Engine.cancel()."
+                "the stream is being read by another thread", "Stop it with its cancel()."
             ) from error
+
+    def cancel(self) -> None:
+        """End the answer within one decode; if it has not begun, before its first token.
+
+        From any thread, and for a signal handler. Whoever reads gets the end of the stream
+        and a reply that holds what was said, its finish reason "cancelled".
+        """
+        self._answer.cancellation.request()
 
     def __enter__(self) -> Stream:
         return self

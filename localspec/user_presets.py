@@ -38,7 +38,7 @@ def add_preset(new: NewPreset) -> Preset:
             f"{new.name!r} is no name for a preset", "Use letters, digits, dots and dashes."
         )
     path = user_presets_file()
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
     if new.name in load_presets():
         raise PresetError(
             f"there is a preset {new.name!r} already", f"Choose another name, or edit {path}."

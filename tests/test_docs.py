@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,16 @@ def test_every_command_has_its_entry(site):
         for option in command.params:
             if not getattr(option, "hidden", False):
                 assert all(word in page for word in option.opts if word.startswith("--"))
+
+
+def test_examples_of_commands_stand_line_by_line_as_code(site):
+    page = html.unescape((site / "cli.html").read_text("utf-8"))
+    blocks = re.findall(r"<pre><code>(localspec .*?)\n</code></pre>", page, re.S)
+    examples = {
+        command.help.partition("\b\n")[2] for command in (main, *main.commands.values())
+    }
+    assert {textwrap.dedent(example).strip() for example in examples} <= set(blocks)
+    assert sum(block.count("\n") + 1 for block in blocks) >= 30
 
 
 def test_every_page_is_in_the_navigation():

@@ -229,6 +229,43 @@ def test_cancel_from_another_thread_keeps_what_was_said(engine):
     assert engine.generate(STORY, sampling=GREEDY).text.startswith(stream.reply.text)
 
 
+def test_a_stream_that_was_cancelled_before_it_began_says_nothing(engine):
+    """The wish comes from a thread, and touches no other answer and nothing later."""
+    chat = engine.chat()
+    chat.send("Hello!", sampling=GREEDY)
+    stream = chat.stream("Tell me a story about a fox.", sampling=GREEDY)
+    other = engine.stream(STORY, sampling=GREEDY)
+    said = next(other).text
+    canceller = threading.Thread(target=stream.cancel)
+    canceller.start()
+    canceller.join()
+    said += "".join(piece.text for piece in other)
+    whole = engine.generate(STORY, sampling=GREEDY)
+    assert (said, other.reply.finish_reason) == (whole.text, "stop")
+    assert list(stream) == []
+    assert stream.reply.finish_reason == "cancelled"
+    assert stream.reply.token_ids == ()
+    assert len(chat.messages) == 2
+    stream.cancel()
+    assert engine.generate(STORY, sampling=GREEDY).text == whole.text
+
+
+def test_a_stream_is_cancelled_at_any_moment_of_its_begin(engine):
+    """A thread cancels while another reads the first piece: it never runs to its end."""
+    for delay in range(0, 4000, 100):
+        stream = engine.stream(
+            STORY, sampling=localspec.SamplingParams(temperature=0, ignore_eos=True)
+        )
+        reading = threading.Thread(target=list, args=(stream,))
+        reading.start()
+        for _ in range(delay):
+            pass
+        stream.cancel()
+        reading.join()
+        assert stream.reply.finish_reason == "cancelled"
+        assert stream.reply.stats.completion_tokens < 500
+
+
 def test_a_second_thread_is_refused_not_mixed_in(engine):
     errors: list[Exception] = []
     stream = engine.stream(STORY, sampling=GREEDY)

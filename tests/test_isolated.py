@@ -99,6 +99,23 @@ def test_streams_stop_as_in_an_engine_here(isolated, engine):
     ).text  # fmt: skip
 
 
+def test_a_stream_is_cancelled_before_it_begins_and_while_it_runs(isolated):
+    stream = isolated.stream(STORY, sampling=LONG)
+    stream.cancel()
+    assert list(stream) == []
+    assert stream.reply.finish_reason == "cancelled"
+    assert stream.reply.token_ids == ()
+    stream = isolated.stream(STORY, sampling=LONG)
+    next(stream)
+    canceller = threading.Thread(target=stream.cancel)
+    canceller.start()
+    assert len(list(stream)) < 1900
+    canceller.join()
+    assert stream.reply.finish_reason == "cancelled"
+    stream.cancel()
+    assert isolated.generate("Hi", max_tokens=2).finish_reason == "length"
+
+
 def test_a_task_that_is_cancelled_ends_the_answer_there(isolated):
     """While the prompt is decoded, and later; the engine is free at once."""
 

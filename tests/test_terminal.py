@@ -253,6 +253,46 @@ def test_ctrl_c_while_a_long_prompt_is_read(chat, tmp_path):
     assert terminal.has_its_modes()
 
 
+@pytest.fixture(scope="module")
+def large_model(tmp_path_factory, demo_target):
+    """A file that takes a while to load."""
+    from hollow_model import SHAPES, write_hollow_model
+
+    path = tmp_path_factory.mktemp("large") / "large.gguf"
+    return write_hollow_model(path, demo_target, SHAPES["Llama 3.1 8B"])
+
+
+@pytest.fixture
+def loading(tmp_path, large_model):
+    """A chat that is loading its model, and says how far it is."""
+    terminal = Terminal(tmp_path, "chat", "--target", str(large_model), "--ctx", "256")
+    how_far = re.compile(r"^Loading the models: [1-9]\d?% …")
+    text = terminal.wait_for(lambda text: how_far.match(text) or text.endswith("\n>"))
+    if how_far.match(text) is None:
+        pytest.skip("this machine loads it too quickly to be asked to wait")
+    yield terminal
+    terminal.close()
+
+
+def test_a_load_says_how_far_it_is_and_then_nothing(loading):
+    text = loading.wait_for_prompt(1)
+    assert text.startswith("large.gguf alone.\n")
+    assert "Loading" not in text
+    shares = re.findall(r"Loading the models: (\d+)%", loading.received.decode())
+    assert list(map(int, shares)) == sorted(map(int, shares))
+    assert len(set(shares)) > 1
+    assert loading.leave() == 0
+
+
+def test_ctrl_c_ends_a_load(loading):
+    loading.process.send("\x03")
+    assert loading.ended() == 130
+    assert loading.text() == ""
+    assert loading.has_its_modes()
+    assert not loading.screen.cursor.hidden
+    assert b"Traceback" not in loading.received
+
+
 def test_forty_columns_and_a_resize_in_the_middle(chat):
     """No word is cut; what follows a resize fits the new window."""
     terminal = chat("--temperature", "0", columns=40)

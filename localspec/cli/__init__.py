@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -21,6 +22,8 @@ from localspec.cli.models import models
 from localspec.cli.screen import error_lines
 from localspec.cli.verify import verify
 from localspec.errors import LocalspecError, OptionError
+
+_READER_GONE = (errno.EPIPE, errno.EINVAL)  # the second from Windows
 
 
 class _Group(click.Group):
@@ -45,7 +48,7 @@ class _Group(click.Group):
             # Whoever read our output has gone, or the disk is full. What is still buffered
             # goes nowhere, so that the interpreter does not complain at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            if not isinstance(error, BrokenPipeError):
+            if error.filename or error.errno not in _READER_GONE:
                 click.echo(f"Error: {error.strerror}: {error.filename or 'output'}", err=True)
             code = exit_codes.FAILED
         sys.exit(code)
@@ -57,15 +60,15 @@ def main() -> None:
     """Lossless speculative decoding for llama.cpp models on your own machine.
 
     \b
-    localspec chat                        talk to the demo pair, offline
-    localspec chat --target T.gguf --draft D.gguf
-    localspec generate "Why is the sky blue?"
-    localspec bench                       how much faster than plain decoding
-    localspec verify                      check that the draft changes nothing
-    localspec models                      the presets, and what is on this machine
-    localspec download qwen2-7b           fetch a preset's files
-    localspec explain qwen2-7b            will it fit, will it pay: before any download
-    localspec doctor                      what is here, and what could be better
+        localspec chat                        talk to the demo pair, offline
+        localspec chat --target T.gguf --draft D.gguf
+        localspec generate "Why is the sky blue?"
+        localspec bench                       how much faster than plain decoding
+        localspec verify                      check that the draft changes nothing
+        localspec models                      the presets, and what is on this machine
+        localspec download qwen2-7b           fetch a preset's files
+        localspec explain qwen2-7b            will it fit, will it pay: before any download
+        localspec doctor                      what is here, and what could be better
     """
 
 

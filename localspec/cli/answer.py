@@ -6,13 +6,12 @@ import click
 
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.screen import marked, printable, use_colour
-from localspec.engine import Engine
 from localspec.stream import Reply, Stream
 
 
-def write_answer(engine: Engine, stream: Stream, *, show_draft: bool) -> Reply:
+def write_answer(stream: Stream, *, show_draft: bool) -> Reply:
     """Print an answer, harmless to a terminal. Ctrl-C stops it and keeps what was said."""
-    with cancel_on_interrupt(engine), stream:
+    with cancel_on_interrupt(stream), stream:
         for piece in stream:
             text = marked(piece) if show_draft else printable(piece.text)
             click.echo(text, nl=False, color=use_colour())

@@ -9,6 +9,7 @@ from typing import Protocol
 import click
 
 from localspec.cli.conversation import ThoughtView
+from localspec.cli.echo import echo_off
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.markdown import MarkdownWriter
 from localspec.cli.screen import marked, printable, use_colour
@@ -36,7 +37,7 @@ def show_answer(engine: Engine, stream: Stream, view: AnswerView) -> Reply:
         num_decoded, num_tokens = engine.reading
         return f"Reading {num_decoded} of {num_tokens} tokens …"
 
-    with cancel_on_interrupt(engine), stream:
+    with cancel_on_interrupt(stream), echo_off(), stream:
         with waiting(progress):
             first = next(stream, None)
         if first is not None:

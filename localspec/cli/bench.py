@@ -44,8 +44,8 @@ def bench(
     is kept for later runs.
 
     \b
-    localspec bench
-    localspec bench --target T.gguf --draft D.gguf --plot costs.png
+        localspec bench
+        localspec bench --target T.gguf --draft D.gguf --plot costs.png
     """
     if plot is not None:
         check_plot(plot)

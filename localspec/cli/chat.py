@@ -34,9 +34,9 @@ def chat(
     typed. On a pipe, every line of the input is a message.
 
     \b
-    localspec chat
-    localspec chat --session french --system "You teach me French."
-    localspec chat --target big.gguf --draft small.gguf --show-draft
+        localspec chat
+        localspec chat --session french --system "You teach me French."
+        localspec chat --target big.gguf --draft small.gguf --show-draft
     """
     if keep_caches and session is None:
         raise click.UsageError("--keep-caches needs a --session.")
@@ -88,7 +88,7 @@ def _answer_lines(conversation: Conversation) -> None:
 
 
 def _write_plain(conversation: Conversation, stream: Stream) -> Reply:
-    reply = write_answer(conversation.engine, stream, show_draft=conversation.show_draft)
+    reply = write_answer(stream, show_draft=conversation.show_draft)
     if reply.finish_reason == "cancelled":
         raise click.Abort
     return reply

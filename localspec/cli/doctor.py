@@ -23,8 +23,8 @@ def doctor(*, as_json: bool) -> None:
     remedy. Asks no network.
 
     \b
-    localspec doctor
-    localspec doctor --json
+        localspec doctor
+        localspec doctor --json
     """
     found = inspect_installation()
     problems = find_problems(found)

@@ -36,9 +36,9 @@ def download(
     owner/repo:QUANT.
 
     \b
-    localspec download qwen2-7b
-    localspec download smollm2-1.7b --local-dir models
-    localspec download bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0
+        localspec download qwen2-7b
+        localspec download smollm2-1.7b --local-dir models
+        localspec download bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0
     """
     files = [file for name in presets for file in files_to_download(name)]
     plan = plan_download(files, place_for(local_dir))

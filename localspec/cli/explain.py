@@ -35,9 +35,9 @@ def explain(
     Of models that are not here a few megabytes are read: the headers of their files.
 
     \b
-    localspec explain qwen2-7b
-    localspec explain --target T.gguf --draft D.gguf --ctx 16384
-    localspec explain --target bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0 --json
+        localspec explain qwen2-7b
+        localspec explain --target T.gguf --draft D.gguf --ctx 16384
+        localspec explain --target bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0 --json
     """
     found = explanation.explain(preset, target=target, draft=draft, context_length=ctx)
     click.echo(json.dumps(_as_object(found)) if as_json else as_text(found))

@@ -60,10 +60,10 @@ def generate(  # noqa: PLR0913  each is an option of the command
     Control characters are shown, not sent; --json carries the exact text.
 
     \b
-    localspec generate "Tell me a story about an owl."
-    localspec generate --temperature 0 --json "What is 7 times 8?"
-    localspec generate -f notes.txt "What have I forgotten?"
-    echo "Name three colours." | localspec generate
+        localspec generate "Tell me a story about an owl."
+        localspec generate --temperature 0 --json "What is 7 times 8?"
+        localspec generate -f notes.txt "What have I forgotten?"
+        echo "Name three colours." | localspec generate
     """
     if raw and (options.system is not None or options.chat_template is not None or files):
         raise click.UsageError("--raw has no place for --system, --chat-template or --file.")
@@ -88,18 +88,18 @@ def generate(  # noqa: PLR0913  each is an option of the command
             logprobs=logprobs,
         )
         if as_json:
-            reply = _finish(engine, stream)
+            reply = _finish(stream)
             click.echo(json.dumps(_as_object(reply, engine)))
         else:
             if options.show_draft:
                 click.echo(legend(), err=True, color=use_colour())
-            reply = write_answer(engine, stream, show_draft=options.show_draft)
+            reply = write_answer(stream, show_draft=options.show_draft)
     if reply.finish_reason == "cancelled":
         raise click.Abort
 
 
-def _finish(engine: Engine, stream: Stream) -> Reply:
-    with cancel_on_interrupt(engine), stream:
+def _finish(stream: Stream) -> Reply:
+    with cancel_on_interrupt(stream), stream:
         for _ in stream:
             pass
     return stream.reply

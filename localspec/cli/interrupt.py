@@ -8,12 +8,12 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from localspec.engine import Engine
+from localspec.stream import Stream
 
 
 @contextlib.contextmanager
-def cancel_on_interrupt(engine: Engine) -> Iterator[None]:
-    """While the block runs, SIGINT cancels the engine's answer; a second one raises.
+def cancel_on_interrupt(stream: Stream) -> Iterator[None]:
+    """While the block runs, SIGINT cancels the answer; a second one raises.
 
     Python runs signal handlers only between its own instructions, and the main thread may
     be inside one long decode. The wake-up socket is written to by the C handler at once; a
@@ -21,7 +21,7 @@ def cancel_on_interrupt(engine: Engine) -> Iterator[None]:
     """
 
     def on_interrupt(_number: int, _frame: object) -> None:
-        engine.cancel()
+        stream.cancel()
         signal.signal(signal.SIGINT, previous_handler)
 
     waiting, waking = socket.socketpair()
@@ -30,7 +30,7 @@ def cancel_on_interrupt(engine: Engine) -> Iterator[None]:
     def watch() -> None:
         while received := waiting.recv(16):
             if signal.SIGINT in received:
-                engine.cancel()
+                stream.cancel()
 
     watcher = threading.Thread(target=watch, name="localspec-interrupt", daemon=True)
     previous_socket = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)

@@ -19,6 +19,8 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.utils import is_dumb_terminal
 
+from localspec.cli.narrowed import NarrowedWindow
+
 # The texts that can stand behind a command; None for paths.
 Values = Callable[[], Iterable[str]] | None
 
@@ -70,7 +72,7 @@ def _session(commands: Mapping[str, Values]) -> PromptSession[str]:
     if isinstance(output, Vt100_Output):
         # Nothing here needs to know the cursor's row, and not every terminal tells it.
         output.enable_cpr = False
-    return PromptSession(
+    session: PromptSession[str] = PromptSession(
         history=_history(),
         multiline=True,
         prompt_continuation="  ",
@@ -82,6 +84,8 @@ def _session(commands: Mapping[str, Values]) -> PromptSession[str]:
         enable_suspend=True,
         output=output,
     )
+    NarrowedWindow(session.app)
+    return session
 
 
 class _CommandCompleter(Completer):

@@ -27,9 +27,9 @@ def models(context: click.Context, *, as_json: bool) -> None:
     A * marks presets with facts that rest on one source or none; --json says which.
 
     \b
-    localspec models
-    localspec models path qwen2-7b
-    localspec models add mine --target T.gguf --draft D.gguf
+        localspec models
+        localspec models path qwen2-7b
+        localspec models add mine --target T.gguf --draft D.gguf
     """
     if context.invoked_subcommand is not None:
         return

@@ -21,8 +21,8 @@ def add(*, name: str, target: str, draft: str | None, description: str, ctx: int
     of the hub are pinned to what it has now.
 
     \b
-    localspec models add mine --target T.gguf --draft D.gguf
-    localspec models add qwen --target Qwen/Qwen2.5-7B-Instruct-GGUF:Q8_0 --draft qwen2.5-7b
+        localspec models add mine --target T.gguf --draft D.gguf
+        localspec models add qwen --target Qwen/Qwen2.5-7B-Instruct-GGUF:Q8_0 --draft qwen2.5-7b
     """
     add_preset(
         NewPreset(

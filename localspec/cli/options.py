@@ -75,7 +75,7 @@ class PairOptions:
         if self.chat_template is None or self.chat_template in BUILT_IN:
             return self.chat_template
         try:
-            return Path(self.chat_template).read_text(encoding="utf-8")
+            return Path(self.chat_template).read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
             raise TemplateError(
                 f"--chat-template {self.chat_template}: {error}",

@@ -52,8 +52,8 @@ def verify(
     all of it holds.
 
     \b
-    localspec verify
-    localspec verify --target T.gguf --draft D.gguf --seconds 600
+        localspec verify
+        localspec verify --target T.gguf --draft D.gguf --seconds 600
     """
     texts = questions.BUILT_IN if prompts is None else questions.read_prompts(prompts)
     with options.open_engine() as engine:

@@ -31,12 +31,14 @@ def waiting(describe: Callable[[], str]) -> Iterator[None]:
         longest = 0
         pause = _PATIENCE_S
         while not done.wait(pause):
-            text = describe()[: shutil.get_terminal_size().columns - 1]
+            text = describe()[: _room()]
             longest = max(longest, len(text))
             click.echo("\r" + text.ljust(longest), nl=False, err=True)
             pause = _REFRESH_S
         if longest:
-            click.echo("\r" + " " * longest + "\r", nl=False, err=True)
+            # Ctrl-C may have been echoed behind it.
+            blanks = " " * min(longest + len("^C"), _room())
+            click.echo(f"\r{blanks}\r", nl=False, err=True)
 
     shower = threading.Thread(target=show, name="localspec-waiting", daemon=True)
     shower.start()
@@ -45,3 +47,7 @@ def waiting(describe: Callable[[], str]) -> Iterator[None]:
     finally:
         done.set()
         shower.join()
+
+
+def _room() -> int:
+    return shutil.get_terminal_size().columns - 1

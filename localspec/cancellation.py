@@ -1,0 +1,40 @@
+"""The wish that an answer should end."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+
+class Cancellation:
+    """Comes from any thread, before the answer has begun or while it runs.
+
+    It reaches this answer and no other, and none that comes in between is lost.
+    """
+
+    def __init__(self) -> None:
+        self.is_requested = False
+        self._interrupt: Callable[[], None] | None = None  # while the answer runs
+        # A signal handler requests it from between two lines of the thread that answers.
+        self._lock = threading.RLock()
+
+    def request(self) -> None:
+        """End the answer, now or as soon as it begins; nothing if it is over. Idempotent."""
+        with self._lock:
+            self.is_requested = True
+            if self._interrupt is not None:
+                self._interrupt()
+
+    @contextlib.contextmanager
+    def obeyed(self, interrupt: Callable[[], None]) -> Iterator[None]:
+        """While the block runs, a request interrupts it; at once if it came before."""
+        with self._lock:
+            self._interrupt = interrupt
+            if self.is_requested:
+                interrupt()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._interrupt = None

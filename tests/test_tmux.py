@@ -1,0 +1,271 @@
+"""`localspec chat` in tmux, which wraps lines anew on a resize: whole screens, and modes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import sys
+import textwrap
+
+import pytest
+
+if sys.platform == "win32":
+    pytest.skip("there are no pseudo-terminals", allow_module_level=True)
+if shutil.which("tmux") is None:
+    pytest.skip("tmux is not installed", allow_module_level=True)
+
+import localspec
+from terminal import Terminal
+from tmux import Tmux, num_prompts
+
+MAX_TOKENS = 24
+GREEDY = ("--temperature", "0", "--draft-tokens", "3")
+ENDLESS = (*GREEDY, "--ignore-eos")
+TERSE = (*GREEDY, "--max-tokens", str(MAX_TOKENS))
+STORY = "Tell me a story about a fox."
+HELP = "/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves."
+# What a run's speed decides; the words around the figures are compared.
+FIGURES = {
+    "<status>": "# tokens · # tokens/s(?: · # times plain)? · # of # drafted accepted · "
+    "# tokens per target decode · context #/2048",
+    "<stats>": "read # tokens, # of them cached; the first answer token came after # s "
+    "wrote # tokens at # tokens/s, # per target decode "
+    r"drafted #, accepted # \(#\); recovered #, bonus #, plain # "
+    "accepted by position: #, #, # seconds: draft #, target #, sampler #, in all #",
+}
+
+
+@pytest.fixture
+def chat(tmp_path):
+    """Starts a chat with options, ready for the first message. All are ended at the end."""
+    opened = []
+
+    def start(*arguments, **size):
+        terminal = Tmux(tmp_path, "chat", *arguments, **size)
+        opened.append(terminal)
+        terminal.wait_for_prompt(1)
+        return terminal
+
+    yield start
+    for terminal in opened:
+        terminal.close()
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with localspec.load(draft_tokens=3) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def answers(engine):
+    """What a conversation says to its messages: the library's greedy answers."""
+
+    def ask(*messages, max_tokens=MAX_TOKENS, **more):
+        sampling = dataclasses.replace(engine.sampling, temperature=0.0, **more)
+        conversation = engine.chat()
+        return [
+            conversation.send(message, sampling=sampling, max_tokens=max_tokens).text
+            for message in messages
+        ]
+
+    return ask
+
+
+def wrapped(text: str, columns: int = 80) -> str:
+    """Plain text in lines that end before the last column."""
+    return "\n".join(
+        textwrap.fill(line, columns - 1, break_on_hyphens=False) for line in text.split("\n")
+    )
+
+
+def greeting(engine: localspec.Engine, columns: int = 80) -> str:
+    """What a chat begins with."""
+    return wrapped(f"{engine.description}.\n{HELP}", columns) + "\n"
+
+
+def turn(message: str, answer: str, columns: int = 80) -> str:
+    """A message as it stands on the screen, and what comes of it."""
+    return f"\n> {message}\n{wrapped(answer, columns)}\n<status>\n"
+
+
+def settled(text: str) -> str:
+    """The text without the figures that differ from run to run."""
+    for name, words in FIGURES.items():
+        pattern = words.replace("#", r"[\d.]+%?").replace(" ", r"\s+")
+        text = re.sub(rf"^{pattern}$", name, text, flags=re.MULTILINE)
+    return text
+
+
+def begin_story(terminal: Tmux) -> None:
+    """Ask for the story, and wait for its first words."""
+    terminal.type(STORY)
+    terminal.press("Enter")
+    terminal.wait_for(lambda text: len(words_of_answer(text)) > 10)
+
+
+def words_of_answer(text: str) -> list[str]:
+    """What was said to the story's prompt, however it was wrapped."""
+    return settled(text).partition(f"> {STORY}\n")[2].partition("<status>")[0].split()
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_an_answer_and_nothing_else_is_on_the_screen(chat, engine, answers, columns):
+    terminal = chat(*TERSE, columns=columns)
+    terminal.say(STORY)
+    expected = greeting(engine, columns) + turn(STORY, *answers(STORY), columns) + "\n>"
+    assert settled(terminal.screen()) == expected
+
+
+def test_commands_look_the_same_as_on_a_bare_terminal(chat, tmp_path):
+    """Every line, also those that scrolled away, and what the window shows in the end."""
+    lines = (
+        "/help", "/stats", STORY, "/stats", "/set temperature 2", "/set", "/set temperature 0",
+        "/show", "Hello!", "/show", "/undo", "/system Be brief.", "/draft", "/clear", "/copy",
+        "/sav", "/file absent", "Hello!",
+    )  # fmt: skip
+    terminal = chat(*TERSE)
+    (tmp_path / "bare").mkdir()
+    bare = Terminal(tmp_path / "bare", "chat", *TERSE)
+    try:
+        bare.wait_for_prompt(1)
+        for line in lines:
+            terminal.say(line)
+            bare.say(line)
+        text = settled(terminal.text())
+        assert settled(bare.text()) == text
+        assert text.count("<stats>") == 1
+        assert text.count("<status>") == 3
+        window = "\n".join(line.rstrip() for line in bare.screen.display)
+        assert settled(window.rstrip()) == settled(terminal.screen())
+    finally:
+        bare.close()
+
+
+def test_ctrl_c_in_an_answer_leaves_what_was_said(chat, engine, answers):
+    terminal = chat(*ENDLESS)
+    begin_story(terminal)
+    terminal.press("C-c")
+    text = terminal.wait_for_prompt(2)
+    num_tokens = int(re.search(r"^(\d+) tokens", text, re.MULTILINE)[1])
+    said = answers(STORY, max_tokens=num_tokens, ignore_eos=True)[0]
+    expected = greeting(engine) + turn(STORY, f"{said}\n(stopped)") + "\n>"
+    assert settled(text) == expected
+
+
+def test_what_is_typed_during_an_answer_does_not_stand_in_it(chat, engine, answers):
+    terminal = chat(*ENDLESS, "--max-tokens", "150")
+    begin_story(terminal)
+    terminal.type("Hello!")
+    text = terminal.wait_for(lambda text: text.endswith("\n> Hello!"))
+    said = answers(STORY, max_tokens=150, ignore_eos=True)[0]
+    assert settled(text) == greeting(engine) + turn(STORY, said) + "\n> Hello!"
+
+
+def test_lines_of_a_message_stand_below_each_other(chat, engine, answers):
+    """By Alt-Enter, by a backslash, and pasted."""
+    terminal = chat(*TERSE)
+    terminal.type("one")
+    terminal.press("M-Enter")
+    terminal.type("two\\")
+    terminal.press("Enter")
+    terminal.type("three")
+    terminal.press("Enter")
+    terminal.wait_for_prompt(2)
+    terminal.paste("alpha\n\nbeta")
+    terminal.wait_for(lambda text: text.endswith("\n  beta"))
+    terminal.press("Enter")
+    terminal.wait_for_prompt(3)
+    first, second = answers("one\ntwo\nthree", "alpha\n\nbeta")
+    expected = (
+        greeting(engine)
+        + turn("one\n  two\n  three", first)
+        + turn("alpha\n\n  beta", second)
+        + "\n>"
+    )
+    assert settled(terminal.text()) == expected
+
+
+def test_wide_joined_and_right_to_left_characters(chat, engine, answers):
+    """Also when the line is edited in their middle."""
+    message = "日本語んです 👍🏽 🇩🇪 👩‍👩‍👧 مرحبا naïve"
+    terminal = chat(*TERSE)
+    terminal.type("日本語です")
+    terminal.press("Left", "Left")
+    terminal.type("ん")
+    terminal.press("End")
+    terminal.type(message.removeprefix("日本語んです"))
+    terminal.press("Enter")
+    terminal.wait_for_prompt(2)
+    expected = greeting(engine) + turn(message, *answers(message)) + "\n>"
+    assert settled(terminal.text()) == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "at_forty"),
+    [
+        ("Tell me another one about an owl.", "> Tell me another one about an owl."),
+        (
+            "Tell me another story about an owl that lives in a hollow oak and has a cape.",
+            "> Tell me another story about an owl tha\n"
+            "  t lives in a hollow oak and has a cape\n"
+            "  .",
+        ),
+    ],
+)
+def test_a_resize_and_back_while_the_prompt_waits(chat, engine, answers, message, at_forty):
+    """What is typed is drawn anew at each width, once, and is sent as it was typed."""
+    terminal = chat(*TERSE)
+    before = terminal.say(STORY)
+    terminal.type(message)
+    for columns, typed in ((80, f"> {message}"), (40, at_forty)) * 2:
+        terminal.resize(columns)
+        text = terminal.wait_for(lambda text, typed=typed: text.endswith(f"\n\n{typed}"))
+        assert num_prompts(text) == 2
+    terminal.resize(80)
+    terminal.wait_for(lambda text: text == f"{before} {message}")
+    terminal.press("Enter")
+    terminal.wait_for_prompt(3)
+    first, second = answers(STORY, message)
+    expected = greeting(engine) + turn(STORY, first) + turn(message, second) + "\n>"
+    assert settled(terminal.text()) == expected
+
+
+def test_a_resize_and_back_while_an_answer_comes(chat, engine, answers):
+    """The words stay in order, and nothing but line ends is different."""
+    terminal = chat(*ENDLESS)
+    begin_story(terminal)
+    for columns in (40, 80):
+        terminal.resize(columns)
+        num_words = len(words_of_answer(terminal.text()))
+        terminal.wait_for(lambda text, n=num_words: len(words_of_answer(text)) > n + 10)
+    terminal.press("C-c")
+    raw = terminal.wait_for_prompt(2)
+    text = settled(raw)
+    assert text.startswith(greeting(engine) + f"\n> {STORY}\n")
+    assert text.endswith("\n(stopped)\n<status>\n\n>")
+    num_tokens = int(re.search(r"^(\d+) tokens", raw, re.MULTILINE)[1])
+    said = answers(STORY, max_tokens=num_tokens, ignore_eos=True)[0]
+    assert words_of_answer(text) == [*said.split(), "(stopped)"]
+    terminal.resize(40)
+    terminal.resize(80)
+    assert terminal.text() == raw
+
+
+@pytest.mark.parametrize("stops_an_answer", [False, True])
+def test_the_terminal_is_left_as_it_was(chat, stops_an_answer):
+    terminal = chat(*ENDLESS)
+    flags = "cursor_flag=1 alternate_on=0 insert_flag=0 keypad_flag=0 keypad_cursor_flag=0"
+    flags += " mouse_any_flag=0 origin_flag=0 wrap_flag=1"
+    if stops_an_answer:
+        begin_story(terminal)
+        terminal.press("C-c")
+        terminal.wait_for_prompt(2)
+    terminal.press("C-d")
+    terminal.wait_for(lambda text: text.endswith("\nexit 0"))
+    assert terminal.flags() == flags
+    before, after = terminal.shell_modes()
+    assert after == before
+    terminal.paste("pasted\n")  # once echoed, once by cat, and nothing around it
+    terminal.wait_for(lambda text: text.endswith("\nexit 0\npasted\npasted"))
