@@ -9,12 +9,12 @@ regime that has not been seen for a while becomes uncertain again; and evidence 
 rates at once weighs long drafts rightly, because they average over the rates.
 
 The proposer's own confidence shifts the log-odds of a token, by an amount that is learned
-for each bin of confidence.
+for each bin of confidence. Over the bins as they occur the shifts are 0 on average, so that a
+regime's rate is that of a token whose confidence is not known yet.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +30,7 @@ HAZARD = 1 / 64  # of another regime, per emitted token
 _PRIOR_RATE = 1 / 256  # how fast the prior follows what is seen, at least
 _PRIOR_TOKENS = 6  # judged tokens that the first prior weighs as much as
 _SHIFT_RATE = 0.05  # how fast a bin's shift does
+_SHARE_RATE = 0.02  # and how fast the shares of the bins
 _EDGES = (0.3, 0.5, 0.7, 0.85, 0.95)  # of the bins of confidence
 _MAX_SHIFT = 4.0
 _LOG_ODDS = np.log(RATES) - np.log1p(-RATES)
@@ -48,13 +49,15 @@ class Acceptance:
         self.num_seen = 0
         # Drafts that people put together are more often good than not.
         self._prior: Weights = (0.5 + RATES) / (0.5 + RATES).sum()
-        self._shifts = [0.0] * (len(_EDGES) + 1)
+        self._shifts = np.zeros(len(_EDGES) + 1)
+        self._shares = np.full(len(_EDGES) + 1, 1.0 / (len(_EDGES) + 1))  # of the bins
         self.weights: Weights = self._prior.copy()
-        self._chances = [self._shifted(shift) for shift in self._shifts]
+        self._chances = _shifted(self._shifts)
 
     def chances(self, confidence: float) -> Weights:
         """(regimes,) the chance that a token proposed with that confidence is accepted."""
-        return self._chances[_bin(confidence)]
+        chances: Weights = self._chances[_bin(confidence)]
+        return chances
 
     def expected(self, weights: Weights, confidence: float | None) -> Weights:
         """(1 + MAX_DRAFT_TOKENS,) how many of the next 0, 1, 2 … tokens will be accepted.
@@ -97,39 +100,49 @@ class Acceptance:
         self.weights = stays * self.weights + (1.0 - stays) * self._prior
 
     def _shift(self, bin_: int, surprise: float) -> None:
-        shift = self._shifts[bin_] + _SHIFT_RATE * surprise
-        self._shifts[bin_] = min(max(shift, -_MAX_SHIFT), _MAX_SHIFT)
-        self._chances[bin_] = self._shifted(self._shifts[bin_])
-
-    @staticmethod
-    def _shifted(shift: float) -> Weights:
-        odds: Weights = np.exp(_LOG_ODDS + shift)
-        return odds / (1.0 + odds)
+        self._shares *= 1.0 - _SHARE_RATE
+        self._shares[bin_] += _SHARE_RATE
+        self._shifts[bin_] += _SHIFT_RATE * surprise
+        self._shifts -= self._shares @ self._shifts
+        np.clip(self._shifts, -_MAX_SHIFT, _MAX_SHIFT, out=self._shifts)
+        self._chances = _shifted(self._shifts)
 
     def as_dict(self) -> dict[str, Any]:
         """What is worth keeping beyond this process, as JSON has it."""
         return {
             "num_seen": self.num_seen,
             "prior": [round(float(weight), 6) for weight in self._prior],
-            "shifts": [round(shift, 4) for shift in self._shifts],
+            "shifts": [round(float(shift), 4) for shift in self._shifts],
+            "shares": [round(float(share), 4) for share in self._shares],
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError if it is
         something else, and is then unchanged."""
         prior = np.array(kept["prior"], dtype=np.float64)
-        shifts = [float(shift) for shift in kept["shifts"]]
-        right_size = prior.shape == RATES.shape and len(shifts) == len(self._shifts)
-        if not right_size or not (np.isfinite(prior).all() and (prior >= 0).all()):
+        shifts = np.array(kept["shifts"], dtype=np.float64)
+        shares = np.array(kept["shares"], dtype=np.float64)
+        sizes = prior.shape, shifts.shape, shares.shape
+        if sizes != (RATES.shape, self._shifts.shape, self._shares.shape):
             raise ValueError("not the weights of these rates")
-        if not prior.sum() > 0 or not all(math.isfinite(shift) for shift in shifts):
-            raise ValueError("not the weights of these rates")
+        for weights in (prior, shares):
+            if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
+                raise ValueError(f"no weights: {weights}")
+        if not np.isfinite(shifts).all():
+            raise ValueError(f"no shifts: {shifts}")
         self.num_seen = int(kept["num_seen"])
         # A little of every rate stays, so that no regime is ruled out for good.
         self._prior = 0.95 * prior / prior.sum() + 0.05 / len(RATES)
-        self._shifts = [min(max(shift, -_MAX_SHIFT), _MAX_SHIFT) for shift in shifts]
-        self._chances = [self._shifted(shift) for shift in self._shifts]
+        self._shifts = np.clip(shifts, -_MAX_SHIFT, _MAX_SHIFT)
+        self._shares = shares / shares.sum()
+        self._chances = _shifted(self._shifts)
         self.weights = self._prior.copy()
+
+
+def _shifted(shifts: Weights) -> Weights:
+    """(bins, regimes) chances at each bin's shift of the log-odds."""
+    odds: Weights = np.exp(_LOG_ODDS + shifts[:, None])
+    return odds / (1.0 + odds)
 
 
 def _bin(confidence: float) -> int:

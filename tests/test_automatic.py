@@ -48,6 +48,24 @@ def test_it_is_about_as_fast_as_the_best_fixed_number(agreement):
     assert min(fixed.values()) / run(policy(learned), agrees, Q4_0) >= 0.93
 
 
+@pytest.mark.parametrize("agreement", [0.3, 0.5, 0.65])
+@pytest.mark.parametrize(
+    ("ratios", "draft_share"), [(Q4_0, 0.12), (Q4_K, 0.12), (Q4_0, 0.36)],
+    ids=["staircase", "steep", "a dear draft"],
+)  # fmt: skip
+def test_a_draft_that_is_right_at_times_is_not_followed_into_a_loss(
+    ratios, draft_share, agreement
+):
+    """Near the break-even, too, where luck looks like profit; costs known or not."""
+    setting = {"draft_share": draft_share}
+    for seed in range(2):
+        agrees = at_random(agreement, seed)
+        plain_s = run(FixedDraftLength(0), agrees, ratios, **setting)
+        first = policy()
+        assert plain_s / run(first, agrees, ratios, **setting) >= 0.97
+        assert plain_s / run(policy(first), agrees, ratios, **setting) >= 0.97
+
+
 def test_it_drafts_at_once_with_what_was_learned_before():
     learned = policy()
     run(learned, at_random(0.9), Q4_0)
@@ -122,7 +140,7 @@ def test_the_first_steps_measure_what_plain_decoding_costs():
     {"target": {"ratios": [["a", 2, 1.5, 3]]}, "proposers": {}},
     {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": -1}}}},
     {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": 1},
-     "acceptance": {"prior": [1], "shifts": [], "num_seen": 1}}}},
+     "acceptance": {"prior": [1], "shifts": [], "shares": [], "num_seen": 1}}}},
 ])  # fmt: skip
 def test_what_was_kept_is_checked(damage):
     with pytest.raises((ValueError, TypeError, KeyError)):
