@@ -72,7 +72,8 @@ class Bench(_Program):
             "-t",
             str(setup.num_threads),
         ]
-        command += ["-p", "0", "-r", "1", "-o", "json", *_layers("-ngl", setup)]
+        command += ["-fa", setup.flash_attention, *_layers("-ngl", setup)]
+        command += ["-p", "0", "-r", "1", "-o", "json"]
         super().__init__("llama-bench tg", command, must_draft=False)
 
     def __enter__(self) -> Bench:
