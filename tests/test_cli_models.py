@@ -51,7 +51,8 @@ def test_download_then_chat(hub: StandinHub, tmp_path):
     chat = localspec("chat", "--preset", "qwen2-7b", "--max-tokens", "8", stdin="hi\n")
     assert chat.returncode == 0, chat.stderr
     assert chat.stdout.strip()
-    answer = localspec("generate", "--preset", "qwen2-7b", "--json", "--max-tokens", "8", "hi")
+    command = ["generate", "--preset", "qwen2-7b", "--json", "--draft-tokens", "3"]
+    answer = localspec(*command, "--max-tokens", "8", "hi")
     stats = json.loads(answer.stdout)["stats"]
     assert stats["num_draft_tokens"] > 0
     by_name = localspec(
