@@ -114,7 +114,7 @@ BUGS = [
     Bug(
         "greedy as a softmax",
         "filters.py",
-        "return _one_hot(int(logits.argmax()))",
+        "return _one_hot(best)",
         "return Distribution(np.arange(len(logits)), _softmax(logits, 1.0))",
         LOOP,
     ),
