@@ -365,6 +365,7 @@ class LlamaModel:
         if self._adopted is None:
             llama_cpp.llama_free(context)
             llama_cpp.llama_model_free(model)
+            native.return_freed_memory()
             return
         _adopted_contexts.discard(context)
         if self._adopted.ctx is not None:
