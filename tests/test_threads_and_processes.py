@@ -20,13 +20,18 @@ STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>a
 
 
 def test_many_threads_get_whole_answers_or_a_refusal():
-    """They ask and are refused or cancelled, chats by turns; no answer is a mixture."""
+    """They ask and are refused or cancelled, chats by turns; no answer is a mixture.
+
+    Prompts are decoded from wherever a cancel left the caches, in batches that round
+    otherwise: so both questions have answers without near ties.
+    """
+    prompt = STORY.replace("Tell me a story about a fox.", "What is a token?")
     with localspec.load() as engine:
 
         def ask(number: int) -> localspec.Reply:
             if number % 2:
-                return engine.generate(STORY, sampling=GREEDY, max_tokens=30)
-            return engine.chat().send("Hello!", sampling=GREEDY, max_tokens=20)
+                return engine.generate(prompt, sampling=GREEDY, max_tokens=30)
+            return engine.chat().send("What is a draft model?", sampling=GREEDY, max_tokens=30)
 
         expected = [ask(0).text, ask(1).text]
         outcomes: list[tuple[int, localspec.Reply | Exception]] = []
