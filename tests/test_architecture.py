@@ -58,7 +58,7 @@ LAYERS = [
     ["cli.sampling_options", "cli.device_options", "cli.stats_object"],
     ["cli.models_add", "cli.models_remove", "cli.models_verify"],
     ["cli.download", "cli.models"],
-    ["cli.offer", "cli.waiting", "cli.table", "cli.wrapping", "cli.clipboard", "cli.echo"],
+    ["cli.offer", "cli.waiting", "cli.table", "cli.wrapping", "cli.clipboard", "cli.modes"],
     ["cli.narrowed"],
     ["cli.options", "cli.markdown", "cli.line_editor"],
     ["cli.answer", "cli.conversation", "cli.prompt_tokens", "cli.plot"],
@@ -104,7 +104,7 @@ def test_imports_go_one_way(name):
             {n for n in MODULES if n.startswith("cli.")}
             - {"cli.interrupt", "cli.idle_time", "cli.exit_codes", "cli.stats_object"}
             - {"cli.table", "cli.markdown", "cli.settings", "cli.plot"}
-            - {"cli.prompt_tokens", "cli.echo", "cli.narrowed"},
+            - {"cli.prompt_tokens", "cli.modes", "cli.narrowed"},
         ),
         ("huggingface_hub", {"hub_api"}),
         ("requests", {"transfer", "remote_source"}),

@@ -9,9 +9,9 @@ from typing import Protocol
 import click
 
 from localspec.cli.conversation import ThoughtView
-from localspec.cli.echo import echo_off
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.markdown import MarkdownWriter
+from localspec.cli.modes import echo_off
 from localspec.cli.screen import marked, printable, use_colour
 from localspec.cli.waiting import waiting
 from localspec.cli.wrapping import Style, WrappedWriter

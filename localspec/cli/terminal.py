@@ -13,6 +13,7 @@ from localspec.cli.chat_commands import COMMANDS, run_command
 from localspec.cli.conversation import Conversation
 from localspec.cli.idle_time import idle_time
 from localspec.cli.line_editor import LineEditor
+from localspec.cli.modes import modes_kept
 from localspec.cli.screen import error_lines, note, status_line
 from localspec.errors import LocalspecError
 from localspec.stream import Reply, Stream
@@ -31,7 +32,7 @@ def converse(conversation: Conversation) -> None:
     def meanwhile() -> contextlib.AbstractContextManager[None]:
         return idle_time(conversation.engine, conversation.chat)
 
-    with _leave_in_order():
+    with _leave_in_order(), modes_kept():
         for text in editor.messages(prefill, meanwhile):
             try:
                 if not run_command(conversation, text):
