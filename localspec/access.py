@@ -6,6 +6,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
+from localspec.errors import EngineError
+
 _RETRY_S = 0.005  # between two attempts to end idle work that may only be about to begin
 
 
@@ -48,3 +50,11 @@ class Access:
                 with self._changing:
                     self._is_idle_work = False
                     self._taken.release()
+
+
+def busy() -> EngineError:
+    """What whoever is refused gets to know."""
+    return EngineError(
+        "the engine is producing another answer",
+        "Finish or close that stream first; an engine does one at a time.",
+    )

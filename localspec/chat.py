@@ -187,7 +187,7 @@ class Chat:
         message, turns that were resumed, an answer whose thoughts are left out from now on.
         Then a few decodes are timed of sizes whose cost is unknown yet, until none is. It ends
         within one decode when any answer begins, or `Engine.cancel` is called, and changes
-        nothing that is said. An `IsolatedEngine` has nothing prepared.
+        nothing that is said.
 
         Raises EngineError while an answer is produced, and what `stream` raises.
         """

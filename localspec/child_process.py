@@ -88,7 +88,9 @@ class ChildProcess:
             self._cancels.send(stream_number)
 
     def stop(self) -> None:
-        """End the child. Idempotent."""
+        """End the child, once a call that another thread makes is answered. Idempotent."""
+        if self._one_call.acquire(timeout=_PATIENCE_S):
+            self._one_call.release()
         self._calls.close()
         self._cancels.close()
         self._process.join(_PATIENCE_S)

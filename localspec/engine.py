@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from localspec.access import Access
+from localspec.access import Access, busy
 from localspec.answering import Answering
 from localspec.automatic import AutomaticDraftLength
 from localspec.cache_file import read_caches, write_caches
@@ -195,7 +195,7 @@ class Engine(Answering):
         self._require_open()
         with self._access.for_idle_work() as has_access:
             if not has_access:
-                raise _busy()
+                raise busy()
             self._begin()
             self._kept_texts.switch_to(owner)
             transforms = self._resolver.transforms(self.sampling, len(tokens))
@@ -239,7 +239,7 @@ class Engine(Answering):
     def _acquire(self) -> None:
         self._require_open()
         if not self._access.take():
-            raise _busy()
+            raise busy()
         try:
             self._begin()
         except BaseException:
@@ -262,10 +262,3 @@ class Engine(Answering):
             yield
         finally:
             self._access.release()
-
-
-def _busy() -> EngineError:
-    return EngineError(
-        "the engine is producing another answer",
-        "Finish or close that stream first; an engine does one at a time.",
-    )

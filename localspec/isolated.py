@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from localspec.access import busy
 from localspec.answering import Answering
 from localspec.cancellation import Cancellation
 from localspec.child_process import ChildProcess
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
     from localspec.loading import LoadKeywords
+
+_POLL_S = 0.02  # between two looks at whether idle work goes on
 
 
 class _RemoteVocabulary:
@@ -87,6 +91,7 @@ class IsolatedEngine(Answering):
             weakref.WeakKeyDictionary()
         )
         self._num_owners = 0
+        self._numbering = threading.Lock()  # of those
         self._gone_owners: list[int] = []
         self._process = ChildProcess(preset, arguments, progress)
         self._facts = self._process.facts
@@ -152,24 +157,32 @@ class IsolatedEngine(Answering):
         return Stream(_RemoteAnswer(self, begin, on_end))
 
     def prepare(self, tokens: list[int], *, owner: object) -> None:
-        """See `Answering.prepare`. Nothing is done ahead in another process."""
+        """See `Answering.prepare`."""
+        if self._busy.locked():
+            raise busy()
+        process = self.running()
+        try:
+            process.call("prepare", tokens, self._owner_number(owner))
+            while process.call("is_preparing"):
+                time.sleep(_POLL_S)
+        except EngineError:
+            if not self._closed:
+                raise
 
     def _owner_number(self, owner: object) -> int:
-        number = self._owner_numbers.get(owner)
-        if number is None:
-            self._num_owners += 1
-            number = self._owner_numbers[owner] = self._num_owners
-            weakref.finalize(owner, self._gone_owners.append, number)
-        return number
+        with self._numbering:
+            number = self._owner_numbers.get(owner)
+            if number is None:
+                self._num_owners += 1
+                number = self._owner_numbers[owner] = self._num_owners
+                weakref.finalize(owner, self._gone_owners.append, number)
+            return number
 
     @contextlib.contextmanager
     def exclusively(self) -> Generator[ChildProcess, None, None]:
         """The child, while no other stream may run. Raises EngineError if one does."""
         if not self._busy.acquire(blocking=False):
-            raise EngineError(
-                "the engine is producing another answer",
-                "Finish or close that stream first; an engine does one at a time.",
-            )
+            raise busy()
         try:
             yield self.running()
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import signal
 import threading
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from localspec.stream import AnswerOptions, Piece, Reply, Stream
 
 if TYPE_CHECKING:
     from localspec.loading import LoadKeywords
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,8 +47,10 @@ class Served:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._stream: Stream | None = None
+        self._stream_number = 0
+        self._idle_work: threading.Thread | None = None
+        self._changing = threading.Lock()  # what can be cancelled
         self._owners: dict[int, _Owner] = {}
-        self.stream_number = 0
 
     def vocabulary(self, method: str, arguments: Sequence[Any], **keywords: Any) -> Any:
         """What a method of the vocabulary returns."""
@@ -60,15 +65,16 @@ class Served:
         owner: int | None,
     ) -> None:
         """Make an answer the stream. owner: a number for the conversation."""
-        self._stream = self._engine.answer(
+        stream = self._engine.answer(
             prompt_tokens,
             options,
             turn=turn,
-            owner=None if owner is None else self._owners.setdefault(owner, _Owner()),
+            owner=None if owner is None else self._owner(owner),
             on_begin=lambda: None,
             on_end=lambda _reply: None,
         )
-        self.stream_number = number
+        with self._changing:
+            self._stream, self._stream_number = stream, number
 
     def next_piece(self) -> Piece | None:
         """The stream's next piece; None at its end."""
@@ -76,12 +82,28 @@ class Served:
 
     def end(self) -> Reply | None:
         """Close the stream. Its reply, if it had begun."""
-        stream, self._stream = self._stream, None
-        self.stream_number = 0
+        with self._changing:
+            stream, self._stream = self._stream, None
         if stream is None:
             return None
         stream.close()
         return stream.reply
+
+    def prepare(self, tokens: list[int], owner: int) -> None:
+        """Begin `Engine.prepare` in a thread, so that other requests are answered meanwhile."""
+
+        def work() -> None:
+            try:
+                self._engine.prepare(tokens, owner=self._owner(owner))
+            except Exception:
+                logger.info("idle time was of no use", exc_info=True)
+
+        self._idle_work = threading.Thread(target=work, name="localspec-idle", daemon=True)
+        self._idle_work.start()
+
+    def is_preparing(self) -> bool:
+        """Whether that goes on."""
+        return self._idle_work is not None and self._idle_work.is_alive()
 
     def forget(self, owners: list[int]) -> None:
         """Free what was kept for conversations that are gone."""
@@ -89,10 +111,19 @@ class Served:
             self._owners.pop(owner, None)
 
     def cancel(self, number: int) -> None:
-        """Cancel the stream of that number, if it is still the one. From any thread."""
-        stream = self._stream
-        if stream is not None and number == self.stream_number:
-            stream.cancel()
+        """Cancel the stream of that number, if it is still the one. From any thread.
+
+        Without a stream it ends what is prepared.
+        """
+        with self._changing:
+            if self._stream is None:
+                if self.is_preparing():
+                    self._engine.cancel()
+            elif number == self._stream_number:
+                self._stream.cancel()
+
+    def _owner(self, number: int) -> _Owner:
+        return self._owners.setdefault(number, _Owner())
 
 
 def serve(

@@ -141,6 +141,60 @@ def test_a_task_that_is_cancelled_ends_the_answer_there(isolated):
         asyncio.run(ask(delay_s))
 
 
+def prepare_in_a_thread(engine, chat):
+    """The thread, once the work goes on in the child."""
+    thread = threading.Thread(target=chat.prepare)
+    thread.start()
+    while not engine._process.call("is_preparing"):
+        assert thread.is_alive()
+    return thread
+
+
+def test_idle_time_is_used_there(isolated):
+    """It reads ahead, and an answer, a cancel and other questions do not wait for it."""
+    chat = isolated.chat(system="You are a storyteller who knows every animal.")
+    chat.prepare()
+    prompt = chat.prompt_tokens("Hello!")
+    reply = chat.send("Hello!", sampling=GREEDY, max_tokens=5)
+    assert reply.stats.cached_prompt_tokens > len(prompt) - 12
+    for ends in (
+        lambda: isolated.generate(STORY, max_tokens=1),
+        isolated.cancel,
+        lambda: chat.prompt_tokens("Hello!"),
+    ):
+        idle = isolated.chat(system="You know every animal of the forest. " * 100)
+        thread = prepare_in_a_thread(isolated, idle)
+        ends()
+        thread.join(10)
+        assert not thread.is_alive()
+    stream = isolated.stream(STORY, sampling=LONG)
+    next(stream)
+    with pytest.raises(EngineError, match="another answer"):
+        chat.prepare()
+    stream.close()
+
+
+def test_closing_ends_what_is_prepared():
+    opened = localspec.IsolatedEngine(draft_tokens=3)
+    errors = []
+    idle = opened.chat(system="You know every animal of the forest. " * 100)
+
+    def prepare():
+        try:
+            idle.prepare()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    while thread.is_alive() and not opened._process.call("is_preparing"):
+        pass
+    opened.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert errors == []
+
+
 def test_chats_keep_their_caches_there(isolated):
     one, other = isolated.chat(), isolated.chat(system="You are terse.")
     for chat in (one, other):

@@ -316,13 +316,6 @@ def test_another_chat_finds_its_caches_again(plain):
     assert reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens < 20
 
 
-def test_an_isolated_engine_leaves_it_undone():
-    with localspec.IsolatedEngine() as engine:
-        chat = engine.chat(system=SYSTEM)
-        chat.prepare()
-        assert chat.send("Hi", max_tokens=2).stats.cached_prompt_tokens == 0
-
-
 def test_access_is_refused_by_an_answer_and_given_up_by_idle_work():
     told = threading.Event()
     access = Access(told.set)
