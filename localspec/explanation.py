@@ -19,6 +19,7 @@ from localspec.presets import DEFAULT_PRESET, find_preset, load_presets
 from localspec.profile import file_identity
 from localspec.room import (
     PairMemory,
+    Planned,
     Room,
     context_to_open,
     fitting_preset,
@@ -144,7 +145,8 @@ def explain(
         ]
     )
     room = room_here()
-    memory = pair_memory(headers, context_to_open(headers[0], context_length), room)
+    planned = [Planned(header) for header in headers]
+    memory = pair_memory(planned, context_to_open(headers[0], context_length), room)
     smaller = None if memory.needed_bytes <= room.total_bytes else fitting_preset(room)
     return Explanation(
         description=description,
@@ -154,7 +156,7 @@ def explain(
         misfit=misfit,
         memory=memory,
         room=room,
-        largest_context=largest_context(headers, room),
+        largest_context=largest_context(planned, room),
         gains=None if costs is None else expected_gains(costs),
         break_even=None if costs is None else break_even_acceptance(costs, MAX_DRAFT_TOKENS),
         variants=variants,

@@ -12,6 +12,7 @@ from typing import Any
 
 from localspec.errors import ModelFileError, OptionError
 from localspec.llama_options import BATCH_SIZE, LlamaOptions, graph_batch_size
+from localspec.tensor_types import type_number
 
 DEFAULT_CONTEXT_LENGTH = 8192
 _FLASH_ATTENTION = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}
@@ -54,7 +55,7 @@ def context_params(llama_cpp: Any, options: LlamaOptions, context_length: int) -
     params.flash_attn_type = getattr(llama_cpp, f"LLAMA_FLASH_ATTN_TYPE_{flash_attention}")
     for field, name in (("type_k", options.cache_type_k), ("type_v", options.cache_type_v)):
         if name is not None:
-            setattr(params, field, getattr(llama_cpp, f"GGML_TYPE_{name.upper()}", None))
+            setattr(params, field, type_number(name))
     return params
 
 

@@ -91,7 +91,8 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     )
     options = [_with_common(own, common) for own in (target_options, draft_options)]
     options[0] = replace(options[0], max_outputs=MAX_DRAFT_TOKENS + 1)
-    _check_room(sources, options[0], force=force)
+    if not force:
+        _check_room(sources, options)
     with contextlib.ExitStack() as undo:
         models = _open_all(sources, options, progress or (lambda _fraction: None), undo)
         pair = (models[0], models[1] if len(models) > 1 else None)
@@ -160,11 +161,15 @@ def _located(source: ModelSource, role: Role) -> ModelSource:
     return locate_source(source, role) if isinstance(source, str) else source
 
 
-def _check_room(sources: list[ModelSource], options: LlamaOptions, *, force: bool) -> None:
+def _check_room(sources: list[ModelSource], options: list[LlamaOptions]) -> None:
     """Refuse files that cannot fit. What an application has loaded itself is there already."""
-    paths = [Path(source) for source in sources if isinstance(source, str | os.PathLike)]
-    if paths and not force:
-        check_room(paths, options.context_length, options.num_gpu_layers)
+    files = [
+        (Path(source), own)
+        for source, own in zip(sources, options, strict=False)
+        if isinstance(source, str | os.PathLike)
+    ]
+    if files:
+        check_room(*zip(*files, strict=True))
 
 
 def _progress_shares(

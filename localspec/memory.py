@@ -12,13 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localspec.header import Header, Tensor
-from localspec.llama_options import FlashAttention, graph_batch_size
+from localspec.llama_options import FlashAttention, LlamaOptions, graph_batch_size
 from localspec.model_shape import ModelShape
 from localspec.tensor_types import type_name
 
 _CONTEXT_STEP = 256  # tokens; libllama rounds a context up
 _FLOAT, _HALF = 4, 2  # bytes
 _Q8 = 34 / 32  # bytes of an activation that ggml quantises for a product
+# A cached value, with its share of a block's scales.
+_CACHED = {
+    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
+    "q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32,
+}  # fmt: skip
 _BYTES_PER_TOKEN = 310  # of libllama's vocabulary, its merges and texts: measured
 _PROCESS_BYTES = 10 << 20  # code that is paged in, small buffers: measured
 
@@ -52,23 +57,22 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    header: Header,
-    context_length: int,
-    max_outputs: int,
-    repacked: frozenset[str],
-    flash_attention: FlashAttention,
+    header: Header, options: LlamaOptions, repacked: frozenset[str]
 ) -> MemoryEstimate:
-    """What the model takes when it is opened as `LlamaOptions` says.
+    """What the model takes when it is opened so, at the context length that `options` have.
 
     repacked: names of the types that are stored twice, see `tensor_types`; none where a GPU
     holds the weights.
     """
+    context_length, max_outputs = options.context_length or 0, options.max_outputs
     rows = max_outputs * len(header.tokens) * _FLOAT  # of logits, copied out of the graph
     return MemoryEstimate(
         weights_bytes=sum(tensor.size_bytes for tensor in header.tensors),
         repacked_bytes=sum(t.size_bytes for t in _products(header) if _is_in(t, repacked)),
-        cache_bytes=cache_bytes(header, num_cells(context_length)),
-        compute_bytes=compute_bytes(header, context_length, max_outputs, flash_attention)
+        cache_bytes=cache_bytes(header, options),
+        compute_bytes=compute_bytes(
+            header, context_length, max_outputs, options.flash_attention
+        )
         + rows,
         vocabulary_bytes=len(header.tokens) * _BYTES_PER_TOKEN,
     )
@@ -84,19 +88,20 @@ def total_peak_bytes(estimates: Sequence[MemoryEstimate]) -> int:
     return _PROCESS_BYTES + sum(estimate.peak_bytes for estimate in estimates)
 
 
-def cache_bytes(header: Header, cells: int) -> int:
-    """Keys and values of `cells` tokens in half precision, and recurrent states.
+def cache_bytes(header: Header, options: LlamaOptions) -> int:
+    """Keys and values of the whole context in their types, and recurrent states.
 
     A sliding window saves nothing: libllama keeps everything by default, and localspec
     needs it so to take tokens back.
     """
     shape = ModelShape(header)
     attending = [heads for heads in shape.kv_heads() if heads > 0]
-    widths = shape.key_width if shape.is_latent else shape.key_width + shape.value_width
+    width = shape.key_width * _CACHED[options.cache_type_k or "f16"]
+    if not shape.is_latent:
+        width += shape.value_width * _CACHED[options.cache_type_v or "f16"]
     num_recurrent = shape.num_layers - len(attending)
-    return (
-        sum(attending) * widths * cells * _HALF + num_recurrent * shape.state_width() * _FLOAT
-    )
+    cells = num_cells(options.context_length or 0)
+    return int(sum(attending) * width * cells) + num_recurrent * shape.state_width() * _FLOAT
 
 
 def num_cells(context_length: int) -> int:

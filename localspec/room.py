@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from localspec.attention import suited_attention
+from localspec.attention import with_suited_attention
 from localspec.draft_length import LOOK_BACK_TOKENS, MAX_DRAFT_TOKENS
 from localspec.errors import MemoryLimitError
 from localspec.header import Header
+from localspec.llama_options import LlamaOptions
 from localspec.llama_params import DEFAULT_CONTEXT_LENGTH
 from localspec.machine import memory_here
 from localspec.memory import (
@@ -45,6 +47,13 @@ class Room:
     @property
     def total_bytes(self) -> int:
         return self.main_bytes + self.gpu_bytes
+
+
+class Planned(NamedTuple):
+    """A model, and how it is to be opened but for the context."""
+
+    header: Header
+    options: LlamaOptions = LlamaOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +97,24 @@ def uses_gpu(num_gpu_layers: int | None) -> bool:
     return num_gpu_layers != 0 and any("GPU" in device.kind for device in devices())
 
 
-def pair_memory(headers: Sequence[Header], context_length: int, room: Room) -> PairMemory:
-    """What the models take; headers: the target's, and the draft's if there is one."""
+def pair_memory(models: Sequence[Planned], context_length: int, room: Room) -> PairMemory:
+    """What the models take: the target, and the draft if there is one."""
     estimates = []
-    for index, header in enumerate(headers):
+    for index, (header, options) in enumerate(models):
         context = min(context_length, ModelShape(header).context_length)
         outputs = LOOK_BACK_TOKENS if index else MAX_DRAFT_TOKENS + 1
-        attention = suited_attention(header, context, outputs, uses_gpu=room.uses_gpu)
-        estimates.append(estimate_memory(header, context, outputs, room.repacked, attention))
+        options = replace(options, context_length=context, max_outputs=outputs)
+        options = with_suited_attention(options, header, context, uses_gpu=room.uses_gpu)
+        estimates.append(estimate_memory(header, options, room.repacked))
     return PairMemory(context_length, tuple(estimates))
 
 
-def largest_context(headers: Sequence[Header], room: Room) -> int:
+def largest_context(models: Sequence[Planned], room: Room) -> int:
     """The longest context that fits, in tokens; 0 if none does."""
-    low, high = 0, ModelShape(headers[0]).context_length // _CONTEXT_STEP
+    low, high = 0, ModelShape(models[0].header).context_length // _CONTEXT_STEP
     while low < high:
         middle = (low + high + 1) // 2
-        needed = pair_memory(headers, middle * _CONTEXT_STEP, room).needed_bytes
+        needed = pair_memory(models, middle * _CONTEXT_STEP, room).needed_bytes
         low, high = (middle, high) if needed <= room.total_bytes else (low, middle - 1)
     return low * _CONTEXT_STEP
 
@@ -125,17 +135,22 @@ def context_to_open(header: Header, wanted: int | None) -> int:
     return wanted or min(ModelShape(header).context_length, DEFAULT_CONTEXT_LENGTH)
 
 
-def check_room(paths: Sequence[Path], wanted: int | None, num_gpu_layers: int | None) -> None:
+def check_room(paths: Sequence[Path], options: Sequence[LlamaOptions]) -> None:
     """Refuse models that cannot fit, before anything is allocated.
 
-    paths: the target's file, and the draft's if there is one. wanted: the context, in tokens.
-    Raises MemoryLimitError, with what would fit instead, or ModelFileError.
+    paths: the target's file, and the draft's if there is one; the first one's options have
+    the context and the GPU layers. Raises MemoryLimitError, with what would fit instead, or
+    ModelFileError.
     """
-    headers = [check_model_file(path) for path in paths]
-    room = room_here(num_gpu_layers)
-    memory = pair_memory(headers, context_to_open(headers[0], wanted), room)
+    models = [
+        Planned(check_model_file(path), one) for path, one in zip(paths, options, strict=True)
+    ]
+    first = models[0]
+    room = room_here(first.options.num_gpu_layers)
+    context_length = context_to_open(first.header, first.options.context_length)
+    memory = pair_memory(models, context_length, room)
     if memory.needed_bytes > room.total_bytes:
-        raise MemoryLimitError(_refusal(paths, memory, room), _way_out(headers, room))
+        raise MemoryLimitError(_refusal(paths, memory, room), _way_out(models, room))
 
 
 def _refusal(paths: Sequence[Path], memory: PairMemory, room: Room) -> str:
@@ -147,8 +162,8 @@ def _refusal(paths: Sequence[Path], memory: PairMemory, room: Room) -> str:
     )
 
 
-def _way_out(headers: Sequence[Header], room: Room) -> str:
-    if context := largest_context(headers, room):
+def _way_out(models: Sequence[Planned], room: Room) -> str:
+    if context := largest_context(models, room):
         return f"A context of up to {context} tokens fits (--ctx); --force loads it anyway."
     if smaller := fitting_preset(room):
         return f"The preset {smaller.name} fits; --force loads this one anyway."

@@ -16,6 +16,11 @@ def type_name(kind: int) -> str:
     return _NAMES.get(kind, f"type {kind}")
 
 
+def type_number(name: str) -> int:
+    """The number of the type of that name, in any case."""
+    return next(number for number, each in _NAMES.items() if each == name.upper())
+
+
 def repacked_types(system_info: str) -> frozenset[str]:
     """Types that ggml's CPU backend stores a second time, in an order for its kernels.
 

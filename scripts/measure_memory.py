@@ -21,7 +21,7 @@ from localspec.hub import locate
 from localspec.machine import peak_memory_bytes
 from localspec.model_file import check_model_file
 from localspec.presets import find_preset
-from localspec.room import pair_memory, room_here
+from localspec.room import Planned, pair_memory, room_here
 from shape_pair.bigrams import TextSpec
 from shape_pair.pair import PairSpec, make_pair
 
@@ -68,8 +68,8 @@ def main() -> None:
     worst = 0.0
     print(f"{'pair':14} {'context':>8} {'estimate':>9} {'measured':>9} {'ratio':>6}")
     for name, (target, draft), context_length in pairs(folder):
-        headers = [check_model_file(target), check_model_file(draft)]
-        estimated = pair_memory(headers, context_length, room_here()).peak_bytes
+        models = [Planned(check_model_file(path)) for path in (target, draft)]
+        estimated = pair_memory(models, context_length, room_here()).peak_bytes
         # Spawned: a process that knows nothing of this one's memory.
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             measured = pool.apply(measured_peak_bytes, (target, draft, context_length))

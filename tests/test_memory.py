@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
+from typing import get_args
 
 import gguf
 import pytest
@@ -12,8 +13,8 @@ import pytest
 from gguf_maker import split_model, write_random_model
 from hollow_model import SHAPES, simulate_load, write_hollow_model
 from localspec.llama import LlamaModel, system_info
-from localspec.llama_options import LlamaOptions
-from localspec.memory import cache_bytes, estimate_memory, graph_bytes, num_cells
+from localspec.llama_options import CacheType, LlamaOptions
+from localspec.memory import cache_bytes, estimate_memory, graph_bytes
 from localspec.model_file import check_model_file
 from localspec.model_shape import ModelShape
 from localspec.tensor_types import repacked_types, type_name
@@ -68,9 +69,7 @@ def test_the_parts_are_what_libllama_allocates(made, caplog, name, max_outputs, 
     with caplog.at_level(logging.DEBUG, "localspec.llama"):
         LlamaModel.open(path, options).close()
     real = logged_bytes(caplog.messages)
-    found = estimate_memory(
-        header, context_length, max_outputs, repacked_types(system_info()), attention
-    )
+    found = estimate_memory(header, options, repacked_types(system_info()))
     assert found.cache_bytes == pytest.approx(real["KV"] + real["RS"], abs=0.02 * _MIB)
     assert found.repacked_bytes == pytest.approx(real["repacked"], abs=0.02 * _MIB)
     if name != "mamba":
@@ -89,18 +88,14 @@ def test_models_of_real_shape_take_what_libllama_would_allocate(
 ):
     path = write_hollow_model(tmp_path / "hollow.gguf", demo_target, SHAPES[name])
     header = check_model_file(path)
+    options = LlamaOptions(
+        context_length=context_length, max_outputs=17, flash_attention=attention
+    )
     with caplog.at_level(logging.DEBUG, "localspec.llama"):
-        simulate_load(
-            path,
-            LlamaOptions(
-                context_length=context_length, max_outputs=17, flash_attention=attention
-            ),
-        )
+        simulate_load(path, options)
     caches = [re.search(r"kv_cache: size = +([\d.]+) MiB", line) for line in caplog.messages]
     real = sum(float(found[1]) for found in caches if found) * _MIB
-    assert cache_bytes(header, num_cells(context_length)) == pytest.approx(
-        real, abs=0.02 * _MIB
-    )
+    assert cache_bytes(header, options) == pytest.approx(real, abs=0.02 * _MIB)
     graph = graph_bytes(header, context_length, 17, attention)
     # What is off in a short context is gaps between tensors.
     assert graph == pytest.approx(
@@ -108,10 +103,28 @@ def test_models_of_real_shape_take_what_libllama_would_allocate(
     )
 
 
+@pytest.mark.parametrize("kind", get_args(CacheType))
+def test_caches_take_what_their_types_take(made, caplog, kind):
+    """Other values than the usual ones need flash attention."""
+    options = LlamaOptions(
+        context_length=512,
+        num_threads=1,
+        flash_attention="on",
+        cache_type_k=kind,
+        cache_type_v="q8_0",
+    )
+    with caplog.at_level(logging.DEBUG, "localspec.llama"):
+        LlamaModel.open(made["demo"], options).close()
+    real = logged_bytes(caplog.messages)["KV"]
+    header = check_model_file(made["demo"])
+    assert cache_bytes(header, options) == pytest.approx(real, abs=0.02 * _MIB)
+
+
 def test_a_split_model_takes_what_the_whole_one_does(tmp_path, demo_target):
-    whole = estimate_memory(check_model_file(demo_target), 512, 1, frozenset(), "off")
-    parts = estimate_memory(
-        check_model_file(split_model(demo_target, tmp_path)), 512, 1, frozenset(), "off"
+    paths = (demo_target, split_model(demo_target, tmp_path))
+    whole, parts = (
+        estimate_memory(check_model_file(path), LlamaOptions(context_length=512), frozenset())
+        for path in paths
     )
     assert parts.weights_bytes == pytest.approx(whole.weights_bytes, abs=64)
     assert parts.cache_bytes == whole.cache_bytes

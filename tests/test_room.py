@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 
 import psutil
@@ -13,9 +14,17 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.cli import main
 from localspec.errors import MemoryLimitError
+from localspec.llama_options import LlamaOptions
 from localspec.machine import memory_here
 from localspec.model_file import check_model_file
-from localspec.room import Room, fitting_preset, largest_context, pair_memory, room_here
+from localspec.room import (
+    Planned,
+    Room,
+    fitting_preset,
+    largest_context,
+    pair_memory,
+    room_here,
+)
 
 SMALL = Room(main_bytes=100 << 20, gpu_bytes=0, repacked=frozenset(), uses_gpu=False)
 
@@ -31,9 +40,9 @@ def test_a_context_that_cannot_fit_is_refused_with_one_that_does(long_model):
         localspec.load(target=long_model, context_length=1 << 30)
     fitting = int(re.search(r"up to (\d+) tokens", caught.value.hint)[1])
     assert 0 < fitting < 1 << 30
-    header = check_model_file(long_model)
+    model = Planned(check_model_file(long_model))
     room = room_here()
-    assert pair_memory([header], fitting, replace(room, main_bytes=room.main_bytes * 2))
+    assert pair_memory([model], fitting, replace(room, main_bytes=room.main_bytes * 2))
 
 
 def test_the_command_line_says_so_in_two_lines(long_model):
@@ -57,21 +66,50 @@ def test_force_loads_all_the_same(monkeypatch):
 
 
 def test_the_largest_context_is_the_edge(long_model, demo_draft):
-    headers = [check_model_file(long_model), check_model_file(demo_draft)]
-    largest = largest_context(headers, SMALL)
-    assert pair_memory(headers, largest, SMALL).needed_bytes <= SMALL.total_bytes
-    assert pair_memory(headers, largest + 256, SMALL).needed_bytes > SMALL.total_bytes
+    models = [Planned(check_model_file(path)) for path in (long_model, demo_draft)]
+    largest = largest_context(models, SMALL)
+    assert pair_memory(models, largest, SMALL).needed_bytes <= SMALL.total_bytes
+    assert pair_memory(models, largest + 256, SMALL).needed_bytes > SMALL.total_bytes
+
+
+def test_smaller_caches_leave_room_for_a_longer_context(long_model):
+    """Else whoever asks for them because memory is short would be refused."""
+    header = check_model_file(long_model)
+    quantised = LlamaOptions(cache_type_k="q8_0", cache_type_v="q8_0", flash_attention="on")
+    usual, longer = (
+        largest_context([Planned(header, options)], SMALL)
+        for options in (LlamaOptions(flash_attention="on"), quantised)
+    )
+    assert longer > 1.05 * usual  # in a model as small as this, most is scratch memory
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_the_types_of_the_caches_count_where_it_is_refused(tmp_path, long_model, role):
+    """Of either model."""
+    other = shutil.copy(long_model, tmp_path / "other.gguf")
+    options = LlamaOptions(cache_type_k="q4_0", cache_type_v="q4_0", flash_attention="on")
+    needed = []
+    for own in (None, options):
+        with pytest.raises(MemoryLimitError) as caught:
+            localspec.load(
+                target=long_model,
+                draft=other if role == "draft" else None,
+                context_length=1 << 30,
+                **{f"{role}_options": own},
+            )
+        needed.append(float(re.search(r"need (\d+\.\d) GB", str(caught.value))[1]))
+    assert needed[1] < 0.95 * needed[0]
 
 
 def test_no_context_fits_where_the_weights_do_not(demo_target):
     tiny = replace(SMALL, main_bytes=1 << 20)
-    assert largest_context([check_model_file(demo_target)], tiny) == 0
+    assert largest_context([Planned(check_model_file(demo_target))], tiny) == 0
 
 
 def test_memory_of_gpus_counts(demo_target):
-    headers = [check_model_file(demo_target)]
+    models = [Planned(check_model_file(demo_target))]
     tiny = replace(SMALL, main_bytes=1 << 20, gpu_bytes=1 << 30)
-    assert largest_context(headers, tiny) == 2048
+    assert largest_context(models, tiny) == 2048
 
 
 @pytest.mark.parametrize(

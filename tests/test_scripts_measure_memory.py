@@ -9,7 +9,7 @@ import pytest
 from measure_memory import measured_peak_bytes
 
 from localspec.model_file import check_model_file
-from localspec.room import pair_memory, room_here
+from localspec.room import Planned, pair_memory, room_here
 from shape_pair.bigrams import TextSpec
 from shape_pair.pair import PairSpec, make_pair
 
@@ -23,7 +23,7 @@ def test_the_estimate_is_what_a_process_takes(tmp_path, demo_target, demo_draft,
         text = TextSpec(entropy=0.0, agreement=(0.9,), segment=64, period=64, seed=1)
         pair = make_pair(PairSpec("tiny", "tiny", "Q8_0", "Q4_K_M", text), tmp_path)
     estimated = pair_memory(
-        [check_model_file(path) for path in pair], context_length, room_here()
+        [Planned(check_model_file(path)) for path in pair], context_length, room_here()
     )
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         measured = pool.apply(measured_peak_bytes, (*pair, context_length))
