@@ -9,8 +9,9 @@ from click.testing import CliRunner
 
 import localspec
 from localspec.automatic import AutomaticDraftLength
-from localspec.bench import run_bench
+from localspec.bench import Comparison, Side, run_bench
 from localspec.cli import main
+from localspec.cli.bench import verdict
 
 SMALL = ("--max-tokens", "12", "--rounds", "2")
 
@@ -77,6 +78,24 @@ def test_the_verdict_is_in_words(prompts_file):
     assert "Verdict: " in shown.stdout
     assert "A decode of n tokens, in plain steps:  1: 1.00" in shown.stdout
     assert "Peak memory" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("ratios", "words"),
+    [
+        ((1.3, 1.1, 1.4), "faster (greedy 1.30 times)"),
+        ((1.4, 1.3, 0.9), "too much to tell (greedy 1.30 times)"),
+        ((0.98, 0.99, 1.0), "nothing to gain here"),
+        ((0.86, 0.96, 1.05), "too much to tell"),
+        ((0.8, 0.9, 0.95), "slower (greedy 0.90 times)"),
+    ],
+)
+def test_a_verdict_needs_rounds_that_agree(ratios, words):
+    plain, ours = (
+        Side(tokens_per_s=rates, time_to_first_token_s=0.1, stats=())
+        for rates in ((100.0,) * len(ratios), tuple(100 * ratio for ratio in ratios))
+    )
+    assert words in verdict([Comparison("greedy", plain, ours)])
 
 
 @pytest.mark.parametrize(("name", "begins"), [("b.png", b"\x89PNG"), ("b.html", b"<!doctype")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from localspec.cli.stats_object import stats_as_object
 from localspec.engine import Engine
 
 _DEFAULT_TOKENS = 128
+_SLOWER, _FASTER = 0.97, 1.03  # times plain: between them it is neither
 
 
 @click.command()
@@ -94,7 +96,11 @@ def _as_text(found: Bench, engine: Engine) -> str:
     if found.sweep:
         each = "  ".join(f"K {k}: {ratio:.2f}" for k, ratio in found.sweep.items())
         lines.append(f"A fixed number of draft tokens, greedy, times plain:  {each}")
-    lines += [f"Peak memory: {readable_bytes(found.peak_memory_bytes)}", "", _verdict(found)]
+    lines += [
+        f"Peak memory: {readable_bytes(found.peak_memory_bytes)}",
+        "",
+        verdict(found.comparisons),
+    ]
     return printable("\n".join(lines))
 
 
@@ -119,12 +125,18 @@ def _comparison_lines(found: Comparison) -> list[str]:
     return [*lines, ""]
 
 
-def _verdict(found: Bench) -> str:
-    speedup = min(comparison.speedup for comparison in found.comparisons)
-    names = " and ".join(f"{c.name} {c.speedup:.2f} times" for c in found.comparisons)
-    if speedup >= 1.03:
+def verdict(comparisons: Sequence[Comparison]) -> str:
+    """What to do about it; no advice where the rounds contradict each other."""
+    names = " and ".join(f"{c.name} {c.speedup:.2f} times" for c in comparisons)
+    if any(min(c.ratios) < _SLOWER and max(c.ratios) >= _FASTER for c in comparisons):
+        return (
+            f"Verdict: the rounds disagree too much to tell ({names}): close other programs, "
+            "or take more --rounds."
+        )
+    speedup = min(comparison.speedup for comparison in comparisons)
+    if speedup >= _FASTER:
         return f"Verdict: faster ({names}): keep drafting."
-    if speedup >= 0.97:
+    if speedup >= _SLOWER:
         return f"Verdict: nothing to gain here ({names}): drafting stays out of the way."
     return f"Verdict: slower ({names}): use --no-draft, and please report this."
 
