@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from localspec.access import busy
 from localspec.engine import Engine
 from localspec.loading import load
 from localspec.stream import AnswerOptions, Piece, Reply, Stream
@@ -90,7 +91,12 @@ class Served:
         return stream.reply
 
     def prepare(self, tokens: list[int], owner: int) -> None:
-        """Begin `Engine.prepare` in a thread, so that other requests are answered meanwhile."""
+        """Begin `Engine.prepare` in a thread, so that other requests are answered meanwhile.
+
+        Raises EngineError while that goes on.
+        """
+        if self.is_preparing():
+            raise busy()
 
         def work() -> None:
             try:

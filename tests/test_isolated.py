@@ -157,13 +157,19 @@ def test_idle_time_is_used_there(isolated):
     prompt = chat.prompt_tokens("Hello!")
     reply = chat.send("Hello!", sampling=GREEDY, max_tokens=5)
     assert reply.stats.cached_prompt_tokens > len(prompt) - 12
-    for ends in (
-        lambda: isolated.generate(STORY, max_tokens=1),
-        isolated.cancel,
-        lambda: chat.prompt_tokens("Hello!"),
+    for number, ends in enumerate(
+        (
+            lambda: isolated.generate(STORY, max_tokens=1),
+            isolated.cancel,
+            lambda: chat.prompt_tokens("Hello!"),
+        )
     ):
-        idle = isolated.chat(system="You know every animal of the forest. " * 100)
+        # Another text each time, since what was read stays.
+        idle = isolated.chat(system=f"You know {number} animals of the forest. " * 100)
         thread = prepare_in_a_thread(isolated, idle)
+        with pytest.raises(EngineError, match="another answer"):
+            isolated.prepare([5, 6], owner=idle)
+        assert isolated._process.call("is_preparing")  # the first one, which goes on
         ends()
         thread.join(10)
         assert not thread.is_alive()
