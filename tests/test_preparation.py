@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 
@@ -333,6 +334,27 @@ def test_access_is_refused_by_an_answer_and_given_up_by_idle_work():
     assert not access.take()
     access.release()
     assert access.take()
+
+
+def test_idle_work_that_ends_while_it_is_being_ended_leaves_access_free():
+    """It was found busy, and was gone before that was looked into."""
+    access = Access(lambda: None)
+    idle_work = contextlib.ExitStack()
+    idle_work.enter_context(access.for_idle_work())
+    real = access._changing
+
+    class EndsFirst:
+        def __enter__(self):
+            access._changing = real
+            idle_work.close()
+            real.acquire()
+
+        def __exit__(self, *error):
+            real.release()
+
+    access._changing = EndsFirst()
+    assert access.take()
+    assert not access.take()
 
 
 def test_the_command_line_s_thread_has_ended_when_the_line_is_there(engine, monkeypatch):
