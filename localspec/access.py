@@ -28,7 +28,8 @@ class Access:
         """Have it, once idle work has ended; False if an answer has it."""
         while not self._taken.acquire(timeout=_RETRY_S):
             with self._changing:
-                if self._taken.acquire(blocking=False):  # the idle work has just ended by itself
+                # It may have ended by itself just now.
+                if self._taken.acquire(blocking=False):
                     return True
                 if not self._is_idle_work:
                     return False

@@ -60,15 +60,19 @@ class Answering(abc.ABC):
         """
 
     @abc.abstractmethod
-    def prepare(self, tokens: list[int], *, owner: object) -> None:
-        """What is behind `Chat.prepare`: decode the tokens that the next prompt begins with."""
+    def prepare(self, make_tokens: Callable[[], list[int]], *, owner: object) -> None:
+        """What is behind `Chat.prepare`: decode the tokens that the next prompt begins with.
+
+        make_tokens: gives them, none if there is nothing to do. What comes of it while an
+        answer begins, or this is cancelled, is outdated and not used.
+        """
 
     @abc.abstractmethod
     def cancel(self) -> None:
         """End the running answer within one decode. From any thread; it keeps what was said.
 
-        Whichever runs: without effect on a stream that has not begun, which its own
-        `Stream.cancel` ends.
+        Whichever runs, or idle work: without effect on a stream that has not begun, which its
+        own `Stream.cancel` ends.
         """
 
     @abc.abstractmethod

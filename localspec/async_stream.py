@@ -51,7 +51,7 @@ class AsyncStream:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="localspec")
         self._reading: asyncio.Future[Piece | None] | None = None
         self._awaited = False
-        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     def __aiter__(self) -> AsyncStream:
         return self
@@ -62,7 +62,7 @@ class AsyncStream:
             raise EngineError(
                 "another task waits for a piece of this answer", "Read it in one task."
             )
-        if self._closed:
+        if self._closing is not None:
             raise StopAsyncIteration
         loop = asyncio.get_running_loop()
         self._reading = loop.run_in_executor(self._worker, self._work.next)
@@ -80,10 +80,22 @@ class AsyncStream:
         return piece
 
     async def aclose(self) -> None:
-        """Stop here: end a running decode, close the stream. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
+        """Stop here: end a running decode, close the stream. Idempotent.
+
+        The engine is free when it returns or raises, however often the task is cancelled.
+        """
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        cancelled = None
+        while not self._closing.done():
+            try:
+                await asyncio.shield(self._closing)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    async def _close(self) -> None:
         try:
             if self._reading is not None and self._is_reading():
                 self._work.cancel()
@@ -119,7 +131,7 @@ class AsyncStream:
 
     def __del__(self) -> None:
         # If the thread is at work, it drops the stream when it is done.
-        if not self._closed and not self._is_reading():
+        if self._closing is None and not self._is_reading():
             self._work.close()
 
 

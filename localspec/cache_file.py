@@ -55,10 +55,13 @@ def read_caches(path: Path, identities: Sequence[str]) -> KeptText | None:
             if head["identities"] != list(identities):
                 return None
             parts = [file.read(int(size)) for size in head["sizes"]]
-        return _kept(head, parts)
+        kept = _kept(head, parts)
+        if len(kept.states) != len(identities) or not any(kept.states):
+            raise ValueError("it is not of that many models")
+        return kept
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         logger.warning("%s is of no use, and the conversation is decoded anew: %s", path, error)
         return None
 

@@ -44,7 +44,7 @@ class Answerer(Protocol):
         on_end: Callable[[Reply], None],
     ) -> Stream: ...
 
-    def prepare(self, tokens: list[int], *, owner: object) -> None: ...
+    def prepare(self, make_tokens: Callable[[], list[int]], *, owner: object) -> None: ...
 
 
 Turn = tuple[Message, Message]  # question and answer
@@ -187,18 +187,22 @@ class Chat:
         message, turns that were resumed, an answer whose thoughts are left out from now on.
         Then a few decodes are timed of sizes whose cost is unknown yet, until none is. It ends
         within one decode when any answer begins, or `Engine.cancel` is called, and changes
-        nothing that is said.
+        nothing that is said. While an answer is produced, or another chat prepares, it does
+        nothing.
 
-        Raises EngineError while an answer is produced, and what `stream` raises.
+        Raises what `stream` raises.
         """
+        self._engine.prepare(self._beginning, owner=self)
+
+    def _beginning(self) -> list[int]:
+        """What the next prompt begins with, whatever is asked."""
         prompts = [
             self._make_room({"role": "user", "content": probe}, self._turns)[0].tokens
             for probe in _PROBES
         ]
         pairs = enumerate(zip(*prompts, strict=False))
         common = next((i for i, (one, other) in pairs if one != other), min(map(len, prompts)))
-        if common:
-            self._engine.prepare(prompts[0][:common], owner=self)
+        return prompts[0][:common]
 
     def clear(self) -> None:
         """Forget every turn; the system message stays."""

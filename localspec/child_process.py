@@ -31,6 +31,9 @@ class ChildProcess:
         self._calls, calls = context.Pipe()
         cancels, self._cancels = context.Pipe(duplex=False)
         self._one_call = threading.Lock()
+        self._num_calls = 0
+        self._caller: int | None = None  # the thread that makes a call
+        self._has_ended = False
         self._process = context.Process(
             target=serve,
             args=(calls, cancels, preset, arguments),
@@ -43,7 +46,7 @@ class ChildProcess:
         cancels.close()
         self.number = self._process.pid
         try:
-            self.facts: EngineFacts = self._answer(progress)
+            self.facts: EngineFacts = self._answer(progress)  # to no call: number 0
         except BaseException:
             self.stop()
             raise
@@ -51,16 +54,28 @@ class ChildProcess:
     def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         """What `Served.method` returns or raises. Raises EngineError if the child is gone."""
         with self._one_call:
-            with contextlib.suppress(OSError):  # what is wrong is found out below
-                self._calls.send((method, arguments, keywords))
-            return self._answer(None)
+            self._caller = threading.get_ident()
+            try:
+                self._num_calls += 1
+                with contextlib.suppress(OSError):  # what is wrong is found out below
+                    self._calls.send((self._num_calls, method, arguments, keywords))
+                return self._answer(None)
+            finally:
+                self._caller = None
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether this very thread makes a call, which a finalizer or a signal interrupted."""
+        return self._caller == threading.get_ident()
 
     def _answer(self, progress: Callable[[float], None] | None) -> Any:
-        kind, value = "progress", None
-        while kind == "progress":
+        number, kind, value = -1, "", None
+        # A call that an exception of a signal handler ended has left its answer behind.
+        while number != self._num_calls or kind == "progress":
             try:
-                kind, value = self._calls.recv()
+                number, kind, value = self._calls.recv()
             except (EOFError, OSError) as error:
+                self._has_ended = True
                 raise EngineError(
                     f"the process of the engine ended: {self._how_it_ended()}",
                     "Ask again: it is started anew.",
@@ -74,26 +89,32 @@ class ChildProcess:
     def _how_it_ended(self) -> str:
         self._process.join(_PATIENCE_S)
         code = self._process.exitcode
-        if code is not None and code < 0:
-            return signal.Signals(-code).name
-        return f"exit code {code}"
+        if code is None:  # the application lets the system clear its children away
+            return "nobody knows how"
+        if code >= 0:
+            return f"exit code {code}"
+        known = {number.value: number.name for number in signal.Signals}
+        return known.get(-code, f"signal {-code}")
 
     def is_running(self) -> bool:
         """Whether the child has not ended yet."""
-        return self._process.is_alive()
+        return not self._has_ended and self._process.is_alive()
 
     def cancel(self, stream_number: int) -> None:
         """Have that stream cancelled, if it is still the one. From any thread."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, TypeError):  # it may be closed at this moment
             self._cancels.send(stream_number)
 
     def stop(self) -> None:
         """End the child, once a call that another thread makes is answered. Idempotent."""
-        if self._one_call.acquire(timeout=_PATIENCE_S):
+        if not self.is_in_call:
+            if not self._one_call.acquire(timeout=_PATIENCE_S):
+                self._process.kill()  # which ends that call
+                self._one_call.acquire()
+            self._calls.close()
+            self._cancels.close()
             self._one_call.release()
-        self._calls.close()
-        self._cancels.close()
-        self._process.join(_PATIENCE_S)
+            self._process.join(_PATIENCE_S)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()

@@ -16,6 +16,7 @@ from localspec.draft_length import DraftLength
 from localspec.drafting import Drafting
 from localspec.errors import ContextError, EngineError, Interrupted, OptionError
 from localspec.kept_texts import KeptTexts
+from localspec.own_process import OwnProcess
 from localspec.preparation import prepare
 from localspec.proposer_choice import choose_draft_length, choose_proposers
 from localspec.randomness import Randomness, fresh_seed
@@ -60,6 +61,7 @@ class Engine(Answering):
         self._speculation = Speculation(target, proposers, draft_length, off, time.perf_counter)
         self._kept_texts = KeptTexts(self._speculation, self._models(), kept_bytes)
         self._access = Access(self.cancel)
+        self._own_process = OwnProcess()
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -170,11 +172,13 @@ class Engine(Answering):
     def save_caches(self, chat: object, path: Path) -> bool:
         """Keep on disk what the caches hold of a conversation; False if that is nothing.
 
-        Raises EngineError while an answer is produced, OSError if the file cannot be written.
+        Raises EngineError while an answer is produced, OSError if the file cannot be written,
+        CacheError if `load_caches` would refuse it.
         """
         with self._held():
             kept = self._kept_texts.text_of(chat)
             if kept is not None:
+                self._kept_texts.check_size(kept)
                 write_caches(path, kept, [model.identity for model in self._models()])
             return kept is not None
 
@@ -190,13 +194,17 @@ class Engine(Answering):
                 self._kept_texts.put(chat, kept)
             return kept is not None
 
-    def prepare(self, tokens: list[int], *, owner: object) -> None:
+    def prepare(self, make_tokens: Callable[[], list[int]], *, owner: object) -> None:
         """See `Answering.prepare`."""
         self._require_open()
         with self._access.for_idle_work() as has_access:
             if not has_access:
-                raise busy()
+                return
             self._begin()
+            # Now that no answer can change what they are.
+            tokens = make_tokens()
+            if not tokens:
+                return
             self._kept_texts.switch_to(owner)
             transforms = self._resolver.transforms(self.sampling, len(tokens))
             with contextlib.suppress(Interrupted):
@@ -213,14 +221,16 @@ class Engine(Answering):
 
         Raises EngineError while a stream is unfinished.
         """
-        if not self._access.take():
+        # A fork has a copy of the lock, perhaps taken, and no thread that would give it back.
+        if self._own_process.is_this() and not self._access.take():
             raise EngineError("the engine is producing an answer", "Close the stream first.")
         try:
             self._kept_texts.clear()
             for model in self._models():
                 model.close()
         finally:
-            self._access.release()
+            if self._own_process.is_this():
+                self._access.release()
 
     def _save_profile(self) -> None:
         policy = self._speculation.draft_length

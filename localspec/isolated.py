@@ -87,6 +87,7 @@ class IsolatedEngine(Answering):
         self._busy = threading.Lock()
         self._closed = False
         self._num_streams = 0
+        self._num_cancels = 0
         self._owner_numbers: weakref.WeakKeyDictionary[object, int] = (
             weakref.WeakKeyDictionary()
         )
@@ -132,6 +133,15 @@ class IsolatedEngine(Answering):
                 self._process = ChildProcess(self._preset, self._arguments, None)
             return self._process
 
+    def can_ask(self, process: ChildProcess) -> bool:
+        """Whether the child can be asked something now, by whoever finds a stream unfinished.
+
+        A fork must not, nor a finalizer in the midst of another question: the child ends the
+        stream itself when the next begins.
+        """
+        is_ours = self._own_process.is_this()
+        return is_ours and process.is_running() and not process.is_in_call
+
     def answer(
         self,
         prompt_tokens: list[int],
@@ -145,26 +155,34 @@ class IsolatedEngine(Answering):
         """See `Answering.answer`."""
 
         def begin(process: ChildProcess) -> int:
-            on_begin()
             self._num_streams += 1
             gone = self._gone_owners[:]
             del self._gone_owners[: len(gone)]
             process.call("forget", gone)
             number = None if owner is None else self._owner_number(owner)
             process.call("begin", self._num_streams, prompt_tokens, options, turn, number)
+            try:
+                on_begin()  # once it is clear that the child refuses nothing
+            except BaseException:
+                process.call("end")
+                raise
             return self._num_streams
 
         return Stream(_RemoteAnswer(self, begin, on_end))
 
-    def prepare(self, tokens: list[int], *, owner: object) -> None:
+    def prepare(self, make_tokens: Callable[[], list[int]], *, owner: object) -> None:
         """See `Answering.prepare`."""
         if self._busy.locked():
-            raise busy()
+            return
         process = self.running()
+        before = self._num_streams, self._num_cancels
         try:
-            process.call("prepare", tokens, self._owner_number(owner))
-            while process.call("is_preparing"):
-                time.sleep(_POLL_S)
+            tokens = make_tokens()
+            if not tokens or before != (self._num_streams, self._num_cancels):
+                return
+            if process.call("prepare", tokens, self._owner_number(owner)):
+                while process.call("is_preparing"):
+                    time.sleep(_POLL_S)
         except EngineError:
             if not self._closed:
                 raise
@@ -190,7 +208,9 @@ class IsolatedEngine(Answering):
 
     def cancel(self) -> None:
         """See `Answering.cancel`."""
-        self._process.cancel(self._num_streams)
+        if self._own_process.is_this():
+            self._num_cancels += 1
+            self._process.cancel(self._num_streams)
 
     def close(self) -> None:
         """End the process. Idempotent. Raises EngineError while a stream is unfinished."""
@@ -198,9 +218,12 @@ class IsolatedEngine(Answering):
             return
         if not self._busy.acquire(blocking=False):
             raise EngineError("the engine is producing an answer", "Close the stream first.")
-        self._closed = True
-        self._busy.release()
-        self._process.stop()
+        try:
+            with self._starting:  # `running` may be about to start another process
+                self._closed = True
+                self._process.stop()
+        finally:
+            self._busy.release()
 
 
 class _RemoteAnswer:
@@ -229,7 +252,7 @@ class _RemoteAnswer:
                         while (piece := process.call("next_piece")) is not None:
                             yield piece
                 finally:
-                    if process.is_running():
+                    if self._engine.can_ask(process):
                         self._reply = process.call("end")
         finally:
             if self._reply is not None:

@@ -1,7 +1,7 @@
 """The process of an `IsolatedEngine`: loads an engine and does what it is told.
 
-Requests are (method of `Served`, arguments), answers (kind, value): "progress" while the
-models load, then "done" or "error".
+Requests are (number, method of `Served`, arguments), answers (the request's number, kind,
+value): under number 0 "progress" while the models load, then for each "done" or "error".
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from localspec.access import busy
 from localspec.engine import Engine
+from localspec.errors import EngineError
 from localspec.loading import load
 from localspec.stream import AnswerOptions, Piece, Reply, Stream
 
@@ -66,6 +66,7 @@ class Served:
         owner: int | None,
     ) -> None:
         """Make an answer the stream. owner: a number for the conversation."""
+        self.end()  # of one that was left, perhaps
         stream = self._engine.answer(
             prompt_tokens,
             options,
@@ -88,24 +89,27 @@ class Served:
         if stream is None:
             return None
         stream.close()
-        return stream.reply
+        with contextlib.suppress(EngineError):
+            return stream.reply
+        return None
 
-    def prepare(self, tokens: list[int], owner: int) -> None:
+    def prepare(self, tokens: list[int], owner: int) -> bool:
         """Begin `Engine.prepare` in a thread, so that other requests are answered meanwhile.
 
-        Raises EngineError while that goes on.
+        False if one goes on.
         """
         if self.is_preparing():
-            raise busy()
+            return False
 
         def work() -> None:
             try:
-                self._engine.prepare(tokens, owner=self._owner(owner))
+                self._engine.prepare(lambda: tokens, owner=self._owner(owner))
             except Exception:
                 logger.info("idle time was of no use", exc_info=True)
 
         self._idle_work = threading.Thread(target=work, name="localspec-idle", daemon=True)
         self._idle_work.start()
+        return True
 
     def is_preparing(self) -> bool:
         """Whether that goes on."""
@@ -140,15 +144,15 @@ def serve(
     with contextlib.suppress(EOFError, OSError):
         try:
             engine = load(
-                preset, **arguments, progress=lambda share: calls.send(("progress", share))
+                preset, **arguments, progress=lambda share: calls.send((0, "progress", share))
             )
         except Exception as error:
-            calls.send(("error", error))
+            calls.send((0, "error", error))
             return
         with engine:
             served = Served(engine)
             threading.Thread(target=_obey, args=(cancels, served), daemon=True).start()
-            calls.send(("done", _facts(engine)))
+            calls.send((0, "done", _facts(engine)))
             try:
                 while True:
                     _answer_request(calls, served)
@@ -157,11 +161,11 @@ def serve(
 
 
 def _answer_request(calls: Connection, served: Served) -> None:
-    method, arguments, keywords = calls.recv()
+    number, method, arguments, keywords = calls.recv()
     try:
-        answer = ("done", getattr(served, method)(*arguments, **keywords))
+        answer = (number, "done", getattr(served, method)(*arguments, **keywords))
     except Exception as error:
-        answer = ("error", error)
+        answer = (number, "error", error)
     calls.send(answer)
 
 

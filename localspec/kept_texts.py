@@ -97,14 +97,19 @@ class KeptTexts:
 
         Raises CacheError if it is larger than the budget.
         """
-        if not self._has_room(kept.num_bytes):
+        self.check_size(kept)
+        self._has_room(kept.num_bytes)
+        if owner is self._owner():
+            self._owner = _nobody
+        self._kept[owner] = kept
+
+    def check_size(self, kept: KeptText) -> None:
+        """Raise CacheError if a text is larger than the budget."""
+        if kept.num_bytes > self._budget_bytes:
             raise CacheError(
                 f"{kept.num_bytes} bytes of caches are more than {self._budget_bytes}",
                 "Grant more: load(kept_bytes=…).",
             )
-        if owner is self._owner():
-            self._owner = _nobody
-        self._kept[owner] = kept
 
     def _keep(self, owner: object) -> None:
         if not self._has_room(sum(self._sizes())):

@@ -356,12 +356,11 @@ class LlamaModel:
         """Free the model, or give an adopted `Llama` back. Idempotent."""
         if self._context is None:
             return
-        # Nothing may reach what is freed now.
-        context, self._context = self._context, None
-        memory, self._memory = self._memory, None
-        model, self._model = self._model, None
         if not self._own_process.is_this():
+            self._let_go()
             return  # a fork's memory goes with the fork, its threads were never there
+        with self.vocabulary.in_use:
+            context, memory, model = self._let_go()
         if self._adopted is None:
             llama_cpp.llama_free(context)
             llama_cpp.llama_model_free(model)
@@ -373,6 +372,12 @@ class LlamaModel:
             llama_cpp.llama_set_abort_callback(context, no_callback, None)
             llama_cpp.llama_memory_clear(memory, True)
             self._adopted.reset()  # type: ignore[no-untyped-call]
+
+    def _let_go(self) -> tuple[int | None, int | None, int | None]:
+        """Context, memory and model, which nothing here reaches any more."""
+        freed = self._context, self._memory, self._model
+        self._context = self._memory = self._model = None
+        return freed
 
 
 def _new_context(model: int, path: Path, options: LlamaOptions, length: int) -> int:

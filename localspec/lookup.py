@@ -118,12 +118,16 @@ class Lookup:
     def _read(self, tokens: Sequence[int]) -> None:
         """Index what is new: a key is known once there is a token behind it."""
         text = self._text
-        for position in range(len(text), len(tokens)):
-            for size in (_LONG, _SHORT):
-                if position >= size:
-                    key = tuple(text[position - size : position])
-                    self._places.setdefault(key, []).append(position)
-            text.append(tokens[position])
+        try:
+            for position in range(len(text), len(tokens)):
+                for size in (_LONG, _SHORT):
+                    if position >= size:
+                        key = tuple(text[position - size : position])
+                        self._places.setdefault(key, []).append(position)
+                text.append(tokens[position])
+        except BaseException:  # of a signal handler: the two may not agree any more
+            self._text, self._places = [], {}
+            raise
 
     def _longest_match(self) -> tuple[int, int]:
         """The position behind the longest earlier match of the text's end, and its length.

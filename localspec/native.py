@@ -69,6 +69,7 @@ class LoadWatch:
     def __init__(self, progress: Callable[[float], None]) -> None:
         self._progress = progress
         self.error: BaseException | None = None
+        self._is_over = False
 
     def go_on(self, fraction: float, _data: object = None) -> bool:
         """Report the loaded share, 0 … 1. False: stop the load."""
@@ -85,10 +86,13 @@ class LoadWatch:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        sys.unraisablehook = self._previous
+        self._is_over = True
+        # Another load, in another thread, may have put its own before.
+        if sys.unraisablehook == self._notice:
+            sys.unraisablehook = self._previous
 
     def _notice(self, lost: Any) -> None:
-        if isinstance(lost.exc_value, KeyboardInterrupt):
+        if isinstance(lost.exc_value, KeyboardInterrupt) and not self._is_over:
             self.error = lost.exc_value
         else:
             self._previous(lost)

@@ -38,7 +38,7 @@ class Profile:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             logger.warning("%s is unreadable and will be replaced: %s", self.path, error)
             return None
         right = isinstance(kept, dict) and kept.get("version") == VERSION
@@ -89,7 +89,7 @@ def latest_learned(files: Sequence[str]) -> dict[str, Any] | None:
                 if all(whole.startswith(f"{file} ·") for whole, file in begun):
                     learned: dict[str, Any] = kept["learned"]
                     return learned
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue  # as good as none
     return None
 

@@ -167,8 +167,8 @@ class Transfer:
             got = response.headers.get("Content-Range", "")
             if got != f"bytes {self._received}-{size - 1}/{size}":
                 raise self._wrong_length(f"range {got!r}")
-        elif int(response.headers.get("Content-Length", size)) != size:
-            raise self._wrong_length(response.headers["Content-Length"])
+        elif (got := response.headers.get("Content-Length", str(size))) != str(size):
+            raise self._wrong_length(got)
 
     def _wrong_length(self, got: str) -> DownloadError:
         return DownloadError(

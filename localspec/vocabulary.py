@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,14 +30,16 @@ _SHOWN_CONTROL_TEXTS = frozenset({"<|start|>", "<|message|>", "<|channel|>", "<|
 class Vocabulary:
     """Token ids, their texts and bytes, and which of them end an answer.
 
-    lib: the llama_cpp module. vocab: a pointer of libllama. require_open: raises EngineError
-    once that points to nothing; asked before each use.
+    From any thread. lib: the llama_cpp module. vocab: a pointer of libllama. require_open:
+    raises EngineError once that points to nothing; asked before each use. in_use: a lock to be
+    held by whoever frees what it points to.
     """
 
     def __init__(self, lib: Any, vocab: int, require_open: Callable[[], None]) -> None:
         self._lib = lib
         self._vocab = vocab
         self._require_open = require_open
+        self.in_use = threading.Lock()
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
         self._longest_entry = 0  # bytes; 0 until it is asked for
@@ -46,9 +49,13 @@ class Vocabulary:
         self.eos: int = self._lib.llama_vocab_eos(vocab)
         self.add_bos: bool = self._lib.llama_vocab_get_add_bos(vocab)
 
-    def _pointer(self) -> int:
-        self._require_open()
-        return self._vocab
+    @contextlib.contextmanager
+    def _pointer(self) -> Iterator[int]:
+        """What libllama is given, which nobody frees while the block runs."""
+        self._require_open()  # a fork may have a copy of the lock that is taken for ever
+        with self.in_use:
+            self._require_open()
+            yield self._vocab
 
     def tokenize(
         self, text: str, *, parse_special: bool, behind: int | None = None
@@ -85,9 +92,10 @@ class Vocabulary:
         capacity = len(data) + 2
         while True:
             ids = (ctypes.c_int32 * capacity)()
-            count = self._lib.llama_tokenize(
-                self._pointer(), data, len(data), ids, capacity, False, parse_special
-            )
+            with self._pointer() as vocab:
+                count = self._lib.llama_tokenize(
+                    vocab, data, len(data), ids, capacity, False, parse_special
+                )
             if count >= 0:
                 return ids[:count]
             capacity = -count
@@ -109,9 +117,8 @@ class Vocabulary:
         capacity = 64
         while True:
             buffer = ctypes.create_string_buffer(capacity)
-            count = self._lib.llama_token_to_piece(
-                self._pointer(), token, buffer, capacity, 0, False
-            )
+            with self._pointer() as vocab:
+                count = self._lib.llama_token_to_piece(vocab, token, buffer, capacity, 0, False)
             if count >= 0:
                 return buffer.raw[:count]
             capacity = -count
@@ -120,18 +127,20 @@ class Vocabulary:
         """The vocabulary's own entry for a token; empty for an id that is none."""
         if not 0 <= token < self.size:
             return ""
-        entry: bytes = self._lib.llama_vocab_get_text(self._pointer(), token)
+        with self._pointer() as vocab:
+            entry: bytes = self._lib.llama_vocab_get_text(vocab, token)
         return entry.decode("utf-8", errors="replace")
 
     def entries(self) -> list[bytes]:
         """The vocabulary's own entry for every id, in order: (size,)."""
-        entry, vocab = self._lib.llama_vocab_get_text, self._pointer()
-        return [entry(vocab, token) for token in range(self.size)]
+        entry = self._lib.llama_vocab_get_text
+        with self._pointer() as vocab:
+            return [entry(vocab, token) for token in range(self.size)]
 
     def spellings(self) -> list[bytes]:
         """Bytes of every token as a text of its own, control tokens spelled out: (size,)."""
-        vocab = self._pointer()
-        return [self._spelling(vocab, token) for token in range(self.size)]
+        with self._pointer() as vocab:
+            return [self._spelling(vocab, token) for token in range(self.size)]
 
     def _spelling(self, vocab: int, token: int) -> bytes:
         capacity = 64
@@ -145,13 +154,18 @@ class Vocabulary:
 
     def control_texts(self) -> list[str]:
         """Texts that the tokenizer turns into control tokens when it is told to."""
-        texts = (self.text(token) for token in range(self.size) if self.is_control(token))
-        return [text for text in texts if text]
+        attributes = self._lib.llama_vocab_get_attr
+        with self._pointer() as vocab:
+            all_attributes = [attributes(vocab, token) for token in range(self.size)]
+        steering = (t for t, each in enumerate(all_attributes) if self._steers(t, each))
+        return [text for text in map(self.text, steering) if text]
 
     def is_control(self, token: int) -> bool:
         """Whether the token steers the model rather than spelling text."""
+        return self._steers(token, self._attributes(token))
+
+    def _steers(self, token: int, attributes: int) -> bool:
         control = self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
-        attributes = self._attributes(token)
         return bool(attributes & control) or (
             bool(attributes & self._lib.LLAMA_TOKEN_ATTR_USER_DEFINED)
             and self.text(token) in _SHOWN_CONTROL_TEXTS
@@ -171,22 +185,23 @@ class Vocabulary:
     def _attributes(self, token: int) -> int:
         if not 0 <= token < self.size:
             return 0
-        attributes: int = self._lib.llama_vocab_get_attr(self._pointer(), token)
+        with self._pointer() as vocab:
+            attributes: int = self._lib.llama_vocab_get_attr(vocab, token)
         return attributes
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends an answer: one of a set, not just the eos token."""
         known = self._ends.get(token)
         if known is None:
-            known = self._ends[token] = bool(
-                self._lib.llama_vocab_is_eog(self._pointer(), token)
-            )
+            with self._pointer() as vocab:
+                known = self._ends[token] = bool(self._lib.llama_vocab_is_eog(vocab, token))
         return known
 
     def ends(self) -> list[int]:
         """Every token that ends an answer."""
-        is_end, vocab = self._lib.llama_vocab_is_eog, self._pointer()
-        return [token for token in range(self.size) if is_end(vocab, token)]
+        is_end = self._lib.llama_vocab_is_eog
+        with self._pointer() as vocab:
+            return [token for token in range(self.size) if is_end(vocab, token)]
 
 
 def _on_deep_stack(call: Callable[[], list[int]], stack_bytes: int) -> list[int]:

@@ -11,14 +11,19 @@ grid    against the best two fixed numbers of draft tokens, by measured costs, a
 switch  a text that is predictable and unpredictable in turn, every 64 tokens, against who
         knows which is which
 copy    a text that repeats itself, looked up in itself, against plain decoding
+idle    nothing known before, against what pauses taught, as while a person types, and against
+        what the run before did
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import localspec
 from localspec.automatic import AutomaticDraftLength
@@ -37,6 +42,7 @@ GREEDY = localspec.SamplingParams(temperature=0)
 AGREEMENTS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 SEGMENT = 64
 GOOD, BAD = 0.95, 0.05
+IDLE = 0.8
 DRAFT_SHARE = 0.1  # what a policy that knows nothing takes a draft token to cost
 NUM_STEP_ROUNDS = 3
 
@@ -67,17 +73,27 @@ class Bench:
         with self.engine.exclusively() as loop:
             return measure_steps(loop, NUM_STEP_ROUNDS)
 
+    def pauses(self, policy: AutomaticDraftLength) -> list[float]:
+        """The seconds of each pause until the policy has nothing left to measure."""
+        self.engine.draft_length = policy
+        seconds = []
+        while not seconds or policy.target_cost.sizes_to_measure(32):
+            started = time.perf_counter()
+            self.engine.prepare(lambda: self.prompt(32), owner=self)
+            seconds.append(time.perf_counter() - started)
+        return seconds
+
     def ratios(
         self,
         ours: Callable[[], DraftLength],
-        others: list[DraftLength],
+        others: list[Callable[[], DraftLength]],
         num_prompt_tokens: int,
         num_tokens: int,
     ) -> list[list[float]]:
         """Of each other: its total time ÷ ours, one value a round. Who is first changes."""
         found: list[list[float]] = [[] for _ in others]
         for number in range(self._asked.rounds):
-            sides = [ours(), *others]
+            sides = [side() for side in (ours, *others)]
             order = list(range(len(sides)))
             seconds = dict.fromkeys(order, 0.0)
             for index in order if number % 2 else reversed(order):
@@ -91,6 +107,11 @@ class Bench:
 def fresh() -> AutomaticDraftLength:
     """A policy that knows nothing yet."""
     return AutomaticDraftLength({ProposerKind.DRAFT: DRAFT_SHARE})
+
+
+def plain() -> FixedDraftLength:
+    """Plain decoding."""
+    return FixedDraftLength(0)
 
 
 def opened(
@@ -117,7 +138,6 @@ def worst(asked: argparse.Namespace) -> None:
     )
     with opened(asked, (0.0,), None) as engine:
         bench = Bench(engine, asked)
-        plain = FixedDraftLength(0)
         for num_prompt_tokens in asked.prompt_tokens:
             for num_tokens in asked.answer_tokens:
                 learned = fresh()
@@ -149,7 +169,7 @@ def grid(asked: argparse.Namespace) -> None:
                 range(len(costs.target_s)),
                 key=lambda k: -expected_speedup(curve, agreement, k),
             )
-            best = [FixedDraftLength(k) for k in by_speed[:2]]
+            best = [partial(FixedDraftLength, k) for k in by_speed[:2]]
             bench.answer(policy, 32, 64)
             sides = bench.ratios(lambda: policy, best, 32, asked.grid_tokens)  # noqa: B023
             slower = min(sides, key=statistics.median)
@@ -194,9 +214,7 @@ def switch(asked: argparse.Namespace) -> None:
 
         bench.answer(policy, 32, 2 * SEGMENT)
         oracle = Knowing(k, is_good)
-        sides = bench.ratios(
-            lambda: policy, [oracle, FixedDraftLength(0)], 32, asked.switch_tokens
-        )
+        sides = bench.ratios(lambda: policy, [lambda: oracle, plain], 32, asked.switch_tokens)
         print("| against | other ÷ automatic, total time |\n|---|---|")
         print(f"| an oracle with K {k} in the predictable segments | {_shown(sides[0])} |")
         print(f"| plain decoding | {_shown(sides[1])} |", flush=True)
@@ -228,9 +246,32 @@ def copy(asked: argparse.Namespace) -> None:
         def policy() -> DraftLength:
             return AutomaticDraftLength({ProposerKind.LOOKUP: 0.0})
 
-        sides = bench.ratios(policy, [FixedDraftLength(0)], 0, asked.copy_tokens)
+        sides = bench.ratios(policy, [plain], 0, asked.copy_tokens)
         print("| what | plain ÷ automatic, total time |\n|---|---|")
         print(f"| {asked.copy_tokens} tokens that stand in the prompt | {_shown(sides[0])} |")
+
+
+def idle(asked: argparse.Namespace) -> None:
+    """What a policy knows when the first answer begins."""
+    with opened(asked, (IDLE,), None) as engine:
+        bench = Bench(engine, asked)
+        paused, answered = fresh(), fresh()
+        seconds = bench.pauses(paused)
+        bench.answer(answered, 32, 128)
+        known = {"pauses": paused.as_dict(), "a run before": answered.as_dict()}
+        sides = bench.ratios(
+            fresh, [partial(_restored, k) for k in known.values()], 32, asked.idle_tokens
+        )
+        print(f"{len(seconds)} pauses of {min(seconds):.1f} … {max(seconds):.1f} s\n")
+        print("| known from | total time ÷ that with nothing known |\n|---|---|")
+        for name, side in zip(known, sides, strict=True):
+            print(f"| {name} | {_shown(side)} |", flush=True)
+
+
+def _restored(kept: dict[str, Any]) -> AutomaticDraftLength:
+    policy = fresh()
+    policy.restore(kept)
+    return policy
 
 
 def _shown(ratios: list[float]) -> str:
@@ -238,7 +279,7 @@ def _shown(ratios: list[float]) -> str:
     return f"**{statistics.median(ratios):.3f}**{spread}"
 
 
-PARTS = {"worst": worst, "grid": grid, "switch": switch, "copy": copy}
+PARTS = {"worst": worst, "grid": grid, "switch": switch, "copy": copy, "idle": idle}
 
 
 def main() -> None:
@@ -259,6 +300,7 @@ def main() -> None:
     add("--grid-tokens", type=int, default=256)
     add("--switch-tokens", type=int, default=512)
     add("--copy-tokens", type=int, default=384)
+    add("--idle-tokens", type=int, default=128)
     add("--ctx", type=int, default=4096)
     add("--rounds", type=int, default=3)
     add("--seed", type=int, default=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -139,6 +140,43 @@ def test_closing_from_another_task_ends_the_answer(engine):
         assert [piece async for piece in unused] == []
         assert engine.generate("Hi", max_tokens=1).token_ids
 
+    asyncio.run(ask())
+
+
+def test_the_engine_is_free_when_any_close_returns(engine, monkeypatch):
+    """The second of two, and that of a task that is cancelled again and again."""
+    decode = engine._target.decode
+
+    def slow(*arguments):
+        try:
+            return decode(*arguments)
+        finally:
+            time.sleep(0.05)
+
+    async def ask() -> None:
+        stream = engine.astream(STORY, sampling=LONG)
+        reading = asyncio.create_task(stream.__anext__())
+        await asyncio.sleep(0.02)
+        first = asyncio.create_task(stream.aclose())
+        await asyncio.sleep(0)
+        await stream.aclose()
+        assert engine.generate("Hi", max_tokens=1).token_ids
+        await asyncio.gather(first, reading, return_exceptions=True)
+
+        async def use() -> None:
+            async with engine.astream(STORY, sampling=LONG) as used:
+                async for _ in used:
+                    pass
+
+        using = asyncio.create_task(use())
+        await asyncio.sleep(0.02)
+        while not using.done():
+            using.cancel()
+            await asyncio.sleep(0.001)
+        assert using.cancelled()
+        assert engine.generate("Hi", max_tokens=1).token_ids
+
+    monkeypatch.setattr(engine._target, "decode", slow)
     asyncio.run(ask())
 
 

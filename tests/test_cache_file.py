@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
@@ -10,7 +11,9 @@ from click.testing import CliRunner
 import localspec
 from localspec.cache_file import read_caches
 from localspec.cli import main
-from localspec.session import caches_file
+from localspec.cli.conversation import Conversation
+from localspec.session import caches_file, read_session
+from localspec.stream import AnswerOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
 QUESTIONS = ("Tell me a story about a fox.", "And then?", "What is 2 times 3?")
@@ -68,9 +71,68 @@ def test_a_damaged_file_is_of_no_use(kept):
         data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
         data.replace(b'"version": 1', b'"version": 2'),
         data.replace(b'"num_cached": [', b'"num_cached": [9'),
+        data.replace(b'"num_cached": [', b'"num_cached": [Infinity, '),
+        data.replace(b'"sizes": [', b'"sizes": [1180591620717411303424, '),
     ):  # fmt: skip
         path.write_bytes(damaged)
         assert read_caches(path, head["identities"]) is None
+
+
+def test_a_file_with_another_number_of_states_is_of_no_use(kept):
+    path, _, _ = kept
+    data = path.read_bytes()
+    begin = data.index(b"\n")
+    head = json.loads(data[:begin])
+    nothing = {
+        "num_cached": [None, None],
+        "sizes": [0, 0],
+        "sha256": hashlib.sha256().hexdigest(),
+    }
+    path.write_bytes(json.dumps(head | nothing).encode() + b"\n")
+    assert read_caches(path, head["identities"]) is None
+    more = {name: [*head[name], None] for name in ("num_cached",)}
+    more["sizes"] = [*head["sizes"], 0]
+    path.write_bytes(json.dumps(head | more).encode() + data[begin:])
+    assert read_caches(path, head["identities"]) is None
+
+
+def test_caches_that_are_too_large_are_not_used_and_nothing_else_is_lost(tmp_path, monkeypatch):
+    """Neither the session nor the one that was open before."""
+    for name in ("XDG_DATA_HOME", "HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path))
+
+    def read(_conversation, stream):
+        return list(stream) and stream.reply
+
+    def opened(engine, name):
+        conversation = Conversation(
+            engine=engine,
+            chat=engine.chat(),
+            options=AnswerOptions(max_tokens=5),
+            write=read,
+            show_draft=False,
+            keeps_caches=True,
+        )
+        conversation.resume(name, must_exist=False)
+        return conversation
+
+    with localspec.load(draft_tokens=0) as engine:
+        large = opened(engine, "large")
+        large.ask(QUESTIONS[0])
+        large.leave()
+        large.lock.release()
+    with localspec.load(draft_tokens=0, kept_bytes=1000) as engine:
+        conversation = opened(engine, "mine")
+        conversation.ask(QUESTIONS[1])
+        conversation.resume("large", must_exist=True)
+        conversation.ask(QUESTIONS[2])
+        conversation.leave()
+        conversation.lock.release()
+    asked = [
+        [each["content"] for each in read_session(name).messages if each["role"] == "user"]
+        for name in ("mine", "large")
+    ]
+    assert asked == [[QUESTIONS[1]], [QUESTIONS[0], QUESTIONS[2]]]
 
 
 def test_nothing_is_kept_of_a_conversation_that_said_nothing(tmp_path):

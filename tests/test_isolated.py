@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import signal
@@ -13,6 +14,7 @@ import llama_cpp
 import pytest
 
 import localspec
+from localspec import isolated as isolated_module
 from localspec.errors import ContextError, EngineError, OptionError, PresetError
 from localspec.loading import LoadKeywords
 
@@ -150,7 +152,7 @@ def prepare_in_a_thread(engine, chat):
     return thread
 
 
-def test_idle_time_is_used_there(isolated):
+def test_idle_time_is_used_there(isolated, monkeypatch):
     """It reads ahead, and an answer, a cancel and other questions do not wait for it."""
     chat = isolated.chat(system="You are a storyteller who knows every animal.")
     chat.prepare()
@@ -167,17 +169,20 @@ def test_idle_time_is_used_there(isolated):
         # Another text each time, since what was read stays.
         idle = isolated.chat(system=f"You know {number} animals of the forest. " * 100)
         thread = prepare_in_a_thread(isolated, idle)
-        with pytest.raises(EngineError, match="another answer"):
-            isolated.prepare([5, 6], owner=idle)
+        isolated.prepare(lambda: [5, 6], owner=idle)  # does nothing
         assert isolated._process.call("is_preparing")  # the first one, which goes on
         ends()
         thread.join(10)
         assert not thread.is_alive()
     stream = isolated.stream(STORY, sampling=LONG)
     next(stream)
-    with pytest.raises(EngineError, match="another answer"):
-        chat.prepare()
+    chat.prepare()  # does nothing
+    assert next(stream).token_ids
     stream.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(chat, "_beginning", lambda: isolated.cancel() or [5, 6])
+        chat.prepare()
+    assert not isolated._process.call("is_preparing")
 
 
 def test_closing_ends_what_is_prepared():
@@ -257,3 +262,135 @@ def test_its_keywords_are_those_of_load():
     for name in ("preset", "progress"):
         del parameters[name]
     assert list(typing.get_type_hints(LoadKeywords)) == list(parameters)
+
+
+class Interfering:
+    """A connection at whose first use something else happens before."""
+
+    def __init__(self, connection, happens, *, at):
+        self._connection, self._happens, self._at = connection, happens, at
+
+    def __getattr__(self, name):
+        if name == self._at and self._happens is not None:
+            happens, self._happens = self._happens, None
+            happens()
+        return getattr(self._connection, name)
+
+
+def test_an_interrupt_while_an_answer_is_awaited_mixes_nothing_up(isolated, monkeypatch):
+    """Ctrl-C, say: the answer to that question comes all the same, and is nobody's."""
+    expected = isolated.generate(STORY, sampling=GREEDY, max_tokens=9)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    process = isolated._process
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(process, "_calls", Interfering(process._calls, interrupt, at="recv"))
+            with pytest.raises(KeyboardInterrupt):
+                isolated.vocabulary.text(5)
+        assert isolated.vocabulary.tokenize("fox", parse_special=False)
+        with monkeypatch.context() as patch:
+            stream = isolated.stream(STORY, sampling=GREEDY, max_tokens=9)
+            next(stream)
+            patch.setattr(process, "_calls", Interfering(process._calls, interrupt, at="recv"))
+            with pytest.raises(KeyboardInterrupt):
+                list(stream)
+        assert expected.token_ids[: len(stream.reply.token_ids)] == stream.reply.token_ids
+        again = isolated.generate(STORY, sampling=GREEDY, max_tokens=9)
+        assert again.token_ids == expected.token_ids
+
+
+def test_a_stream_that_is_dropped_in_the_midst_of_a_question_waits_for_nobody(
+    isolated, monkeypatch
+):
+    """As where the garbage collector finds it there."""
+    stream = isolated.stream(STORY, sampling=LONG)
+    next(stream)
+    texts = []
+
+    def ask():
+        with monkeypatch.context() as patch:
+            process = isolated._process
+            patch.setattr(
+                process, "_calls", Interfering(process._calls, stream.close, at="send")
+            )
+            texts.append(isolated.vocabulary.text(5))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert texts == [isolated.vocabulary.text(5)]
+    assert len(isolated.generate(STORY, sampling=LONG, max_tokens=7).token_ids) == 7
+
+
+def test_refused_options_leave_the_conversation_as_it_was(isolated):
+    chat = isolated.chat()
+    with pytest.raises(OptionError):
+        chat.send("Hello!", verify="nope")
+    assert (chat.num_asked, chat.messages) == (0, ())
+
+
+def test_closing_waits_for_a_process_that_is_being_started(monkeypatch):
+    """And ends it, too."""
+    opened = localspec.IsolatedEngine(draft_tokens=0)
+    os.kill(opened.process_id, signal.SIGTERM)
+    opened._process._process.join(30)
+    starting, go_on = threading.Event(), threading.Event()
+    real = isolated_module.ChildProcess
+
+    def slow(*arguments):
+        starting.set()
+        assert go_on.wait(60)
+        return real(*arguments)
+
+    monkeypatch.setattr(isolated_module, "ChildProcess", slow)
+    asking = threading.Thread(target=opened.running)
+    asking.start()
+    assert starting.wait(60)
+    closing = threading.Thread(target=opened.close)
+    closing.start()
+    go_on.set()
+    for thread in (asking, closing):
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not opened._process._process.is_alive()
+
+
+def test_closing_while_others_ask_is_an_error_of_ours():
+    opened = localspec.IsolatedEngine(draft_tokens=0)
+    errors = []
+
+    def ask():
+        try:
+            while True:
+                opened.vocabulary.text(5)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    opened.close()
+    for thread in threads:
+        thread.join(60)
+    assert [type(error) for error in errors] == [EngineError] * 8
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no such signal")
+def test_a_host_that_ignores_the_end_of_its_children_gets_a_new_one():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with localspec.IsolatedEngine(draft_tokens=0) as opened:
+            first = opened.process_id
+            os.kill(first, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                while True:  # until the system has cleared it away
+                    os.kill(first, 0)
+            with pytest.raises(EngineError, match="ended: nobody knows how"):
+                opened.generate("Hi", max_tokens=1)
+            assert opened.generate("Hi", max_tokens=1).token_ids
+            assert opened.process_id != first
+    finally:
+        signal.signal(signal.SIGCHLD, before)

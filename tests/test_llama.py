@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import types
 
 import llama_cpp
 import numpy as np
@@ -20,6 +22,7 @@ from localspec.errors import (
     OptionError,
 )
 from localspec.llama import LlamaModel, LlamaOptions
+from localspec.native import LoadWatch
 
 TEXT = "Once upon a time a fox found a lantern by the river, and it began to shine."
 
@@ -265,3 +268,17 @@ def test_ctrl_c_ends_a_load(tmp_path, demo_target, monkeypatch):
     monkeypatch.undo()
     assert seen
     LlamaModel.open(demo_target, LlamaOptions()).close()
+
+
+def test_loads_that_overlap_leave_the_hook_of_the_application(monkeypatch):
+    """Two threads load, and the one that began first is done first."""
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    first, second = LoadWatch(lambda _share: None), LoadWatch(lambda _share: None)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__()
+    second.__exit__()
+    lost = types.SimpleNamespace(exc_value=KeyboardInterrupt())
+    sys.unraisablehook(lost)
+    assert seen == [lost]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,6 +67,26 @@ def test_it_finds_a_longest_match_however_the_text_came_about(text, cuts):
     fresh = Lookup(never)
     assert fresh.offer(text) == offer
     assert proposed(fresh, text, 8) == proposed(lookup, text, 8)
+
+
+@pytest.mark.parametrize("place", range(12))
+def test_an_interrupt_leaves_an_index_of_the_text(place):
+    """Ctrl-C can come anywhere."""
+    text = [1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3]
+
+    class Interrupting(list):
+        def __getitem__(self, index):
+            if index == place:
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+    lookup = Lookup(never)
+    with pytest.raises(KeyboardInterrupt):
+        lookup.offer(Interrupting(text))
+    lookup.truncate(place)
+    assert lookup.offer(text) == Lookup(never).offer(text)
+    lookup.truncate(2)
+    assert lookup.offer(text) == Lookup(never).offer(text)
 
 
 def test_it_proposes_what_followed_the_longest_match():

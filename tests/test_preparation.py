@@ -13,7 +13,7 @@ from gguf_maker import write_random_model
 from localspec.access import Access
 from localspec.cli.idle_time import idle_time
 from localspec.draft_length import FixedDraftLength, ProposerKind
-from localspec.errors import ContextError, DecodeError, EngineError
+from localspec.errors import ContextError, DecodeError
 from localspec.template import BUILT_IN
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -303,10 +303,44 @@ def test_an_answer_is_not_disturbed_by_it(engine):
     chat, other = engine.chat(), engine.chat(system=SYSTEM)
     stream = chat.stream(STORY, sampling=GREEDY, max_tokens=30)
     next(stream)
-    with pytest.raises(EngineError, match="producing another answer"):
-        other.prepare()
+    other.prepare()  # does nothing
     list(stream)
     assert stream.reply.finish_reason != "cancelled"
+
+
+def test_answers_that_come_at_any_moment_are_given(engine):
+    """As in docs/applications.md: nothing is refused, neither the answer nor the idle work."""
+    failed = []
+
+    def prepare(chat):
+        try:
+            chat.prepare()
+        except Exception as error:
+            failed.append(error)
+
+    for _ in range(20):
+        chat = engine.chat(system=SYSTEM)
+        idle = threading.Thread(target=prepare, args=[chat])
+        idle.start()
+        assert chat.send("Hello!", max_tokens=1).stats.prompt_tokens
+        idle.join(60)
+    assert failed == []
+
+
+def test_a_cancel_counts_while_the_prompt_is_made(empty, monkeypatch):
+    chat = empty.chat(system=SYSTEM)
+    make = chat._beginning
+
+    def cancelled():
+        empty.cancel()
+        return make()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chat, "_beginning", cancelled)
+        chat.prepare()
+    assert empty._target.num_cached == 0
+    chat.prepare()
+    assert empty._target.num_cached > 0
 
 
 def test_another_chat_finds_its_caches_again(plain):

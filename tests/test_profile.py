@@ -25,7 +25,16 @@ def test_what_is_saved_is_loaded_by_the_same_pair_alone():
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "null", '{"version": 99}', '{"version": 1, "identity": []}', "\xff"],
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"version": 99}',
+        '{"version": 1, "identity": []}',
+        "\xff",
+        "[" * 100_000,
+    ],
 )
 def test_a_damaged_file_is_as_good_as_none_and_is_replaced(content):
     profile = Profile(["a"])

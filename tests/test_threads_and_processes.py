@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -111,6 +112,20 @@ def test_a_fork_is_refused_and_harms_nothing(busy):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert "".join(p.text for p in stream) or busy
         assert engine.generate(STORY, sampling=GREEDY, max_tokens=20).token_ids
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_in_idle_time_can_close_the_engine():
+    """The thread that works there has not come along."""
+    with localspec.load() as engine, engine._access.for_idle_work() as has_access:
+        assert has_access
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            engine.close()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_spawned_process_loads_its_own():

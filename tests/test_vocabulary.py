@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+import threading
 
+import llama_cpp
 import pytest
 
 from gguf_maker import write_random_model, write_spm_model
@@ -75,15 +77,13 @@ def test_long_runs_of_one_character(tmp_path, demo_target, pre_tokenizer):
 @pytest.mark.parametrize("length", [10, 511, 512, 513, 20_000])
 def test_ids_are_those_of_libllama(vocabulary_with, pre_tokenizer, length):
     """On either side of the length from which on texts have a thread of their own."""
-    import llama_cpp
-
     vocabulary = vocabulary_with(pre_tokenizer)
     text = (PARAGRAPH * (length // len(PARAGRAPH) + 1))[:length] + "<|im_end|>"
     data = text.encode()
     ids = (ctypes.c_int32 * len(data))()
     for special in (False, True):
         count = llama_cpp.llama_tokenize(
-            vocabulary._pointer(), data, len(data), ids, len(data), False, special
+            vocabulary._vocab, data, len(data), ids, len(data), False, special
         )
         assert vocabulary.tokenize(text, parse_special=special) == ids[:count]
 
@@ -99,6 +99,42 @@ def test_a_long_text_for_a_closed_model_is_refused(demo_target):
     model.close()
     with pytest.raises(EngineError, match="closed"):
         model.vocabulary.tokenize("a " * 1000, parse_special=False)
+
+
+@pytest.mark.parametrize("text", ["a short one", "a long one " * 100])
+def test_nothing_is_freed_while_a_text_is_tokenised(demo_target, text):
+    model = LlamaModel.open(demo_target, LlamaOptions())
+    vocabulary, expected = (
+        model.vocabulary,
+        model.vocabulary.tokenize(text, parse_special=False),
+    )
+    reached, go_on, found = threading.Event(), threading.Event(), []
+
+    class Slow:
+        def __getattr__(self, name):
+            return getattr(llama_cpp, name)
+
+        def llama_tokenize(self, *arguments):
+            reached.set()
+            assert go_on.wait(60)
+            return llama_cpp.llama_tokenize(*arguments)
+
+    vocabulary._lib = Slow()
+    asking = threading.Thread(
+        target=lambda: found.append(vocabulary.tokenize(text, parse_special=False))
+    )
+    closing = threading.Thread(target=model.close)
+    asking.start()
+    assert reached.wait(60)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    go_on.set()
+    asking.join(60)
+    closing.join(60)
+    assert found == [expected]
+    with pytest.raises(EngineError, match="closed"):
+        vocabulary.tokenize(text, parse_special=False)
 
 
 def test_a_text_that_goes_on_gets_no_space(spm):

@@ -15,7 +15,7 @@ from localspec.chat import Chat
 from localspec.cli.screen import error_lines, note
 from localspec.draft_length import DraftLength
 from localspec.engine import Engine
-from localspec.errors import OptionError, SessionError
+from localspec.errors import CacheError, OptionError, SessionError
 from localspec.session import caches_file, lock_session, read_session, save_session
 from localspec.stream import AnswerOptions, Reply, Stream
 
@@ -92,6 +92,8 @@ class Conversation:
             self.engine.save_caches(self.chat, caches_file(self.session))
         except OSError as error:
             note(f"The caches cannot be kept: {error.strerror}.")
+        except CacheError as error:
+            note(f"The caches cannot be kept: {error}.")
 
     def keep_as(self, name: str) -> None:
         """Write the session, now and after every answer. Raises SessionError, OptionError."""
@@ -117,11 +119,15 @@ class Conversation:
             if session is not None:
                 session.resume(self.chat)
                 self.pending = session.pending
-                self.engine.load_caches(self.chat, caches_file(name))
         except BaseException:
             self._release(lock)
             raise
         self._adopt(name, lock)
+        if session is not None:
+            try:
+                self.engine.load_caches(self.chat, caches_file(name))
+            except CacheError as error:
+                note(f"The session is decoded anew: {error}.")
 
     def _lock(self, name: str) -> FileLock | None:
         """The session's lock; the one that is held already for the session in use."""
