@@ -25,7 +25,8 @@ from localspec.draft_length import MAX_DRAFT_TOKENS
 
 Weights = NDArray[np.float64]
 
-RATES = np.array([0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.87, 0.93, 0.98])
+# Closer towards 1, where small differences decide how long a draft pays.
+RATES = np.array([0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.93, 0.955, 0.98])
 HAZARD = 1 / 64  # of another regime, per emitted token
 _PRIOR_RATE = 1 / 256  # how fast the prior follows what is seen, at least
 _PRIOR_TOKENS = 6  # judged tokens that the first prior weighs as much as

@@ -93,9 +93,11 @@ class Terminal:
         return self.ended()
 
     def ended(self) -> int:
-        """Wait for the end: the exit code, or -signal."""
+        """Wait for the end: the exit code, or -signal. AssertionError if it never comes."""
+        deadline = time.monotonic() + TIMEOUT_S
         try:
             while True:
+                assert time.monotonic() < deadline, self.text()
                 self.read()
         except pexpect.EOF:
             self.process.close()
