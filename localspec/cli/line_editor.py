@@ -35,6 +35,8 @@ class LineEditor:
 
     def __init__(self, commands: Mapping[str, Values]) -> None:
         self._session = None if is_dumb_terminal() else _session(commands)
+        self._is_reading = False
+        self._ending: BaseException | None = None
 
     def messages(
         self,
@@ -64,7 +66,31 @@ class LineEditor:
     def _read(self, prefill: str) -> str:
         if self._session is None:
             return input(PROMPT)
-        return self._session.prompt(PROMPT, default=prefill)
+        self._is_reading = True
+        try:
+            return self._session.prompt(PROMPT, default=prefill, pre_run=self._leave)
+        finally:
+            self._is_reading = False
+            if self._ending is not None:
+                raise self._ending
+
+    def end(self, ending: BaseException) -> None:
+        """Raise it, from a signal handler: at once, or as soon as the prompt has been left.
+
+        In the prompt's event loop it could strike anywhere, and be shown as a failure of that.
+        """
+        if self._session is None or not self._is_reading:
+            raise ending
+        self._ending = ending
+        if self._session.app.loop is not None:
+            self._session.app.loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        """Leave the prompt if it has to end."""
+        if self._session is not None and self._ending is not None:
+            app = self._session.app
+            if app.is_running and not app.is_done:
+                app.exit(result="")
 
 
 def _session(commands: Mapping[str, Values]) -> PromptSession[str]:

@@ -32,7 +32,7 @@ def converse(conversation: Conversation) -> None:
     def meanwhile() -> contextlib.AbstractContextManager[None]:
         return idle_time(conversation.engine, conversation.chat)
 
-    with _leave_in_order(), modes_kept():
+    with _leave_in_order(editor), modes_kept():
         for text in editor.messages(prefill, meanwhile):
             try:
                 if not run_command(conversation, text):
@@ -57,12 +57,12 @@ def write_rendered(conversation: Conversation, stream: Stream) -> Reply:
 
 
 @contextlib.contextmanager
-def _leave_in_order() -> Iterator[None]:
+def _leave_in_order(editor: LineEditor) -> Iterator[None]:
     """While the block runs, being told to end is an exception, so that the terminal is
     left as it was found."""
 
     def leave(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
+        editor.end(SystemExit(128 + number))
 
     numbers = [signal.SIGTERM]
     if hasattr(signal, "SIGHUP"):
