@@ -270,9 +270,12 @@ class AutomaticDraftLength:
 
         Raises ValueError, TypeError or KeyError at a part that is something else.
         """
+        parts = kept["proposers"]
+        if not isinstance(parts, Mapping):
+            raise TypeError(f"the proposers are {parts!r}")
         self.target_cost.restore(kept["target"])
         for prospect in self.prospects:
-            part = kept["proposers"].get(prospect.kind.value)
+            part = parts.get(prospect.kind.value)
             if part is not None:
                 prospect.cost.restore(part["cost"])
                 prospect.acceptance.restore(part["acceptance"])

@@ -221,16 +221,21 @@ class Engine(Answering):
 
         Raises EngineError while a stream is unfinished.
         """
-        # A fork has a copy of the lock, perhaps taken, and no thread that would give it back.
-        if self._own_process.is_this() and not self._access.take():
+        if not self._own_process.is_this():
+            # Its copy of the lock may be taken, and no thread is there to give it back.
+            self._free()
+            return
+        if not self._access.take():
             raise EngineError("the engine is producing an answer", "Close the stream first.")
         try:
-            self._kept_texts.clear()
-            for model in self._models():
-                model.close()
+            self._free()
         finally:
-            if self._own_process.is_this():
-                self._access.release()
+            self._access.release()
+
+    def _free(self) -> None:
+        self._kept_texts.clear()
+        for model in self._models():
+            model.close()
 
     def _save_profile(self) -> None:
         policy = self._speculation.draft_length

@@ -21,7 +21,7 @@ def known_costs(files: Sequence[str]) -> Curve | None:
     policy = AutomaticDraftLength({ProposerKind.DRAFT: 0.0})
     try:
         policy.restore(learned)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError):
         return None
     ratios = policy.target_cost.ratios(0, hopeful=False)
     draft_share = policy.prospects[0].cost.token_s(1.0)

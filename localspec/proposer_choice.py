@@ -62,6 +62,6 @@ def choose_draft_length(
     if kept is not None:
         try:
             policy.restore(kept)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             logger.warning("%s is damaged and will be replaced: %s", profile.path, error)
     return policy, profile

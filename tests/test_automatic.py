@@ -138,6 +138,7 @@ def test_the_first_steps_measure_what_plain_decoding_costs():
 @pytest.mark.parametrize("damage", [
     {}, {"target": {}}, {"target": {"ratios": [[0, 2, float("nan"), 3]]}, "proposers": {}},
     {"target": {"ratios": [["a", 2, 1.5, 3]]}, "proposers": {}},
+    {"target": {"ratios": []}, "proposers": []},
     {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": -1}}}},
     {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": 1},
      "acceptance": {"prior": [1], "shifts": [], "shares": [], "num_seen": 1}}}},

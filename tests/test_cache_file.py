@@ -91,8 +91,7 @@ def test_a_file_with_another_number_of_states_is_of_no_use(kept):
     }
     path.write_bytes(json.dumps(head | nothing).encode() + b"\n")
     assert read_caches(path, head["identities"]) is None
-    more = {name: [*head[name], None] for name in ("num_cached",)}
-    more["sizes"] = [*head["sizes"], 0]
+    more = {"num_cached": [*head["num_cached"], None], "sizes": [*head["sizes"], 0]}
     path.write_bytes(json.dumps(head | more).encode() + data[begin:])
     assert read_caches(path, head["identities"]) is None
 

@@ -351,6 +351,7 @@ def test_closing_waits_for_a_process_that_is_being_started(monkeypatch):
     assert starting.wait(60)
     closing = threading.Thread(target=opened.close)
     closing.start()
+    closing.join(0.2)  # who does not wait is done by then
     go_on.set()
     for thread in (asking, closing):
         thread.join(60)
