@@ -41,7 +41,7 @@ _BET_SHARE = 0.5  # of what was probably missed, that drafting may risk
 _LOOK_SHARE = 0.1  # and that looking back may cost
 _DECIDING_SHARE = 0.005  # of plain decoding, that may be spent on deciding to stay with it
 _MARGIN = 1.02  # a gain smaller than this is noise
-_NUM_MEASURED = 4  # plain steps before anything else is tried
+_NUM_MEASURED = 2  # plain steps before anything else is tried
 # Steps after which a plain one is due, to measure what it costs; sooner in the beginning, when
 # the machine is still cold.
 _ANCHOR_STEPS = 64
@@ -71,6 +71,7 @@ class AutomaticDraftLength:
         self._missed_s = (
             0.0  # what drafting would have saved since anything was tried, probably
         )
+        self._has_looked = False  # in this answer, to find out
         self._deciding_s = 0.0  # what it took to see that nothing pays
         self._quiet_steps = 0  # without another look into it, each time
         self._quiet_left = 0
@@ -80,6 +81,7 @@ class AutomaticDraftLength:
     def begin(self) -> None:
         """See `DraftLength.begin`. Another text may be another regime."""
         self._answer_saved_s = 0.0
+        self._has_looked = False
         for prospect in self.prospects:
             prospect.acceptance.pass_by(int(_HORIZON))
 
@@ -95,7 +97,7 @@ class AutomaticDraftLength:
         plain_s = self.target_cost.plain_s
         if not plain_s or self._num_plain < _NUM_MEASURED:
             return Choice(None, draft_off=DraftOff.MEASURING)
-        if self.target_cost.steps_since_plain >= min(_ANCHOR_STEPS, 8 * self._num_plain):
+        if self.target_cost.steps_since_plain >= min(_ANCHOR_STEPS, 16 * self._num_plain):
             return Choice(None, draft_off=DraftOff.MEASURING)
         if self._quiet_left > 0:
             self._quiet_left -= 1
@@ -142,11 +144,17 @@ class AutomaticDraftLength:
         plain_s = float(times[1])
         self._missed_s += (self._quiet_steps + 1) * best.missed_s(times)
         afforded_s = self._budget_s(plain_s) + _LOOK_SHARE * self._missed_s
-        is_due = min(self._missed_s, afforded_s) > best.catch_up_s
+        worth_s = self._missed_s
+        if not self._has_looked:
+            # What the first look finds is likely to hold for a while.
+            likely_s = best.missed_s(times) * min(_HORIZON, moment.num_remaining)
+            worth_s = max(worth_s, likely_s)
+        is_due = min(worth_s, afforded_s) > best.catch_up_s
         reads_from = self._reads_from(best, moment, 0.0, afforded_s) if is_due else _TOO_DEAR
         if best.offer.num_unjudged == 0 or reads_from == _TOO_DEAR:
             return Choice(None, draft_off=DraftOff.DOES_NOT_PAY)
         self._missed_s = 0.0
+        self._has_looked = True
         return Choice(best.index, None, reads_from)
 
     def look_back(self, proposer: int, hindsight: Hindsight, seconds: float) -> None:
@@ -190,7 +198,9 @@ class AutomaticDraftLength:
             return None
         num_tokens = int(max(budget_s - best.risk_s, 0.0) / max(token_s, 1e-9))
         if not cost.knows_reading:
-            num_tokens = min(num_tokens, _LONG_READ)
+            # A trial, unless that would spare little.
+            is_short = offer.num_missing <= 2 * _LONG_READ
+            num_tokens = min(num_tokens, offer.num_missing if is_short else _LONG_READ)
         if num_tokens >= offer.num_missing:
             return None
         length = moment.num_cached + 1

@@ -97,14 +97,12 @@ class TargetCost:
                 )
         ratios = [0.0]
         for size in range(1, LARGEST_STEP + 1):
-            guess = ratios[-1] + slope
-            if hopeful and size % TILE == 0:
-                guess = min(guess, ratios[size // 2] + slope)
-            if hopeful:
-                guess = min([guess, *(v for other, v in known.items() if other > size)])
-            if hopeful and size > max(4, 2 * max(known)):
-                guess = math.inf
-            ratios.append(known.get(size, guess))
+            if size in known:
+                ratios.append(known[size])
+            elif hopeful:
+                ratios.append(_hope(known, ratios, slope))
+            else:
+                ratios.append(ratios[-1] + slope)
         return ratios
 
     def sizes_to_measure(self, num_cached: int) -> list[int]:
@@ -196,6 +194,25 @@ class DraftCost:
         if not 0 <= share < math.inf:
             raise ValueError(f"the draft's share is {share}")
         self._share = share
+
+
+def _hope(known: Mapping[int, float], ratios: list[float], slope: float) -> float:
+    """What the next of the ratios may be, if it was not measured. slope: of one more token."""
+    size = len(ratios)
+    if size > max(TILE, 2 * max(known)):
+        return math.inf
+    hope = ratios[-1] + slope
+    above = [other for other in known if other > size]
+    if above:
+        # On a staircase few sizes cost less than the line between their neighbours.
+        low, high = max(other for other in known if other < size), min(above)
+        share = (size - low) / (high - low)
+        hope = max(hope, known[low] + share * (known[high] - known[low]))
+    if size % TILE == 0:
+        # A kernel of its own, of which two or three tokens say nothing.
+        base, others = (1.0, TILE - 1) if size == TILE else (ratios[size // 2], 1)
+        hope = min(hope, base + others * slope)
+    return min([hope, *(known[other] for other in above)])
 
 
 def _estimate(samples: deque[float], enough: int = _NUM_TRUSTED) -> float:

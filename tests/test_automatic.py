@@ -8,6 +8,7 @@ import pytest
 from simulated import FLAT, Q4_0, Q4_K, VOCAB, at_random, run
 
 from localspec.automatic import AutomaticDraftLength
+from localspec.cost import TargetCost
 from localspec.draft_length import DraftOff, FixedDraftLength, Moment, Offer, ProposerKind
 
 
@@ -75,6 +76,35 @@ def test_it_drafts_at_once_with_what_was_learned_before():
     )
 
 
+def test_a_good_answer_behind_bad_ones_is_noticed():
+    """Where the first look is dear and what was seen before says that little pays."""
+    learned = policy()
+    for agreement, seed in ((0.7, 101), (0.9, 103), (0.3, 102)):
+        run(learned, at_random(agreement, seed), Q4_0, draft_share=0.36)
+    setting = {"draft_share": 0.36, "num_tokens": 192}
+    agrees = at_random(0.95)
+    fixed_s = run(FixedDraftLength(3), agrees, Q4_0, **setting)
+    assert fixed_s / run(policy(learned), agrees, Q4_0, **setting) >= 0.95
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [20, 40, 60])
+def test_a_short_prompt_is_read_once(num_prompt_tokens):
+    class Watched(AutomaticDraftLength):
+        num_read = 0
+
+        def look_back(self, proposer, hindsight, seconds):
+            self.num_read += hindsight.num_read
+            super().look_back(proposer, hindsight, seconds)
+
+        def learn(self, trial):
+            self.num_read += trial.num_read
+            super().learn(trial)
+
+    read = Watched({ProposerKind.DRAFT: 0.1})
+    run(read, at_random(1.0), Q4_0, num_tokens=8, num_prompt_tokens=num_prompt_tokens)
+    assert num_prompt_tokens <= read.num_read <= num_prompt_tokens + 8
+
+
 def test_a_text_that_changes_is_followed():
     """Predictable and unpredictable in turn, every 64 tokens, against who knows which."""
     good, bad = at_random(0.95), at_random(0.05, seed=1)
@@ -128,6 +158,23 @@ def test_batches_are_padded_to_a_cheaper_size():
     assert learned.padded(3, 17) == 4
     assert learned.padded(3, 3) == 3
     assert learned.padded(4, 17) == 4
+
+
+def test_sizes_between_measured_ones_promise_no_wonder():
+    cost = TargetCost()
+    for size, ratio in ((1, 1.0), (4, 1.5), (8, 3.0), (16, 4.0)):
+        cost.learn(size, 0, ratio)
+    hoped = cost.ratios(0, hopeful=True)
+    assert hoped[5:8] == pytest.approx([1.875, 2.25, 2.625])
+    assert hoped[12] == pytest.approx(2.35)  # a kernel's size may be one
+    assert hoped[17] > 4.0
+
+
+def test_two_dear_tokens_say_little_of_four():
+    cost = TargetCost()
+    for size, ratio in ((1, 1.0), (2, 1.9)):
+        cost.learn(size, 0, ratio)
+    assert cost.ratios(0, hopeful=True)[4] == pytest.approx(1.3)
 
 
 def test_the_first_steps_measure_what_plain_decoding_costs():
