@@ -35,10 +35,10 @@ class LlamaOptions:
     8192). num_threads: for steps; num_batch_threads: for prompts, by default the same.
     flash_attention: "auto" is libllama's choice, or that of `attention.suited_attention` where
     `localspec.load` opens the model. cache_type_k, cache_type_v: of the cached keys and
-    values (default f16). use_mmap: map
-    the file instead of reading it (default: as the devices like it). use_mlock: keep it from
-    being swapped out. tensor_split: shares of the devices, in their order. max_outputs: rows
-    of logits a decode may return; compute buffers grow with it.
+    values (default f16). use_mmap: map the file instead of reading it (default: as the devices
+    like it, or where `localspec.load` opens the model as `mapping.with_suited_mapping` says).
+    use_mlock: keep it from being swapped out. tensor_split: shares of the devices, in their
+    order. max_outputs: rows of logits a decode may return; compute buffers grow with it.
 
     Raises OptionError for a value outside its range.
     """

@@ -17,11 +17,12 @@ from localspec.errors import OptionError
 from localspec.hub import locate, locate_source
 from localspec.kept_texts import DEFAULT_KEPT_BYTES
 from localspec.llama_options import LlamaOptions
+from localspec.mapping import with_suited_mapping
 from localspec.model_file import check_model_file
 from localspec.model_source import Role
 from localspec.preset import Preset
 from localspec.presets import DEFAULT_PRESET, find_preset
-from localspec.room import check_room, context_to_open, uses_gpu
+from localspec.room import check_room, context_to_open, repacked_here, uses_gpu
 from localspec.sampling import SamplingParams
 from localspec.thread_choice import choose_threads
 
@@ -204,6 +205,7 @@ def _open(
     options = with_suited_attention(
         options, header, context, uses_gpu=uses_gpu(options.num_gpu_layers)
     )
+    options = with_suited_mapping(options, header, repacked_here(options.num_gpu_layers))
     return LlamaModel.open(path, options, progress)
 
 

@@ -32,7 +32,8 @@ _PROCESS_BYTES = 10 << 20  # code that is paged in, small buffers: measured
 class MemoryEstimate:
     """What one model takes, in bytes.
 
-    repacked_bytes: weights that are there a second time, in the order the processor likes.
+    repacked_bytes: weights that are there a second time, in the order the processor likes;
+    none of a file that is read and not mapped.
     cache_bytes: keys and values, or the state of a recurrent model. compute_bytes:
     intermediate results and logits.
     """
@@ -61,20 +62,27 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """What the model takes when it is opened so, at the context length that `options` have.
 
-    repacked: names of the types that are stored twice, see `tensor_types`; none where a GPU
+    repacked: names of the types that are stored anew, see `tensor_types`; none where a GPU
     holds the weights.
     """
     context_length, max_outputs = options.context_length or 0, options.max_outputs
     rows = max_outputs * len(header.tokens) * _FLOAT  # of logits, copied out of the graph
     return MemoryEstimate(
         weights_bytes=sum(tensor.size_bytes for tensor in header.tensors),
-        repacked_bytes=sum(t.size_bytes for t in _products(header) if _is_in(t, repacked)),
+        repacked_bytes=0 if options.use_mmap is False else repacked_bytes(header, repacked),
         cache_bytes=cache_bytes(header, options),
         compute_bytes=compute_bytes(
             header, context_length, max_outputs, options.flash_attention
         )
         + rows,
         vocabulary_bytes=len(header.tokens) * _BYTES_PER_TOKEN,
+    )
+
+
+def repacked_bytes(header: Header, repacked: frozenset[str]) -> int:
+    """Weights of these types that ggml's CPU backend stores in an order of its own."""
+    return sum(
+        tensor.size_bytes for tensor in _products(header) if type_name(tensor.kind) in repacked
     )
 
 
@@ -169,7 +177,3 @@ def _products(header: Header) -> list[Tensor]:
         and tensor.shape[1] % 8 == 0
         and (shared_head or tensor.name != "token_embd.weight")
     ]
-
-
-def _is_in(tensor: Tensor, types: frozenset[str]) -> bool:
-    return type_name(tensor.kind) in types

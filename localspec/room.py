@@ -15,6 +15,7 @@ from localspec.header import Header
 from localspec.llama_options import LlamaOptions
 from localspec.llama_params import DEFAULT_CONTEXT_LENGTH
 from localspec.machine import memory_here
+from localspec.mapping import with_suited_mapping
 from localspec.memory import (
     MemoryEstimate,
     estimate_memory,
@@ -35,7 +36,7 @@ _OVER_FILES = 1.2  # a preset's memory over its files' size, as a rule of thumb
 class Room:
     """Memory for models: free main memory, and free memory of GPUs that have their own.
 
-    repacked: names of the tensor types that are stored twice here. uses_gpu: whether any
+    repacked: names of the tensor types that are stored anew here. uses_gpu: whether any
     GPU computes.
     """
 
@@ -76,7 +77,7 @@ class PairMemory:
 
 def room_here(num_gpu_layers: int | None = None) -> Room:
     """The room on this machine now. num_gpu_layers: 0 leaves GPUs out."""
-    from localspec.llama import devices, system_info  # loads libllama
+    from localspec.llama import devices  # loads libllama
 
     gpu_bytes = 0
     # Apple's GPUs call themselves so, but live in the main memory.
@@ -85,7 +86,7 @@ def room_here(num_gpu_layers: int | None = None) -> Room:
     return Room(
         main_bytes=memory_here().available_bytes,
         gpu_bytes=gpu_bytes,
-        repacked=frozenset() if gpu_bytes else repacked_types(system_info()),
+        repacked=repacked_here(num_gpu_layers),
         uses_gpu=uses_gpu(num_gpu_layers),
     )
 
@@ -97,6 +98,13 @@ def uses_gpu(num_gpu_layers: int | None) -> bool:
     return num_gpu_layers != 0 and any("GPU" in device.kind for device in devices())
 
 
+def repacked_here(num_gpu_layers: int | None) -> frozenset[str]:
+    """Names of the tensor types that are stored anew: none where a GPU computes."""
+    from localspec.llama import system_info  # loads libllama
+
+    return frozenset() if uses_gpu(num_gpu_layers) else repacked_types(system_info())
+
+
 def pair_memory(models: Sequence[Planned], context_length: int, room: Room) -> PairMemory:
     """What the models take: the target, and the draft if there is one."""
     estimates = []
@@ -105,6 +113,7 @@ def pair_memory(models: Sequence[Planned], context_length: int, room: Room) -> P
         outputs = LOOK_BACK_TOKENS if index else MAX_DRAFT_TOKENS + 1
         options = replace(options, context_length=context, max_outputs=outputs)
         options = with_suited_attention(options, header, context, uses_gpu=room.uses_gpu)
+        options = with_suited_mapping(options, header, room.repacked)
         estimates.append(estimate_memory(header, options, room.repacked))
     return PairMemory(context_length, tuple(estimates))
 

@@ -22,7 +22,7 @@ def type_number(name: str) -> int:
 
 
 def repacked_types(system_info: str) -> frozenset[str]:
-    """Types that ggml's CPU backend stores a second time, in an order for its kernels.
+    """Types that ggml's CPU backend stores anew, in an order for its kernels.
 
     system_info: what libllama says of its build and this processor. Follows
     ggml_repack_get_optimal_repack_type in ggml-cpu/repack.cpp.

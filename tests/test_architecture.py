@@ -26,7 +26,7 @@ LAYERS = [
     ["native", "cache_state", "token_batch", "own_process", "profile", "whole_file"],
     ["access", "devices", "machine", "tensor_types", "model_shape", "header_vocabulary"],
     ["acceptance", "cost", "drafting", "memory", "speedup"],
-    ["candidate", "step_times", "attention"],
+    ["candidate", "step_times", "attention", "mapping"],
     ["automatic"],
     ["filters", "penalties", "martingale", "prompts"],
     ["transforms", "logprobs"],

@@ -156,7 +156,7 @@ def test_json_has_all_of_it():
     whole = json.loads(run("--json"))
     assert whole["fits"] is True
     assert whole["target"]["num_layers"] == 6
-    assert whole["memory"]["peak_bytes"] > whole["memory"]["needed_bytes"] > 0
+    assert whole["memory"]["peak_bytes"] >= whole["memory"]["needed_bytes"] > 0
     assert len(whole["memory"]["models"]) == 2
 
 

@@ -32,7 +32,9 @@ OPTIONS = [
     click.option("--draft-cache-type-k", type=_CACHE_TYPE, help="The draft's. [default: f16]"),
     click.option("--draft-cache-type-v", type=_CACHE_TYPE, help="The draft's. [default: f16]"),
     click.option(
-        "--mmap/--no-mmap", default=None, help="Map the files, or read them into memory."
+        "--mmap/--no-mmap",
+        default=None,
+        help="Map the files, or read them into memory. [default: large ones are mapped]",
     ),
     click.option("--mlock", is_flag=True, help="Keep the models from being swapped out."),
     click.option("--main-gpu", type=int, help="The device that is used first."),

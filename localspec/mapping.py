@@ -1,0 +1,34 @@
+"""Whether a model's file is mapped into memory, or read.
+
+ggml's CPU backend keeps many types of weights in an order of its own (see
+`tensor_types.repacked_types`). Of a mapped file they are in memory twice then: as the file's
+pages, which may go where memory is short, and as the copy. A file that is read is there once,
+but a large one that the system has at hand loads several times more slowly: 4.7 GB took
+13.6 s where mapping took 2.9. So small ones are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from localspec.header import Header
+from localspec.llama_options import LlamaOptions
+from localspec.memory import repacked_bytes
+
+_MOST_READ_BYTES = 1 << 30
+
+
+def with_suited_mapping(
+    options: LlamaOptions, header: Header, repacked: frozenset[str]
+) -> LlamaOptions:
+    """The options, with a small file to be read where a good part of it is stored anew.
+
+    repacked: names of the types that are, see `tensor_types`.
+    """
+    if options.use_mmap is not None:
+        return options
+    weights_bytes = sum(tensor.size_bytes for tensor in header.tensors)
+    is_small = weights_bytes <= _MOST_READ_BYTES
+    if is_small and 4 * repacked_bytes(header, repacked) > weights_bytes:
+        return replace(options, use_mmap=False)
+    return options
