@@ -208,10 +208,11 @@ def _hope(known: Mapping[int, float], ratios: list[float], slope: float) -> floa
         low, high = max(other for other in known if other < size), min(above)
         share = (size - low) / (high - low)
         hope = max(hope, known[low] + share * (known[high] - known[low]))
-    if size % TILE == 0:
+    if size == TILE:
         # A kernel of its own, of which two or three tokens say nothing.
-        base, others = (1.0, TILE - 1) if size == TILE else (ratios[size // 2], 1)
-        hope = min(hope, base + others * slope)
+        hope = min(hope, 1.0 + (TILE - 1) * slope)
+    elif size % TILE == 0:
+        hope = min(hope, ratios[size // 2] + slope)
     return min([hope, *(known[other] for other in above)])
 
 

@@ -138,12 +138,7 @@ def explain(
     found = [read_model_header(model) for model in models]
     headers = [one.header for one in found]
     vocabulary, misfit = _compared(headers)
-    costs = known_costs(
-        [
-            file_identity(h.path.name, sum(tensor.size_bytes for tensor in h.tensors))
-            for h in headers
-        ]
-    )
+    costs = known_costs([file_identity(h.path.name, h.weights_bytes) for h in headers])
     room = room_here()
     planned = [Planned(header) for header in headers]
     memory = pair_memory(planned, context_to_open(headers[0], context_length), room)

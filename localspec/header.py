@@ -74,6 +74,11 @@ class Header:
     tokens: Sequence[bytes] = ()
 
     @property
+    def weights_bytes(self) -> int:
+        """Of all parts, where the model is split."""
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+    @property
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
 

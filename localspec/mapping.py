@@ -3,8 +3,8 @@
 ggml's CPU backend keeps many types of weights in an order of its own (see
 `tensor_types.repacked_types`). Of a mapped file they are in memory twice then: as the file's
 pages, which may go where memory is short, and as the copy. A file that is read is there once,
-but a large one that the system has at hand loads several times more slowly: 4.7 GB took
-13.6 s where mapping took 2.9. So small ones are read.
+but a large one that the system has at hand loads several times more slowly (figures are in
+docs/performance.md). So small ones are read.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ def with_suited_mapping(
     """
     if options.use_mmap is not None:
         return options
-    weights_bytes = sum(tensor.size_bytes for tensor in header.tensors)
-    is_small = weights_bytes <= _MOST_READ_BYTES
-    if is_small and 4 * repacked_bytes(header, repacked) > weights_bytes:
+    is_small = header.weights_bytes <= _MOST_READ_BYTES
+    if is_small and 4 * repacked_bytes(header, repacked) > header.weights_bytes:
         return replace(options, use_mmap=False)
     return options

@@ -68,7 +68,7 @@ def estimate_memory(
     context_length, max_outputs = options.context_length or 0, options.max_outputs
     rows = max_outputs * len(header.tokens) * _FLOAT  # of logits, copied out of the graph
     return MemoryEstimate(
-        weights_bytes=sum(tensor.size_bytes for tensor in header.tensors),
+        weights_bytes=header.weights_bytes,
         repacked_bytes=0 if options.use_mmap is False else repacked_bytes(header, repacked),
         cache_bytes=cache_bytes(header, options),
         compute_bytes=compute_bytes(

@@ -34,9 +34,10 @@ def read_model_header(model: Model) -> FoundHeader:
         size = sum(remote.size_bytes for remote in remotes)
         return FoundHeader(header=check_parts(parts), size_bytes=size, is_here=False)
     header = check_model_file(path_of(model))
-    weights = sum(tensor.size_bytes for tensor in header.tensors)
     # The parts of a split model behind the first one hold hardly more than weights.
-    return FoundHeader(header=header, size_bytes=max(header.size_bytes, weights), is_here=True)
+    return FoundHeader(
+        header=header, size_bytes=max(header.size_bytes, header.weights_bytes), is_here=True
+    )
 
 
 def find_model(text: str, role: Role) -> Model:

@@ -55,9 +55,12 @@ def never_right(ratios: dict[int, float], share: float, num_tokens: int) -> floa
     )
 
 
-def best_fixed(agrees: Callable[[int], bool], ratios: dict[int, float], share: float) -> int:
-    """The number of draft tokens that is fastest."""
-    return min(FIXED, key=lambda k: run(FixedDraftLength(k), agrees, ratios, draft_share=share))
+def fixed_times(
+    agrees: Callable[[int], bool], ratios: dict[int, float], share: float, num_tokens: int
+) -> dict[int, float]:
+    """How long an answer takes with each fixed number of draft tokens."""
+    setting = {"draft_share": share, "num_tokens": num_tokens}
+    return {k: run(FixedDraftLength(k), agrees, ratios, **setting) for k in FIXED}
 
 
 def at_agreement(
@@ -65,10 +68,10 @@ def at_agreement(
 ) -> list[float]:
     """Best fixed ÷ automatic, of each text: the best is that of this very text."""
     found = []
-    setting = {"draft_share": share, "num_tokens": num_tokens}
     for seed in range(NUM_TEXTS):
         agrees = at_random(agreement, seed)
-        best_s = min(run(FixedDraftLength(k), agrees, ratios, **setting) for k in FIXED)
+        best_s = min(fixed_times(agrees, ratios, share, num_tokens).values())
+        setting = {"draft_share": share, "num_tokens": num_tokens}
         found.append(best_s / run(automatic(), agrees, ratios, **setting))
     return found
 
@@ -76,7 +79,8 @@ def at_agreement(
 def switching(high: float, low: float, ratios: dict[int, float], share: float) -> float:
     """Oracle ÷ automatic."""
     good, bad = at_random(high), at_random(low, 1)
-    best = best_fixed(good, ratios, share)
+    times = fixed_times(good, ratios, share, 1024)
+    best = min(times, key=times.__getitem__)
 
     def is_good(token: int) -> bool:
         return (token // SEGMENT) % 2 == 0

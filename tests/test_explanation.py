@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -150,6 +151,22 @@ def test_a_draft_that_never_pays_is_said_to(learn):
     found = explain()
     assert found.break_even is None
     assert "too slow at any acceptance" in as_text(found)
+
+
+def test_weights_that_are_there_twice_are_named():
+    found = explain()
+    once, twice = (
+        replace(
+            found,
+            memory=replace(
+                found.memory,
+                models=tuple(replace(m, repacked_bytes=size) for m in found.memory.models),
+            ),
+        )
+        for size in (0, 5 << 20)
+    )
+    assert "stored again" not in as_text(once)
+    assert "of weights stored again for the processor" in as_text(twice)
 
 
 def test_json_has_all_of_it():

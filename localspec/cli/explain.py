@@ -118,6 +118,10 @@ def _memory_lines(found: Explanation) -> list[tuple[str, str]]:
     longest = "nor does any context"
     if found.largest_context:
         longest = f"a context of up to {found.largest_context} does"
+    peak = (
+        f"peak {readable_bytes(memory.peak_bytes)}, with {total('repacked')} of weights "
+        "stored again for the processor"
+    )
     stored_twice = memory.peak_bytes > memory.needed_bytes
     fits = f"it fits, and {longest}" if found.fits else f"IT DOES NOT FIT, {longest}"
     return [
@@ -131,17 +135,7 @@ def _memory_lines(found: Explanation) -> list[tuple[str, str]]:
             f"weights {total('weights')}, caches {total('cache')}, compute "
             f"{total('compute')}, vocabularies {total('vocabulary')}",
         ),
-        *(
-            [
-                (
-                    "",
-                    f"peak {readable_bytes(memory.peak_bytes)}, with {total('repacked')} of "
-                    "weights stored again for the processor",
-                )
-            ]
-            if stored_twice
-            else []
-        ),
+        *([("", peak)] if stored_twice else []),
         *([("", f"the preset {found.smaller} fits")] if found.smaller else []),
     ]
 
