@@ -9,10 +9,13 @@ from typing import NamedTuple
 
 import localspec
 
+# What is measured in the midst of an answer must not decide a near tie between two processes.
+ALIKE: dict[str, int] = {"draft_tokens": 3, "num_threads": 1}
+
 
 def answer_there(connection: Connection, prompt: str) -> None:
     """Load the demo pair and send a reply back."""
-    with localspec.load() as engine:
+    with localspec.load(**ALIKE) as engine:
         greedy = localspec.SamplingParams(temperature=0)
         connection.send(engine.generate(prompt, sampling=greedy, max_tokens=20))
 

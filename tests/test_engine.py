@@ -330,7 +330,7 @@ def test_adopted_llamas_work_as_a_pair(demo_target, demo_draft):
         assert engine.context_length == 512
         reply = engine.generate(STORY, sampling=GREEDY, max_tokens=40)
     assert reply.stats.num_draft_tokens > 0
-    with localspec.load(target=demo_target, context_length=512) as engine:
+    with localspec.load(target=demo_target, context_length=512, draft_tokens=0) as engine:
         assert engine.generate(STORY, sampling=GREEDY, max_tokens=40).text == reply.text
     after = target.create_completion("The fox", max_tokens=5, temperature=0)
     assert after["choices"][0]["text"]
@@ -353,7 +353,7 @@ def test_the_same_llama_twice_is_refused(demo_target):
 def test_an_adopted_llama_may_be_used_and_closed_by_its_owner(demo_target):
     """In between two answers: the first is not mixed up by it, the second refuses."""
     llama = llama_cpp.Llama(str(demo_target), n_ctx=512, verbose=False)
-    engine = localspec.load(target=llama)
+    engine = localspec.load(target=llama, draft_tokens=0)
     first = engine.generate(STORY, sampling=GREEDY, max_tokens=20)
     llama.create_completion("Seven times eight is", max_tokens=9, temperature=0)
     assert engine.generate(STORY, sampling=GREEDY, max_tokens=20).text == first.text

@@ -14,7 +14,7 @@ import pytest
 
 import localspec
 from localspec.errors import EngineError
-from spawned import answer_there, load_again_and_again
+from spawned import ALIKE, answer_there, load_again_and_again
 
 GREEDY = localspec.SamplingParams(temperature=0)
 STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
@@ -136,7 +136,7 @@ def test_a_spawned_process_loads_its_own():
     )
     process.start()
     theirs.close()
-    with localspec.load() as engine:
+    with localspec.load(**ALIKE) as engine:
         expected = engine.generate(STORY, sampling=GREEDY, max_tokens=20)
         with pytest.raises(EngineError, match="cannot be sent"):
             pickle.dumps(engine)
