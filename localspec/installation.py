@@ -38,10 +38,11 @@ class CacheState:
 class Installation:
     """Facts, not judged.
 
-    packages: versions by name. build: what libllama says of itself. processor_flags: what
-    the processor can do, as the system names it; empty where that is not known. has_nvidia:
-    whether the driver of an NVIDIA GPU is there. presets_fault: message and hint of what is
-    wrong with the user's presets. num_profiles: pairs and settings whose costs are known.
+    packages: versions by name. build: what libllama says of itself. amx_is_left_out: whether
+    its AMX kernels are not used, being wrong. processor_flags: what the processor can do, as
+    the system names it; empty where that is not known. has_nvidia: whether the driver of an
+    NVIDIA GPU is there. presets_fault: message and hint of what is wrong with the user's
+    presets. num_profiles: pairs and settings whose costs are known.
     """
 
     version: str
@@ -49,6 +50,7 @@ class Installation:
     system: str
     packages: dict[str, str]
     build: str
+    amx_is_left_out: bool
     processor_flags: frozenset[str]
     has_nvidia: bool
     devices: tuple[Device, ...]
@@ -64,7 +66,7 @@ class Installation:
 
 def inspect_installation() -> Installation:
     """Look at everything once. Asks no network."""
-    from localspec.llama import devices, system_info  # loads libllama
+    from localspec.llama import amx_is_left_out, devices, system_info  # loads libllama
 
     return Installation(
         version=__version__,
@@ -72,6 +74,7 @@ def inspect_installation() -> Installation:
         system=platform.platform(),
         packages={name: importlib.metadata.version(name) for name in _PACKAGES},
         build=system_info(),
+        amx_is_left_out=amx_is_left_out,
         processor_flags=_processor_flags(),
         has_nvidia=shutil.which("nvidia-smi") is not None,
         devices=devices(),

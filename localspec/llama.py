@@ -19,7 +19,7 @@ import llama_cpp
 import numpy as np
 from llama_cpp import Llama
 
-from localspec import cache_state, llama_params, native
+from localspec import amx, cache_state, llama_params, native
 from localspec.cache_state import CacheState
 from localspec.devices import Device, list_devices
 from localspec.errors import (
@@ -43,7 +43,7 @@ __all__ = ["Llama", "LlamaModel"]
 NO_POOLING = (llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED, llama_cpp.LLAMA_POOLING_TYPE_NONE)
 
 complaints = native.capture_logs(llama_cpp)
-native.leave_out_amx(llama_cpp)
+amx_is_left_out = amx.leave_out_if_wrong(llama_cpp)
 _stop_callback = native.stop_callback(llama_cpp)
 _adopted_contexts: set[int] = set()
 
@@ -56,7 +56,8 @@ def devices() -> tuple[Device, ...]:
 def system_info() -> str:
     """What libllama's kernels use of this processor, in its own words."""
     found: bytes = llama_cpp.llama_print_system_info()
-    return found.decode(errors="replace").strip(" |")
+    words = found.decode(errors="replace").strip(" |")
+    return words.replace(" | AMX_INT8 = 1", "") if amx_is_left_out else words
 
 
 class LlamaModel:
@@ -100,7 +101,7 @@ class LlamaModel:
                 file_identity(self.name, self.num_weight_bytes),
                 f"{self.num_threads} threads",
                 self._setting,
-                f"llama-cpp-python {llama_cpp.__version__}",
+                f"llama-cpp-python {llama_cpp.__version__}, {system_info()}",
                 platform.processor() or platform.machine(),
             )
         )

@@ -17,7 +17,6 @@ logger = logging.getLogger("localspec.llama")
 logger.addHandler(logging.NullHandler())  # else warnings go to stderr unasked
 
 _LOG_LEVELS = {3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level; the rest is detail
-_CPU_DEVICE = 0  # of ggml_backend_dev_type
 
 
 class Complaints:
@@ -119,39 +118,3 @@ def return_freed_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
-
-
-def leave_out_amx(lib: Any) -> None:
-    """Keep ggml from placing weights where its AMX kernels would multiply them.
-
-    GCC 12 drops all but the first bytes of the tile configuration in
-    ggml_tile_config_init as dead stores (its ldtilecfg is said to read eight bytes), and
-    the first product ends the process. A source build on a processor with AMX has them.
-    The repacked AVX-512 kernels stay, which suit batches of a few tokens as well.
-    """
-    if (
-        not sys.platform.startswith("linux")
-        or b"AMX_INT8 = 1" not in lib.llama_print_system_info()
-    ):
-        return
-    ggml = lib.llama_cpp._lib  # the loaded library; symbols of its dependencies resolve too
-    pointer, name = ctypes.c_void_p, ctypes.c_char_p
-    by_type = ctypes.CFUNCTYPE(pointer, ctypes.c_int)(("ggml_backend_dev_by_type", ggml))
-    registry = ctypes.CFUNCTYPE(pointer, pointer)(("ggml_backend_dev_backend_reg", ggml))
-    address = ctypes.CFUNCTYPE(pointer, pointer, name)(
-        ("ggml_backend_reg_get_proc_address", ggml)
-    )
-    name_of = ctypes.CFUNCTYPE(name, pointer)(("ggml_backend_buft_name", ggml))
-    cpu = by_type(_CPU_DEVICE)
-    extra_types = ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(
-        address(registry(cpu), b"ggml_backend_dev_get_extra_bufts")
-    )(cpu)
-    # A list that ends with NULL, from which loads choose a place for each weight.
-    kept: list[int] = []
-    count = 0
-    while (kind := extra_types[count]) is not None:
-        if name_of(kind) != b"AMX":
-            kept.append(kind)
-        count += 1
-    for index in range(count):
-        extra_types[index] = kept[index] if index < len(kept) else None

@@ -25,14 +25,18 @@ def repacked_types(system_info: str) -> frozenset[str]:
     """Types that ggml's CPU backend stores anew, in an order for its kernels.
 
     system_info: what libllama says of its build and this processor. Follows
-    ggml_repack_get_optimal_repack_type in ggml-cpu/repack.cpp.
+    ggml_repack_get_optimal_repack_type in ggml-cpu/repack.cpp, and supports_op in
+    ggml-cpu/amx/amx.cpp.
     """
     has = {part.strip() for part in system_info.replace(":", "|").split("|")}
+    amx = set()
+    if "AMX_INT8 = 1" in has:
+        amx = {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"}
     if "REPACK = 1" not in has:
-        return frozenset()
+        return frozenset(amx)
     if "AVX2 = 1" in has:
         wide = {"Q2_K"} if "AVX512 = 1" in has else set()
-        return frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4", *wide})
+        return frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4", *wide, *amx})
     if "NEON = 1" in has and "DOTPROD = 1" in has:
         return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4", "Q1_0"})
     return frozenset()

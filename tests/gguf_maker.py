@@ -19,6 +19,7 @@ def write_random_model(
     num_layers: int = 1,
     context_length: int = 2048,
     seed: int = 0,
+    quantization: str = "F32",
     num_padding: int = 0,
     replace_tokens: dict[int, str] | None = None,
     drop: tuple[str, ...] = (),
@@ -26,9 +27,9 @@ def write_random_model(
 ) -> Path:
     """A model of `num_layers` layers of `width`, random and so unrelated to any other.
 
-    architecture: llama or mamba. num_padding: ids added behind the vocabulary.
-    replace_tokens: ids given another text. drop: metadata keys to leave out. extra: to add,
-    or to state instead.
+    architecture: llama or mamba. quantization: of the matrices. num_padding: ids added
+    behind the vocabulary. replace_tokens: ids given another text. drop: metadata keys to
+    leave out. extra: to add, or to state instead.
     """
     random = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)
@@ -55,7 +56,9 @@ def write_random_model(
 
     def matrix(name: str, rows: int, columns: int) -> None:
         weights = random.standard_normal((rows, columns)) / np.sqrt(columns)
-        writer.add_tensor(name, weights.astype(np.float32))
+        kind = gguf.GGMLQuantizationType[quantization]
+        blocks = gguf.quants.quantize(weights.astype(np.float32), kind)
+        writer.add_tensor(name, blocks, raw_dtype=kind)
 
     def ones(name: str, size: int = width) -> None:
         writer.add_tensor(name, np.ones(size, dtype=np.float32))

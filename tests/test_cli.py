@@ -135,7 +135,15 @@ def test_chat_tells_once_that_turns_are_forgotten():
 
 def test_show_draft_marks_every_token_and_explains_the_marks():
     # What is measured in the midst of an answer must not decide a near tie between the two.
-    asked = "--temperature", 0, "--draft-tokens", 3, "--threads", 1, "Tell me a story about a fox."
+    asked = (
+        "--temperature",
+        0,
+        "--draft-tokens",
+        3,
+        "--threads",
+        1,
+        "Tell me a story about a fox.",
+    )
     result, plain = run("generate", "--show-draft", *asked), run("generate", *asked)
     for meaning in ("proposed by the draft", "refused", "all draft tokens", "nothing was"):
         assert meaning in result.stderr

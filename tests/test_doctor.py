@@ -24,7 +24,7 @@ def sound():
     found = inspect_installation()
     return replace(
         found,
-        build=found.build.replace("AMX_INT8 = 1 | ", ""),
+        amx_is_left_out=False,
         processor_flags=frozenset(),
         has_nvidia=False,
         cores=Cores(4, 8, 8),
@@ -62,6 +62,7 @@ def test_nothing_is_found_where_nothing_is_wrong(sound):
             "has AVX512, and",
             "GGML_NATIVE",
         ),
+        ({"amx_is_left_out": True}, "AMX kernels fail", "CXXFLAGS=-fno-dse"),
     ],
 )
 def test_each_problem_has_its_remedy(sound, change, what, remedy):
@@ -75,14 +76,6 @@ def test_a_place_without_room_or_rights_is_a_problem(sound):
     rights, room = find_problems(replace(sound, cache=cache))
     assert "cannot be written" in rights.what
     assert "1.0 GB of disk are free" in room.what
-
-
-def test_amx_that_is_left_out_is_said_to_be(sound, monkeypatch):
-    found = replace(sound, build="CPU : AVX2 = 1 | AMX_INT8 = 1")
-    monkeypatch.setattr("sys.platform", "linux")
-    assert ["AMX" in problem.what for problem in find_problems(found)] == [True]
-    monkeypatch.setattr("sys.platform", "win32")
-    assert find_problems(found) == []
 
 
 def test_unfinished_downloads_are_found_with_the_way_on(hub: StandinHub, tmp_path):

@@ -78,8 +78,9 @@ def build(folder: Path, *, jobs: int, no_amx: bool) -> Tools:
     """The programs, built in `folder` unless they are there already.
 
     jobs: compilers at once. no_amx: leave AMX out, also when the compiler can be trusted
-    with it. What the environment's CMAKE_ARGS says is passed on, as llama-cpp-python's own
-    build does. Raises LocalspecError if a program is missing or a step fails.
+    with it. What the environment's CMAKE_ARGS, CFLAGS and CXXFLAGS say is passed on, as
+    llama-cpp-python's own build does. Raises LocalspecError if a program is missing or a
+    step fails.
     """
     if shutil.which("cmake") is None:
         raise LocalspecError(
@@ -104,7 +105,7 @@ def build(folder: Path, *, jobs: int, no_amx: bool) -> Tools:
         "cmake", "--build", binaries, "--config", "Release", f"-j{jobs}", "--target", *PROGRAMS
     )
     tools = Tools(binaries / "bin", _system_info(binaries / "bin"))
-    _check_same_features(tools.system_info, without_amx=without_amx)
+    _check_same_features(tools.system_info)
     return tools
 
 
@@ -138,7 +139,7 @@ def _source(folder: Path) -> Path:
 
 def _compiler_breaks_amx() -> bool:
     """Whether the probe, built as llama.cpp is, goes wrong on this machine."""
-    compiler = shlex.split(os.environ.get("CC", "cc"))
+    compiler = shlex.split(f"{os.environ.get('CC', 'cc')} {os.environ.get('CFLAGS', '')}")
     if not sys.platform.startswith("linux") or shutil.which(compiler[0]) is None:
         return False
     with tempfile.TemporaryDirectory() as folder:
@@ -170,19 +171,18 @@ def _system_info(folder: Path) -> str:
     ).stdout.strip()
 
 
-def _check_same_features(tools: str, *, without_amx: bool) -> None:
-    """Raises LocalspecError if the installed library was built for something else."""
-    import llama_cpp
+def _check_same_features(tools: str) -> None:
+    """Raises LocalspecError if localspec computes with something else here."""
+    from localspec.llama import system_info
 
     def features(line: str) -> set[str]:
-        found = {part.strip() for part in line.replace(":", "|").split("|")} - {""}
-        return {part for part in found if not (without_amx and part.startswith("AMX"))}
+        return {part.strip() for part in line.replace(":", "|").split("|")} - {""}
 
-    installed = llama_cpp.llama_print_system_info().decode()
-    different = features(installed) ^ features(tools)
+    different = features(system_info()) ^ features(tools)
     if different:
         raise LocalspecError(
-            "the programs and the installed llama-cpp-python are built differently: "
+            "the programs do not compute as localspec does here: "
             + ", ".join(sorted(different)),
-            "Set CMAKE_ARGS as it was for llama-cpp-python, empty the folder, start again.",
+            "Set CMAKE_ARGS, CFLAGS and CXXFLAGS as they were for llama-cpp-python, or leave "
+            "out AMX if only that differs (--no-amx); empty the folder, start again.",
         )

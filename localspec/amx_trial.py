@@ -1,0 +1,163 @@
+"""A program that multiplies with ggml's AMX kernels, and says whether the products are right.
+
+    python amx_trial.py LIBLLAMA
+
+`amx` runs it in a process of its own, since wrong kernels can end the process. It is run as a
+file, so it imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+from typing import Any
+
+PLACE = b"AMX"  # the name of ggml's buffer type for weights in the kernels' order
+RIGHT = "right"  # what the program writes
+
+_WIDTH, _NUM_OUTPUTS, _NUM_ROWS = 256, 64, 32  # of weights and of a batch
+_F32, _Q8_0 = 0, 8  # of enum ggml_type
+_BLOCK_SIZE = 32  # weights of Q8_0 that share a scale
+_SCALE = 0.5
+_CPU_DEVICE = 0  # of enum ggml_backend_dev_type
+_TOLERANCE = 0.02  # of the largest product: the batch is rounded to 8 bits
+_Pointer = ctypes.c_void_p
+
+
+class _InitParams(ctypes.Structure):
+    """ggml_init_params."""
+
+    _fields_ = (
+        ("mem_size", ctypes.c_size_t),
+        ("mem_buffer", _Pointer),
+        ("no_alloc", ctypes.c_bool),
+    )
+
+
+def call(ggml: ctypes.CDLL, name: str, result: Any, *arguments: tuple[Any, Any]) -> Any:
+    """The function of that name, called. arguments: the C type and the value of each."""
+    prototype = ctypes.CFUNCTYPE(result, *(kind for kind, _ in arguments))
+    return prototype((name, ggml))(*(value for _, value in arguments))
+
+
+def extra_places(ggml: ctypes.CDLL) -> Any:
+    """The CPU backend's own buffer types, the preferred first: an array that ends with NULL."""
+    cpu = call(ggml, "ggml_backend_dev_by_type", _Pointer, (ctypes.c_int, _CPU_DEVICE))
+    registry = call(ggml, "ggml_backend_dev_backend_reg", _Pointer, (_Pointer, cpu))
+    address = call(
+        ggml, "ggml_backend_reg_get_proc_address", _Pointer,
+        (_Pointer, registry), (ctypes.c_char_p, b"ggml_backend_dev_get_extra_bufts"),
+    )  # fmt: skip
+    return ctypes.CFUNCTYPE(ctypes.POINTER(_Pointer), _Pointer)(address)(cpu)
+
+
+def name_of(ggml: ctypes.CDLL, place: int) -> bytes:
+    """What a buffer type is called."""
+    name: bytes = call(ggml, "ggml_backend_buft_name", ctypes.c_char_p, (_Pointer, place))
+    return name
+
+
+def products_are_right(ggml: ctypes.CDLL, place: int) -> bool:
+    """Whether a batch times weights that lie there is what it should be."""
+    weights = [
+        [(5 * output + 3 * column + output * column) % 15 - 7 for column in range(_WIDTH)]
+        for output in range(_NUM_OUTPUTS)
+    ]
+    rows = [
+        [(row + 7 * column + row * column) % 5 - 2 for column in range(_WIDTH)]
+        for row in range(_NUM_ROWS)
+    ]
+    expected = [
+        _SCALE * sum(one * other for one, other in zip(row, output, strict=True))
+        for row in rows
+        for output in weights
+    ]
+    found = _product(ggml, place, weights, rows)
+    most = _TOLERANCE * max(map(abs, expected))
+    return all(abs(one - other) <= most for one, other in zip(found, expected, strict=True))
+
+
+def _product(
+    ggml: ctypes.CDLL, place: int, weights: list[list[int]], rows: list[list[int]]
+) -> list[float]:
+    """ggml's, row by row. What it allocates goes with the process."""
+    params = _InitParams(mem_size=1 << 20, no_alloc=True)
+    for_weights, for_rows = (
+        call(ggml, "ggml_init", _Pointer, (_InitParams, params)) for _ in range(2)
+    )
+    weight = _tensor(ggml, for_weights, _Q8_0, len(weights))
+    call(
+        ggml, "ggml_backend_alloc_ctx_tensors_from_buft", _Pointer,
+        (_Pointer, for_weights), (_Pointer, place),
+    )  # fmt: skip
+    _write(ggml, weight, b"".join(map(_blocks, weights)))
+
+    cpu = call(ggml, "ggml_backend_dev_by_type", _Pointer, (ctypes.c_int, _CPU_DEVICE))
+    backend = call(
+        ggml, "ggml_backend_dev_init", _Pointer, (_Pointer, cpu), (ctypes.c_char_p, None)
+    )
+    batch = _tensor(ggml, for_rows, _F32, len(rows))
+    product = call(
+        ggml, "ggml_mul_mat", _Pointer, (_Pointer, for_rows), (_Pointer, weight),
+        (_Pointer, batch),
+    )  # fmt: skip
+    graph = call(ggml, "ggml_new_graph", _Pointer, (_Pointer, for_rows))
+    call(ggml, "ggml_build_forward_expand", None, (_Pointer, graph), (_Pointer, product))
+    call(
+        ggml, "ggml_backend_alloc_ctx_tensors", _Pointer, (_Pointer, for_rows),
+        (_Pointer, backend),
+    )  # fmt: skip
+    _write(ggml, batch, b"".join(struct.pack(f"<{_WIDTH}f", *row) for row in rows))
+    call(
+        ggml, "ggml_backend_graph_compute", ctypes.c_int, (_Pointer, backend),
+        (_Pointer, graph),
+    )  # fmt: skip
+    found = (ctypes.c_float * (len(rows) * len(weights)))()
+    call(
+        ggml, "ggml_backend_tensor_get", None, (_Pointer, product),
+        (_Pointer, ctypes.addressof(found)), (ctypes.c_size_t, 0),
+        (ctypes.c_size_t, ctypes.sizeof(found)),
+    )  # fmt: skip
+    return list(found)
+
+
+def _tensor(ggml: ctypes.CDLL, context: int, kind: int, num_rows: int) -> int:
+    made: int = call(
+        ggml, "ggml_new_tensor_2d", _Pointer, (_Pointer, context), (ctypes.c_int, kind),
+        (ctypes.c_int64, _WIDTH), (ctypes.c_int64, num_rows),
+    )  # fmt: skip
+    return made
+
+
+def _write(ggml: ctypes.CDLL, tensor: int, data: bytes) -> None:
+    call(
+        ggml, "ggml_backend_tensor_set", None, (_Pointer, tensor), (ctypes.c_char_p, data),
+        (ctypes.c_size_t, 0), (ctypes.c_size_t, len(data)),
+    )  # fmt: skip
+
+
+def _blocks(row: list[int]) -> bytes:
+    """The row as Q8_0."""
+    return b"".join(
+        struct.pack(f"<e{_BLOCK_SIZE}b", _SCALE, *row[first : first + _BLOCK_SIZE])
+        for first in range(0, _WIDTH, _BLOCK_SIZE)
+    )
+
+
+def main(library: str) -> None:
+    """Try the kernels of the library at that path."""
+    import resource  # not on Windows, where only this program is missing
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ggml = ctypes.CDLL(library)
+    places = extra_places(ggml)
+    index = 0
+    while (place := places[index]) is not None:
+        if name_of(ggml, place) == PLACE and products_are_right(ggml, place):
+            sys.stdout.write(RIGHT)
+        index += 1
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
