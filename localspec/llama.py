@@ -31,6 +31,7 @@ from localspec.errors import (
     LocalspecError,
     ModelFileError,
 )
+from localspec.huge_pages import asking_for_huge_pages
 from localspec.llama_options import LlamaOptions
 from localspec.own_process import OwnProcess
 from localspec.profile import file_identity
@@ -145,7 +146,7 @@ class LlamaModel:
         file.
         """
         opened = None
-        with native.LoadWatch(progress) as watch:
+        with native.LoadWatch(asking_for_huge_pages(progress)) as watch:
             try:
                 opened = cls._load(path, options, watch)
             except LocalspecError:

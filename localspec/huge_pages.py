@@ -1,0 +1,86 @@
+"""Large pages for the weights that libllama stores itself, where Linux gives them on request.
+
+ggml's CPU backend keeps many types of weights in an order of its own, in memory that it
+allocates (see `tensor_types.repacked_types`), and a decode reads all of it. In pages of 4 KiB
+the processor spends a good part of that on looking up addresses; most distributions give
+pages of 2 MiB only to who asks (/sys/kernel/mm/transparent_hugepage/enabled: madvise), which
+libllama does not. Figures are in docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+_LEAST_BYTES = 16 << 20  # of a region, so that nobody's small buffers are meant
+_MAPS = "/proc/self/maps"
+_MADV_HUGEPAGE = 14  # of Linux
+
+
+class Region(NamedTuple):
+    """Addresses, the last one excluded."""
+
+    start: int
+    end: int
+
+
+def asking_for_huge_pages(progress: Callable[[float], None]) -> Callable[[float], None]:
+    """A load's progress callback, to be called first when all is allocated and nothing filled.
+
+    Then it asks for them, for what was allocated since it was made. That is a hint, and never
+    an error.
+    """
+    before = _regions()
+    is_asked = False
+
+    def report(fraction: float) -> None:
+        nonlocal is_asked
+        if not is_asked:
+            is_asked = True
+            _ask(before)
+        progress(fraction)
+
+    return report
+
+
+def _ask(before: list[Region]) -> None:
+    if not before:
+        return  # nothing is known
+    libc = ctypes.CDLL(None)
+    for region in _regions():
+        for start, end in without(region, before):
+            if end - start >= _LEAST_BYTES:
+                length = ctypes.c_size_t(end - start)
+                libc.madvise(ctypes.c_void_p(start), length, _MADV_HUGEPAGE)
+
+
+def _regions() -> list[Region]:
+    """Memory of this process that is no file's, in order; none where that is not known."""
+    regions: list[Region] = []
+    if not sys.platform.startswith("linux"):
+        return regions
+    with contextlib.suppress(OSError), open(_MAPS, encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            addresses, permissions, _offset, _device, inode, *name = line.split(maxsplit=5)
+            if permissions == "rw-p" and inode == "0" and not name:
+                start, end = addresses.split("-")
+                regions.append(Region(int(start, 16), int(end, 16)))
+    return regions
+
+
+def without(region: Region, others: list[Region]) -> list[Region]:
+    """The parts of it that lie in none of the others, which are in order."""
+    parts = []
+    start = region.start
+    for other in others:
+        if other.end <= start or other.start >= region.end:
+            continue
+        if other.start > start:
+            parts.append(Region(start, other.start))
+        start = max(start, other.end)
+    if start < region.end:
+        parts.append(Region(start, region.end))
+    return parts
