@@ -147,9 +147,10 @@ def _blocks(row: list[int]) -> bytes:
 
 def main(library: str) -> None:
     """Try the kernels of the library at that path."""
-    import resource  # not on Windows, where only this program is missing
+    if sys.platform != "win32":
+        import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # nobody wants to see the crash
     ggml = ctypes.CDLL(library)
     places = extra_places(ggml)
     index = 0
