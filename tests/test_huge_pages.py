@@ -2,59 +2,36 @@
 
 from __future__ import annotations
 
-import mmap
+import multiprocessing
 from pathlib import Path
 
 import pytest
 
 from gguf_maker import write_random_model
 from localspec.huge_pages import Region, asking_for_huge_pages, without
-from localspec.llama import LlamaModel
-from localspec.llama_options import LlamaOptions
+from regions import MIB, asked_for, load, private_memory, size_of
 
-MIB = 1 << 20
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 where_they_are = pytest.mark.skipif(
     not SETTING.exists(), reason="no transparent huge pages here"
 )
 
 
-def private_memory(size: int) -> mmap.mmap:
-    """As malloc takes it for large blocks."""
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-def asked_for() -> set[tuple[int, int]]:
-    """Start and end of every region for which huge pages were asked."""
-    regions = set()
-    with open("/proc/self/smaps") as smaps:
-        for line in smaps:
-            first, *others = line.split()
-            if "-" in first and not first.endswith(":"):
-                start, end = (int(address, 16) for address in first.split("-"))
-            elif first == "VmFlags:" and "hg" in others:
-                regions.add((start, end))
-    return regions
-
-
-@pytest.fixture(scope="module")
-def large_model(tmp_path_factory, demo_target) -> Path:
-    """Its weights are too large for what the C heap keeps of freed memory, up to 32 MiB."""
-    path = tmp_path_factory.mktemp("models") / "large.gguf"
-    return write_random_model(path, demo_target, width=2048, num_layers=2, quantization="Q4_0")
-
-
 @where_they_are
-@pytest.mark.parametrize("use_mmap", [True, False])
-def test_they_are_asked_for_a_models_weights_and_nothing_else(large_model, use_mmap):
-    before = asked_for()
-    with private_memory(32 * MIB):
-        model = LlamaModel.open(large_model, LlamaOptions(context_length=64, use_mmap=use_mmap))
-        num_bytes = sum(end - start for start, end in asked_for() - before)
+def test_they_are_asked_for_a_models_weights_and_nothing_else(tmp_path, demo_target):
+    path = write_random_model(
+        tmp_path / "model.gguf", demo_target, width=2048, num_layers=2, quantization="Q4_0"
+    )
+    spawning = multiprocessing.get_context("spawn")
+    for use_mmap in (True, False):
+        ours, theirs = spawning.Pipe()
+        process = spawning.Process(target=load, args=(theirs, path, use_mmap))
+        process.start()
+        theirs.close()
+        num_weight_bytes, num_bytes = ours.recv()
+        process.join()
         # With the file mapped, only what is stored anew.
-        assert 0.5 * model.num_weight_bytes <= num_bytes <= 1.2 * model.num_weight_bytes
-        model.close()
-    assert asked_for() <= before
+        assert 0.5 * num_weight_bytes <= num_bytes <= 1.2 * num_weight_bytes
 
 
 @where_they_are
@@ -64,7 +41,7 @@ def test_it_is_done_once_and_the_progress_goes_on():
     before = asked_for()
     with private_memory(32 * MIB):
         report(0.0)
-        assert sum(end - start for start, end in asked_for() - before) >= 32 * MIB
+        assert size_of(asked_for() - before) >= 32 * MIB
     with private_memory(64 * MIB):
         report(0.5)
         assert asked_for() <= before
