@@ -9,6 +9,7 @@ docs/performance.md). So small ones are read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from localspec.header import Header
@@ -19,11 +20,11 @@ _MOST_READ_BYTES = 1 << 30
 
 
 def with_suited_mapping(
-    options: LlamaOptions, header: Header, repacked: frozenset[str]
+    options: LlamaOptions, header: Header, repacked: Mapping[str, float]
 ) -> LlamaOptions:
     """The options, with a small file to be read where a good part of it is stored anew.
 
-    repacked: names of the types that are, see `tensor_types`.
+    repacked: the types that are, see `tensor_types`.
     """
     if options.use_mmap is not None:
         return options

@@ -8,7 +8,7 @@ in scripts/ compares the sums with what a process really takes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from localspec.header import Header, Tensor
@@ -32,8 +32,9 @@ _PROCESS_BYTES = 10 << 20  # code that is paged in, small buffers: measured
 class MemoryEstimate:
     """What one model takes, in bytes.
 
-    repacked_bytes: weights that are there a second time, in the order the processor likes;
-    none of a file that is read and not mapped.
+    weights_bytes: all weights, in the order the processor likes. repacked_bytes: those that
+    are there a second time, as pages of the file that were stored anew; none of a file that is
+    read and not mapped.
     cache_bytes: keys and values, or the state of a recurrent model. compute_bytes:
     intermediate results and logits.
     """
@@ -58,17 +59,17 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    header: Header, options: LlamaOptions, repacked: frozenset[str]
+    header: Header, options: LlamaOptions, repacked: Mapping[str, float]
 ) -> MemoryEstimate:
     """What the model takes when it is opened so, at the context length that `options` have.
 
-    repacked: names of the types that are stored anew, see `tensor_types`; none where a GPU
-    holds the weights.
+    repacked: the types that are stored anew and what becomes of a byte, see `tensor_types`;
+    none where a GPU holds the weights.
     """
     context_length, max_outputs = options.context_length or 0, options.max_outputs
     rows = max_outputs * len(header.tokens) * _FLOAT  # of logits, copied out of the graph
     return MemoryEstimate(
-        weights_bytes=header.weights_bytes,
+        weights_bytes=header.weights_bytes + growth_bytes(header, repacked),
         repacked_bytes=0 if options.use_mmap is False else repacked_bytes(header, repacked),
         cache_bytes=cache_bytes(header, options),
         compute_bytes=compute_bytes(
@@ -79,10 +80,18 @@ def estimate_memory(
     )
 
 
-def repacked_bytes(header: Header, repacked: frozenset[str]) -> int:
-    """Weights of these types that ggml's CPU backend stores in an order of its own."""
+def repacked_bytes(header: Header, repacked: Mapping[str, float]) -> int:
+    """What the file has of weights that ggml's CPU backend stores in an order of its own."""
     return sum(
         tensor.size_bytes for tensor in _products(header) if type_name(tensor.kind) in repacked
+    )
+
+
+def growth_bytes(header: Header, repacked: Mapping[str, float]) -> int:
+    """How much larger those weights become."""
+    return sum(
+        int(tensor.size_bytes * (repacked.get(type_name(tensor.kind), 1.0) - 1))
+        for tensor in _products(header)
     )
 
 

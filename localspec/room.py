@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -36,13 +36,13 @@ _OVER_FILES = 1.2  # a preset's memory over its files' size, as a rule of thumb
 class Room:
     """Memory for models: free main memory, and free memory of GPUs that have their own.
 
-    repacked: names of the tensor types that are stored anew here. uses_gpu: whether any
-    GPU computes.
+    repacked: the tensor types that are stored anew here, see `tensor_types`. uses_gpu: whether
+    any GPU computes.
     """
 
     main_bytes: int
     gpu_bytes: int
-    repacked: frozenset[str]
+    repacked: Mapping[str, float]
     uses_gpu: bool
 
     @property
@@ -98,11 +98,11 @@ def uses_gpu(num_gpu_layers: int | None) -> bool:
     return num_gpu_layers != 0 and any("GPU" in device.kind for device in devices())
 
 
-def repacked_here(num_gpu_layers: int | None) -> frozenset[str]:
-    """Names of the tensor types that are stored anew: none where a GPU computes."""
+def repacked_here(num_gpu_layers: int | None) -> Mapping[str, float]:
+    """The tensor types that are stored anew: none where a GPU computes."""
     from localspec.llama import system_info  # loads libllama
 
-    return frozenset() if uses_gpu(num_gpu_layers) else repacked_types(system_info())
+    return {} if uses_gpu(num_gpu_layers) else repacked_types(system_info())
 
 
 def pair_memory(models: Sequence[Planned], context_length: int, room: Room) -> PairMemory:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 _NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1",
     10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS",
@@ -21,22 +23,28 @@ def type_number(name: str) -> int:
     return next(number for number, each in _NAMES.items() if each == name.upper())
 
 
-def repacked_types(system_info: str) -> frozenset[str]:
+# AMX kernels: bytes of a block with what is kept beside it, and of a block in the file.
+_AMX = {
+    "F16": 1.0, "Q4_0": 1.0, "Q4_1": 1.0, "Q8_0": 38 / 34, "Q4_K": 148 / 144,
+    "Q5_K": 180 / 176, "Q6_K": 1.0, "IQ4_XS": 138 / 136,
+}  # fmt: skip
+
+
+def repacked_types(system_info: str) -> Mapping[str, float]:
     """Types that ggml's CPU backend stores anew, in an order for its kernels.
 
-    system_info: what libllama says of its build and this processor. Follows
-    ggml_repack_get_optimal_repack_type in ggml-cpu/repack.cpp, and supports_op in
-    ggml-cpu/amx/amx.cpp.
+    system_info: what libllama says of its build and this processor. Returns by name how many
+    bytes one of the file becomes. Follows ggml_repack_get_optimal_repack_type in
+    ggml-cpu/repack.cpp, supports_op in ggml-cpu/amx/amx.cpp and get_row_size in mmq.cpp there.
     """
     has = {part.strip() for part in system_info.replace(":", "|").split("|")}
-    amx = set()
-    if "AMX_INT8 = 1" in has:
-        amx = {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"}
-    if "REPACK = 1" not in has:
-        return frozenset(amx)
-    if "AVX2 = 1" in has:
-        wide = {"Q2_K"} if "AVX512 = 1" in has else set()
-        return frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4", *wide, *amx})
-    if "NEON = 1" in has and "DOTPROD = 1" in has:
-        return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4", "Q1_0"})
-    return frozenset()
+    names: set[str] = set()
+    if "REPACK = 1" in has and "AVX2 = 1" in has:
+        names = {"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"}
+        if "AVX512 = 1" in has:
+            names.add("Q2_K")
+    elif "REPACK = 1" in has and "NEON = 1" in has and "DOTPROD = 1" in has:
+        names = {"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4", "Q1_0"}
+    same = dict.fromkeys(names, 1.0)
+    # AMX kernels are preferred to the others.
+    return same | _AMX if "AMX_INT8 = 1" in has else same

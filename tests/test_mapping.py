@@ -14,7 +14,7 @@ from localspec.mapping import with_suited_mapping
 from localspec.model_file import check_model_file
 from localspec.room import Planned, pair_memory, repacked_here, room_here
 
-_REPACKED = frozenset({"Q4_0", "Q4_K", "IQ4_NL"})
+_REPACKED = dict.fromkeys(("Q4_0", "Q4_K", "IQ4_NL"), 1.0)
 
 
 def test_a_small_file_is_read_and_a_large_one_mapped(tmp_path, demo_target):
@@ -29,7 +29,7 @@ def test_a_small_file_is_read_and_a_large_one_mapped(tmp_path, demo_target):
     assert with_suited_mapping(LlamaOptions(), small, _REPACKED).use_mmap is False
     assert with_suited_mapping(LlamaOptions(), large, _REPACKED).use_mmap is None
     # Nothing is there twice, where a GPU computes or the processor has no order of its own.
-    assert with_suited_mapping(LlamaOptions(), small, frozenset()).use_mmap is None
+    assert with_suited_mapping(LlamaOptions(), small, {}).use_mmap is None
 
 
 @pytest.mark.parametrize("use_mmap", [True, False])

@@ -26,7 +26,7 @@ from localspec.room import (
     room_here,
 )
 
-SMALL = Room(main_bytes=100 << 20, gpu_bytes=0, repacked=frozenset(), uses_gpu=False)
+SMALL = Room(main_bytes=100 << 20, gpu_bytes=0, repacked={}, uses_gpu=False)
 
 
 @pytest.fixture
