@@ -25,7 +25,8 @@ _CACHED = {
     "q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32,
 }  # fmt: skip
 _BYTES_PER_TOKEN = 310  # of libllama's vocabulary, its merges and texts: measured
-_PROCESS_BYTES = 10 << 20  # code that is paged in, small buffers: measured
+_PROCESS_BYTES = 8 << 20  # code that is paged in: measured
+_SMALL_BYTES = 2 << 20  # a model's buffers that are too small to be listed: measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +98,12 @@ def growth_bytes(header: Header, repacked: Mapping[str, float]) -> int:
 
 def total_needed_bytes(estimates: Sequence[MemoryEstimate]) -> int:
     """What a process with these models has to have."""
-    return _PROCESS_BYTES + sum(estimate.needed_bytes for estimate in estimates)
+    return _PROCESS_BYTES + sum(_SMALL_BYTES + estimate.needed_bytes for estimate in estimates)
 
 
 def total_peak_bytes(estimates: Sequence[MemoryEstimate]) -> int:
     """What a process with these models shows at most, above the interpreter's own."""
-    return _PROCESS_BYTES + sum(estimate.peak_bytes for estimate in estimates)
+    return _PROCESS_BYTES + sum(_SMALL_BYTES + estimate.peak_bytes for estimate in estimates)
 
 
 def cache_bytes(header: Header, options: LlamaOptions) -> int:
