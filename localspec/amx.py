@@ -33,16 +33,14 @@ def leave_out_if_wrong(lib: Any) -> bool:
     ):
         return False
     ggml = lib.llama_cpp._lib  # the loaded library; symbols of its dependencies resolve too
-    # A list that ends with NULL, from which loads choose a place for each weight.
     places = amx_trial.extra_places(ggml)
-    kept: list[int] = []
-    count = 0
-    while (place := places[count]) is not None:
-        if amx_trial.name_of(ggml, place) != amx_trial.PLACE:
-            kept.append(place)
-        count += 1
-    for index in range(count):
-        places[index] = kept[index] if index < len(kept) else None
+    kept = [
+        place
+        for place in amx_trial.listed(places)
+        if amx_trial.name_of(ggml, place) != amx_trial.PLACE
+    ]
+    for index, place in enumerate([*kept, None]):
+        places[index] = place
     return True
 
 

@@ -9,6 +9,7 @@ file, so it imports nothing of the package.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import struct
 import sys
 from typing import Any
@@ -42,7 +43,10 @@ def call(ggml: ctypes.CDLL, name: str, result: Any, *arguments: tuple[Any, Any])
 
 
 def extra_places(ggml: ctypes.CDLL) -> Any:
-    """The CPU backend's own buffer types, the preferred first: an array that ends with NULL."""
+    """The CPU backend's own buffer types, the preferred first: an array that ends with NULL.
+
+    It is ggml's own, from which loads choose a place for each weight.
+    """
     cpu = call(ggml, "ggml_backend_dev_by_type", _Pointer, (ctypes.c_int, _CPU_DEVICE))
     registry = call(ggml, "ggml_backend_dev_backend_reg", _Pointer, (_Pointer, cpu))
     address = call(
@@ -50,6 +54,11 @@ def extra_places(ggml: ctypes.CDLL) -> Any:
         (_Pointer, registry), (ctypes.c_char_p, b"ggml_backend_dev_get_extra_bufts"),
     )  # fmt: skip
     return ctypes.CFUNCTYPE(ctypes.POINTER(_Pointer), _Pointer)(address)(cpu)
+
+
+def listed(places: Any) -> list[int]:
+    """What such an array holds, the NULL left out."""
+    return list(itertools.takewhile(lambda place: place is not None, places))
 
 
 def name_of(ggml: ctypes.CDLL, place: int) -> bytes:
@@ -152,12 +161,9 @@ def main(library: str) -> None:
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # nobody wants to see the crash
     ggml = ctypes.CDLL(library)
-    places = extra_places(ggml)
-    index = 0
-    while (place := places[index]) is not None:
+    for place in listed(extra_places(ggml)):
         if name_of(ggml, place) == PLACE and products_are_right(ggml, place):
             sys.stdout.write(RIGHT)
-        index += 1
 
 
 if __name__ == "__main__":

@@ -25,11 +25,13 @@ needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="this build has no AM
 
 
 def names_of_places() -> list[bytes]:
-    places = amx_trial.extra_places(GGML)
-    names = []
-    while (place := places[len(names)]) is not None:
-        names.append(amx_trial.name_of(GGML, place))
-    return names
+    places = amx_trial.listed(amx_trial.extra_places(GGML))
+    return [amx_trial.name_of(GGML, place) for place in places]
+
+
+@pytest.mark.skipif("REPACK = 1" not in system_info(), reason="this build repacks nothing")
+def test_the_places_for_weights_are_found():
+    assert b"CPU_REPACK" in names_of_places()
 
 
 @needs_kernels
