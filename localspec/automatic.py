@@ -39,7 +39,7 @@ _GRANTED_SHARE = 0.0005  # and the share of all time that may be lost later
 _MOST_SAVED_STEPS = 60.0  # more than this is not put by
 _BET_SHARE = 0.5  # of what was probably missed, that drafting may risk
 _LOOK_SHARE = 0.1  # and that looking back may cost
-_DECIDING_SHARE = 0.005  # of plain decoding, that may be spent on deciding to stay with it
+_DECIDING_SHARE = 0.002  # of plain decoding, that may be spent on deciding to stay with it
 _MARGIN = 1.02  # a gain smaller than this is noise
 _NUM_MEASURED = 2  # plain steps before anything else is tried
 # Steps after which a plain one is due, to measure what it costs; sooner in the beginning, when

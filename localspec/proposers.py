@@ -80,6 +80,7 @@ class DraftModel:
     ) -> None:
         self.model = model
         self._begin = 0  # position in the text of the cache's first token
+        self._num_known = 0  # tokens at the front of the text that are in its vocabulary
         self._shared_size = shared.size
         self._different = np.array([d.token for d in shared.differences], dtype=np.int64)
         self._is_end = is_end
@@ -100,8 +101,10 @@ class DraftModel:
         room = self.context_length - len(tokens)
         if room <= 0:
             return Offer(0, draft_off=DraftOff.DRAFT_CONTEXT_FULL)
-        if not self.knows(self._missing(tokens)):
+        # What is new alone: a draft that rests is asked in front of every step of a long text.
+        if not self.knows(tokens[self._num_known :]):
             return Offer(0, draft_off=DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
+        self._num_known = len(tokens)
         num_missing = len(tokens) - self._begin - self.model.num_cached
         return Offer(room, num_missing, self._begin, max(num_missing - 1, 0))
 
@@ -163,7 +166,7 @@ class DraftModel:
 
     def knows(self, tokens: Sequence[int]) -> bool:
         """Whether every one of the tokens is in the draft's vocabulary."""
-        return max(tokens) < self.model.vocab_size
+        return max(tokens, default=0) < self.model.vocab_size
 
     def next_row(self, tokens: Sequence[int]) -> Logits:
         """Logits (shared vocabulary,) behind its text and `tokens`, which it knows.
@@ -184,6 +187,7 @@ class DraftModel:
 
     def truncate(self, num_tokens: int) -> None:
         """See `Proposer.truncate`."""
+        self._num_known = min(self._num_known, num_tokens)
         if num_tokens <= self._begin:
             self.read_from(0)
         else:

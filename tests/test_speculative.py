@@ -299,6 +299,19 @@ def test_a_narrower_draft_never_limits_the_target():
         )
 
 
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_a_draft_comes_back_when_the_text_holds_no_token_that_it_lacks(kept):
+    """And it notices one that takes the place of a token it knew."""
+    draft = TableModel(5)
+    proposer = DraftModel(draft, all_shared(TableModel(8), draft), never)
+    for token, knows in ((4, True), (6, False), (4, True)):
+        proposer.truncate(kept)
+        offer = proposer.offer([*PROMPT[:kept], token, 1, 2])
+        assert (offer.draft_off is None) == knows
+        offer = proposer.offer([*PROMPT[:kept], token, 1, 2, 3])
+        assert (offer.draft_off is None) == knows
+
+
 def test_a_wider_draft_proposes_only_what_is_shared():
     """The draft's own padding ids never reach the target, which would raise."""
     target, draft = TableModel(5, seed=2), TableModel(9, seed=2, spread=4)
