@@ -3,7 +3,9 @@
     python scripts/measure_policy.py --target 1.5B --parts worst grid switch copy
 
 Makes the files it needs (see make_pair.py; 7B pairs take 5 GB of disk each) and prints tables
-of ratios: both sides in turn on the same prompts, greedy, medians of the rounds.
+of ratios: both sides in turn on the same prompts, greedy, medians of the rounds. What
+whole answers take varies by several percent on most machines; so there is also what the
+automatic policy gained or lost by its own count, from what plain steps cost meanwhile.
 
 worst   a draft that is never right, against plain decoding, in total time, prompt included;
         nothing known before (empty) and with what the run before learned
@@ -18,12 +20,13 @@ idle    nothing known before, against what pauses taught, as while a person type
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import localspec
 from localspec.automatic import AutomaticDraftLength
@@ -43,16 +46,39 @@ AGREEMENTS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 SEGMENT = 64
 GOOD, BAD = 0.95, 0.05
 IDLE = 0.8
-DRAFT_SHARE = 0.1  # what a policy that knows nothing takes a draft token to cost
 NUM_STEP_ROUNDS = 3
 
 
-class Bench:
-    """An engine for a made pair, and how long its answers take."""
+class Rounds(NamedTuple):
+    """What rounds of answers gave.
 
-    def __init__(self, engine: Engine, asked: argparse.Namespace) -> None:
+    ratios: of each other side, its total time ÷ ours in each round. ours: the statistics.
+    """
+
+    ratios: list[list[float]]
+    ours: list[Stats]
+
+
+class Bench:
+    """An engine for a made pair, and how long its answers take.
+
+    draft_share: of a plain step, what a draft token is taken to cost before any was timed.
+    """
+
+    def __init__(self, engine: Engine, draft_share: float, asked: argparse.Namespace) -> None:
         self.engine = engine
+        self._draft_share = draft_share
         self._asked = asked
+
+    def fresh(self) -> AutomaticDraftLength:
+        """A policy that knows nothing yet."""
+        return AutomaticDraftLength({ProposerKind.DRAFT: self._draft_share})
+
+    def restored(self, kept: dict[str, Any]) -> AutomaticDraftLength:
+        """A policy that knows what another one left in the user's cache."""
+        policy = self.fresh()
+        policy.restore(kept)
+        return policy
 
     def prompt(self, num_tokens: int) -> list[int]:
         """Words that do not repeat, and then those that the text begins with."""
@@ -83,30 +109,26 @@ class Bench:
             seconds.append(time.perf_counter() - started)
         return seconds
 
-    def ratios(
+    def rounds(
         self,
         ours: Callable[[], DraftLength],
         others: list[Callable[[], DraftLength]],
         num_prompt_tokens: int,
         num_tokens: int,
-    ) -> list[list[float]]:
-        """Of each other: its total time ÷ ours, one value a round. Who is first changes."""
-        found: list[list[float]] = [[] for _ in others]
+    ) -> Rounds:
+        """Answers of all sides in turn; who is first changes."""
+        found = Rounds([[] for _ in others], [])
         for number in range(self._asked.rounds):
             sides = [side() for side in (ours, *others)]
             order = list(range(len(sides)))
-            seconds = dict.fromkeys(order, 0.0)
-            for index in order if number % 2 else reversed(order):
-                stats = self.answer(sides[index], num_prompt_tokens, num_tokens)
-                seconds[index] = stats.total_time_s
-            for index in range(len(others)):
-                found[index].append(seconds[index + 1] / seconds[0])
+            answers = {
+                index: self.answer(sides[index], num_prompt_tokens, num_tokens)
+                for index in (order if number % 2 else reversed(order))
+            }
+            found.ours.append(answers[0])
+            for index, ratios in enumerate(found.ratios, start=1):
+                ratios.append(answers[index].total_time_s / answers[0].total_time_s)
         return found
-
-
-def fresh() -> AutomaticDraftLength:
-    """A policy that knows nothing yet."""
-    return AutomaticDraftLength({ProposerKind.DRAFT: DRAFT_SHARE})
 
 
 def plain() -> FixedDraftLength:
@@ -114,9 +136,10 @@ def plain() -> FixedDraftLength:
     return FixedDraftLength(0)
 
 
+@contextlib.contextmanager
 def opened(
     asked: argparse.Namespace, agreement: tuple[float, ...], period: int | None
-) -> Engine:
+) -> Iterator[Bench]:
     """The engine of a pair that is made if it is not there."""
     text = TextSpec(
         entropy=1.0, agreement=agreement, segment=SEGMENT, period=period, seed=asked.seed
@@ -126,27 +149,32 @@ def opened(
     )
     target, draft = make_pair(spec, asked.folder)
     proposer = "lookup" if period else "draft"
-    return localspec.load(
+    # The guess of an engine: a decode reads all weights once.
+    draft_share = draft.stat().st_size / target.stat().st_size
+    with localspec.load(
         target=target, draft=draft, proposer=proposer, context_length=asked.ctx
-    )
+    ) as engine:
+        yield Bench(engine, draft_share, asked)
 
 
 def worst(asked: argparse.Namespace) -> None:
     """The draft is always wrong."""
     print(
-        "| prompt | answer | known before | plain ÷ automatic, total time |\n|---|---|---|---|"
+        "| prompt | answer | known before | plain ÷ automatic, total time "
+        "| by its own count |\n|---|---|---|---|---|"
     )
-    with opened(asked, (0.0,), None) as engine:
-        bench = Bench(engine, asked)
+    with opened(asked, (0.0,), None) as bench:
         for num_prompt_tokens in asked.prompt_tokens:
             for num_tokens in asked.answer_tokens:
-                learned = fresh()
+                learned = bench.fresh()
                 bench.answer(learned, 32, 128)
-                known = ("nothing", fresh), ("a run before", lambda learned=learned: learned)
-                for name, policy in known:
-                    sides = bench.ratios(policy, [plain], num_prompt_tokens, num_tokens)
+                after_a_run = partial(bench.restored, learned.as_dict())
+                known = {"nothing": bench.fresh, "a run before": after_a_run}
+                for name, policy in known.items():
+                    found = bench.rounds(policy, [plain], num_prompt_tokens, num_tokens)
                     print(
-                        f"| {num_prompt_tokens} | {num_tokens} | {name} | {_shown(sides[0])} |",
+                        f"| {num_prompt_tokens} | {num_tokens} | {name} "
+                        f"| {_shown(found.ratios[0])} | {_own_count(found.ours)} |",
                         flush=True,
                     )
 
@@ -155,12 +183,12 @@ def grid(asked: argparse.Namespace) -> None:
     """Each agreement, with costs that were measured before."""
     print(
         "| agreement | plain | best fixed K | its speed | automatic: steps per K "
-        "| fixed ÷ automatic, total time |\n|---|---|---|---|---|---|"
+        "| its speed by its own count | fixed ÷ automatic, total time |\n"
+        "|---|---|---|---|---|---|---|"
     )
     for agreement in asked.agreements:
-        with opened(asked, (agreement,), None) as engine:
-            bench = Bench(engine, asked)
-            policy = fresh()
+        with opened(asked, (agreement,), None) as bench:
+            policy = bench.fresh()
             costs = bench.costs(policy)
             curve = Curve(
                 (0.0, *costs.ratios), (costs.draft_token_s or 0.0) / costs.target_s[0]
@@ -171,15 +199,15 @@ def grid(asked: argparse.Namespace) -> None:
             )
             best = [partial(FixedDraftLength, k) for k in by_speed[:2]]
             bench.answer(policy, 32, 64)
-            sides = bench.ratios(lambda: policy, best, 32, asked.grid_tokens)  # noqa: B023
-            slower = min(sides, key=statistics.median)
-            k = by_speed[sides.index(slower)]
-            shown = bench.answer(policy, 32, asked.grid_tokens)
-            lengths = ", ".join(f"{k}: {n}" for k, n in enumerate(shown.steps_per_length) if n)
+            found = bench.rounds(lambda: policy, best, 32, asked.grid_tokens)  # noqa: B023
+            faster = min(found.ratios, key=statistics.median)
+            k = by_speed[found.ratios.index(faster)]
+            steps = enumerate(found.ours[-1].steps_per_length)
+            lengths = ", ".join(f"{length}: {count}" for length, count in steps if count)
             print(
                 f"| {agreement} | {1 / costs.target_s[0]:.1f} tokens/s | {k} "
                 f"| {expected_speedup(curve, agreement, k):.2f} times plain, predicted "
-                f"| {lengths} | {_shown(slower)} |",
+                f"| {lengths} | {_own_count(found.ours)} | {_shown(faster)} |",
                 flush=True,
             )
 
@@ -199,9 +227,8 @@ class Knowing:
 
 def switch(asked: argparse.Namespace) -> None:
     """Every 64 tokens another agreement."""
-    with opened(asked, (GOOD, BAD), None) as engine:
-        bench = Bench(engine, asked)
-        policy = fresh()
+    with opened(asked, (GOOD, BAD), None) as bench:
+        policy = bench.fresh()
         costs = bench.costs(policy)
         curve = Curve((0.0, *costs.ratios), (costs.draft_token_s or 0.0) / costs.target_s[0])
         k = max(range(len(costs.target_s)), key=lambda k: expected_speedup(curve, GOOD, k))
@@ -214,7 +241,9 @@ def switch(asked: argparse.Namespace) -> None:
 
         bench.answer(policy, 32, 2 * SEGMENT)
         oracle = Knowing(k, is_good)
-        sides = bench.ratios(lambda: policy, [lambda: oracle, plain], 32, asked.switch_tokens)
+        sides = bench.rounds(
+            lambda: policy, [lambda: oracle, plain], 32, asked.switch_tokens
+        ).ratios
         print("| against | other ÷ automatic, total time |\n|---|---|")
         print(f"| an oracle with K {k} in the predictable segments | {_shown(sides[0])} |")
         print(f"| plain decoding | {_shown(sides[1])} |", flush=True)
@@ -237,41 +266,42 @@ def _kept_tokens(bench: Bench, num_tokens: int) -> list[bool]:
 
 def copy(asked: argparse.Namespace) -> None:
     """The text repeats itself after 64 words, which the prompt holds already."""
-    with opened(asked, (0.8,), SEGMENT) as engine:
-        bench = Bench(engine, asked)
+    with opened(asked, (0.8,), SEGMENT) as bench:
         start = bench.prompt(8)
-        source = engine.generate(start, sampling=GREEDY, max_tokens=SEGMENT + 8).token_ids
+        source = bench.engine.generate(start, sampling=GREEDY, max_tokens=SEGMENT + 8).token_ids
         bench.prompt = lambda _num_tokens: [*start, *source]  # type: ignore[method-assign]
 
         def policy() -> DraftLength:
             return AutomaticDraftLength({ProposerKind.LOOKUP: 0.0})
 
-        sides = bench.ratios(policy, [plain], 0, asked.copy_tokens)
+        sides = bench.rounds(policy, [plain], 0, asked.copy_tokens).ratios
         print("| what | plain ÷ automatic, total time |\n|---|---|")
         print(f"| {asked.copy_tokens} tokens that stand in the prompt | {_shown(sides[0])} |")
 
 
 def idle(asked: argparse.Namespace) -> None:
     """What a policy knows when the first answer begins."""
-    with opened(asked, (IDLE,), None) as engine:
-        bench = Bench(engine, asked)
-        paused, answered = fresh(), fresh()
+    with opened(asked, (IDLE,), None) as bench:
+        paused, answered = bench.fresh(), bench.fresh()
         seconds = bench.pauses(paused)
         bench.answer(answered, 32, 128)
         known = {"pauses": paused.as_dict(), "a run before": answered.as_dict()}
-        sides = bench.ratios(
-            fresh, [partial(_restored, k) for k in known.values()], 32, asked.idle_tokens
-        )
+        others = [partial(bench.restored, kept) for kept in known.values()]
+        sides = bench.rounds(bench.fresh, others, 32, asked.idle_tokens).ratios
         print(f"{len(seconds)} pauses of {min(seconds):.1f} … {max(seconds):.1f} s\n")
         print("| known from | total time ÷ that with nothing known |\n|---|---|")
         for name, side in zip(known, sides, strict=True):
             print(f"| {name} | {_shown(side)} |", flush=True)
 
 
-def _restored(kept: dict[str, Any]) -> AutomaticDraftLength:
-    policy = fresh()
-    policy.restore(kept)
-    return policy
+def _own_count(answers: list[Stats]) -> str:
+    """Times faster than plain decoding, by what plain steps took in the same answers."""
+    speeds = []
+    for stats in answers:
+        decode_s = stats.draft_time_s + stats.target_time_s + stats.sampler_time_s
+        saved_s = stats.outlook.saved_s if stats.outlook else 0.0
+        speeds.append((decode_s + saved_s) / decode_s)
+    return _shown(speeds)
 
 
 def _shown(ratios: list[float]) -> str:
