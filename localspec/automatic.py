@@ -45,6 +45,7 @@ _NUM_MEASURED = 2  # plain steps before anything else is tried
 # Steps after which a plain one is due, to measure what it costs; sooner in the beginning, when
 # the machine is still cold.
 _ANCHOR_STEPS = 64
+_WAKING = 1.1  # times as long as others: that may be a plain step's place behind a draft
 _HORIZON = 1 / HAZARD  # tokens for which what is learned now is worth something
 _LONG_READ = 32  # tokens: reading fewer is part of a step
 _TOO_DEAR = -1  # instead of a position to read from
@@ -65,6 +66,7 @@ class AutomaticDraftLength:
             for kind, share in draft_shares.items()
         ]
         self._num_plain = 0
+        self._has_drafted = False  # in the last step
         self._saved_s = 0.0  # by drafting; negative if time was lost
         self._answer_saved_s = 0.0
         self._granted_s = 0.0
@@ -218,9 +220,11 @@ class AutomaticDraftLength:
         scored_s = trial.target_time_s + trial.sampler_time_s
         step_s = scored_s + trial.draft_time_s
         size = trial.num_target_tokens
-        if trial.proposer is not None or size == 1 or size > LARGEST_STEP:
+        is_doubtful = self._is_doubtful(trial, scored_s)
+        self._has_drafted = trial.proposer is not None
+        if not is_doubtful and (trial.proposer is not None or size == 1 or size > LARGEST_STEP):
             self.target_cost.learn(size, trial.num_cached, scored_s)
-        self._num_plain += size == 1
+            self._num_plain += size == 1
         self._granted_s += _GRANTED_SHARE * step_s
         plain_s = self.target_cost.plain_s
         if trial.proposer is not None and plain_s is not None:
@@ -239,6 +243,17 @@ class AutomaticDraftLength:
                 self._deciding_s = trial.draft_time_s
         for prospect in self.prospects:
             prospect.acceptance.pass_by(trial.num_emitted)
+
+    def _is_doubtful(self, trial: Trial, scored_s: float) -> bool:
+        """Whether it was a plain step that says little about several in a row.
+
+        Behind a draft it can take twice as long where a step takes a millisecond: threads
+        that rested have to wake. Then another one follows, behind it, which tells.
+        """
+        plain_s = self.target_cost.plain_s
+        is_behind = self._has_drafted or trial.proposer is not None or trial.look_back_s > 0.0
+        is_slow = plain_s is not None and scored_s > _WAKING * plain_s
+        return trial.num_target_tokens == 1 and is_behind and is_slow
 
     def _save(self, seconds: float) -> None:
         self._saved_s += seconds

@@ -9,10 +9,11 @@ is followed slowly.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from localspec.draft_length import MAX_DRAFT_TOKENS
@@ -66,6 +67,16 @@ class TargetCost:
         if self._plain and (is_fresh or not samples):
             samples.append(seconds / _estimate(self._plain, _NUM_PLAIN))
             self.version += 1
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within it steps are timed in idle time, when a plain one may take longer than in an
+        answer: their ratios hold, what a plain step takes now is forgotten with the pause."""
+        before = self._plain.copy(), self._steps_since_plain
+        try:
+            yield
+        finally:
+            self._plain, self._steps_since_plain = before
 
     def measured(self, num_cached: int) -> dict[int, float]:
         """n → v(n) where it was measured, 1 included, for a text of that length."""

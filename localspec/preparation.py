@@ -75,14 +75,9 @@ def _measure_costs(
     if not (speculation.proposers and speculation.target.can_truncate):
         return
     try:
-        _measure_steps(speculation, policy.target_cost, transforms, clock)
-        plain_s = policy.target_cost.plain_s
-        for proposer, prospect in zip(speculation.proposers, policy.prospects, strict=False):
-            if not isinstance(proposer, DraftModel) or prospect.cost.is_measured:
-                continue
-            if plain_s is not None:
-                for timed in _timed_drafts(proposer, speculation.tokens, transforms, clock):
-                    prospect.cost.learn(*timed, plain_s)
+        with policy.target_cost.apart():
+            _measure_steps(speculation, policy.target_cost, transforms, clock)
+            _measure_drafts(speculation, policy, transforms, clock)
     finally:
         speculation.truncate(len(speculation.tokens))
 
@@ -113,6 +108,22 @@ def _measure_steps(
             seconds = clock() - started
             target.truncate(len(tokens))
             cost.learn(num_tokens, len(tokens), seconds)
+
+
+def _measure_drafts(
+    speculation: Speculation,
+    policy: AutomaticDraftLength,
+    transforms: Transforms,
+    clock: Callable[[], float],
+) -> None:
+    """Those that were not timed yet, if it is known what a plain step takes."""
+    plain_s = policy.target_cost.plain_s
+    if plain_s is None:
+        return
+    for proposer, prospect in zip(speculation.proposers, policy.prospects, strict=False):
+        if isinstance(proposer, DraftModel) and not prospect.cost.is_measured:
+            for timed in _timed_drafts(proposer, speculation.tokens, transforms, clock):
+                prospect.cost.learn(*timed, plain_s)
 
 
 def _timed_drafts(

@@ -9,7 +9,14 @@ from simulated import FLAT, Q4_0, Q4_K, VOCAB, at_random, run
 
 from localspec.automatic import AutomaticDraftLength
 from localspec.cost import TargetCost
-from localspec.draft_length import DraftOff, FixedDraftLength, Moment, Offer, ProposerKind
+from localspec.draft_length import (
+    DraftOff,
+    FixedDraftLength,
+    Moment,
+    Offer,
+    ProposerKind,
+    Trial,
+)
 
 
 def policy(learned=None) -> AutomaticDraftLength:
@@ -193,3 +200,54 @@ def test_the_first_steps_measure_what_plain_decoding_costs():
 def test_what_was_kept_is_checked(damage):
     with pytest.raises((ValueError, TypeError, KeyError)):
         policy().restore(damage)
+
+
+def test_what_pauses_take_is_not_what_an_answer_takes():
+    """With the machine half asleep only the ratios hold."""
+    cost = TargetCost()
+    cost.learn(1, 0, 1.0)
+    with cost.apart():
+        for _ in range(9):
+            cost.learn(1, 0, 3.0)
+            cost.learn(4, 0, 6.0)
+    assert cost.plain_s == 1.0
+    assert cost.measured(0)[4] == 2.0
+
+
+def plain_step(seconds: float) -> Trial:
+    return Trial(None, [], 0, 1, 0, 1, 10, 0.0, seconds, 0.0)
+
+
+def draft_step(seconds: float) -> Trial:
+    return Trial(0, [0.9] * 3, 3, 4, 1, 4, 10, 0.1, seconds, 0.0)
+
+
+@pytest.mark.parametrize("slower", [1.0, 3.0])
+def test_a_slow_plain_step_behind_a_draft_counts_only_if_the_next_is_slow(slower):
+    """Threads that rested while the draft worked take time to wake."""
+    made = policy()
+    for _ in range(9):
+        made.learn(plain_step(1.0))
+    for _ in range(5):
+        made.learn(draft_step(2.0))
+        made.learn(plain_step(3.0))
+        assert made.target_cost.plain_s == 1.0
+    for _ in range(5):
+        made.learn(draft_step(2.0))
+        made.learn(plain_step(3.0))
+        made.learn(plain_step(slower))
+    assert made.target_cost.plain_s == slower
+
+
+def test_a_doubtful_plain_step_is_followed_by_another():
+    made = policy()
+    for _ in range(9):
+        made.learn(plain_step(1.0))
+    moment = Moment(10, 16, 500, (Offer(16, 1, 0, 0),))
+    while (choice := made.choose(moment)).draft_off is not DraftOff.MEASURING:
+        assert choice.proposer == 0
+        made.learn(draft_step(2.0))
+    made.learn(plain_step(3.0))
+    assert made.choose(moment).draft_off is DraftOff.MEASURING
+    made.learn(plain_step(1.0))
+    assert made.choose(moment).proposer == 0
