@@ -71,8 +71,9 @@ class TargetCost:
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
         """Within it steps are timed in idle time, when a plain one may take longer than in an
-        answer: their ratios hold, what a plain step takes now is forgotten with the pause."""
-        before = self._plain.copy(), self._steps_since_plain
+        answer: they are compared among themselves, and only their ratios are kept."""
+        before = self._plain, self._steps_since_plain
+        self._plain = deque(maxlen=_NUM_PLAIN)
         try:
             yield
         finally:

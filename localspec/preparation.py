@@ -74,10 +74,13 @@ def _measure_costs(
     """
     if not (speculation.proposers and speculation.target.can_truncate):
         return
+    plain_s = policy.target_cost.plain_s
     try:
         with policy.target_cost.apart():
             _measure_steps(speculation, policy.target_cost, transforms, clock)
-            _measure_drafts(speculation, policy, transforms, clock)
+            plain_s = policy.target_cost.plain_s or plain_s
+            if plain_s is not None:
+                _measure_drafts(speculation, policy, plain_s, transforms, clock)
     finally:
         speculation.truncate(len(speculation.tokens))
 
@@ -113,13 +116,11 @@ def _measure_steps(
 def _measure_drafts(
     speculation: Speculation,
     policy: AutomaticDraftLength,
+    plain_s: float,
     transforms: Transforms,
     clock: Callable[[], float],
 ) -> None:
-    """Those that were not timed yet, if it is known what a plain step takes."""
-    plain_s = policy.target_cost.plain_s
-    if plain_s is None:
-        return
+    """Those that were not timed yet. plain_s: what a plain step takes, in seconds."""
     for proposer, prospect in zip(speculation.proposers, policy.prospects, strict=False):
         if isinstance(proposer, DraftModel) and not prospect.cost.is_measured:
             for timed in _timed_drafts(proposer, speculation.tokens, transforms, clock):

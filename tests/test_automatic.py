@@ -205,11 +205,11 @@ def test_what_was_kept_is_checked(damage):
 def test_what_pauses_take_is_not_what_an_answer_takes():
     """With the machine half asleep only the ratios hold."""
     cost = TargetCost()
-    cost.learn(1, 0, 1.0)
+    for _ in range(9):
+        cost.learn(1, 0, 1.0)
     with cost.apart():
-        for _ in range(9):
-            cost.learn(1, 0, 3.0)
-            cost.learn(4, 0, 6.0)
+        cost.learn(1, 0, 3.0)
+        cost.learn(4, 0, 6.0)
     assert cost.plain_s == 1.0
     assert cost.measured(0)[4] == 2.0
 
