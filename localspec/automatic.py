@@ -66,7 +66,8 @@ class AutomaticDraftLength:
             for kind, share in draft_shares.items()
         ]
         self._num_plain = 0
-        self._has_drafted = False  # in the last step
+        self._has_drafted = False  # in the last step, which decoded several tokens
+        self._is_in_doubt = False  # what a plain step costs, by the last one
         self._saved_s = 0.0  # by drafting; negative if time was lost
         self._answer_saved_s = 0.0
         self._granted_s = 0.0
@@ -99,7 +100,8 @@ class AutomaticDraftLength:
         plain_s = self.target_cost.plain_s
         if not plain_s or self._num_plain < _NUM_MEASURED:
             return Choice(None, draft_off=DraftOff.MEASURING)
-        if self.target_cost.steps_since_plain >= min(_ANCHOR_STEPS, 16 * self._num_plain):
+        is_due = self.target_cost.steps_since_plain >= min(_ANCHOR_STEPS, 16 * self._num_plain)
+        if is_due or self._is_in_doubt:
             return Choice(None, draft_off=DraftOff.MEASURING)
         if self._quiet_left > 0:
             self._quiet_left -= 1
@@ -220,9 +222,10 @@ class AutomaticDraftLength:
         scored_s = trial.target_time_s + trial.sampler_time_s
         step_s = scored_s + trial.draft_time_s
         size = trial.num_target_tokens
-        is_doubtful = self._is_doubtful(trial, scored_s)
-        self._has_drafted = trial.proposer is not None
-        if not is_doubtful and (trial.proposer is not None or size == 1 or size > LARGEST_STEP):
+        self._is_in_doubt = self._is_doubtful(trial, scored_s)
+        self._has_drafted = trial.proposer is not None and size > 1
+        is_step = trial.proposer is not None or size == 1 or size > LARGEST_STEP
+        if is_step and not self._is_in_doubt:
             self.target_cost.learn(size, trial.num_cached, scored_s)
             self._num_plain += size == 1
         self._granted_s += _GRANTED_SHARE * step_s
@@ -247,8 +250,8 @@ class AutomaticDraftLength:
     def _is_doubtful(self, trial: Trial, scored_s: float) -> bool:
         """Whether it was a plain step that says little about several in a row.
 
-        Behind a draft it can take twice as long where a step takes a millisecond: threads
-        that rested have to wake. Then another one follows, behind it, which tells.
+        Behind a draft it can take longer, where a step takes a millisecond: threads that
+        rested have to wake. Then another one follows, behind it, which tells.
         """
         plain_s = self.target_cost.plain_s
         is_behind = self._has_drafted or trial.proposer is not None or trial.look_back_s > 0.0

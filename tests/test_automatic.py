@@ -251,3 +251,16 @@ def test_a_doubtful_plain_step_is_followed_by_another():
     assert made.choose(moment).draft_off is DraftOff.MEASURING
     made.learn(plain_step(1.0))
     assert made.choose(moment).proposer == 0
+
+
+def test_a_machine_that_slows_down_is_noticed_behind_drafts_that_stop_at_once():
+    """Such a step is plain, and every one of them stands behind a draft."""
+    made = policy()
+    for _ in range(9):
+        made.learn(plain_step(1.0))
+    stopped = Trial(0, [], 0, 1, 1, 1, 10, 0.1, 3.0, 0.0)
+    moment = Moment(10, 16, 500, (Offer(16, 1, 0, 0),))
+    for _ in range(6):
+        choice = made.choose(moment)
+        made.learn(stopped if choice.proposer == 0 else plain_step(3.0))
+    assert made.target_cost.plain_s == 3.0
