@@ -77,13 +77,17 @@ class Stats:
     outlook: Outlook | None
 
     @property
-    def tokens_per_s(self) -> float:
-        """Completion tokens ÷ the time of the steps behind the prefill; 0 if there are none.
+    def decode_time_s(self) -> float:
+        """Of the steps behind the prefill.
 
         Not the wall time: what an application does between two pieces is not decoding.
         """
-        decode_time_s = self.draft_time_s + self.target_time_s + self.sampler_time_s
-        return self.completion_tokens / decode_time_s if decode_time_s > 0 else 0.0
+        return self.draft_time_s + self.target_time_s + self.sampler_time_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Completion tokens ÷ `decode_time_s`; 0 if there are no steps behind the prefill."""
+        return self.completion_tokens / self.decode_time_s if self.decode_time_s > 0 else 0.0
 
     @property
     def speedup(self) -> float | None:
@@ -91,10 +95,9 @@ class Stats:
 
         None if nothing was drafted, or the cost is not known.
         """
-        decode_time_s = self.draft_time_s + self.target_time_s + self.sampler_time_s
-        if self.outlook is None or self.num_draft_tokens == 0 or decode_time_s == 0.0:
+        if self.outlook is None or self.num_draft_tokens == 0 or self.decode_time_s == 0.0:
             return None
-        return max(decode_time_s + self.outlook.saved_s, 0.0) / decode_time_s
+        return max(self.decode_time_s + self.outlook.saved_s, 0.0) / self.decode_time_s
 
     @property
     def acceptance_rate(self) -> float:
