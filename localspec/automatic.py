@@ -8,8 +8,7 @@ rate of the best K (Dinkelbach's method).
 
 Whether a text is predictable is seen by looking back: reading the text that is there, which a
 draft has to do anyway, tells what it would have proposed. That is done as often as pays, and
-nothing uncertain is tried beyond a budget: the time that drafting has saved so far, a grant,
-and a share of what staying out of the way has probably missed.
+nothing uncertain is tried beyond a `Budget`.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from localspec.acceptance import HAZARD, Acceptance, Weights
+from localspec.budget import Budget
 from localspec.candidate import Candidate, Prospect, Stopping
 from localspec.cost import LARGEST_STEP, DraftCost, TargetCost
 from localspec.draft_length import (
@@ -34,11 +34,6 @@ from localspec.draft_length import (
 from localspec.speedup import Curve, break_even_acceptance
 from localspec.step_times import StepTimes
 
-_GRANTED_STEPS = 6.0  # plain steps' time that may be lost at first
-_GRANTED_SHARE = 0.0005  # and the share of all time that may be lost later
-_MOST_SAVED_STEPS = 60.0  # more than this is not put by
-_BET_SHARE = 0.5  # of what was probably missed, that drafting may risk
-_LOOK_SHARE = 0.1  # and that looking back may cost
 _DECIDING_SHARE = 0.002  # of plain decoding, that may be spent on deciding to stay with it
 _MARGIN = 1.02  # a gain smaller than this is noise
 _NUM_MEASURED = 2  # plain steps before anything else is tried
@@ -68,22 +63,18 @@ class AutomaticDraftLength:
         self._num_plain = 0
         self._has_drafted = False  # in the last step, which decoded several tokens
         self._is_in_doubt = False  # what a plain step costs, by the last one
-        self._saved_s = 0.0  # by drafting; negative if time was lost
-        self._answer_saved_s = 0.0
-        self._granted_s = 0.0
-        self._missed_s = (
-            0.0  # what drafting would have saved since anything was tried, probably
-        )
+        self._budget = Budget()
         self._has_looked = False  # in this answer, to find out
         self._deciding_s = 0.0  # what it took to see that nothing pays
         self._quiet_steps = 0  # without another look into it, each time
         self._quiet_left = 0
+        self._draft_off = DraftOff.DOES_NOT_PAY  # why it rests
         self._times = StepTimes(self.target_cost)
         self._best: tuple[Prospect, float | None] | None = None
 
     def begin(self) -> None:
         """See `DraftLength.begin`. Another text may be another regime."""
-        self._answer_saved_s = 0.0
+        self._budget.begin()
         self._has_looked = False
         for prospect in self.prospects:
             prospect.acceptance.pass_by(int(_HORIZON))
@@ -105,40 +96,40 @@ class AutomaticDraftLength:
             return Choice(None, draft_off=DraftOff.MEASURING)
         if self._quiet_left > 0:
             self._quiet_left -= 1
-            return Choice(None, draft_off=DraftOff.DOES_NOT_PAY)
+            return Choice(None, draft_off=self._draft_off)
         times = self._times.at(moment.num_cached, plain_s)
-        budget_s = self._budget_s(plain_s) + _BET_SHARE * self._missed_s
         for candidate in able:
             candidate.catch_up_s = self._catch_up_s(candidate, plain_s)
-        ranked = [candidate.ranked(times, self._times.at_worst, budget_s) for candidate in able]
-        rate, best = max(zip(ranked, able, strict=True), key=lambda pair: pair[0])
+            candidate.rank(times, self._times.at_worst, self._budget.for_bet_s(plain_s))
+        best = max(able, key=lambda candidate: (candidate.rate, candidate.hoped_rate))
         self._best = best.prospect, best.offer.confidence
         choice = None
-        if rate > _MARGIN / plain_s:
-            choice = self._drafting(best, rate, times, moment)
+        if best.rate > _MARGIN / plain_s:
+            choice = self._drafting(best, times, moment)
         if choice is None:
             choice = self._another_look(best, times, moment)
-        if choice.proposer is None:
+        if choice is None:
+            would_pay = best.hoped_rate > _MARGIN / plain_s
+            self._draft_off = DraftOff.OVER_BUDGET if would_pay else DraftOff.DOES_NOT_PAY
             # With a fast target the deciding itself would be felt.
             self._quiet_steps = int(self._deciding_s / (_DECIDING_SHARE * plain_s))
             self._quiet_left = self._quiet_steps
+            return Choice(None, draft_off=self._draft_off)
         return choice
 
-    def _drafting(
-        self, best: Candidate, rate: float, times: Weights, moment: Moment
-    ) -> Choice | None:
+    def _drafting(self, best: Candidate, times: Weights, moment: Moment) -> Choice | None:
         """Draft by the best, if the budget allows what it would have to read for that."""
         plain_s = float(times[1])
-        gain_s = (plain_s - 1 / rate) * min(2 * _HORIZON, moment.num_remaining)
-        reads_from = self._reads_from(best, moment, gain_s, self._budget_s(plain_s))
+        gain_s = (plain_s - 1 / best.rate) * min(2 * _HORIZON, moment.num_remaining)
+        reads_from = self._reads_from(best, moment, gain_s, self._budget.left_s(plain_s))
         if reads_from == _TOO_DEAR:
             return None
         if best.offer.num_unjudged > 1:
             # That has to be read anyway, and shows what to expect.
             return Choice(best.index, None, reads_from)
-        return Choice(best.index, Stopping(best, times, rate), reads_from)
+        return Choice(best.index, Stopping(best, times), reads_from)
 
-    def _another_look(self, best: Candidate, times: Weights, moment: Moment) -> Choice:
+    def _another_look(self, best: Candidate, times: Weights, moment: Moment) -> Choice | None:
         """Find out whether the text has become predictable, when that is due.
 
         Every plain token may be a chance that was missed. When as much has probably been
@@ -146,9 +137,10 @@ class AutomaticDraftLength:
         is lost by waiting.
         """
         plain_s = float(times[1])
-        self._missed_s += (self._quiet_steps + 1) * best.missed_s(times)
-        afforded_s = self._budget_s(plain_s) + _LOOK_SHARE * self._missed_s
-        worth_s = self._missed_s
+        budget = self._budget
+        budget.missed_s += (self._quiet_steps + 1) * best.missed_s(times)
+        afforded_s = budget.for_look_s(plain_s)
+        worth_s = budget.missed_s
         if not self._has_looked:
             # What the first look finds is likely to hold for a while.
             likely_s = best.missed_s(times) * min(_HORIZON, moment.num_remaining)
@@ -156,8 +148,8 @@ class AutomaticDraftLength:
         is_due = min(worth_s, afforded_s) > best.catch_up_s
         reads_from = self._reads_from(best, moment, 0.0, afforded_s) if is_due else _TOO_DEAR
         if best.offer.num_unjudged == 0 or reads_from == _TOO_DEAR:
-            return Choice(None, draft_off=DraftOff.DOES_NOT_PAY)
-        self._missed_s = 0.0
+            return None
+        budget.missed_s = 0.0
         self._has_looked = True
         return Choice(best.index, None, reads_from)
 
@@ -169,7 +161,7 @@ class AutomaticDraftLength:
         for confidence, chance in hindsight.chances:
             prospect.acceptance.learn(confidence, chance)
             prospect.acceptance.pass_by(1)
-        self._save(-seconds)
+        self._budget.lose(seconds)
 
     def _catch_up_s(self, candidate: Candidate, plain_s: float) -> float:
         """Seconds to read the tokens in front of a draft, but for the last."""
@@ -210,9 +202,6 @@ class AutomaticDraftLength:
         length = moment.num_cached + 1
         return length - num_tokens if num_tokens >= _LONG_READ else _TOO_DEAR
 
-    def _budget_s(self, plain_s: float) -> float:
-        return max(self._saved_s + self._granted_s + _GRANTED_STEPS * plain_s, 0.0)
-
     def padded(self, num_tokens: int, limit: int) -> int:
         """See `DraftLength.padded`."""
         return self._times.cheapest(num_tokens, min(limit, LARGEST_STEP))
@@ -228,7 +217,7 @@ class AutomaticDraftLength:
         if is_step and not self._is_in_doubt:
             self.target_cost.learn(size, trial.num_cached, scored_s)
             self._num_plain += size == 1
-        self._granted_s += _GRANTED_SHARE * step_s
+        self._budget.pass_by(step_s)
         plain_s = self.target_cost.plain_s
         if trial.proposer is not None and plain_s is not None:
             prospect = self.prospects[trial.proposer]
@@ -237,11 +226,9 @@ class AutomaticDraftLength:
                 trial.num_read, max(num_drafted, 1), trial.draft_time_s, plain_s
             )
             prospect.acceptance.learn_verdict(trial.confidences, trial.num_accepted)
-            self._missed_s = 0.0
-            self._save(trial.num_emitted * plain_s - step_s)
-            self._saved_s = min(self._saved_s, _MOST_SAVED_STEPS * plain_s)
+            self._budget.save(trial.num_emitted * plain_s - step_s, plain_s)
         else:
-            self._save(-trial.draft_time_s)
+            self._budget.lose(trial.draft_time_s)
             if self._quiet_left == self._quiet_steps:
                 self._deciding_s = trial.draft_time_s
         for prospect in self.prospects:
@@ -258,10 +245,6 @@ class AutomaticDraftLength:
         is_slow = plain_s is not None and scored_s > _WAKING * plain_s
         return trial.num_target_tokens == 1 and is_behind and is_slow
 
-    def _save(self, seconds: float) -> None:
-        self._saved_s += seconds
-        self._answer_saved_s += seconds
-
     def outlook(self) -> Outlook | None:
         """See `DraftLength.outlook`. Of the proposer that came nearest to paying."""
         plain_s = self.target_cost.plain_s
@@ -277,7 +260,7 @@ class AutomaticDraftLength:
             break_even_acceptance(costs, MAX_DRAFT_TOKENS),
             plain_s,
             draft_s,
-            self._answer_saved_s,
+            self._budget.answer_saved_s,
         )
 
     def as_dict(self) -> dict[str, Any]:

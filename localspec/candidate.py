@@ -27,8 +27,10 @@ class Prospect:
 class Candidate:
     """A proposer that can propose now, up to limit tokens.
 
-    catch_up_s: seconds to read what it lacks before it starts. num_drafted: its best K;
-    risk_s: what that is expected to lose where it does not pay.
+    catch_up_s: seconds to read what it lacks before it starts. num_drafted, rate: its best
+    K ≥ 1 that the budget allows and the tokens per second of that, 0 if it allows none;
+    risk_s: what that is expected to lose where it does not pay. hoped_rate: the rate of the
+    best K whatever the budget.
     """
 
     index: int
@@ -38,11 +40,14 @@ class Candidate:
     catch_up_s: float = 0.0
     num_drafted: int = 0
     risk_s: float = 0.0
+    rate: float = 0.0
+    hoped_rate: float = 0.0
 
-    def ranked(self, times: Weights, at_worst: Weights, budget_s: float) -> float:
-        """The tokens per second of its best K ≥ 1 that the budget allows, which is noted.
+    def rank(self, times: Weights, at_worst: Weights, budget_s: float) -> None:
+        """Find its best K.
 
-        0 if it allows none.
+        times, at_worst: (LARGEST_STEP + 1,) seconds of a step of n tokens, as expected and
+        as they may be. budget_s: seconds that may be lost.
         """
         acceptance = self.prospect.acceptance
         expected = acceptance.expected(acceptance.weights, self.offer.confidence)
@@ -53,14 +58,15 @@ class Candidate:
         # A bet that is much better than even needs no backing.
         gains = risks - acceptance.weights @ losses
         allowed = (spent - times[1] <= _BET * budget_s) | (gains >= _SAFE_ODDS * risks)
-        if not allowed.any():
-            return 0.0
         rates = (1.0 + expected[1 : self.limit + 1]) / self._spent(times)
+        self.hoped_rate = float(rates.max())
+        if not allowed.any():
+            return
         best = int(np.argmax(np.where(allowed, rates, 0.0)))
         self.num_drafted, self.risk_s = best + 1, float(risks[best])
         # Nor is a draft prolonged beyond what is allowed.
         self.limit = int(np.flatnonzero(allowed)[-1]) + 1
-        return float(rates[best])
+        self.rate = float(rates[best])
 
     def missed_s(self, times: Weights) -> float:
         """Seconds per token that it is expected to save, were the regime known."""
@@ -77,16 +83,16 @@ class Candidate:
 
 
 class Stopping:
-    """Goes on drafting while that brings in more tokens than `rate` in the same time."""
+    """Goes on drafting while that brings in more tokens than the best K in the same time."""
 
-    def __init__(self, best: Candidate, times: Weights, rate: float) -> None:
+    def __init__(self, best: Candidate, times: Weights) -> None:
         self._acceptance = best.prospect.acceptance
         self._confidence = best.offer.confidence
         self._alive = self._acceptance.weights  # that all so far are accepted, per regime
         self._limit = best.limit
-        self._loss = rate * times  # in tokens
+        self._loss = best.rate * times  # in tokens
         draft_s = best.prospect.cost.token_s(float(times[1]))
-        self._draft_loss = rate * draft_s * np.arange(best.limit + 1)
+        self._draft_loss = best.rate * draft_s * np.arange(best.limit + 1)
 
     def num_worth(self, num_drafted: int, confidence: float) -> int:
         """See `Extent.num_worth`."""

@@ -29,6 +29,7 @@ class DraftOff(enum.Enum):
     NOTHING_REPEATS = "nothing_repeats"
     MEASURING = "measuring"
     DOES_NOT_PAY = "does_not_pay"
+    OVER_BUDGET = "over_budget"
 
 
 class ProposerKind(enum.Enum):

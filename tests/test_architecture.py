@@ -36,7 +36,7 @@ LAYERS = [
     ],
     ["access", "devices", "machine", "tensor_types", "model_shape", "header_vocabulary"],
     ["acceptance", "cost", "drafting", "memory", "speedup"],
-    ["candidate", "step_times", "attention", "mapping"],
+    ["budget", "candidate", "step_times", "attention", "mapping"],
     ["automatic"],
     ["filters", "penalties", "martingale", "prompts"],
     ["transforms", "logprobs"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from simulated import FLAT, Q4_0, Q4_K, VOCAB, at_random, run
@@ -151,6 +152,23 @@ def test_it_says_what_would_pay():
     assert 0.2 < outlook.break_even < 0.6
     assert outlook.plain_step_s == pytest.approx(1.0)
     assert outlook.draft_token_s == pytest.approx(0.12, rel=0.3)
+
+
+def test_a_draft_that_lost_its_time_by_accident_rests_and_says_so():
+    """It would pay, but a slow draft has used up what may be lost; later it comes back."""
+    made = policy()
+    for _ in range(9):
+        made.learn(plain_step(1.0))
+    for num_accepted, draft_s in ((1, 0.1), (1, 0.1), (2, 0.1), (1, 30.0)):
+        drafted = replace(draft_step(2.0), num_accepted=num_accepted, draft_time_s=draft_s)
+        made.learn(replace(drafted, num_emitted=num_accepted + 1))
+    moment = Moment(10, 16, 500, (Offer(16, 1, 0, 0),))
+    rested = 0
+    while (choice := made.choose(moment)).proposer is None:
+        assert choice.draft_off is DraftOff.OVER_BUDGET
+        made.learn(plain_step(1.0))
+        rested += 1
+    assert 0 < rested < 100
 
 
 def test_batches_are_padded_to_a_cheaper_size():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.cli.screen import error_lines, printable
+from localspec.cli.screen import error_lines, printable, status_line
+from localspec.draft_length import DraftOff, Outlook, ProposerKind
 from localspec.errors import LocalspecError
+from localspec.metrics import Meter
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,27 @@ def test_errors_are_harmless_too():
     assert (
         error_lines(LocalspecError("bad \x1b[2J", "do \x07")) == "Error: bad ␛[2J\nHint: do ␇"
     )
+
+
+@pytest.mark.parametrize(
+    ("reason", "break_even", "said"),
+    [
+        (DraftOff.NO_DRAFT, 0.4, "no draft model"),
+        (
+            DraftOff.DOES_NOT_PAY,
+            0.784,
+            "draft off: break-even acceptance 0.78 here, this text gives 0.61",
+        ),
+        (DraftOff.DOES_NOT_PAY, None, "draft off: at what it costs here none would pay"),
+        (
+            DraftOff.OVER_BUDGET,
+            0.33,
+            "draft off for now: its time for trials is used up "
+            "(break-even acceptance 0.33 here, this text gives 0.61)",
+        ),
+    ],
+)
+def test_the_status_line_says_why_most_steps_did_not_draft(reason, break_even, said):
+    meter = Meter(1, 0, 0.0, num_steps=9, draft_off=reason, draft_off_steps={reason: 8})
+    outlook = Outlook(ProposerKind.DRAFT, 0.612, break_even, 0.1, 0.01, 0.0)
+    assert f" · {said} · " in status_line(meter.stats(1.0, outlook), 512)

@@ -43,6 +43,7 @@ _DRAFT_OFF = {
     DraftOff.NOTHING_REPEATS: "nothing to look up: the text does not repeat itself",
     DraftOff.MEASURING: "measuring what a plain step costs",
     DraftOff.DOES_NOT_PAY: "draft off where it did not pay",
+    DraftOff.OVER_BUDGET: "draft off for now: its time for trials is used up",
 }
 
 
@@ -129,14 +130,17 @@ def _why_off(stats: Stats) -> list[str]:
         return []
     reason = max(stats.draft_off_steps, key=lambda off: stats.draft_off_steps[off])
     outlook = stats.outlook
-    if reason is not DraftOff.DOES_NOT_PAY or outlook is None:
+    if reason not in (DraftOff.DOES_NOT_PAY, DraftOff.OVER_BUDGET) or outlook is None:
         return [_DRAFT_OFF[reason]]
     if outlook.break_even is None:
         return ["draft off: at what it costs here none would pay"]
-    return [
-        f"draft off: break-even acceptance {outlook.break_even:.2f} here, "
+    numbers = (
+        f"break-even acceptance {outlook.break_even:.2f} here, "
         f"this text gives {outlook.acceptance:.2f}"
-    ]
+    )
+    if reason is DraftOff.OVER_BUDGET:
+        return [f"{_DRAFT_OFF[reason]} ({numbers})"]
+    return [f"draft off: {numbers}"]
 
 
 def stats_lines(stats: Stats) -> list[str]:
