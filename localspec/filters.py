@@ -18,14 +18,19 @@ from localspec.sampling import Distribution, Logits, Probs, SamplingParams, Toke
 _SORTED_AT_ONCE = 2048
 _BUCKETS_PER_NAT = 128
 _DEEPEST_BUCKET = 32.0  # nats; what is further away has no mass to speak of
+# Of two float32 that differ, at this temperature only the larger one has mass, and no
+# quotient overflows.
+_LOWEST_TEMPERATURE = 1e-200
+_CERTAIN = np.ones(1)
+_CERTAIN.setflags(write=False)
 
 
 def distribution(logits: Logits, params: SamplingParams) -> Distribution:
     """The law of the next token: `logits` (vocab,) after every cut and the temperature.
 
     Biases and penalties are not applied here: `Transforms.law` does it all. Where equal
-    logits meet the edge of a cut the lowest ids survive. Returns new arrays. Raises
-    DecodeError if the row holds NaN or no finite maximum.
+    logits meet the edge of a cut the lowest ids survive. Returns no view of the row. Raises
+    DecodeError if it holds NaN or no finite maximum.
     """
     best = int(logits.argmax())  # the first NaN, if there is one
     largest = logits[best]
@@ -44,7 +49,7 @@ def distribution(logits: Logits, params: SamplingParams) -> Distribution:
 
 
 def _one_hot(token: int) -> Distribution:
-    return Distribution(np.array([token], dtype=np.int64), np.ones(1))
+    return Distribution(np.array([token], dtype=np.int64), _CERTAIN)
 
 
 def _cut(logits: Logits, params: SamplingParams) -> tuple[TokenIds, Logits]:
@@ -72,8 +77,7 @@ def _at(ids: TokenIds | None, places: TokenIds) -> TokenIds:
 def _softmax(logits: Logits, temperature: float) -> Probs:
     scaled = logits.astype(np.float64)
     scaled -= scaled.max()
-    with np.errstate(over="ignore"):  # at tiny temperatures: -inf is right
-        scaled /= temperature
+    scaled /= max(temperature, _LOWEST_TEMPERATURE)
     np.exp(scaled, out=scaled)
     scaled /= scaled.sum()
     return scaled
@@ -91,10 +95,10 @@ def top_n_sigma(logits: Logits, n: float) -> TokenIds:
 def top_k(logits: Logits, k: int) -> TokenIds:
     """Places of the k largest logits, ascending; of equal ones the first. k < len(logits).
 
-    The row is dealt into columns. The k best column maxima belong to k different tokens, so
-    at least k logits reach the k-th of them, and all that do stand in columns whose maximum
-    does. Far cheaper than a partition of the whole row, because taking maxima runs at
-    memory speed.
+    The row is dealt into columns, and their maxima into columns of columns. The k best maxima
+    of these belong to k different tokens, so at least k logits reach the k-th of them, and
+    all that do stand in columns whose maximum does. Far cheaper than a partition of the whole
+    row, because taking maxima runs at memory speed.
     """
     columns = max(64 * k, 1024)
     rows = len(logits) // columns
@@ -102,16 +106,18 @@ def top_k(logits: Logits, k: int) -> TokenIds:
     if rows > 1:
         table = logits[: rows * columns].reshape(rows, columns)
         maxima = table.max(axis=0)
-        floor = np.partition(maxima, columns - k)[columns - k]
-        tall = np.flatnonzero(maxima >= floor)
+        highest = maxima.reshape(8, -1).max(axis=0)
+        floor = np.partition(highest, len(highest) - k)[len(highest) - k]
+        # `nonzero()[0]`, here and below: of a few tokens `flatnonzero` takes twice as long.
+        tall = (maxima >= floor).nonzero()[0]
         if len(tall) <= 4 * k:  # more of them are ties, and would be no saving
-            row, column = np.nonzero(table[:, tall] >= floor)
-            rest = np.flatnonzero(logits[rows * columns :] >= floor) + rows * columns
+            row, column = (table.take(tall, axis=1) >= floor).nonzero()
+            rest = (logits[rows * columns :] >= floor).nonzero()[0] + rows * columns
             candidates = np.concatenate([row * columns + tall[column], rest])
             logits = logits[candidates]
     kth = np.partition(logits, len(logits) - k)[len(logits) - k]
-    above = np.flatnonzero(logits > kth)
-    ties = np.flatnonzero(logits == kth)[: k - len(above)]
+    above = (logits > kth).nonzero()[0]
+    ties = (logits == kth).nonzero()[0][: k - len(above)]
     return _at(candidates, np.sort(np.concatenate([above, ties])))
 
 
@@ -146,7 +152,7 @@ def top_p_min_p(logits: Logits, top_p: float, min_p: float) -> TokenIds:
     needed = top_p * float(mass.sum())
     if min_p == 0.0:
         return _leading(depths, mass, needed)
-    near = np.flatnonzero(depths <= -math.log(min_p))
+    near: TokenIds = (depths <= -math.log(min_p)).nonzero()[0]
     return near if top_p == 1.0 else near[_leading(depths[near], mass[near], needed)]
 
 
@@ -155,17 +161,22 @@ def _leading(keys: Logits | Probs, mass: Logits | Probs, needed: float) -> Token
 
     All of them if it is never reached; of equal keys the first. keys: 0 or above, in nats.
     """
-    edge = np.arange(len(keys))
-    kept = np.zeros(len(keys), dtype=np.bool_)
-    if len(keys) > _SORTED_AT_ONCE:
-        # Only the bucket in which the mass is reached has to be sorted.
-        numbers = (np.minimum(keys, _DEEPEST_BUCKET) * _BUCKETS_PER_NAT).astype(np.int64)
-        reached = np.bincount(numbers, mass).cumsum()
-        bucket = int(np.searchsorted(reached, needed))
-        kept = numbers < bucket
-        edge = np.flatnonzero(numbers == bucket)
-        needed -= float(reached[bucket - 1]) if bucket else 0.0
-    order = edge[np.argsort(keys[edge], kind="stable")]
-    reached = np.cumsum(mass[order], dtype=np.float64)
-    kept[order[: int(np.searchsorted(reached, needed)) + 1]] = True
+    if len(keys) <= _SORTED_AT_ONCE:
+        return np.sort(_first(keys, mass, needed))
+    # Only the bucket in which the mass is reached has to be sorted.
+    numbers = (np.minimum(keys, _DEEPEST_BUCKET) * _BUCKETS_PER_NAT).astype(np.int64)
+    reached = np.bincount(numbers, mass).cumsum()
+    bucket = int(np.searchsorted(reached, needed))
+    kept = numbers < bucket
+    edge = np.flatnonzero(numbers == bucket)
+    needed -= float(reached[bucket - 1]) if bucket else 0.0
+    kept[edge[_first(keys[edge], mass[edge], needed)]] = True
     return np.flatnonzero(kept)
+
+
+def _first(keys: Logits | Probs, mass: Logits | Probs, needed: float) -> TokenIds:
+    """The places of `_leading` by ascending key."""
+    order = keys.argsort(kind="stable")
+    reached = mass[order].cumsum(dtype=np.float64)
+    first: TokenIds = order[: int(reached.searchsorted(needed)) + 1]
+    return first

@@ -22,7 +22,8 @@ from localspec.sampling import Distribution, Probs, TokenIds
 
 MAX_SEED = 2**63 - 1
 
-_NOISE_CHUNK = 256  # answer positions whose keys are drawn at once
+_UNIFORMS_CHUNK = 16  # steps whose uniforms are drawn at once
+_NOISE_CHUNK = 256  # and answer positions whose keys are
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFT_30, _SHIFT_27, _SHIFT_31, _SHIFT_11 = (np.uint64(n) for n in (30, 27, 31, 11))
@@ -50,14 +51,20 @@ class Randomness:
         if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
             raise OptionError(f"seed is {seed!r}", f"Choose a whole number, 0 to {MAX_SEED}.")
         self._key = np.array([seed, turn], dtype=np.uint64)
+        self._uniforms_chunk = -1
+        self._uniforms: Probs = np.empty((0, len(Purpose), MAX_DRAFT_TOKENS))
         self._noise_chunk = -1
         self._noise_keys: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
 
     def uniforms(self, step: int) -> Probs:
         """(len(Purpose), MAX_DRAFT_TOKENS) float64 in [0, 1): a row for every purpose."""
-        return np.random.Generator(self._philox(0, step)).random(
-            (len(Purpose), MAX_DRAFT_TOKENS)
-        )
+        chunk, place = divmod(step, _UNIFORMS_CHUNK)
+        if chunk != self._uniforms_chunk:
+            generator = np.random.Generator(self._philox(0, chunk))
+            self._uniforms = generator.random((_UNIFORMS_CHUNK, len(Purpose), MAX_DRAFT_TOKENS))
+            self._uniforms_chunk = chunk
+        uniforms: Probs = self._uniforms[place]
+        return uniforms
 
     def race(self, index: int, law: Distribution) -> int:
         """The token that wins the race of `law` at this index of the answer.

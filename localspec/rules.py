@@ -12,7 +12,7 @@ from localspec import verify
 from localspec.errors import OptionError
 from localspec.proposers import Draw, Proposal
 from localspec.randomness import Purpose, Randomness
-from localspec.sampling import Distribution, Probs
+from localspec.sampling import Distribution
 from localspec.verify import Verdict
 
 RuleName = Literal["greedy", "token", "block", "coupled"]
@@ -85,15 +85,13 @@ class _Sampling:
         self.name: RuleName = name
         self._judge = judge
         self._randomness = randomness
-        self._step = -1
-        self._uniforms: Probs
 
     def draw(self, place: Place) -> Draw:
-        uniforms = self._of_step(place.step)[Purpose.DRAFT]
+        uniforms = self._randomness.uniforms(place.step)[Purpose.DRAFT]
         return lambda index, law: law.draw(uniforms[index])
 
     def verdict(self, place: Place, targets: list[Distribution], proposal: Proposal) -> Verdict:
-        uniforms = self._of_step(place.step)
+        uniforms = self._randomness.uniforms(place.step)
         return self._judge(
             targets,
             proposal.distributions,
@@ -101,9 +99,3 @@ class _Sampling:
             uniforms[Purpose.ACCEPT],
             uniforms[Purpose.RESIDUAL, 0],
         )
-
-    def _of_step(self, step: int) -> Probs:
-        """The step's uniforms, made once for the draft and the verdict."""
-        if step != self._step:
-            self._step, self._uniforms = step, self._randomness.uniforms(step)
-        return self._uniforms

@@ -172,7 +172,7 @@ class Distribution(NamedTuple):
 
     def prob(self, token: int) -> float:
         """Probability of one token id."""
-        index = int(np.searchsorted(self.ids, token))
+        index = int(self.ids.searchsorted(token))
         if index < len(self.ids) and self.ids[index] == token:
             return float(self.probs[index])
         return 0.0
@@ -181,7 +181,7 @@ class Distribution(NamedTuple):
         """The token whose share of the unit interval holds `uniform`, from [0, 1)."""
         if len(self.ids) == 1:
             return int(self.ids[0])
-        mass = np.cumsum(self.probs)
-        index = int(np.searchsorted(mass, uniform * mass[-1], side="right"))
+        mass = self.probs.cumsum()
+        index = int(mass.searchsorted(uniform * mass[-1], side="right"))
         # uniform * total can round up to total: stay on the last token that has any mass.
-        return int(self.ids[min(index, int(np.searchsorted(mass, mass[-1])))])
+        return int(self.ids[min(index, int(mass.searchsorted(mass[-1])))])

@@ -62,8 +62,8 @@ BUGS = [
     Bug(
         "numbers by position, not by step",
         "rules.py",
-        "self._randomness.uniforms(step)",
-        "self._randomness.uniforms(step // 2)",
+        "uniforms(place.step)[Purpose.DRAFT]",
+        "uniforms(place.step // 2)[Purpose.DRAFT]",
         LOOP,
     ),
     Bug(

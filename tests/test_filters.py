@@ -111,8 +111,9 @@ def test_typical_mass_must_exceed_its_share():
 def rows_that_defeat_thresholds(size: int) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(5)
     bell = generator.normal(size=size).astype(np.float32)
-    one_column = np.zeros(size, dtype=np.float32)
-    one_column[:: 64 * 40] = np.arange(1, 1 + len(one_column[:: 64 * 40]))
+    every_2560th, every_320th = np.zeros((2, size), dtype=np.float32)
+    for row, stride in ((every_2560th, 64 * 40), (every_320th, 64 * 40 // 8)):
+        row[::stride] = np.arange(1, 1 + len(row[::stride]))
     holes = bell.copy()
     holes[generator.random(size) < 0.999] = -np.inf
     return {
@@ -120,7 +121,8 @@ def rows_that_defeat_thresholds(size: int) -> dict[str, np.ndarray]:
         "ascending": np.sort(bell),
         "descending": np.sort(bell)[::-1].copy(),
         "few values": np.round(bell),
-        "the best in one column": one_column,
+        "the best in one column": every_2560th,
+        "the best in columns of one column": every_320th,
         "the best last": np.append(bell[:-1], np.float32(50.0)),
         "mostly holes": holes,
         "flat": 1e-6 * bell,
@@ -145,6 +147,14 @@ def test_no_row_defeats_the_thresholds(name, size):
         assert law.ids.tolist() == np.sort(order[:kept]).tolist()
         assert mass[kept - 1] >= top_p - 1e-6
         assert kept == 1 or mass[kept - 2] < top_p + 1e-6
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-300, 5e-324])
+def test_the_lowest_temperatures_leave_the_best(temperature):
+    """Neighbouring floats and holes too; no quotient overflows on the way."""
+    row = np.array([1.0, np.nextafter(np.float32(1), np.float32(2)), -np.inf, -3e38])
+    law = distribution(row.astype(np.float32), replace(OFF, temperature=temperature))
+    assert dense(law, 4).tolist() == [0.0, 1.0, 0.0, 0.0]
 
 
 def test_impossible_tokens_are_never_drawn():
