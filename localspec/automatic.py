@@ -18,7 +18,7 @@ from typing import Any
 
 from localspec.acceptance import HAZARD, Acceptance, Weights
 from localspec.budget import Budget
-from localspec.candidate import Candidate, Prospect, Stopping
+from localspec.candidate import LONG_READ, Candidate, Prospect, Stopping
 from localspec.cost import LARGEST_STEP, DraftCost, TargetCost
 from localspec.draft_length import (
     MAX_DRAFT_TOKENS,
@@ -42,7 +42,6 @@ _NUM_MEASURED = 2  # plain steps before anything else is tried
 _ANCHOR_STEPS = 64
 _WAKING = 1.1  # times as long as others: that may be a plain step's place behind a draft
 _HORIZON = 1 / HAZARD  # tokens for which what is learned now is worth something
-_LONG_READ = 32  # tokens: reading fewer is part of a step
 _TOO_DEAR = -1  # instead of a position to read from
 
 
@@ -64,19 +63,20 @@ class AutomaticDraftLength:
         self._has_drafted = False  # in the last step, which decoded several tokens
         self._is_in_doubt = False  # what a plain step costs, by the last one
         self._budget = Budget()
-        self._has_looked = False  # in this answer, to find out
+        self._able: list[Prospect] = []  # who could propose in this step
         self._deciding_s = 0.0  # what it took to see that nothing pays
         self._quiet_steps = 0  # without another look into it, each time
         self._quiet_left = 0
         self._draft_off = DraftOff.DOES_NOT_PAY  # why it rests
         self._times = StepTimes(self.target_cost)
-        self._best: tuple[Prospect, float | None] | None = None
+        self._nearest: tuple[Prospect, float | None] | None = None
 
     def begin(self) -> None:
         """See `DraftLength.begin`. Another text may be another regime."""
         self._budget.begin()
-        self._has_looked = False
+        self._able = []
         for prospect in self.prospects:
+            prospect.has_looked = False
             prospect.acceptance.pass_by(int(_HORIZON))
 
     def choose(self, moment: Moment) -> Choice:
@@ -84,8 +84,9 @@ class AutomaticDraftLength:
         able = [
             Candidate(index, self.prospects[index], offer, min(moment.room, offer.max_tokens))
             for index, offer in enumerate(moment.offers)
-            if offer.max_tokens > 0
+            if min(moment.room, offer.max_tokens) > 0
         ]
+        self._able = [candidate.prospect for candidate in able]
         if not able:
             return Choice(None, draft_off=reason_without_choice(moment))
         plain_s = self.target_cost.plain_s
@@ -99,17 +100,16 @@ class AutomaticDraftLength:
             return Choice(None, draft_off=self._draft_off)
         times = self._times.at(moment.num_cached, plain_s)
         for candidate in able:
-            candidate.catch_up_s = self._catch_up_s(candidate, plain_s)
-            candidate.rank(times, self._times.at_worst, self._budget.for_bet_s(plain_s))
-        best = max(able, key=lambda candidate: (candidate.rate, candidate.hoped_rate))
-        self._best = best.prospect, best.offer.confidence
-        choice = None
-        if best.rate > _MARGIN / plain_s:
-            choice = self._drafting(best, times, moment)
+            candidate.expect_catch_up(plain_s, self.target_cost.prefill_token_s)
+            budget_s = self._budget.for_bet_s(plain_s, candidate.prospect.missed_s)
+            candidate.rank(times, self._times.at_worst, budget_s)
+        nearest = max(able, key=lambda candidate: candidate.hoped_rate)
+        self._nearest = nearest.prospect, nearest.offer.confidence
+        choice = self._drafting(able, times, moment)
         if choice is None:
-            choice = self._another_look(best, times, moment)
+            choice = self._another_look(able, times, moment)
         if choice is None:
-            would_pay = best.hoped_rate > _MARGIN / plain_s
+            would_pay = nearest.hoped_rate > _MARGIN / plain_s
             self._draft_off = DraftOff.OVER_BUDGET if would_pay else DraftOff.DOES_NOT_PAY
             # With a fast target the deciding itself would be felt.
             self._quiet_steps = int(self._deciding_s / (_DECIDING_SHARE * plain_s))
@@ -117,41 +117,51 @@ class AutomaticDraftLength:
             return Choice(None, draft_off=self._draft_off)
         return choice
 
-    def _drafting(self, best: Candidate, times: Weights, moment: Moment) -> Choice | None:
-        """Draft by the best, if the budget allows what it would have to read for that."""
+    def _drafting(self, able: list[Candidate], times: Weights, moment: Moment) -> Choice | None:
+        """Draft by the best for which the budget allows what it would have to read first."""
         plain_s = float(times[1])
-        gain_s = (plain_s - 1 / best.rate) * min(2 * _HORIZON, moment.num_remaining)
-        reads_from = self._reads_from(best, moment, gain_s, self._budget.left_s(plain_s))
-        if reads_from == _TOO_DEAR:
-            return None
-        if best.offer.num_unjudged > 1:
-            # That has to be read anyway, and shows what to expect.
-            return Choice(best.index, None, reads_from)
-        return Choice(best.index, Stopping(best, times), reads_from)
+        for best in sorted(able, key=lambda candidate: -candidate.rate):
+            if best.rate <= _MARGIN / plain_s:
+                break
+            gain_s = (plain_s - 1 / best.rate) * min(2 * _HORIZON, moment.num_remaining)
+            reads_from = self._reads_from(best, moment, gain_s, self._budget.left_s(plain_s))
+            if reads_from == _TOO_DEAR:
+                continue
+            if best.offer.num_unjudged > 1:
+                # That has to be read anyway, and shows what to expect.
+                return Choice(best.index, None, reads_from)
+            return Choice(best.index, Stopping(best, times), reads_from)
+        return None
 
-    def _another_look(self, best: Candidate, times: Weights, moment: Moment) -> Choice | None:
-        """Find out whether the text has become predictable, when that is due.
+    def _another_look(
+        self, able: list[Candidate], times: Weights, moment: Moment
+    ) -> Choice | None:
+        """Find out whether the text has become predictable to one of them, when that is due.
 
         Every plain token may be a chance that was missed. When as much has probably been
         missed as it costs to look, it is time to look; so no more is spent on looking than
         is lost by waiting.
         """
         plain_s = float(times[1])
-        budget = self._budget
-        budget.missed_s += (self._quiet_steps + 1) * best.missed_s(times)
-        afforded_s = budget.for_look_s(plain_s)
-        worth_s = budget.missed_s
-        if not self._has_looked:
-            # What the first look finds is likely to hold for a while.
-            likely_s = best.missed_s(times) * min(_HORIZON, moment.num_remaining)
-            worth_s = max(worth_s, likely_s)
-        is_due = min(worth_s, afforded_s) > best.catch_up_s
-        reads_from = self._reads_from(best, moment, 0.0, afforded_s) if is_due else _TOO_DEAR
-        if best.offer.num_unjudged == 0 or reads_from == _TOO_DEAR:
-            return None
-        budget.missed_s = 0.0
-        self._has_looked = True
-        return Choice(best.index, None, reads_from)
+        for candidate in able:
+            prospect = candidate.prospect
+            prospect.missed_token_s = candidate.missed_token_s(times)
+            worth_s = prospect.missed_s + prospect.missed_token_s
+            afforded_s = self._budget.for_look_s(plain_s, worth_s)
+            if not prospect.has_looked:
+                # What the first look finds is likely to hold for a while.
+                likely_s = prospect.missed_token_s * min(_HORIZON, moment.num_remaining)
+                worth_s = max(worth_s, likely_s)
+            if candidate.offer.num_unjudged == 0:
+                continue
+            if min(worth_s, afforded_s) <= candidate.catch_up_s:
+                continue
+            reads_from = self._reads_from(candidate, moment, 0.0, afforded_s)
+            if reads_from != _TOO_DEAR:
+                prospect.missed_s = 0.0
+                prospect.has_looked = True
+                return Choice(candidate.index, None, reads_from)
+        return None
 
     def look_back(self, proposer: int, hindsight: Hindsight, seconds: float) -> None:
         """See `DraftLength.look_back`."""
@@ -161,17 +171,7 @@ class AutomaticDraftLength:
         for confidence, chance in hindsight.chances:
             prospect.acceptance.learn(confidence, chance)
             prospect.acceptance.pass_by(1)
-        self._budget.lose(seconds)
-
-    def _catch_up_s(self, candidate: Candidate, plain_s: float) -> float:
-        """Seconds to read the tokens in front of a draft, but for the last."""
-        if candidate.offer.num_missing <= 1:
-            return 0.0
-        cost = candidate.prospect.cost
-        # A long read has a budget of its own: see `_reads_from`.
-        num_tokens = min(candidate.offer.num_missing, _LONG_READ) - 1
-        read_s = num_tokens * cost.read_token_s(plain_s, self.target_cost.prefill_token_s)
-        return max(read_s, cost.token_s(plain_s))
+        self._budget.save(-seconds, plain_s)
 
     def _reads_from(
         self, best: Candidate, moment: Moment, gain_s: float, budget_s: float
@@ -183,24 +183,24 @@ class AutomaticDraftLength:
         expected to save.
         """
         offer, cost = best.offer, best.prospect.cost
-        if offer.num_missing < _LONG_READ and offer.num_skipped == 0:
+        if offer.num_missing < LONG_READ and offer.num_skipped == 0:
             return None
         plain_s = self.target_cost.plain_s or 0.0
         token_s = cost.read_token_s(plain_s, self.target_cost.prefill_token_s)
         everything_s = token_s * (moment.num_cached + 1)
         if offer.num_skipped > 0 and everything_s < min(budget_s / 4, gain_s):
             return 0
-        if offer.num_missing < _LONG_READ:
+        if offer.num_missing < LONG_READ:
             return None
         num_tokens = int(max(budget_s - best.risk_s, 0.0) / max(token_s, 1e-9))
         if not cost.knows_reading:
             # A trial, unless that would spare little.
-            is_short = offer.num_missing <= 2 * _LONG_READ
-            num_tokens = min(num_tokens, offer.num_missing if is_short else _LONG_READ)
+            is_short = offer.num_missing <= 2 * LONG_READ
+            num_tokens = min(num_tokens, offer.num_missing if is_short else LONG_READ)
         if num_tokens >= offer.num_missing:
             return None
         length = moment.num_cached + 1
-        return length - num_tokens if num_tokens >= _LONG_READ else _TOO_DEAR
+        return length - num_tokens if num_tokens >= LONG_READ else _TOO_DEAR
 
     def padded(self, num_tokens: int, limit: int) -> int:
         """See `DraftLength.padded`."""
@@ -226,9 +226,12 @@ class AutomaticDraftLength:
                 trial.num_read, max(num_drafted, 1), trial.draft_time_s, plain_s
             )
             prospect.acceptance.learn_verdict(trial.confidences, trial.num_accepted)
+            prospect.missed_s = 0.0
             self._budget.save(trial.num_emitted * plain_s - step_s, plain_s)
         else:
-            self._budget.lose(trial.draft_time_s)
+            for prospect in self._able:
+                prospect.missed_s += prospect.missed_token_s
+            self._budget.save(-trial.draft_time_s, plain_s or 0.0)
             if self._quiet_left == self._quiet_steps:
                 self._deciding_s = trial.draft_time_s
         for prospect in self.prospects:
@@ -248,9 +251,9 @@ class AutomaticDraftLength:
     def outlook(self) -> Outlook | None:
         """See `DraftLength.outlook`. Of the proposer that came nearest to paying."""
         plain_s = self.target_cost.plain_s
-        if self._best is None or plain_s is None:
+        if self._nearest is None or plain_s is None:
             return None
-        prospect, confidence = self._best
+        prospect, confidence = self._nearest
         acceptance = prospect.acceptance
         draft_s = prospect.cost.token_s(plain_s)
         costs = Curve(self._times.latest.tolist(), draft_s)

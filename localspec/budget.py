@@ -12,14 +12,13 @@ _LOOK_SHARE = 0.1  # and that looking back may cost
 class Budget:
     """What drafting has saved so far, a grant, and a share of what resting has missed.
 
-    All in seconds; plain_s is what a plain step takes now. answer_saved_s: saved in this
-    answer, negative if time was lost. missed_s: what drafting would probably have saved since
-    anything was tried.
+    All in seconds; plain_s is what a plain step takes now, missed_s what drafting would
+    probably have saved since it was tried. answer_saved_s: saved in this answer, negative if
+    time was lost.
     """
 
     def __init__(self) -> None:
         self.answer_saved_s = 0.0
-        self.missed_s = 0.0
         self._saved_s = 0.0
         self._granted_s = 0.0
 
@@ -31,25 +30,19 @@ class Budget:
         """A step took that long: a share of all time is granted."""
         self._granted_s += _GRANTED_SHARE * seconds
 
-    def lose(self, seconds: float) -> None:
-        """Choosing or looking back took that long."""
-        self.answer_saved_s -= seconds
-        self._saved_s -= seconds
-
     def save(self, seconds: float, plain_s: float) -> None:
-        """A draft saved that much, or lost it if that is negative."""
-        self.lose(-seconds)
-        self._saved_s = min(self._saved_s, _MOST_SAVED_STEPS * plain_s)
-        self.missed_s = 0.0
+        """Drafting, looking back or choosing saved that much; it is negative where it cost."""
+        self.answer_saved_s += seconds
+        self._saved_s = min(self._saved_s + seconds, _MOST_SAVED_STEPS * plain_s)
 
     def left_s(self, plain_s: float) -> float:
-        """What may be lost for sure."""
+        """What may be lost even if nothing comes of it."""
         return max(self._saved_s + self._granted_s + _GRANTED_STEPS * plain_s, 0.0)
 
-    def for_bet_s(self, plain_s: float) -> float:
+    def for_bet_s(self, plain_s: float, missed_s: float) -> float:
         """What drafting may risk."""
-        return self.left_s(plain_s) + _BET_SHARE * self.missed_s
+        return self.left_s(plain_s) + _BET_SHARE * missed_s
 
-    def for_look_s(self, plain_s: float) -> float:
+    def for_look_s(self, plain_s: float, missed_s: float) -> float:
         """What looking back may cost."""
-        return self.left_s(plain_s) + _LOOK_SHARE * self.missed_s
+        return self.left_s(plain_s) + _LOOK_SHARE * missed_s

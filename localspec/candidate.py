@@ -10,27 +10,35 @@ from localspec.acceptance import GAINS, Acceptance, Weights
 from localspec.cost import DraftCost
 from localspec.draft_length import Offer, ProposerKind
 
+LONG_READ = 32  # tokens: reading fewer is part of a step
 _BET = 0.5  # of the budget that a step may lose
 _SAFE_ODDS = 2.0  # expected gain to expected loss
 
 
 @dataclass(slots=True)
 class Prospect:
-    """A proposer with what is known of it."""
+    """A proposer with what is known of it.
+
+    missed_s: seconds that it would probably have saved since it was tried, and
+    missed_token_s: with every plain token. has_looked: back, in this answer.
+    """
 
     kind: ProposerKind
     cost: DraftCost
     acceptance: Acceptance
+    missed_s: float = 0.0
+    missed_token_s: float = 0.0
+    has_looked: bool = False
 
 
 @dataclass(slots=True)
 class Candidate:
     """A proposer that can propose now, up to limit tokens.
 
-    catch_up_s: seconds to read what it lacks before it starts. num_drafted, rate: its best
-    K ≥ 1 that the budget allows and the tokens per second of that, 0 if it allows none;
-    risk_s: what that is expected to lose where it does not pay. hoped_rate: the rate of the
-    best K whatever the budget.
+    catch_up_s: seconds to read what it lacks before it starts. rate: the tokens per second
+    of its best K ≥ 1 that the budget allows, 0 if it allows none; risk_s: what that K is
+    expected to lose where it does not pay. hoped_rate: the rate of the best K whatever the
+    budget.
     """
 
     index: int
@@ -38,10 +46,20 @@ class Candidate:
     offer: Offer
     limit: int
     catch_up_s: float = 0.0
-    num_drafted: int = 0
     risk_s: float = 0.0
     rate: float = 0.0
     hoped_rate: float = 0.0
+
+    def expect_catch_up(self, plain_s: float, prefill_token_s: float | None) -> None:
+        """Reckon `catch_up_s`; of a long read only the part that counts with a step.
+
+        prefill_token_s: what a token among many costs the target, if that is known.
+        """
+        if self.offer.num_missing > 1:
+            cost = self.prospect.cost
+            num_tokens = min(self.offer.num_missing, LONG_READ) - 1
+            read_s = num_tokens * cost.read_token_s(plain_s, prefill_token_s)
+            self.catch_up_s = max(read_s, cost.token_s(plain_s))
 
     def rank(self, times: Weights, at_worst: Weights, budget_s: float) -> None:
         """Find its best K.
@@ -63,12 +81,12 @@ class Candidate:
         if not allowed.any():
             return
         best = int(np.argmax(np.where(allowed, rates, 0.0)))
-        self.num_drafted, self.risk_s = best + 1, float(risks[best])
+        self.risk_s = float(risks[best])
         # Nor is a draft prolonged beyond what is allowed.
         self.limit = int(np.flatnonzero(allowed)[-1]) + 1
         self.rate = float(rates[best])
 
-    def missed_s(self, times: Weights) -> float:
+    def missed_token_s(self, times: Weights) -> float:
         """Seconds per token that it is expected to save, were the regime known."""
         draft_s = self.prospect.cost.token_s(float(times[1]))
         spent = times[2:] + draft_s * np.arange(1, len(times) - 1)

@@ -13,6 +13,7 @@ from localspec.cost import TargetCost
 from localspec.draft_length import (
     DraftOff,
     FixedDraftLength,
+    Hindsight,
     Moment,
     Offer,
     ProposerKind,
@@ -154,7 +155,8 @@ def test_it_says_what_would_pay():
     assert outlook.draft_token_s == pytest.approx(0.12, rel=0.3)
 
 
-def test_a_draft_that_lost_its_time_by_accident_rests_and_says_so():
+@pytest.mark.parametrize("choosing_s", [0.0, 0.01])
+def test_a_draft_that_lost_its_time_by_accident_rests_and_says_so(choosing_s):
     """It would pay, but a slow draft has used up what may be lost; later it comes back."""
     made = policy()
     for _ in range(9):
@@ -166,9 +168,53 @@ def test_a_draft_that_lost_its_time_by_accident_rests_and_says_so():
     rested = 0
     while (choice := made.choose(moment)).proposer is None:
         assert choice.draft_off is DraftOff.OVER_BUDGET
-        made.learn(plain_step(1.0))
+        made.learn(replace(plain_step(1.0), draft_time_s=choosing_s))
         rested += 1
     assert 0 < rested < 100
+
+
+def test_a_draft_that_may_not_read_the_text_says_so():
+    """It would pay, but a long prompt would have to be read for it first."""
+    made = policy()
+    for _ in range(9):
+        made.learn(plain_step(1.0))
+    for _ in range(5):
+        made.learn(draft_step(2.0))
+    made.learn(replace(draft_step(2.0), draft_time_s=60.0, num_read=5000))
+    choice = made.choose(Moment(50_000, 16, 500, (Offer(16, 50_000, 0, 8),)))
+    assert (choice.proposer, choice.draft_off) == (None, DraftOff.OVER_BUDGET)
+
+
+def looks_at_the_draft(lookup_tokens: int) -> int:
+    """In 300 tokens of which the draft foresees none, while a lookup offers that many each."""
+    made = AutomaticDraftLength({ProposerKind.DRAFT: 0.12, ProposerKind.LOOKUP: 0.0})
+    for _ in range(9):
+        made.learn(plain_step(1.0))
+    refused = Trial(0, [0.5] * 3, 0, 1, 1, 4, 10, 0.36, 2.3, 0.0)
+    made.learn(refused)
+    num_looks = [0, 0]
+    for _ in range(300):
+        num_unjudged = [3, 1]
+        while True:
+            offers = (
+                Offer(16, 4, 0, num_unjudged[0]),
+                Offer(lookup_tokens, 0, 0, num_unjudged[1], 0.5),
+            )
+            choice = made.choose(Moment(10, 16, 500, offers))
+            if not choice.looks_back:
+                break
+            num_looks[choice.proposer] += 1
+            num_unjudged[choice.proposer] = 0
+            seconds = 0.36 if choice.proposer == 0 else 0.0
+            made.look_back(choice.proposer, Hindsight([(0.5, 0.0)], 0), seconds)
+        rests = choice.proposer is None
+        made.learn(plain_step(1.0) if rests else replace(refused, proposer=choice.proposer))
+    return num_looks[0]
+
+
+def test_a_look_at_one_proposer_is_none_at_the_other():
+    """A lookup that always has something to offer costs nothing to look back upon."""
+    assert looks_at_the_draft(16) > 0.7 * looks_at_the_draft(0) > 5
 
 
 def test_batches_are_padded_to_a_cheaper_size():
