@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from localspec.errors import DecodeError
-from localspec.sampling import Distribution, Logits, Probs, SamplingParams, TokenIds
+from localspec.sampling import CERTAIN, Distribution, Logits, Probs, SamplingParams, TokenIds
 
 # Above this size a cut by mass finds its threshold in a histogram before it sorts.
 _SORTED_AT_ONCE = 2048
@@ -21,8 +21,6 @@ _DEEPEST_BUCKET = 32.0  # nats; what is further away has no mass to speak of
 # Of two float32 that differ, at this temperature only the larger one has mass, and no
 # quotient overflows.
 _LOWEST_TEMPERATURE = 1e-200
-_CERTAIN = np.ones(1)
-_CERTAIN.setflags(write=False)
 
 
 def distribution(logits: Logits, params: SamplingParams) -> Distribution:
@@ -49,7 +47,7 @@ def distribution(logits: Logits, params: SamplingParams) -> Distribution:
 
 
 def _one_hot(token: int) -> Distribution:
-    return Distribution(np.array([token], dtype=np.int64), _CERTAIN)
+    return Distribution(np.array([token], dtype=np.int64), CERTAIN)
 
 
 def _cut(logits: Logits, params: SamplingParams) -> tuple[TokenIds, Logits]:
@@ -108,9 +106,9 @@ def top_k(logits: Logits, k: int) -> TokenIds:
         maxima = table.max(axis=0)
         highest = maxima.reshape(8, -1).max(axis=0)
         floor = np.partition(highest, len(highest) - k)[len(highest) - k]
-        # `nonzero()[0]`, here and below: of a few tokens `flatnonzero` takes twice as long.
+        # `nonzero()[0]` where few tokens are left: `flatnonzero` takes twice as long there.
         tall = (maxima >= floor).nonzero()[0]
-        if len(tall) <= 4 * k:  # more of them are ties, and would be no saving
+        if len(tall) <= 4 * k:  # more are ties, or neighbours: no saving
             row, column = (table.take(tall, axis=1) >= floor).nonzero()
             rest = (logits[rows * columns :] >= floor).nonzero()[0] + rows * columns
             candidates = np.concatenate([row * columns + tall[column], rest])

@@ -20,14 +20,13 @@ from localspec.draft_length import (
     ProposerKind,
 )
 from localspec.proposers import Draw, Proposal
-from localspec.sampling import Distribution
+from localspec.sampling import CERTAIN, Distribution
 from localspec.transforms import Transforms
 
 _LONG, _SHORT = 3, 2  # tokens that are looked up: the long key first
 _NUM_PLACES = 16  # of the same key that are compared
 _MAX_MATCH = 32  # tokens beyond which a longer match says nothing more
 _LOOK_BACK = 16  # tokens that are looked back upon at most
-_ONE = np.ones(1)
 
 
 class Lookup:
@@ -75,7 +74,7 @@ class Lookup:
             known = len(self._text)
             token = self._text[place] if place < known else drafted[place - known]
             drafted.append(token)
-            proposal.distributions.append(Distribution(np.array([token]), _ONE))
+            proposal.distributions.append(Distribution(np.array([token]), CERTAIN))
             proposal.confidences.append(offer.confidence)
             if num_worth == 1 or self._is_end(token):
                 break

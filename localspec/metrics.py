@@ -78,7 +78,7 @@ class Stats:
 
     @property
     def decode_time_s(self) -> float:
-        """Of the steps behind the prefill.
+        """Seconds of the steps behind the prefill: draft, target and sampler.
 
         Not the wall time: what an application does between two pieces is not decoding.
         """

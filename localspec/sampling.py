@@ -22,6 +22,9 @@ Logits = NDArray[np.float32]
 Probs = NDArray[np.float64]
 TokenIds = NDArray[np.int64]
 
+CERTAIN: Probs = np.ones(1)  # the probabilities of every law that leaves one token
+CERTAIN.setflags(write=False)
+
 _LARGEST_BIAS = 1e9  # far beyond any logit, and far from overflowing a float32
 _INT32_MAX = 2**31 - 1
 _ABOVE_0 = math.ulp(0.0)

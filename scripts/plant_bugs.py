@@ -60,11 +60,25 @@ BUGS = [
         LOOP,
     ),
     Bug(
-        "numbers by position, not by step",
+        "the draft's numbers come again in the next step",
         "rules.py",
         "uniforms(place.step)[Purpose.DRAFT]",
         "uniforms(place.step // 2)[Purpose.DRAFT]",
         LOOP,
+    ),
+    Bug(
+        "all numbers come again in the next step",
+        "randomness.py",
+        "self._uniforms[place]",
+        "self._uniforms[place // 2]",
+        "tests/test_randomness.py",
+    ),
+    Bug(
+        "numbers of another chunk of steps",
+        "randomness.py",
+        "if chunk != self._uniforms_chunk:",
+        "if chunk > self._uniforms_chunk:",
+        "tests/test_randomness.py",
     ),
     Bug(
         "the same numbers every turn",

@@ -28,10 +28,12 @@ def test_no_two_addresses_share_a_number():
 
 
 def test_an_address_always_holds_the_same_number():
-    """Whatever was asked before: noise is a function of index and token id alone."""
+    """Whatever was asked before; noise is a function of index and token id alone."""
     one, other = Randomness(7), Randomness(7)
-    one.uniforms(3)
-    np.testing.assert_array_equal(one.uniforms(5), other.uniforms(5))
+    late_uniforms = one.uniforms(1000).copy()
+    np.testing.assert_array_equal(one.uniforms(3), other.uniforms(3))
+    np.testing.assert_array_equal(one.uniforms(1000), late_uniforms)
+    np.testing.assert_array_equal(other.uniforms(1000), late_uniforms)
     late = one._noise(1000, IDS)
     one._noise(3, IDS)
     np.testing.assert_array_equal(one._noise(1000, IDS), late)

@@ -45,15 +45,22 @@ def test_errors_are_harmless_too():
             "draft off: break-even acceptance 0.78 here, this text gives 0.61",
         ),
         (DraftOff.DOES_NOT_PAY, None, "draft off: at what it costs here none would pay"),
+        (DraftOff.DOES_NOT_PAY, 0.33, "draft off where it did not pay"),
         (
             DraftOff.OVER_BUDGET,
             0.33,
-            "draft off for now: its time for trials is used up "
+            "draft off for now: trying it would cost more time than it may lose "
             "(break-even acceptance 0.33 here, this text gives 0.61)",
+        ),
+        (
+            DraftOff.OVER_BUDGET,
+            0.784,
+            "draft off for now: trying it would cost more time than it may lose",
         ),
     ],
 )
 def test_the_status_line_says_why_most_steps_did_not_draft(reason, break_even, said):
+    """With the numbers of the answer's end, unless they say the opposite."""
     meter = Meter(1, 0, 0.0, num_steps=9, draft_off=reason, draft_off_steps={reason: 8})
     outlook = Outlook(ProposerKind.DRAFT, 0.612, break_even, 0.1, 0.01, 0.0)
     assert f" · {said} · " in status_line(meter.stats(1.0, outlook), 512)

@@ -43,7 +43,7 @@ _DRAFT_OFF = {
     DraftOff.NOTHING_REPEATS: "nothing to look up: the text does not repeat itself",
     DraftOff.MEASURING: "measuring what a plain step costs",
     DraftOff.DOES_NOT_PAY: "draft off where it did not pay",
-    DraftOff.OVER_BUDGET: "draft off for now: its time for trials is used up",
+    DraftOff.OVER_BUDGET: "draft off for now: trying it would cost more time than it may lose",
 }
 
 
@@ -130,17 +130,19 @@ def _why_off(stats: Stats) -> list[str]:
         return []
     reason = max(stats.draft_off_steps, key=lambda off: stats.draft_off_steps[off])
     outlook = stats.outlook
+    words = _DRAFT_OFF[reason]
     if reason not in (DraftOff.DOES_NOT_PAY, DraftOff.OVER_BUDGET) or outlook is None:
-        return [_DRAFT_OFF[reason]]
+        return [words]
     if outlook.break_even is None:
         return ["draft off: at what it costs here none would pay"]
+    would_pay = outlook.acceptance >= outlook.break_even
+    if would_pay != (reason is DraftOff.OVER_BUDGET):
+        return [words]  # the numbers are those of the end, where it was otherwise
     numbers = (
         f"break-even acceptance {outlook.break_even:.2f} here, "
         f"this text gives {outlook.acceptance:.2f}"
     )
-    if reason is DraftOff.OVER_BUDGET:
-        return [f"{_DRAFT_OFF[reason]} ({numbers})"]
-    return [f"draft off: {numbers}"]
+    return [f"{words} ({numbers})" if would_pay else f"draft off: {numbers}"]
 
 
 def stats_lines(stats: Stats) -> list[str]:

@@ -21,6 +21,7 @@ def stats_as_object(stats: Stats) -> dict[str, Any]:
             **dataclasses.asdict(stats.outlook),
             "proposer": stats.outlook.proposer.value,
         },
+        "decode_time_s": stats.decode_time_s,
         "tokens_per_s": stats.tokens_per_s,
         "speedup": stats.speedup,
         "acceptance_rate": stats.acceptance_rate,
