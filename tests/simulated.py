@@ -9,11 +9,20 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from localspec.draft_length import LOOK_BACK_TOKENS, DraftLength
-from localspec.proposers import DraftModel
+from localspec.draft_length import (
+    LOOK_BACK_TOKENS,
+    MAX_DRAFT_TOKENS,
+    DraftLength,
+    DraftOff,
+    Extent,
+    Hindsight,
+    Offer,
+    ProposerKind,
+)
+from localspec.proposers import DraftModel, Draw, Proposal, Proposer
 from localspec.randomness import Randomness
 from localspec.rules import make_rule
-from localspec.sampling import Logits, SamplingParams
+from localspec.sampling import CERTAIN, Distribution, Logits, SamplingParams
 from localspec.speculative import Request, Speculation
 from localspec.transforms import Transforms
 from toy import all_shared
@@ -83,6 +92,53 @@ class TimedModel:
         self.num_cached = num_cached
 
 
+class FreeProposer:
+    """Like a lookup: it takes no time, and `offers(token)` says behind which it has something.
+
+    `agrees(token)` says where that follows the target.
+    """
+
+    kind = ProposerKind.LOOKUP
+
+    def __init__(self, offers: Callable[[int], bool], agrees: Callable[[int], bool]) -> None:
+        self._offers, self._agrees = offers, agrees
+        self._judged = 0
+
+    def offer(self, tokens: Sequence[int]) -> Offer:
+        if not self._offers(tokens[-1]):
+            return Offer(0, draft_off=DraftOff.NOTHING_REPEATS)
+        unjudged = max(len(tokens) - self._judged, 0)
+        return Offer(MAX_DRAFT_TOKENS, num_unjudged=unjudged, confidence=0.5)
+
+    def propose(
+        self, tokens: Sequence[int], extent: Extent, transforms: Transforms, draw: Draw
+    ) -> Proposal:
+        drafted: list[int] = []
+        last = tokens[-1]
+        num_worth = extent.num_worth(0, 0.5)
+        while num_worth > 0:
+            last = successor(last) if self._agrees(last) else (last + 7) % VOCAB
+            drafted.append(last)
+            num_worth = extent.num_worth(len(drafted), 0.5) if num_worth > 1 else 0
+        self._judged = len(tokens) + len(drafted)
+        laws = [Distribution(np.array([token]), CERTAIN) for token in drafted]
+        return Proposal(drafted, laws, [0.5] * len(drafted), 0)
+
+    def look_back(
+        self, tokens: Sequence[int], probs: Sequence[float], transforms: Transforms
+    ) -> Hindsight:
+        first = max(len(tokens) - min(len(probs), LOOK_BACK_TOKENS), self._judged, 1)
+        before = [token for token in tokens[first - 1 : -1] if self._offers(token)]
+        self._judged = len(tokens)
+        return Hindsight([(0.5, float(self._agrees(token))) for token in before], 0)
+
+    def read_from(self, position: int) -> None:
+        """It has read everything."""
+
+    def truncate(self, num_tokens: int) -> None:
+        self._judged = min(self._judged, num_tokens)
+
+
 def successor(token: int) -> int:
     """The token behind a token: a cycle of the length of the vocabulary."""
     return (token + 1) % VOCAB
@@ -102,14 +158,18 @@ def run(
     draft_share: float = 0.12,
     num_tokens: int = 1024,
     num_prompt_tokens: int = 32,
+    others: Sequence[Proposer] = (),
 ) -> float:
-    """Seconds that an answer takes, in plain steps of the target; prompt included."""
+    """Seconds that an answer takes, in plain steps of the target; prompt included.
+
+    others: proposers beside the draft.
+    """
     clock = Clock()
     target = TimedModel(clock, 1.0, ratios)
     draft = TimedModel(clock, draft_share, Q4_0, agrees, LOOK_BACK_TOKENS)
     shared = all_shared(target, draft)  # type: ignore[arg-type]
     proposer = DraftModel(draft, shared, lambda token: False)
-    loop = Speculation(target, [proposer], policy, None, clock)
+    loop = Speculation(target, [proposer, *others], policy, None, clock)
     params = SamplingParams(temperature=0)
     prompt = [(7 * i) % VOCAB for i in range(num_prompt_tokens - 1)] + [0]
     rule = make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0))

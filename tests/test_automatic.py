@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import replace
 
 import pytest
-from simulated import FLAT, Q4_0, Q4_K, VOCAB, at_random, run
+from simulated import FLAT, Q4_0, Q4_K, VOCAB, FreeProposer, at_random, run
 
 from localspec.automatic import AutomaticDraftLength
 from localspec.cost import TargetCost
 from localspec.draft_length import (
     DraftOff,
     FixedDraftLength,
-    Hindsight,
     Moment,
     Offer,
     ProposerKind,
@@ -144,6 +144,35 @@ def test_a_draft_that_is_not_used_costs_no_decode():
     assert 0 < used.num_looks < 20
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_lookup_that_is_rarely_right_does_not_hide_a_draft_that_becomes_good(share):
+    """A look at the one, which costs nothing, is no look at the other."""
+    plain_s = run(FixedDraftLength(0), at_random(0), Q4_0)
+    speeds = []
+    for seed in range(0, 40, 10):
+        good, bad = at_random(0.9, seed), at_random(0, seed + 1)
+
+        def agrees(token: int, good=good, bad=bad) -> bool:
+            return (good if (token // 64) % 2 else bad)(token)
+
+        made = AutomaticDraftLength({ProposerKind.DRAFT: 0.1, ProposerKind.LOOKUP: 0.0})
+        others = [FreeProposer(at_random(share, seed + 2), at_random(0.1, seed + 3))]
+        speeds.append(plain_s / run(made, agrees, Q4_0, others=others))
+    assert statistics.mean(speeds) >= 1.1
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+@pytest.mark.parametrize("ratios", [Q4_0, Q4_K, FLAT], ids=["staircase", "steep", "flat"])
+def test_two_useless_proposers_cost_no_more_than_one(ratios, share):
+    for num_tokens, at_least in ((256, 0.97), (1024, 0.99)):
+        made = AutomaticDraftLength({ProposerKind.DRAFT: 0.1, ProposerKind.LOOKUP: 0.0})
+        setting = {"num_tokens": num_tokens}
+        plain_s = run(FixedDraftLength(0), at_random(0), ratios, **setting)
+        others = [FreeProposer(at_random(share, seed=2), at_random(0))]
+        took_s = run(made, at_random(0), ratios, others=others, **setting)
+        assert plain_s / took_s >= at_least
+
+
 def test_it_says_what_would_pay():
     told = policy()
     run(told, at_random(0.9), Q4_0)
@@ -183,38 +212,6 @@ def test_a_draft_that_may_not_read_the_text_says_so():
     made.learn(replace(draft_step(2.0), draft_time_s=60.0, num_read=5000))
     choice = made.choose(Moment(50_000, 16, 500, (Offer(16, 50_000, 0, 8),)))
     assert (choice.proposer, choice.draft_off) == (None, DraftOff.OVER_BUDGET)
-
-
-def looks_at_the_draft(lookup_tokens: int) -> int:
-    """In 300 tokens of which the draft foresees none, while a lookup offers that many each."""
-    made = AutomaticDraftLength({ProposerKind.DRAFT: 0.12, ProposerKind.LOOKUP: 0.0})
-    for _ in range(9):
-        made.learn(plain_step(1.0))
-    refused = Trial(0, [0.5] * 3, 0, 1, 1, 4, 10, 0.36, 2.3, 0.0)
-    made.learn(refused)
-    num_looks = [0, 0]
-    for _ in range(300):
-        num_unjudged = [3, 1]
-        while True:
-            offers = (
-                Offer(16, 4, 0, num_unjudged[0]),
-                Offer(lookup_tokens, 0, 0, num_unjudged[1], 0.5),
-            )
-            choice = made.choose(Moment(10, 16, 500, offers))
-            if not choice.looks_back:
-                break
-            num_looks[choice.proposer] += 1
-            num_unjudged[choice.proposer] = 0
-            seconds = 0.36 if choice.proposer == 0 else 0.0
-            made.look_back(choice.proposer, Hindsight([(0.5, 0.0)], 0), seconds)
-        rests = choice.proposer is None
-        made.learn(plain_step(1.0) if rests else replace(refused, proposer=choice.proposer))
-    return num_looks[0]
-
-
-def test_a_look_at_one_proposer_is_none_at_the_other():
-    """A lookup that always has something to offer costs nothing to look back upon."""
-    assert looks_at_the_draft(16) > 0.7 * looks_at_the_draft(0) > 5
 
 
 def test_batches_are_padded_to_a_cheaper_size():
