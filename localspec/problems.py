@@ -13,10 +13,6 @@ from localspec.presets import load_presets
 _LITTLE_DISK_BYTES = 2_000_000_000
 _LITTLE_MEMORY_BYTES = 1_000_000_000
 _BUILDS = "https://github.com/abetlen/llama-cpp-python#installation"
-_REINSTALL = (
-    "python -m pip install --force-reinstall --no-deps --no-cache-dir "
-    "--no-binary llama-cpp-python llama-cpp-python"
-)
 # The word of libllama's build for a feature, and the flag of a processor that has it.
 _FEATURES = {"AVX2": "avx2", "FMA": "fma", "AVX512": "avx512f", "DOTPROD": "asimddp"}
 
@@ -50,6 +46,10 @@ def _faults(found: Installation) -> Iterator[Problem]:
 
 def _build(found: Installation) -> Iterator[Problem]:
     """What the build of llama.cpp leaves unused."""
+    reinstall = (
+        "python -m pip install --force-reinstall --no-deps --no-cache-dir --no-binary "
+        f"llama-cpp-python llama-cpp-python=={found.packages['llama-cpp-python']}"
+    )
     has_gpu = any("GPU" in device.kind for device in found.devices)
     if found.has_nvidia and not has_gpu:
         yield Problem(
@@ -65,13 +65,13 @@ def _build(found: Installation) -> Iterator[Problem]:
         yield Problem(
             f"the processor has {', '.join(missing)}, and this build of llama.cpp does not "
             "use it",
-            f"Build it here: CMAKE_ARGS=-DGGML_NATIVE=ON {_REINSTALL}",
+            f"Build it here: CMAKE_ARGS=-DGGML_NATIVE=ON {reinstall}",
         )
     if found.amx_is_left_out:
         yield Problem(
             "this build's AMX kernels fail, as those that GCC 12 compiles do, and are left "
             "out: quantised models could be twice as fast",
-            f"Build it without the optimisation at fault: CXXFLAGS=-fno-dse {_REINSTALL}",
+            f"Build it without the optimisation at fault: CXXFLAGS=-fno-dse {reinstall}",
         )
 
 

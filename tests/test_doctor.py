@@ -71,6 +71,13 @@ def test_each_problem_has_its_remedy(sound, change, what, remedy):
     assert remedy in problem.remedy
 
 
+def test_a_rebuild_keeps_the_version(sound):
+    """The newest one may be one that localspec does not know."""
+    [problem] = find_problems(replace(sound, devices=sound.devices[:1], amx_is_left_out=True))
+    version = sound.packages["llama-cpp-python"]
+    assert problem.remedy.endswith(f" --no-binary llama-cpp-python llama-cpp-python=={version}")
+
+
 def test_a_place_without_room_or_rights_is_a_problem(sound):
     cache = replace(sound.cache, free_bytes=10**9, is_writable=False)
     rights, room = find_problems(replace(sound, cache=cache))
