@@ -210,5 +210,5 @@ def _side(rounds: list[list[Stats]]) -> Side:
 
 def _rate(answers: list[Stats]) -> float:
     """Tokens ÷ seconds behind the prefill, of all answers together."""
-    seconds = sum(s.completion_tokens / s.tokens_per_s for s in answers if s.tokens_per_s > 0)
+    seconds = sum(s.decode_time_s for s in answers)
     return sum(s.completion_tokens for s in answers) / seconds if seconds > 0 else 0.0
