@@ -6,7 +6,7 @@ _GRANTED_STEPS = 6.0  # plain steps' time that may be lost at first
 _GRANTED_SHARE = 0.0005  # and the share of all time that may be lost later
 _MOST_SAVED_STEPS = 60.0  # more than this is not put by
 _BET_SHARE = 0.5  # of what was probably missed, that drafting may risk
-_LOOK_SHARE = 0.1  # and that looking back may cost
+_LOOK_SHARE = 0.05  # and that looking back may cost
 
 
 class Budget:

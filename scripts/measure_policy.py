@@ -3,9 +3,11 @@
     python scripts/measure_policy.py --target 1.5B --parts worst grid switch copy
 
 Makes the files it needs (see make_pair.py; 7B pairs take 5 GB of disk each) and prints tables
-of ratios: both sides in turn on the same prompts, greedy, medians of the rounds. What
-whole answers take varies by several percent on most machines; so there is also what the
-automatic policy gained or lost by its own count, from what plain steps cost meanwhile.
+of ratios, medians of the rounds, greedy. What a whole answer takes varies by several percent
+from one to the next on most machines. So the pair is loaded twice (7B takes 17 GB of memory),
+and both sides answer the same prompt, a token of each in turn: they meet the same machine. They
+change places in every round. The prompt is read at one go, so there is also the ratio of what
+came behind it.
 
 worst   a draft that is never right, against plain decoding, in total time, prompt included;
         nothing known before (empty) and with what the run before learned
@@ -33,9 +35,9 @@ from localspec.automatic import AutomaticDraftLength
 from localspec.draft_length import Choice, DraftLength, FixedDraftLength, Moment, ProposerKind
 from localspec.engine import Engine
 from localspec.errors import LocalspecError
-from localspec.metrics import Stats
 from localspec.speedup import Curve, expected_speedup
 from localspec.step_bench import StepCosts, measure_steps
+from localspec.stream import Reply, Stream
 from shape_pair.bigrams import TextSpec
 from shape_pair.blocks import QUANTIZATIONS
 from shape_pair.pair import PairSpec, make_pair
@@ -47,28 +49,59 @@ SEGMENT = 64
 GOOD, BAD = 0.95, 0.05
 IDLE = 0.8
 NUM_STEP_ROUNDS = 3
+NUM_WARM_UP_TOKENS = 16
 
 
 class Rounds(NamedTuple):
     """What rounds of answers gave.
 
-    ratios: of each other side, its total time ÷ ours in each round. ours: the statistics.
+    total, decoding: the other side's time ÷ ours in each round, of everything, and of what came
+    behind the prompt. ours: the last answer.
     """
 
-    ratios: list[list[float]]
-    ours: list[Stats]
+    total: list[float]
+    decoding: list[float]
+    ours: Reply
+
+
+class Timed:
+    """An answer that is read piece by piece. All times are without those between the pieces.
+
+    first_s: seconds until the first piece, the prompt's reading among them. total_s: of all.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.first_s = 0.0
+        self.total_s = 0.0
+
+    def read_one(self) -> bool:
+        """Read the next piece; False if there was none."""
+        started = time.perf_counter()
+        piece = next(self.stream, None)
+        self.total_s += time.perf_counter() - started
+        if self.first_s == 0.0:
+            self.first_s = self.total_s
+        return piece is not None
 
 
 class Bench:
-    """An engine for a made pair, and how long its answers take.
+    """A made pair, loaded twice, and how long its answers take.
 
     draft_share: of a plain step, what a draft token is taken to cost before any was timed.
     """
 
-    def __init__(self, engine: Engine, draft_share: float, asked: argparse.Namespace) -> None:
-        self.engine = engine
+    def __init__(
+        self, engines: tuple[Engine, Engine], draft_share: float, asked: argparse.Namespace
+    ) -> None:
+        self.engine = engines[0]
+        self._engines = engines
         self._draft_share = draft_share
         self._asked = asked
+        for engine in engines:
+            # Weights and buffers that are touched for the first time take longer.
+            for _ in self._stream(engine, FixedDraftLength(1), 32, NUM_WARM_UP_TOKENS):
+                pass
 
     def fresh(self) -> AutomaticDraftLength:
         """A policy that knows nothing yet."""
@@ -84,14 +117,20 @@ class Bench:
         """Words that do not repeat, and then those that the text begins with."""
         return [1000 + 3 * index for index in range(num_tokens)]
 
-    def answer(self, policy: DraftLength, num_prompt_tokens: int, num_tokens: int) -> Stats:
-        """One greedy answer, with nothing cached before."""
-        with self.engine.exclusively():
+    def answer(self, policy: DraftLength, num_prompt_tokens: int, num_tokens: int) -> None:
+        """One greedy answer, from which the policy learns."""
+        for _ in self._stream(self.engine, policy, num_prompt_tokens, num_tokens):
             pass
-        self.engine.draft_length = policy
-        return self.engine.generate(
-            self.prompt(num_prompt_tokens), sampling=GREEDY, max_tokens=num_tokens
-        ).stats
+
+    def _stream(
+        self, engine: Engine, policy: DraftLength, num_prompt_tokens: int, num_tokens: int
+    ) -> Stream:
+        """A greedy answer, with nothing cached before."""
+        with engine.exclusively():
+            pass
+        engine.draft_length = policy
+        prompt = self.prompt(num_prompt_tokens)
+        return engine.stream(prompt, sampling=GREEDY, max_tokens=num_tokens)
 
     def costs(self, policy: DraftLength) -> StepCosts:
         """Of steps of every size; the policy learns them."""
@@ -112,23 +151,26 @@ class Bench:
     def rounds(
         self,
         ours: Callable[[], DraftLength],
-        others: list[Callable[[], DraftLength]],
+        other: Callable[[], DraftLength],
         num_prompt_tokens: int,
         num_tokens: int,
     ) -> Rounds:
-        """Answers of all sides in turn; who is first changes."""
-        found = Rounds([[] for _ in others], [])
+        """Answers of both sides, a token of each in turn. Needs a round or more."""
+        total, decoding = [], []
         for number in range(self._asked.rounds):
-            sides = [side() for side in (ours, *others)]
-            order = list(range(len(sides)))
-            answers = {
-                index: self.answer(sides[index], num_prompt_tokens, num_tokens)
-                for index in (order if number % 2 else reversed(order))
-            }
-            found.ours.append(answers[0])
-            for index, ratios in enumerate(found.ratios, start=1):
-                ratios.append(answers[index].total_time_s / answers[0].total_time_s)
-        return found
+            # Not all memory is as fast: no side keeps an engine, or the first turn.
+            engines = self._engines if number % 2 else self._engines[::-1]
+            sides = [
+                Timed(self._stream(engine, policy(), num_prompt_tokens, num_tokens))
+                for engine, policy in zip(engines, (ours, other), strict=True)
+            ]
+            in_turn = sides[::-1] if number % 2 else sides
+            while sum(side.read_one() for side in in_turn):
+                pass
+            our, their = sides
+            total.append(their.total_s / our.total_s)
+            decoding.append((their.total_s - their.first_s) / (our.total_s - our.first_s))
+        return Rounds(total, decoding, our.stream.reply)
 
 
 def plain() -> FixedDraftLength:
@@ -151,17 +193,22 @@ def opened(
     proposer = "lookup" if period else "draft"
     # The guess of an engine: a decode reads all weights once.
     draft_share = draft.stat().st_size / target.stat().st_size
-    with localspec.load(
-        target=target, draft=draft, proposer=proposer, context_length=asked.ctx
-    ) as engine:
-        yield Bench(engine, draft_share, asked)
+    load = partial(
+        localspec.load,
+        target=target,
+        draft=draft,
+        proposer=proposer,
+        context_length=asked.ctx,
+    )
+    with load() as first, load() as second:
+        yield Bench((first, second), draft_share, asked)
 
 
 def worst(asked: argparse.Namespace) -> None:
     """The draft is always wrong."""
     print(
         "| prompt | answer | known before | plain ÷ automatic, total time "
-        "| by its own count |\n|---|---|---|---|---|"
+        "| behind the prompt |\n|---|---|---|---|---|"
     )
     with opened(asked, (0.0,), None) as bench:
         for num_prompt_tokens in asked.prompt_tokens:
@@ -171,10 +218,10 @@ def worst(asked: argparse.Namespace) -> None:
                 after_a_run = partial(bench.restored, learned.as_dict())
                 known = {"nothing": bench.fresh, "a run before": after_a_run}
                 for name, policy in known.items():
-                    found = bench.rounds(policy, [plain], num_prompt_tokens, num_tokens)
+                    found = bench.rounds(policy, plain, num_prompt_tokens, num_tokens)
                     print(
                         f"| {num_prompt_tokens} | {num_tokens} | {name} "
-                        f"| {_shown(found.ratios[0])} | {_own_count(found.ours)} |",
+                        f"| {_shown(found.total)} | {_shown(found.decoding)} |",
                         flush=True,
                     )
 
@@ -183,7 +230,7 @@ def grid(asked: argparse.Namespace) -> None:
     """Each agreement, with costs that were measured before."""
     print(
         "| agreement | plain | best fixed K | its speed | automatic: steps per K "
-        "| its speed by its own count | fixed ÷ automatic, total time |\n"
+        "| fixed ÷ automatic, total time | behind the prompt |\n"
         "|---|---|---|---|---|---|---|"
     )
     for agreement in asked.agreements:
@@ -197,17 +244,23 @@ def grid(asked: argparse.Namespace) -> None:
                 range(len(costs.target_s)),
                 key=lambda k: -expected_speedup(curve, agreement, k),
             )
-            best = [partial(FixedDraftLength, k) for k in by_speed[:2]]
             bench.answer(policy, 32, 64)
-            found = bench.rounds(lambda: policy, best, 32, asked.grid_tokens)  # noqa: B023
-            faster = min(found.ratios, key=statistics.median)
-            k = by_speed[found.ratios.index(faster)]
-            steps = enumerate(found.ours[-1].steps_per_length)
+            found = {
+                k: bench.rounds(
+                    lambda: policy,  # noqa: B023
+                    partial(FixedDraftLength, k),
+                    32,
+                    asked.grid_tokens,
+                )
+                for k in by_speed[:2]
+            }
+            k = min(found, key=lambda k: statistics.median(found[k].total))
+            steps = enumerate(found[k].ours.stats.steps_per_length)
             lengths = ", ".join(f"{length}: {count}" for length, count in steps if count)
             print(
                 f"| {agreement} | {1 / costs.target_s[0]:.1f} tokens/s | {k} "
                 f"| {expected_speedup(curve, agreement, k):.2f} times plain, predicted "
-                f"| {lengths} | {_own_count(found.ours)} | {_shown(faster)} |",
+                f"| {lengths} | {_shown(found[k].total)} | {_shown(found[k].decoding)} |",
                 flush=True,
             )
 
@@ -241,12 +294,14 @@ def switch(asked: argparse.Namespace) -> None:
 
         bench.answer(policy, 32, 2 * SEGMENT)
         oracle = Knowing(k, is_good)
-        sides = bench.rounds(
-            lambda: policy, [lambda: oracle, plain], 32, asked.switch_tokens
-        ).ratios
-        print("| against | other ÷ automatic, total time |\n|---|---|")
-        print(f"| an oracle with K {k} in the predictable segments | {_shown(sides[0])} |")
-        print(f"| plain decoding | {_shown(sides[1])} |", flush=True)
+        others = {
+            f"an oracle with K {k} in the predictable segments": lambda: oracle,
+            "plain decoding": plain,
+        }
+        print("| against | other ÷ automatic, total time | behind the prompt |\n|---|---|---|")
+        for name, other in others.items():
+            found = bench.rounds(lambda: policy, other, 32, asked.switch_tokens)
+            print(f"| {name} | {_shown(found.total)} | {_shown(found.decoding)} |", flush=True)
 
 
 def _kept_tokens(bench: Bench, num_tokens: int) -> list[bool]:
@@ -274,9 +329,12 @@ def copy(asked: argparse.Namespace) -> None:
         def policy() -> DraftLength:
             return AutomaticDraftLength({ProposerKind.LOOKUP: 0.0})
 
-        sides = bench.rounds(policy, [plain], 0, asked.copy_tokens).ratios
-        print("| what | plain ÷ automatic, total time |\n|---|---|")
-        print(f"| {asked.copy_tokens} tokens that stand in the prompt | {_shown(sides[0])} |")
+        found = bench.rounds(policy, plain, 0, asked.copy_tokens)
+        print("| what | plain ÷ automatic, total time | behind the prompt |\n|---|---|---|")
+        print(
+            f"| {asked.copy_tokens} tokens that stand in the prompt "
+            f"| {_shown(found.total)} | {_shown(found.decoding)} |"
+        )
 
 
 def idle(asked: argparse.Namespace) -> None:
@@ -286,21 +344,14 @@ def idle(asked: argparse.Namespace) -> None:
         seconds = bench.pauses(paused)
         bench.answer(answered, 32, 128)
         known = {"pauses": paused.as_dict(), "a run before": answered.as_dict()}
-        others = [partial(bench.restored, kept) for kept in known.values()]
-        sides = bench.rounds(bench.fresh, others, 32, asked.idle_tokens).ratios
         print(f"{len(seconds)} pauses of {min(seconds):.1f} … {max(seconds):.1f} s\n")
-        print("| known from | total time ÷ that with nothing known |\n|---|---|")
-        for name, side in zip(known, sides, strict=True):
-            print(f"| {name} | {_shown(side)} |", flush=True)
-
-
-def _own_count(answers: list[Stats]) -> str:
-    """Times faster than plain decoding, by what plain steps took in the same answers."""
-    speeds = []
-    for stats in answers:
-        saved_s = stats.outlook.saved_s if stats.outlook else 0.0
-        speeds.append(1.0 + saved_s / stats.decode_time_s)
-    return _shown(speeds)
+        print("| known from | nothing known ÷ that, total time | behind the prompt |")
+        print("|---|---|---|")
+        for name, kept in known.items():
+            found = bench.rounds(
+                partial(bench.restored, kept), bench.fresh, 32, asked.idle_tokens
+            )
+            print(f"| {name} | {_shown(found.total)} | {_shown(found.decoding)} |", flush=True)
 
 
 def _shown(ratios: list[float]) -> str:
@@ -331,7 +382,7 @@ def main() -> None:
     add("--copy-tokens", type=int, default=384)
     add("--idle-tokens", type=int, default=128)
     add("--ctx", type=int, default=4096)
-    add("--rounds", type=int, default=3)
+    add("--rounds", type=int, default=4)
     add("--seed", type=int, default=1)
     asked = parser.parse_args()
     try:

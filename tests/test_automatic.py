@@ -48,6 +48,19 @@ def test_a_useless_draft_costs_next_to_nothing(ratios, draft_share, num_prompt_t
         assert plain_s / run(policy(fresh), at_random(0), ratios, **setting) >= at_least
 
 
+@pytest.mark.parametrize("num_prompt_tokens", [32, 2048])
+@pytest.mark.parametrize("draft_share", [0.43, 0.46])
+def test_a_dear_look_is_not_soon_taken_again(draft_share, num_prompt_tokens):
+    """One of them takes most of the six plain steps that may be lost."""
+    setting = {
+        "draft_share": draft_share,
+        "num_tokens": 256,
+        "num_prompt_tokens": num_prompt_tokens,
+    }
+    plain_s = run(FixedDraftLength(0), at_random(0), Q4_0, **setting)
+    assert run(policy(), at_random(0), Q4_0, **setting) - plain_s <= 6.0
+
+
 @pytest.mark.parametrize("agreement", [0.3, 0.5, 0.7, 0.8, 0.9])
 def test_it_is_about_as_fast_as_the_best_fixed_number(agreement):
     """Known costs, and a text of which nothing is known."""
