@@ -5,7 +5,7 @@
 Runs the real loop and policy on the models of tests/simulated.py, with nothing known before;
 prints total times: plain ÷ automatic where the draft is never right, the best fixed
 number of draft tokens ÷ automatic at each agreement (the mean of eight texts, and the worst),
-and an oracle ÷ automatic where the text changes every 64 tokens. Takes two minutes.
+and an oracle ÷ automatic where the text changes every 64 tokens. takes two minutes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from simulated import FLAT, Q4_0, Q4_K, VOCAB, at_random, run
+from simulated import FLAT, Q4_0, Q4_K, Q4_K_TILED, VOCAB, at_random, run
 
 from localspec.automatic import AutomaticDraftLength
 from localspec.draft_length import Choice, FixedDraftLength, Moment, ProposerKind
@@ -27,6 +27,7 @@ from localspec.draft_length import Choice, FixedDraftLength, Moment, ProposerKin
 MACHINES = (
     ("7B Q4_0", Q4_0, 0.12),
     ("7B Q4_K", Q4_K, 0.12),
+    ("7B Q4_K, tiles of 16", Q4_K_TILED, 0.12),
     ("1.5B Q4_0", Q4_0, 0.36),
     ("a flat v", FLAT, 0.08),
 )
