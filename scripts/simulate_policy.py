@@ -5,7 +5,7 @@
 Runs the real loop and policy on the models of tests/simulated.py, with nothing known before;
 prints total times: plain ÷ automatic where the draft is never right, the best fixed
 number of draft tokens ÷ automatic at each agreement (the mean of eight texts, and the worst),
-and an oracle ÷ automatic where the text changes every 64 tokens. takes two minutes.
+and an oracle ÷ automatic where the text changes every 64 tokens. Takes two minutes.
 """
 
 from __future__ import annotations
