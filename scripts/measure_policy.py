@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import localspec
+from comparison.options import positive
 from localspec.automatic import AutomaticDraftLength
 from localspec.draft_length import Choice, DraftLength, FixedDraftLength, Moment, ProposerKind
 from localspec.engine import Engine
@@ -155,7 +156,7 @@ class Bench:
         num_prompt_tokens: int,
         num_tokens: int,
     ) -> Rounds:
-        """Answers of both sides, a token of each in turn. Needs a round or more."""
+        """Answers of both sides, a token of each in turn."""
         total, decoding = [], []
         for number in range(self._asked.rounds):
             # Not all memory is as fast: no side keeps an engine, or the first turn.
@@ -382,7 +383,7 @@ def main() -> None:
     add("--copy-tokens", type=int, default=384)
     add("--idle-tokens", type=int, default=128)
     add("--ctx", type=int, default=4096)
-    add("--rounds", type=int, default=4)
+    add("--rounds", type=positive, default=4, help="even: both sides then have each place")
     add("--seed", type=int, default=1)
     asked = parser.parse_args()
     try:

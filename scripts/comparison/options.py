@@ -37,10 +37,10 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     )
     chat = "put the prompts into the target's chat template, as is done for the demo pair"
     add("--chat", action="store_true", help=chat)
-    add("--max-tokens", type=_positive, default=128, help="of an answer (default: 128)")
-    add("--rounds", type=_positive, default=3, help="times each prompt is asked (default: 3)")
-    add("--threads", type=_positive, default=_num_cores(), help="default: all cores")
-    add("--ctx", type=_positive, default=2048, help="context in tokens (default: 2048)")
+    add("--max-tokens", type=positive, default=128, help="of an answer (default: 128)")
+    add("--rounds", type=positive, default=3, help="times each prompt is asked (default: 3)")
+    add("--threads", type=positive, default=_num_cores(), help="default: all cores")
+    add("--ctx", type=positive, default=2048, help="context in tokens (default: 2048)")
     add("--gpu-layers", type=int, help="of both models (default: what each side takes itself)")
 
 
@@ -91,7 +91,7 @@ def _read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
