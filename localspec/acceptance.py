@@ -41,10 +41,7 @@ GAINS: Weights = np.concatenate([np.zeros((len(RATES), 1)), _POWERS], axis=1)
 
 
 class Acceptance:
-    """The acceptance of one proposer's tokens, learned from verdicts.
-
-    weights: (regimes,) probabilities of the rates in `RATES` now.
-    """
+    """The acceptance of one proposer's tokens, learned from verdicts."""
 
     def __init__(self) -> None:
         self.num_seen = 0
@@ -52,8 +49,19 @@ class Acceptance:
         self._prior: Weights = (0.5 + RATES) / (0.5 + RATES).sum()
         self._shifts = np.zeros(len(_EDGES) + 1)
         self._shares = np.full(len(_EDGES) + 1, 1.0 / (len(_EDGES) + 1))  # of the bins
-        self.weights: Weights = self._prior.copy()
+        self._weights: Weights = self._prior.copy()
+        self._num_passed = 0  # tokens that the weights do not know of yet
         self._chances = _shifted(self._shifts)
+
+    @property
+    def weights(self) -> Weights:
+        """(regimes,) probabilities of the rates in `RATES` now."""
+        # Where nothing pays nobody asks for long, and each plain step would cost this.
+        if self._num_passed > 0:
+            stays = (1.0 - HAZARD) ** self._num_passed
+            self._weights = stays * self._weights + (1.0 - stays) * self._prior
+            self._num_passed = 0
+        return self._weights
 
     def chances(self, confidence: float) -> Weights:
         """(regimes,) the chance that a token proposed with that confidence is accepted."""
@@ -81,11 +89,11 @@ class Acceptance:
         bin_ = _bin(confidence)
         chances = self._chances[bin_]
         self._shift(bin_, outcome - float(self.weights @ chances))
-        self.weights = self.weights * (outcome * chances + (1.0 - outcome) * (1.0 - chances))
-        self.weights /= self.weights.sum()
+        weights = self.weights * (outcome * chances + (1.0 - outcome) * (1.0 - chances))
+        self._weights = weights / weights.sum()
         self.num_seen += 1
         rate = max(_PRIOR_RATE, 1.0 / (_PRIOR_TOKENS + self.num_seen))
-        self._prior += rate * (self.weights - self._prior)
+        self._prior += rate * (self._weights - self._prior)
 
     def learn_verdict(self, confidences: Sequence[float], num_accepted: int) -> None:
         """Take a step into account. confidences: of all its draft tokens.
@@ -97,8 +105,7 @@ class Acceptance:
 
     def pass_by(self, num_tokens: int) -> None:
         """Let num_tokens of text go by, with which the regime may have changed."""
-        stays = (1.0 - HAZARD) ** num_tokens
-        self.weights = stays * self.weights + (1.0 - stays) * self._prior
+        self._num_passed += num_tokens
 
     def _shift(self, bin_: int, surprise: float) -> None:
         self._shares *= 1.0 - _SHARE_RATE
@@ -137,7 +144,7 @@ class Acceptance:
         self._shifts = np.clip(shifts, -_MAX_SHIFT, _MAX_SHIFT)
         self._shares = shares / shares.sum()
         self._chances = _shifted(self._shifts)
-        self.weights = self._prior.copy()
+        self._weights, self._num_passed = self._prior.copy(), 0
 
 
 def _shifted(shifts: Weights) -> Weights:

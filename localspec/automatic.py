@@ -89,15 +89,15 @@ class AutomaticDraftLength:
         self._able = [candidate.prospect for candidate in able]
         if not able:
             return Choice(None, draft_off=reason_without_choice(moment))
+        if self._quiet_left > 0:
+            self._quiet_left -= 1
+            return Choice(None, draft_off=self._draft_off)
         plain_s = self.target_cost.plain_s
         if not plain_s or self._num_plain < _NUM_MEASURED:
             return Choice(None, draft_off=DraftOff.MEASURING)
         is_due = self.target_cost.steps_since_plain >= min(_ANCHOR_STEPS, 16 * self._num_plain)
         if is_due or self._is_in_doubt:
             return Choice(None, draft_off=DraftOff.MEASURING)
-        if self._quiet_left > 0:
-            self._quiet_left -= 1
-            return Choice(None, draft_off=self._draft_off)
         times = self._times.at(moment.num_cached, plain_s)
         for candidate in able:
             candidate.expect_catch_up(plain_s, self.target_cost.prefill_token_s)
@@ -179,8 +179,8 @@ class AutomaticDraftLength:
         """Where in the text a proposer that lacks much of it shall begin to read.
 
         It reads everything if that will surely pay, else as much of the end of the text as
-        the budget allows; later, when drafting has earned it, all. gain_s: what drafting is
-        expected to save.
+        half of the budget allows; later, when drafting has earned it, all. gain_s: what
+        drafting is expected to save.
         """
         offer, cost = best.offer, best.prospect.cost
         if offer.num_missing < LONG_READ and offer.num_skipped == 0:
@@ -193,10 +193,10 @@ class AutomaticDraftLength:
         if offer.num_missing < LONG_READ:
             return None
         num_tokens = int(max(budget_s - best.risk_s, 0.0) / max(token_s, 1e-9))
-        if not cost.knows_reading:
-            # A trial, unless that would spare little.
-            is_short = offer.num_missing <= 2 * LONG_READ
-            num_tokens = min(num_tokens, offer.num_missing if is_short else LONG_READ)
+        if offer.num_missing > 2 * LONG_READ:
+            # At first a trial; and something has to be left for what comes behind it.
+            half = num_tokens // 2 if cost.knows_reading else 0
+            num_tokens = min(num_tokens, max(half, LONG_READ))
         if num_tokens >= offer.num_missing:
             return None
         length = moment.num_cached + 1
@@ -217,8 +217,8 @@ class AutomaticDraftLength:
         if is_step and not self._is_in_doubt:
             self.target_cost.learn(size, trial.num_cached, scored_s)
             self._num_plain += size == 1
-        self._budget.pass_by(step_s)
         plain_s = self.target_cost.plain_s
+        self._budget.pass_by(trial.num_emitted * (plain_s or 0.0))
         if trial.proposer is not None and plain_s is not None:
             prospect = self.prospects[trial.proposer]
             num_drafted = len(trial.confidences)

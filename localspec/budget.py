@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 _GRANTED_STEPS = 6.0  # plain steps' time that may be lost at first
-_GRANTED_SHARE = 0.0005  # and the share of all time that may be lost later
+_GRANTED_SHARE = 0.002  # and the share of plain decoding's time that may be lost later
 _MOST_SAVED_STEPS = 60.0  # more than this is not put by
 _BET_SHARE = 0.5  # of what was probably missed, that drafting may risk
-_LOOK_SHARE = 0.05  # and that looking back may cost
+_LOOK_SHARE = 0.02  # and that looking back may cost
 
 
 class Budget:
@@ -27,7 +27,7 @@ class Budget:
         self.answer_saved_s = 0.0
 
     def pass_by(self, seconds: float) -> None:
-        """A step took that long: a share of all time is granted."""
+        """Plain decoding would have taken that long: a share of it is granted."""
         self._granted_s += _GRANTED_SHARE * seconds
 
     def save(self, seconds: float, plain_s: float) -> None:

@@ -31,19 +31,18 @@ _LONG_READ = 8  # tokens that show what one of many costs
 
 
 class TargetCost:
-    """Seconds that the target takes for a step of n tokens."""
+    """Seconds that the target takes for a step of n tokens.
+
+    plain_s: of a plain step now; None before one was seen in this process.
+    """
 
     def __init__(self) -> None:
         self.version = 0  # of `ratios`
+        self.plain_s: float | None = None
         self.prefill_token_s: float | None = None
         self._ratios: dict[tuple[int, int], deque[float]] = {}
         self._plain: deque[float] = deque(maxlen=_NUM_PLAIN)
         self._steps_since_plain = 0
-
-    @property
-    def plain_s(self) -> float | None:
-        """Seconds of a plain step now; None before one was seen in this process."""
-        return _estimate(self._plain, _NUM_PLAIN) if self._plain else None
 
     @property
     def steps_since_plain(self) -> int:
@@ -58,26 +57,27 @@ class TargetCost:
         if num_tokens == 1:
             self._steps_since_plain = 0
             self._plain.append(seconds)
+            self.plain_s = _estimate(self._plain, _NUM_PLAIN)
             return
         self._steps_since_plain += 1
         samples = self._ratios.setdefault(
             (_fill(num_cached), num_tokens), deque(maxlen=_NUM_SAMPLES)
         )
         is_fresh = self._steps_since_plain <= _FRESH_STEPS
-        if self._plain and (is_fresh or not samples):
-            samples.append(seconds / _estimate(self._plain, _NUM_PLAIN))
+        if self.plain_s and (is_fresh or not samples):
+            samples.append(seconds / self.plain_s)
             self.version += 1
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
         """Within it steps are timed in idle time, when a plain one may take longer than in an
         answer: they are compared among themselves, and only their ratios are kept."""
-        before = self._plain, self._steps_since_plain
-        self._plain = deque(maxlen=_NUM_PLAIN)
+        before = self._plain, self.plain_s, self._steps_since_plain
+        self._plain, self.plain_s = deque(maxlen=_NUM_PLAIN), None
         try:
             yield
         finally:
-            self._plain, self._steps_since_plain = before
+            self._plain, self.plain_s, self._steps_since_plain = before
 
     def measured(self, num_cached: int) -> dict[int, float]:
         """n → v(n) where it was measured, 1 included, for a text of that length."""
@@ -102,11 +102,9 @@ class TargetCost:
         slope = 0.6
         if hopeful:
             slope = 0.1
-            if self.prefill_token_s is not None and self._plain:
+            if self.prefill_token_s is not None and self.plain_s:
                 # A token among many is as cheap as it gets; half of that is hope.
-                slope = min(
-                    0.5 * self.prefill_token_s / _estimate(self._plain, _NUM_PLAIN), 0.5
-                )
+                slope = min(0.5 * self.prefill_token_s / self.plain_s, 0.5)
         ratios = [0.0]
         for size in range(1, LARGEST_STEP + 1):
             if size in known:
@@ -155,6 +153,7 @@ class DraftCost:
 
     def __init__(self, share: float) -> None:
         self._share = share
+        self._read_share: float | None = None  # the same of a token that is read among many
         self._tokens: deque[float] = deque(maxlen=_NUM_SAMPLES)
         self._reads: deque[float] = deque(maxlen=_NUM_SAMPLES)
 
@@ -165,14 +164,16 @@ class DraftCost:
 
     @property
     def knows_reading(self) -> bool:
-        """Whether a read of many tokens was timed."""
-        return len(self._reads) > 0
+        """Whether a read of many tokens was timed, in this process or before."""
+        return self._read_share is not None
 
     def learn(self, num_read: int, num_drafted: int, seconds: float, plain_s: float) -> None:
         """Take a timed proposal into account: num_read tokens read, num_drafted proposed."""
         if num_read >= _LONG_READ:
             others_s = max(num_drafted - 1, 0) * self.token_s(plain_s)
             self._reads.append(max(seconds - others_s, 0.0) / num_read)
+            if plain_s > 0:
+                self._read_share = statistics.median(self._reads) / plain_s
         elif num_drafted > 0 and num_read <= _SHORT_READ:
             self._tokens.append(seconds / num_drafted)
             if plain_s > 0:
@@ -191,21 +192,25 @@ class DraftCost:
         """
         if self._reads:
             return statistics.median(self._reads)
+        if self._read_share is not None:
+            return self._read_share * plain_s
         if prefill_token_s is not None:
             return self._share * prefill_token_s
         return 0.5 * self.token_s(plain_s)
 
     def as_dict(self) -> dict[str, Any]:
         """What is worth keeping beyond this process, as JSON has it."""
-        return {"share": round(self._share, 5)}
+        read_share = None if self._read_share is None else round(self._read_share, 5)
+        return {"share": round(self._share, 5), "read_share": read_share}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError if it is
         something else, and is then unchanged."""
         share = float(kept["share"])
-        if not 0 <= share < math.inf:
-            raise ValueError(f"the draft's share is {share}")
-        self._share = share
+        read_share = None if kept["read_share"] is None else float(kept["read_share"])
+        if not (0 <= share < math.inf and 0 <= (read_share or 0.0) < math.inf):
+            raise ValueError(f"the draft's shares are {share} and {read_share}")
+        self._share, self._read_share = share, read_share
 
 
 def _hope(known: Mapping[int, float], ratios: list[float], slope: float) -> float:

@@ -10,7 +10,7 @@ import pytest
 from simulated import FLAT, Q4_0, Q4_K, VOCAB, FreeProposer, at_random, run
 
 from localspec.automatic import AutomaticDraftLength
-from localspec.cost import TargetCost
+from localspec.cost import DraftCost, TargetCost
 from localspec.draft_length import (
     DraftOff,
     FixedDraftLength,
@@ -59,6 +59,28 @@ def test_a_dear_look_is_not_soon_taken_again(draft_share, num_prompt_tokens):
     }
     plain_s = run(FixedDraftLength(0), at_random(0), Q4_0, **setting)
     assert run(policy(), at_random(0), Q4_0, **setting) - plain_s <= 6.0
+
+
+def test_a_dear_draft_that_was_useless_is_let_alone_for_a_thousand_tokens():
+    """A second look would take the rest of what may be lost, and more."""
+    setting = {"draft_share": 0.36, "num_tokens": 1024}
+    plain_s = run(FixedDraftLength(0), at_random(0), Q4_0, **setting)
+    assert run(policy(), at_random(0), Q4_0, **setting) - plain_s <= 6.5
+
+
+def test_a_text_that_turns_good_is_noticed_where_a_look_is_cheap():
+    """After 256 useless tokens; a share of all time pays for the looks."""
+    gains = []
+    for seed in range(4):
+        good, bad = at_random(0.95, seed), at_random(0.1, seed + 9)
+
+        def agrees(token: int) -> bool:
+            return (good if token >= 256 else bad)(token)  # noqa: B023
+
+        setting = {"draft_share": 0.08, "num_tokens": 1000}
+        plain_s = run(FixedDraftLength(0), agrees, FLAT, **setting)
+        gains.append(plain_s / run(policy(), agrees, FLAT, **setting))
+    assert statistics.mean(gains) > 1.85
 
 
 @pytest.mark.parametrize("agreement", [0.3, 0.5, 0.7, 0.8, 0.9])
@@ -162,7 +184,7 @@ def test_a_lookup_that_is_rarely_right_does_not_hide_a_draft_that_becomes_good(s
     """A look at the one, which costs nothing, is no look at the other."""
     plain_s = run(FixedDraftLength(0), at_random(0), Q4_0)
     speeds = []
-    for seed in range(0, 40, 10):
+    for seed in range(0, 80, 10):
         good, bad = at_random(0.9, seed), at_random(0, seed + 1)
 
         def agrees(token: int, good=good, bad=bad) -> bool:
@@ -267,13 +289,40 @@ def test_the_first_steps_measure_what_plain_decoding_costs():
     {}, {"target": {}}, {"target": {"ratios": [[0, 2, float("nan"), 3]]}, "proposers": {}},
     {"target": {"ratios": [["a", 2, 1.5, 3]]}, "proposers": {}},
     {"target": {"ratios": []}, "proposers": []},
-    {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": -1}}}},
-    {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": 1},
+    {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": 1}}}},
+    {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": -1,
+     "read_share": None}}}},
+    {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": 1,
+     "read_share": "many"}}}},
+    {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": 1,
+     "read_share": float("inf")}}}},
+    {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": 1, "read_share": None},
      "acceptance": {"prior": [1], "shifts": [], "shares": [], "num_seen": 1}}}},
 ])  # fmt: skip
 def test_what_was_kept_is_checked(damage):
     with pytest.raises((ValueError, TypeError, KeyError)):
         policy().restore(damage)
+
+
+def test_what_reading_costs_is_kept():
+    """A guess would be asked to pay for a long text in the next process."""
+    cost = DraftCost(0.3)
+    cost.learn(num_read=34, num_drafted=0, seconds=3.4, plain_s=1.0)
+    kept = json.loads(json.dumps(cost.as_dict()))
+    restored = DraftCost(0.1)
+    restored.restore(kept)
+    assert restored.knows_reading
+    assert restored.read_token_s(2.0, 0.01) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [300, 2048])
+def test_reading_for_a_look_leaves_half_of_the_budget(num_prompt_tokens):
+    """A long text is not read for as much as may be lost: another look would come on top."""
+    learned = policy()
+    run(learned, at_random(0), Q4_0, draft_share=0.36, num_tokens=128)
+    text = {"draft_share": 0.36, "num_tokens": 1024, "num_prompt_tokens": num_prompt_tokens}
+    plain_s = run(FixedDraftLength(0), at_random(0), Q4_0, **text)
+    assert run(policy(learned), at_random(0), Q4_0, **text) - plain_s < 7.0
 
 
 def test_what_pauses_take_is_not_what_an_answer_takes():
