@@ -23,7 +23,9 @@ _FOLLOWING = 32  # tokens that a draft lags behind at most while it is being ask
 _MOST_STEPS = 12  # that are timed in one pause, each beside a plain one
 _NUM_DRAFTS = 4  # that are timed, the first of which reads
 _DRAFT_TOKENS = 4  # in each of them
-_MOST_READ = 512  # tokens that a draft reads for no other reason than to be timed
+_MOST_READ = 512  # tokens that a draft reads for no other reason than to be timed or judged
+_MOST_JUDGED = 64  # of its tokens, in one pause
+_ENOUGH_JUDGED = 256  # at any time, to know how its tokens fare
 
 
 def prepare(
@@ -32,14 +34,37 @@ def prepare(
     transforms: Transforms,
     clock: Callable[[], float],
 ) -> None:
-    """Read `tokens`, with which the next prompt begins; then time what a policy has to know.
+    """Read `tokens`, with which the next prompt begins; find out what a policy has to know.
 
     transforms: those of a usual answer, whose time belongs to a step's. Raises Interrupted.
     """
-    _read_ahead(speculation, tokens)
     policy = speculation.draft_length
     if isinstance(policy, AutomaticDraftLength):
+        _judge_drafts(speculation, policy)
+    _read_ahead(speculation, tokens)
+    if isinstance(policy, AutomaticDraftLength):
         _measure_costs(speculation, policy, transforms, clock)
+
+
+def _judge_drafts(speculation: Speculation, policy: AutomaticDraftLength) -> None:
+    """Ask a draft that rested what it would have proposed in the answer.
+
+    So the next one begins with that knowledge, and need not pay for it. Later, when enough of
+    a draft's tokens were judged, nothing is done any more.
+    """
+    tokens = speculation.tokens
+    for proposer, prospect in zip(speculation.proposers, policy.prospects, strict=False):
+        if not isinstance(proposer, DraftModel):
+            continue
+        offer = proposer.offer(tokens)
+        num_tokens = min(offer.num_unjudged, speculation.num_answered, _MOST_JUDGED)
+        is_known = prospect.acceptance.num_seen >= _ENOUGH_JUDGED
+        if num_tokens == 0 or is_known or offer.num_missing > _MOST_READ:
+            continue
+        _read(proposer.model, tokens[proposer.begins_at : len(tokens) - num_tokens - 1])
+        for hindsight in speculation.hindsights(proposer, num_tokens):
+            for confidence, chance in hindsight.chances:
+                prospect.acceptance.learn(confidence, chance)
 
 
 def _read_ahead(speculation: Speculation, tokens: list[int]) -> None:

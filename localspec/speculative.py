@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from localspec.draft_length import (
+    LOOK_BACK_TOKENS,
     MAX_DRAFT_TOKENS,
     Choice,
     DraftLength,
     DraftOff,
+    Hindsight,
     Moment,
     Trial,
 )
@@ -60,11 +62,17 @@ class Speculation:
     ) -> None:
         self.tokens: list[int] = []
         self._probs: list[float] = []  # the target's, of the answer's tokens
+        self._transforms: Transforms | None = None  # that they came through
         self.target = target
         self.proposers = tuple(proposers)
         self.draft_length = draft_length
         self._draft_off = draft_off
         self._clock = clock
+
+    @property
+    def num_answered(self) -> int:
+        """Tokens at the end of the text that are an answer, produced here."""
+        return len(self._probs)
 
     def start(self, prompt_tokens: list[int]) -> int:
         """Make the prompt the text; the caches keep their longest common prefix with it.
@@ -87,6 +95,18 @@ class Speculation:
         del self._probs[max(len(self._probs) - num_leaving, 0) :]
         del self.tokens[num_tokens:]
 
+    def hindsights(self, proposer: Proposer, num_tokens: int) -> Iterator[Hindsight]:
+        """How proposals would have fared at the last num_tokens places of the answer.
+
+        A few places at a time, in order. The proposer reads what it lacks of the text for that;
+        what it has read already it does not judge. num_tokens: not above `num_answered`.
+        """
+        end = len(self.tokens)
+        for num_behind in reversed(range(0, num_tokens, LOOK_BACK_TOKENS)):
+            probs = self._probs[: len(self._probs) - num_behind]
+            assert self._transforms is not None
+            yield proposer.look_back(self.tokens[: end - num_behind], probs, self._transforms)
+
     def steps(self, request: Request) -> Iterator[Step]:
         """Steps until max_tokens tokens are out or an end token is, which is emitted too.
 
@@ -95,6 +115,7 @@ class Speculation:
         """
         remaining = request.max_tokens
         number = 0
+        self._transforms = request.transforms
         self.draft_length.begin()
         while remaining > 0:
             try:

@@ -11,7 +11,8 @@ came behind it.
 
 worst   a draft that is never right, against plain decoding, in total time, prompt included;
         nothing known before (empty) and with what the run before learned
-grid    against the best two fixed numbers of draft tokens, by measured costs, at each agreement
+grid    against the best two fixed numbers of draft tokens, by measured costs, at each
+        agreement; behind a short chat, in whose pauses the draft was judged
 switch  a text that is predictable and unpredictable in turn, every 64 tokens, against who
         knows which is which
 copy    a text that repeats itself, looked up in itself, against plain decoding
@@ -51,6 +52,7 @@ GOOD, BAD = 0.95, 0.05
 IDLE = 0.8
 NUM_STEP_ROUNDS = 3
 NUM_WARM_UP_TOKENS = 16
+NUM_CHAT_TURNS = 4
 
 
 class Rounds(NamedTuple):
@@ -138,6 +140,14 @@ class Bench:
         self.engine.draft_length = policy
         with self.engine.exclusively() as loop:
             return measure_steps(loop, NUM_STEP_ROUNDS)
+
+    def short_chat(self, policy: AutomaticDraftLength) -> None:
+        """Greedy answers of the first engine, with a pause behind each as for typing."""
+        self.engine.draft_length = policy
+        chat = self.engine.chat(template="chatml")
+        for _ in range(NUM_CHAT_TURNS):
+            chat.send("Go on.", sampling=GREEDY, max_tokens=SEGMENT)
+            chat.prepare()
 
     def pauses(self, policy: AutomaticDraftLength) -> list[float]:
         """The seconds of each pause until the policy has nothing left to measure."""
@@ -245,7 +255,7 @@ def grid(asked: argparse.Namespace) -> None:
                 range(len(costs.target_s)),
                 key=lambda k: -expected_speedup(curve, agreement, k),
             )
-            bench.answer(policy, 32, 64)
+            bench.short_chat(policy)
             found = {
                 k: bench.rounds(
                     lambda: policy,  # noqa: B023

@@ -7,14 +7,24 @@ import logging
 import threading
 
 import pytest
+from simulated import Q4_0, Q4_K, VOCAB, Clock, TimedModel, at_random
 
 import localspec
 from gguf_maker import write_random_model
+from localspec.acceptance import RATES
 from localspec.access import Access
+from localspec.automatic import AutomaticDraftLength
 from localspec.cli.idle_time import idle_time
-from localspec.draft_length import FixedDraftLength, ProposerKind
+from localspec.draft_length import LOOK_BACK_TOKENS, FixedDraftLength, ProposerKind
 from localspec.errors import ContextError, DecodeError
+from localspec.preparation import prepare
+from localspec.proposers import DraftModel
+from localspec.randomness import Randomness
+from localspec.rules import make_rule
+from localspec.speculative import Request, Speculation
 from localspec.template import BUILT_IN
+from localspec.transforms import Transforms
+from toy import all_shared
 
 GREEDY = localspec.SamplingParams(temperature=0)
 STORY = "Tell me a story about a fox."
@@ -203,6 +213,63 @@ def test_a_draft_reads_ahead_only_while_it_follows_the_text(engine):
         assert engine._draft.num_cached == num_read < engine._target.num_cached
     finally:
         engine.draft_length = own
+
+
+class TypedChat:
+    """Plain answers on a clock of their own; in a pause behind each `policy` learns."""
+
+    def __init__(self, agreement):
+        self.clock = Clock()
+        target = TimedModel(self.clock, 1.0, Q4_K)
+        draft = TimedModel(self.clock, 0.12, Q4_0, at_random(agreement), LOOK_BACK_TOKENS)
+        proposer = DraftModel(draft, all_shared(target, draft), lambda token: False)
+        self.policy = AutomaticDraftLength({ProposerKind.DRAFT: 0.1})
+        self.loop = Speculation(target, [proposer], self.policy, None, self.clock)
+        self.tokens = [(7 * i) % VOCAB for i in range(31)] + [0]
+
+    def answer(self, draft_length, num_tokens=64):
+        """Seconds that it takes."""
+        started = self.clock.now
+        self.loop.draft_length = draft_length
+        self.transforms = Transforms(GREEDY, num_prompt_tokens=len(self.tokens))
+        rule = make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0))
+        self.loop.start(self.tokens)
+        request = Request(self.transforms, rule, num_tokens, lambda token: False)
+        for _ in self.loop.steps(request):
+            pass
+        return self.clock.now - started
+
+    def pause(self):
+        self.loop.draft_length = self.policy
+        # A conversation goes on behind what was said.
+        self.tokens = list(self.loop.tokens)
+        prepare(self.loop, self.tokens, self.transforms, self.clock)
+
+
+@pytest.mark.parametrize("agreement", [0.0, 0.5, 0.95])
+def test_a_draft_that_rested_is_judged_by_the_answer(agreement):
+    chat = TypedChat(agreement)
+    acceptance = chat.policy.prospects[0].acceptance
+    chat.answer(FixedDraftLength(0), 80)
+    chat.pause()
+    assert acceptance.num_seen == 64
+    assert acceptance.weights @ RATES == pytest.approx(agreement, abs=0.15)
+    chat.pause()  # nothing new
+    assert acceptance.num_seen == 64
+    for _ in range(9):
+        chat.answer(FixedDraftLength(0), 80)
+        chat.pause()
+    assert acceptance.num_seen == 256  # that is enough
+
+
+@pytest.mark.parametrize(("agreement", "at_most"), [(0.0, 0.5), (0.9, -10.0)])
+def test_what_was_judged_decides_about_the_next_answer(agreement, at_most):
+    """A useless draft is let alone; a good one drafts from its first token on."""
+    chat = TypedChat(agreement)
+    for _ in range(4):
+        plain_s = chat.answer(FixedDraftLength(0))
+        chat.pause()
+    assert chat.answer(chat.policy) - plain_s < at_most
 
 
 def test_where_nothing_is_drafted_nothing_is_measured(plain, monkeypatch):
