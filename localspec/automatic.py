@@ -38,8 +38,10 @@ _DECIDING_SHARE = 0.002  # of plain decoding, that may be spent on deciding to s
 _MARGIN = 1.02  # a gain smaller than this is noise
 _NUM_MEASURED = 2  # plain steps before anything else is tried
 # Steps after which a plain one is due, to measure what it costs; sooner in the beginning, when
-# the machine is still cold.
+# the machine is still cold, and where drafting gains little: there a plain step costs little,
+# and decides.
 _ANCHOR_STEPS = 64
+_ANCHOR_SHARE = 0.004  # of a gain, that each step between two of them is worth
 _WAKING = 1.1  # times as long as others: that may be a plain step's place behind a draft
 _HORIZON = 1 / HAZARD  # tokens for which what is learned now is worth something
 _TOO_DEAR = -1  # instead of a position to read from
@@ -62,6 +64,7 @@ class AutomaticDraftLength:
         self._num_plain = 0
         self._has_drafted = False  # in the last step, which decoded several tokens
         self._is_in_doubt = False  # what a plain step costs, by the last one
+        self._anchor_steps = _ANCHOR_STEPS
         self._budget = Budget()
         self._able: list[Prospect] = []  # who could propose in this step
         self._deciding_s = 0.0  # what it took to see that nothing pays
@@ -95,7 +98,8 @@ class AutomaticDraftLength:
         plain_s = self.target_cost.plain_s
         if not plain_s or self._num_plain < _NUM_MEASURED:
             return Choice(None, draft_off=DraftOff.MEASURING)
-        is_due = self.target_cost.steps_since_plain >= min(_ANCHOR_STEPS, 16 * self._num_plain)
+        anchor_steps = min(self._anchor_steps, 16 * self._num_plain)
+        is_due = self.target_cost.steps_since_plain >= anchor_steps
         if is_due or self._is_in_doubt:
             return Choice(None, draft_off=DraftOff.MEASURING)
         times = self._times.at(moment.num_cached, plain_s)
@@ -127,6 +131,8 @@ class AutomaticDraftLength:
             reads_from = self._reads_from(best, moment, gain_s, self._budget.left_s(plain_s))
             if reads_from == _TOO_DEAR:
                 continue
+            gain = 1.0 - 1.0 / (best.rate * plain_s)
+            self._anchor_steps = int(min(gain / _ANCHOR_SHARE, _ANCHOR_STEPS))
             if best.offer.num_unjudged > 1:
                 # That has to be read anyway, and shows what to expect.
                 return Choice(best.index, None, reads_from)

@@ -345,6 +345,24 @@ def draft_step(seconds: float) -> Trial:
     return Trial(0, [0.9] * 3, 3, 4, 1, 4, 10, 0.1, seconds, 0.0)
 
 
+@pytest.mark.parametrize(("step_s", "at_least", "at_most"), [(3.5, 1, 20), (1.5, 40, 64)])
+def test_where_little_is_gained_plain_steps_are_measured_often(step_s, at_least, at_most):
+    """If one takes less than it did, nothing is gained any more."""
+    made = policy()
+    for _ in range(9):
+        made.learn(plain_step(1.0))
+    for _ in range(60):
+        made.learn(replace(draft_step(step_s), num_accepted=3, num_emitted=4))
+    made.learn(plain_step(1.0))
+    drafted = 0
+    moment = Moment(10, 3, 500, (Offer(16, 1, 0, 0),))
+    while (choice := made.choose(moment)).draft_off is not DraftOff.MEASURING:
+        assert choice.proposer == 0
+        made.learn(draft_step(step_s))
+        drafted += 1
+    assert at_least <= drafted <= at_most
+
+
 @pytest.mark.parametrize("slower", [1.0, 3.0])
 def test_a_slow_plain_step_behind_a_draft_counts_only_if_the_next_is_slow(slower):
     """Threads that rested while the draft worked take time to wake."""
