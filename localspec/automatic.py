@@ -41,7 +41,7 @@ _NUM_MEASURED = 2  # plain steps before anything else is tried
 # the machine is still cold, and where drafting gains little: there a plain step costs little,
 # and decides.
 _ANCHOR_STEPS = 64
-_ANCHOR_SHARE = 0.004  # of a gain, that each step between two of them is worth
+_ANCHOR_SHARE = 0.004  # of gain, for which one more step comes between two of them
 _WAKING = 1.1  # times as long as others: that may be a plain step's place behind a draft
 _HORIZON = 1 / HAZARD  # tokens for which what is learned now is worth something
 _TOO_DEAR = -1  # instead of a position to read from

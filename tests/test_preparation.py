@@ -272,6 +272,32 @@ def test_what_was_judged_decides_about_the_next_answer(agreement, at_most):
     assert chat.answer(chat.policy) - plain_s < at_most
 
 
+@pytest.mark.usefixtures("nothing_known")
+def test_a_question_ends_the_judging_within_a_decode(monkeypatch):
+    with localspec.load(num_threads=1) as engine:
+        chat, policy = engine.chat(), engine.draft_length
+        engine.draft_length = FixedDraftLength(0)
+        chat.send(STORY, sampling=GREEDY)
+        engine.draft_length = policy
+        acceptance = policy.prospects[0].acceptance
+        real, sizes = engine._draft.decode, []
+
+        def decode(tokens, num_logits):
+            sizes.append(len(tokens))
+            if len(sizes) == 3:
+                engine.cancel()
+            return real(tokens, num_logits)
+
+        monkeypatch.setattr(engine._draft, "decode", decode)
+        chat.prepare()
+        check_invariant(engine)
+        assert (len(sizes), acceptance.num_seen) == (3, LOOK_BACK_TOKENS)
+        chat.prepare()  # goes on where it ended
+        check_invariant(engine)
+        assert LOOK_BACK_TOKENS < acceptance.num_seen <= 64
+        assert chat.send(STORY, sampling=GREEDY).text
+
+
 def test_where_nothing_is_drafted_nothing_is_measured(plain, monkeypatch):
     chat = plain.chat(system=SYSTEM)
     sizes = target_decodes(plain, monkeypatch)
