@@ -4,7 +4,7 @@ For the target v(n) = T(n) / T(1), the cost of decoding n tokens at once in plai
 function that decides whether a draft pays. It is not monotone (a kernel for 4 tokens can be
 cheaper than one for 3), so every n has a measurement of its own. T(1) is that of the last few
 plain steps, because it changes with the load of the machine and the length of the text; v(n)
-is followed slowly.
+is followed slowly, and corrected for what T(1) was when it was measured (`elasticity`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import contextlib
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from localspec.draft_length import MAX_DRAFT_TOKENS
+from localspec.elasticity import Elasticity
 
 LARGEST_STEP = MAX_DRAFT_TOKENS + 1  # tokens of the largest step whose cost is told apart
 
@@ -30,6 +31,13 @@ _SHORT_READ = 2  # tokens that are read in front of a draft again and again
 _LONG_READ = 8  # tokens that show what one of many costs
 
 
+class _Sample(NamedTuple):
+    """What a step took, in plain steps. plain_s: seconds of one in an answer of that time."""
+
+    ratio: float
+    plain_s: float
+
+
 class TargetCost:
     """Seconds that the target takes for a step of n tokens.
 
@@ -40,8 +48,11 @@ class TargetCost:
         self.version = 0  # of `ratios`
         self.plain_s: float | None = None
         self.prefill_token_s: float | None = None
-        self._ratios: dict[tuple[int, int], deque[float]] = {}
+        self._samples: dict[tuple[int, int], deque[_Sample]] = {}  # by fill and size
+        self._usual: dict[tuple[int, int], _Sample] = {}  # of each of them
+        self._elasticity = Elasticity()
         self._plain: deque[float] = deque(maxlen=_NUM_PLAIN)
+        self._answer_plain_s: float | None = None  # before `apart`, within it
         self._steps_since_plain = 0
 
     @property
@@ -60,13 +71,25 @@ class TargetCost:
             self.plain_s = _estimate(self._plain, _NUM_PLAIN)
             return
         self._steps_since_plain += 1
-        samples = self._ratios.setdefault(
-            (_fill(num_cached), num_tokens), deque(maxlen=_NUM_SAMPLES)
-        )
+        key = _fill(num_cached), num_tokens
         is_fresh = self._steps_since_plain <= _FRESH_STEPS
-        if self.plain_s and (is_fresh or not samples):
-            samples.append(seconds / self.plain_s)
-            self.version += 1
+        if self.plain_s and (is_fresh or key not in self._samples):
+            plain_s = self._answer_plain_s or self.plain_s
+            self._add(key, _Sample(seconds / self.plain_s, plain_s))
+
+    def _add(self, key: tuple[int, int], sample: _Sample) -> None:
+        before = self._usual.get(key)
+        if before is not None:
+            plain_change = sample.plain_s / before.plain_s
+            self._elasticity.learn(plain_change, plain_change * sample.ratio / before.ratio)
+        samples = self._samples.setdefault(key, deque(maxlen=_NUM_SAMPLES))
+        samples.append(sample)
+        ratios = [
+            ratio * self._elasticity.ratio_change(sample.plain_s / plain_s)
+            for ratio, plain_s in samples
+        ]
+        self._usual[key] = _Sample(_estimate(ratios), sample.plain_s)
+        self.version += 1
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
@@ -74,21 +97,26 @@ class TargetCost:
         answer: they are compared among themselves, and only their ratios are kept."""
         before = self._plain, self.plain_s, self._steps_since_plain
         self._plain, self.plain_s = deque(maxlen=_NUM_PLAIN), None
+        self._answer_plain_s = before[1]
         try:
             yield
         finally:
             self._plain, self.plain_s, self._steps_since_plain = before
+            self._answer_plain_s = None
+
+    def ratio_change(self, plain_s: float) -> float:
+        """By what v(n), n ≥ 2, was probably multiplied since a plain step took plain_s."""
+        return self._elasticity.ratio_change((self.plain_s or plain_s) / plain_s)
 
     def measured(self, num_cached: int) -> dict[int, float]:
         """n → v(n) where it was measured, 1 included, for a text of that length."""
         known = {1: 1.0}
         fill = _fill(num_cached)
         # The nearest length that was measured: the curves of neighbours look alike.
-        by_distance = sorted(self._ratios, key=lambda key: -abs(key[0] - fill))
-        for key in by_distance:
-            samples, size = self._ratios[key], key[1]
-            if samples:
-                known[size] = _estimate(samples)
+        for key in sorted(self._usual, key=lambda key: -abs(key[0] - fill)):
+            ratio, plain_s = self._usual[key]
+            # A plain step behind another length takes another time for another reason.
+            known[key[1]] = ratio * (self.ratio_change(plain_s) if key[0] == fill else 1.0)
         return known
 
     def ratios(self, num_cached: int, *, hopeful: bool) -> list[float]:
@@ -121,30 +149,37 @@ class TargetCost:
         return [
             size
             for size in range(2, LARGEST_STEP)
-            for _ in range(_NUM_TRUSTED - len(self._ratios.get((fill, size), ())))
+            for _ in range(_NUM_TRUSTED - len(self._samples.get((fill, size), ())))
         ]
 
     def as_dict(self) -> dict[str, Any]:
         """What is worth keeping beyond this process, as JSON has it."""
         return {
             "ratios": [
-                [fill, size, round(_estimate(samples), 4), len(samples)]
-                for (fill, size), samples in sorted(self._ratios.items())
-                if samples
-            ]
+                [*key, round(ratio, 4), round(plain_s, 7), len(self._samples[key])]
+                for key, (ratio, plain_s) in sorted(self._usual.items())
+            ],
+            "elasticity": self._elasticity.as_dict(),
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError if it is
         something else, and is then unchanged."""
-        ratios: dict[tuple[int, int], deque[float]] = {}
-        for fill, size, ratio, count in kept["ratios"]:
-            if not (0 < ratio < math.inf and 1 < size <= LARGEST_STEP and 0 <= fill < 64):
-                raise ValueError(f"v({size}) is {ratio}")
+        counts: dict[tuple[int, int], int] = {}
+        usual: dict[tuple[int, int], _Sample] = {}
+        for fill, size, ratio, plain_s, count in kept["ratios"]:
+            is_known_size = 1 < size <= LARGEST_STEP and 0 <= fill < 64
+            if not (is_known_size and 0 < ratio < math.inf and 0 < plain_s < math.inf):
+                raise ValueError(f"v({size}) is {ratio}, of {plain_s} seconds")
+            key = int(fill), int(size)
+            usual[key] = _Sample(float(ratio), float(plain_s))
             # Few enough that a changed machine shows after a few steps.
-            copies = min(int(count), _NUM_TRUSTED)
-            ratios[int(fill), int(size)] = deque([float(ratio)] * copies, _NUM_SAMPLES)
-        self._ratios = ratios
+            counts[key] = min(max(int(count), 1), _NUM_TRUSTED)
+        self._elasticity.restore(kept["elasticity"])
+        self._usual = usual
+        self._samples = {
+            key: deque([usual[key]] * count, _NUM_SAMPLES) for key, count in counts.items()
+        }
         self.version += 1
 
 
@@ -233,7 +268,7 @@ def _hope(known: Mapping[int, float], ratios: list[float], slope: float) -> floa
     return min([hope, *(known[other] for other in above)])
 
 
-def _estimate(samples: deque[float], enough: int = _NUM_TRUSTED) -> float:
+def _estimate(samples: Sequence[float], enough: int = _NUM_TRUSTED) -> float:
     """The median; of fewer samples the smallest: what disturbs one makes it longer."""
     return statistics.median(samples) if len(samples) >= enough else min(samples)
 

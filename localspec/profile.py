@@ -20,7 +20,7 @@ from platformdirs import user_cache_path
 
 logger = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 
 
 class Profile:

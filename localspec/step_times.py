@@ -19,6 +19,7 @@ class StepTimes:
     def __init__(self, cost: TargetCost) -> None:
         self._cost = cost
         self._version = (-1, -1)
+        self._plain_s = 0.0  # when the ratios were looked up
         self._ratios: Weights = np.zeros(LARGEST_STEP + 1)
         self._worst: Weights = self._ratios
         self._sizes = list(range(LARGEST_STEP + 1))
@@ -30,9 +31,12 @@ class StepTimes:
         version = (self._cost.version, num_cached // 1024)
         if version != self._version:
             self._version = version
+            self._plain_s = plain_s
             self._fill_in(num_cached)
-        self.latest = self._ratios * plain_s
-        self.at_worst = self._worst * plain_s
+        several_s = plain_s * self._cost.ratio_change(self._plain_s)
+        self.latest = self._ratios * several_s
+        self.at_worst = self._worst * several_s
+        self.latest[1] = self.at_worst[1] = plain_s
         return self.latest
 
     def _fill_in(self, num_cached: int) -> None:

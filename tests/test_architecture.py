@@ -20,7 +20,7 @@ MODULES = {
 }
 # Who may import whom: a module imports only modules of rows above its own.
 LAYERS = [
-    ["errors", "cancellation"],
+    ["errors", "cancellation", "elasticity"],
     ["sampling", "draft_length", "header", "pair", "text", "thinking", "sandbox"],
     ["vocabulary", "llama_options"],
     ["amx_trial"],

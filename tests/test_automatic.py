@@ -285,23 +285,30 @@ def test_the_first_steps_measure_what_plain_decoding_costs():
     assert (choice.proposer, choice.draft_off) == (None, DraftOff.MEASURING)
 
 
+KEPT = policy().as_dict()
+KEPT_TARGET, KEPT_DRAFT = KEPT["target"], KEPT["proposers"]["draft"]
+
+
 @pytest.mark.parametrize("damage", [
-    {}, {"target": {}}, {"target": {"ratios": [[0, 2, float("nan"), 3]]}, "proposers": {}},
-    {"target": {"ratios": [["a", 2, 1.5, 3]]}, "proposers": {}},
-    {"target": {"ratios": []}, "proposers": []},
-    {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": 1}}}},
-    {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": -1,
-     "read_share": None}}}},
-    {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": 1,
-     "read_share": "many"}}}},
-    {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": 1,
-     "read_share": float("inf")}}}},
-    {"target": {"ratios": []}, "proposers": {"draft": {"cost": {"share": 1, "read_share": None},
-     "acceptance": {"prior": [1], "shifts": [], "shares": [], "num_seen": 1}}}},
+    {"target": {}},
+    {"target": {**KEPT_TARGET, "ratios": [[0, 2, float("nan"), 1.0, 3]]}},
+    {"target": {**KEPT_TARGET, "ratios": [["a", 2, 1.5, 1.0, 3]]}},
+    {"target": {**KEPT_TARGET, "ratios": [[0, 2, 1.5, 0.0, 3]]}},
+    {"target": {**KEPT_TARGET, "elasticity": {}}},
+    {"target": {**KEPT_TARGET, "elasticity": {"squares": 0.0, "products": 0.0}}},
+    {"target": {**KEPT_TARGET, "elasticity": {"squares": 1.0, "products": float("nan")}}},
+    {"proposers": []},
+    {"proposers": {"draft": {**KEPT_DRAFT, "cost": {"share": 1}}}},
+    {"proposers": {"draft": {**KEPT_DRAFT, "cost": {"share": -1, "read_share": None}}}},
+    {"proposers": {"draft": {**KEPT_DRAFT, "cost": {"share": 1, "read_share": "many"}}}},
+    {"proposers": {"draft": {**KEPT_DRAFT, "cost": {"share": 1, "read_share": float("inf")}}}},
+    {"proposers": {"draft": {**KEPT_DRAFT, "acceptance": {"prior": [1], "shifts": [],
+     "shares": [], "num_seen": 1}}}},
 ])  # fmt: skip
 def test_what_was_kept_is_checked(damage):
+    policy().restore(KEPT)
     with pytest.raises((ValueError, TypeError, KeyError)):
-        policy().restore(damage)
+        policy().restore({**KEPT, **damage})
 
 
 def test_what_reading_costs_is_kept():
@@ -335,6 +342,61 @@ def test_what_pauses_take_is_not_what_an_answer_takes():
         cost.learn(4, 0, 6.0)
     assert cost.plain_s == 1.0
     assert cost.measured(0)[4] == 2.0
+
+
+@pytest.mark.parametrize("shared", [0.0, 1.0], ids=["memory", "processor"])
+def test_what_other_steps_share_of_a_slower_plain_one_is_learned(shared):
+    """Where memory is the bottleneck of plain steps alone, those of four stay as they are."""
+    cost = TargetCost()
+
+    def measure(plain_s: float) -> None:
+        for _ in range(5):
+            cost.learn(1, 0, plain_s)
+
+    measure(1.0)
+    for _ in range(3):
+        cost.learn(4, 0, 2.5)
+    measure(1.2)
+    guess = 2.5 / 1.2**0.5  # nothing is known of this machine yet
+    assert cost.measured(0)[4] == pytest.approx(guess)
+    for plain_s in (1.2, 1.0, 1.1, 1.25, 1.0, 1.15):
+        measure(plain_s)
+        for _ in range(3):
+            cost.learn(4, 0, 2.5 * plain_s**shared)
+    measure(1.3)
+    right = 2.5 * 1.3**shared / 1.3
+    kept = TargetCost()
+    kept.restore(json.loads(json.dumps(cost.as_dict())))
+    for known in (cost, kept):
+        for _ in range(5):
+            known.learn(1, 0, 1.3)
+        assert known.measured(0)[4] == pytest.approx(right, rel=0.03)
+
+
+def test_plain_steps_behind_a_longer_text_say_nothing_of_a_slower_machine():
+    cost = TargetCost()
+    cost.learn(1, 0, 1.0)
+    cost.learn(4, 0, 2.5)
+    for _ in range(5):
+        cost.learn(1, 8192, 1.3)
+    assert cost.measured(8192)[4] == 2.5
+
+
+def test_a_draft_that_rests_is_used_when_plain_steps_alone_slow_down():
+    """Nobody has to draft to find that out."""
+    made = policy()
+    moment = Moment(10, 3, 500, (Offer(16, 1, 0, 0),))
+    for plain_s in (1.0, 1.25, 1.0):
+        for _ in range(5):
+            made.learn(plain_step(plain_s))
+        for _ in range(9):
+            made.learn(replace(draft_step(2.9), confidences=[0.9] * 3, num_accepted=2))
+    for _ in range(6):
+        made.learn(plain_step(1.0))
+    assert made.choose(moment).proposer is None
+    for _ in range(6):
+        made.learn(plain_step(1.3))
+    assert made.choose(moment).proposer == 0
 
 
 def plain_step(seconds: float) -> Trial:
