@@ -37,12 +37,14 @@ from localspec.step_times import StepTimes
 _DECIDING_SHARE = 0.002  # of plain decoding, that may be spent on deciding to stay with it
 _MARGIN = 1.02  # a gain smaller than this is noise
 _NUM_MEASURED = 2  # plain steps before anything else is tried
-# Steps after which a plain one is due, to measure what it costs; sooner in the beginning, when
-# the machine is still cold, and where drafting gains little: there a plain step costs little,
-# and decides.
+# Steps after which a plain one is due, to measure what it costs; sooner where drafting gains
+# little: there a plain step costs little, and decides. The first one behind a rest comes
+# sooner, too: often drafting began because plain steps happened to take long.
 _ANCHOR_STEPS = 64
 _ANCHOR_SHARE = 0.004  # of gain, for which one more step comes between two of them
+_FIRST_ANCHOR_SHARE = 0.03  # the same of the first
 _WAKING = 1.1  # times as long as others: that may be a plain step's place behind a draft
+_FASTER = 1.05  # times as fast as others: that may be a machine that has become faster
 _HORIZON = 1 / HAZARD  # tokens for which what is learned now is worth something
 _TOO_DEAR = -1  # instead of a position to read from
 
@@ -65,6 +67,7 @@ class AutomaticDraftLength:
         self._has_drafted = False  # in the last step, which decoded several tokens
         self._is_in_doubt = False  # what a plain step costs, by the last one
         self._anchor_steps = _ANCHOR_STEPS
+        self._has_rested = False  # since a plain step was due
         self._budget = Budget()
         self._able: list[Prospect] = []  # who could propose in this step
         self._deciding_s = 0.0  # what it took to see that nothing pays
@@ -98,9 +101,9 @@ class AutomaticDraftLength:
         plain_s = self.target_cost.plain_s
         if not plain_s or self._num_plain < _NUM_MEASURED:
             return Choice(None, draft_off=DraftOff.MEASURING)
-        anchor_steps = min(self._anchor_steps, 16 * self._num_plain)
-        is_due = self.target_cost.steps_since_plain >= anchor_steps
+        is_due = self.target_cost.steps_since_plain >= self._anchor_steps
         if is_due or self._is_in_doubt:
+            self._has_rested = False
             return Choice(None, draft_off=DraftOff.MEASURING)
         times = self._times.at(moment.num_cached, plain_s)
         for candidate in able:
@@ -113,6 +116,7 @@ class AutomaticDraftLength:
         if choice is None:
             choice = self._another_look(able, times, moment)
         if choice is None:
+            self._has_rested = True
             would_pay = nearest.hoped_rate > _MARGIN / plain_s
             self._draft_off = DraftOff.OVER_BUDGET if would_pay else DraftOff.DOES_NOT_PAY
             # With a fast target the deciding itself would be felt.
@@ -132,7 +136,8 @@ class AutomaticDraftLength:
             if reads_from == _TOO_DEAR:
                 continue
             gain = 1.0 - 1.0 / (best.rate * plain_s)
-            self._anchor_steps = int(min(gain / _ANCHOR_SHARE, _ANCHOR_STEPS))
+            share = _FIRST_ANCHOR_SHARE if self._has_rested else _ANCHOR_SHARE
+            self._anchor_steps = int(min(gain / share + 1.0, _ANCHOR_STEPS))
             if best.offer.num_unjudged > 1:
                 # That has to be read anyway, and shows what to expect.
                 return Choice(best.index, None, reads_from)
@@ -217,10 +222,11 @@ class AutomaticDraftLength:
         scored_s = trial.target_time_s + trial.sampler_time_s
         step_s = scored_s + trial.draft_time_s
         size = trial.num_target_tokens
-        self._is_in_doubt = self._is_doubtful(trial, scored_s)
+        is_doubtful = self._is_doubtful(trial, scored_s)
+        self._is_in_doubt = is_doubtful or self._is_faster(trial, scored_s)
         self._has_drafted = trial.proposer is not None and size > 1
         is_step = trial.proposer is not None or size == 1 or size > LARGEST_STEP
-        if is_step and not self._is_in_doubt:
+        if is_step and not is_doubtful:
             self.target_cost.learn(size, trial.num_cached, scored_s)
             self._num_plain += size == 1
         plain_s = self.target_cost.plain_s
@@ -253,6 +259,17 @@ class AutomaticDraftLength:
         is_behind = self._has_drafted or trial.proposer is not None or trial.look_back_s > 0.0
         is_slow = plain_s is not None and scored_s > _WAKING * plain_s
         return trial.num_target_tokens == 1 and is_behind and is_slow
+
+    def _is_faster(self, trial: Trial, scored_s: float) -> bool:
+        """Whether a plain step between drafts took less than those before.
+
+        The median of a few counts, and while tokens are drafted it would take many steps to
+        follow. So more plain ones come behind it, until it has.
+        """
+        plain_s = self.target_cost.plain_s
+        is_between = self._has_drafted or self._is_in_doubt
+        is_plain = trial.proposer is None and trial.num_target_tokens == 1
+        return plain_s is not None and is_between and is_plain and scored_s * _FASTER < plain_s
 
     def outlook(self) -> Outlook | None:
         """See `DraftLength.outlook`. Of the proposer that came nearest to paying."""

@@ -425,6 +425,47 @@ def test_where_little_is_gained_plain_steps_are_measured_often(step_s, at_least,
     assert at_least <= drafted <= at_most
 
 
+def test_a_machine_that_becomes_faster_is_noticed_while_tokens_are_drafted():
+    """Drafting gained a lot where plain steps were slow, and gains nothing now."""
+    made = policy()
+    moment = Moment(10, 3, 500, (Offer(16, 1, 0, 0),))
+    for _ in range(9):
+        made.learn(plain_step(2.0))
+    for _ in range(9):
+        made.learn(replace(draft_step(3.0), num_accepted=3, num_emitted=4))
+    for _ in range(200):
+        assert made.choose(moment).proposer in (None, 0)
+        made.learn(draft_step(3.0) if made.choose(moment).proposer == 0 else plain_step(2.0))
+    num_steps = 0
+    while made.target_cost.plain_s != 1.0:
+        is_drafting = made.choose(moment).proposer == 0
+        made.learn(draft_step(3.0) if is_drafting else plain_step(1.0))
+        num_steps += 1
+    assert num_steps <= 70
+
+
+def test_a_draft_that_comes_back_is_soon_compared_with_plain_steps():
+    """Later that is done more rarely."""
+    made = policy()
+    moment = Moment(10, 3, 500, (Offer(16, 1, 0, 0),))
+    for _ in range(5):
+        made.learn(plain_step(1.0))
+        made.learn(replace(draft_step(2.9), confidences=[0.9] * 3, num_accepted=2))
+    made.learn(plain_step(1.0))
+    assert made.choose(moment).draft_off is DraftOff.DOES_NOT_PAY
+    for _ in range(6):
+        made.learn(plain_step(1.5))
+    drafted = [0]
+    while len(drafted) < 3:
+        if made.choose(moment).proposer == 0:
+            drafted[-1] += 1
+            made.learn(replace(draft_step(2.9), num_accepted=2))
+        else:
+            drafted.append(0)
+            made.learn(plain_step(1.5))
+    assert 1 <= drafted[0] <= 8 < 16 <= drafted[1]
+
+
 @pytest.mark.parametrize("slower", [1.0, 3.0])
 def test_a_slow_plain_step_behind_a_draft_counts_only_if_the_next_is_slow(slower):
     """Threads that rested while the draft worked take time to wake."""
