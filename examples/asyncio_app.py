@@ -1,10 +1,11 @@
-"""A chat server on loopback: a line in, an answer out, a conversation for each connection.
+"""A chat server on loopback: a line in, a line out, a conversation for each connection.
 
     python examples/asyncio_app.py 8765
     nc localhost 8765
 
 The engine does one answer at a time, so the connections take turns; each finds its own
-conversation still in the caches. Whoever hangs up ends their answer.
+conversation still in the caches. Whoever hangs up ends their answer. Line breaks within an
+answer become spaces, so that its end is where the line ends.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Server:
             async for piece in stream:
                 if line.done() and not line.result():
                     return  # they are gone; leaving the block stops the engine
-                writer.write(piece.text.encode())
+                writer.write(piece.text.replace("\n", " ").encode())
                 await writer.drain()
         writer.write(b"\n")
         await writer.drain()

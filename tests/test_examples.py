@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -50,16 +51,28 @@ def test_a_chat_on_a_terminal_in_ten_lines(tmp_path):
     assert len(done.stdout) > 50
 
 
-def test_the_asyncio_application_serves_several_at_once():
-    """Each has its own conversation; one hangs up in the middle of an answer."""
-    module = load_example("asyncio_app")
+@pytest.fixture
+def engine() -> Iterator[localspec.Engine]:
+    """The demo pair with the same answers every time: drawn ones are now and then short."""
+    with localspec.load() as engine:
+        engine.sampling = replace(engine.sampling, temperature=0.0)
+        yield engine
 
-    async def ask(port: int) -> list[bytes]:
+
+def test_the_asyncio_application_serves_several_at_once(engine):
+    """Each has its own conversation; one hangs up in the middle of an answer.
+
+    The answers have several lines of their own, and each comes as one.
+    """
+    module = load_example("asyncio_app")
+    questions = ("Write a haiku about the sea.", "Another one!")
+
+    async def ask(port: int) -> list[str]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         answers = []
-        for question in (b"Tell me a story about a fox.\n", b"Another one!\n"):
-            writer.write(question)
-            answers.append(await reader.readline())
+        for question in questions:
+            writer.write(f"{question}\n".encode())
+            answers.append((await reader.readline()).decode())
         writer.close()
         return answers
 
@@ -69,17 +82,18 @@ def test_the_asyncio_application_serves_several_at_once():
         await reader.read(1)
         writer.close()
 
-    async def everybody(engine: localspec.Engine) -> list[object]:
+    async def everybody() -> list[object]:
         server = await asyncio.start_server(module.Server(engine).serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         async with server:
             return await asyncio.gather(ask(port), hang_up(port), ask(port))
 
-    with localspec.load() as engine:
-        first, _, second = asyncio.run(everybody(engine))
-        # They are drawn, and now and then one is of three words.
-        assert all(answer.strip() and answer.endswith(b"\n") for answer in (*first, *second))
-        assert engine.generate("Hi", max_tokens=2).token_ids
+    first, _, second = asyncio.run(everybody())
+    chat = engine.chat(system="You are terse.")
+    expected = [chat.send(question).text for question in questions]
+    assert all("\n" in answer for answer in expected)
+    assert all(len(answer) > 20 for answer in (*first, *second))
+    assert first == second == [answer.replace("\n", " ") + "\n" for answer in expected]
 
 
 def test_a_batch_goes_on_where_it_was(tmp_path):
@@ -128,39 +142,38 @@ def display(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("display")
-def test_the_tk_window_stays_alive_and_stops():
+def test_the_tk_window_stays_alive_and_stops(engine):
     tkinter = pytest.importorskip("tkinter")
     root = tkinter.Tk()
     module = load_example("tk_window")
-    with localspec.load() as engine:
-        window = module.ChatWindow(root, engine)
+    window = module.ChatWindow(root, engine)
 
-        def run(question: str, stop_at: int) -> str:
-            before = len(window.transcript.get("1.0", "end"))
-            window.entry.insert(0, question)
-            window.send.invoke()
-            assert window.is_answering()
-            until = time.monotonic() + 60
-            while window.is_answering() and time.monotonic() < until:
-                root.update()
-                if len(window.transcript.get("1.0", "end")) - before > stop_at:
-                    window.stop.invoke()
-            assert not window.is_answering()
-            return window.transcript.get("1.0", "end")[before:]
+    def run(question: str, stop_at: int) -> str:
+        before = len(window.transcript.get("1.0", "end"))
+        window.entry.insert(0, question)
+        window.send.invoke()
+        assert window.is_answering()
+        until = time.monotonic() + 60
+        while window.is_answering() and time.monotonic() < until:
+            root.update()
+            if len(window.transcript.get("1.0", "end")) - before > stop_at:
+                window.stop.invoke()
+        assert not window.is_answering()
+        return window.transcript.get("1.0", "end")[before:]
 
-        whole = run("Tell me a story about a fox.", 10**9)
-        assert whole.strip().startswith("> Tell me a story about a fox.")
-        assert len(whole) > 60
-        stopped = run("Tell me a very long story about an owl.", 60)
-        assert len(stopped) > 60
-        window.entry.insert(0, "And another one!")
-        window.ask()
-        window.close()
-        assert engine.generate("Hi", max_tokens=2).token_ids
+    whole = run("Tell me a story about a fox.", 10**9)
+    assert whole.strip().startswith("> Tell me a story about a fox.")
+    assert len(whole) > 60
+    stopped = run("Tell me a very long story about an owl.", 60)
+    assert len(stopped) > 60
+    window.entry.insert(0, "And another one!")
+    window.ask()
+    window.close()
+    assert engine.generate("Hi", max_tokens=2).token_ids
     root.destroy()
 
 
-def test_the_qt_window_stays_alive_and_stops(monkeypatch):
+def test_the_qt_window_stays_alive_and_stops(engine, monkeypatch):
     pytest.importorskip(
         "PySide6.QtWidgets", reason="PySide6 is not installed", exc_type=ImportError
     )
@@ -168,38 +181,37 @@ def test_the_qt_window_stays_alive_and_stops(monkeypatch):
     monkeypatch.setenv("QT_QPA_PLATFORM", "offscreen")
     module = load_example("pyside_window")
     application = module.QApplication([])
-    with localspec.load() as engine:
-        window = module.ChatWindow(engine)
-        window.show()
+    window = module.ChatWindow(engine)
+    window.show()
 
-        def wait_until(is_over: Callable[[], bool]) -> None:
-            loop, timer = QtCore.QEventLoop(), QtCore.QTimer()
-            timer.timeout.connect(lambda: loop.quit() if is_over() else None)
-            timer.start(10)
-            loop.exec()
+    def wait_until(is_over: Callable[[], bool]) -> None:
+        loop, timer = QtCore.QEventLoop(), QtCore.QTimer()
+        timer.timeout.connect(lambda: loop.quit() if is_over() else None)
+        timer.start(10)
+        loop.exec()
 
-        def run(question: str, stop_at: int) -> str:
-            before = len(window.transcript.toPlainText())
+    def run(question: str, stop_at: int) -> str:
+        before = len(window.transcript.toPlainText())
 
-            def stop_or_done(num_shown: int) -> bool:
-                if num_shown > stop_at:
-                    window.stop.click()
-                return not window.stop.isEnabled()
+        def stop_or_done(num_shown: int) -> bool:
+            if num_shown > stop_at:
+                window.stop.click()
+            return not window.stop.isEnabled()
 
-            window.entry.setText(question)
-            window.send.click()
-            assert window.stop.isEnabled()
-            wait_until(lambda: stop_or_done(len(window.transcript.toPlainText()) - before))
-            assert window.send.isEnabled()
-            return window.transcript.toPlainText()[before:]
+        window.entry.setText(question)
+        window.send.click()
+        assert window.stop.isEnabled()
+        wait_until(lambda: stop_or_done(len(window.transcript.toPlainText()) - before))
+        assert window.send.isEnabled()
+        return window.transcript.toPlainText()[before:]
 
-        whole = run("Tell me a story about a fox.", 10**9)
-        assert whole.strip().startswith("> Tell me a story about a fox.")
-        assert len(whole) > 60
-        stopped = run("Tell me a very long story about an owl.", 60)
-        assert len(stopped) > 60
-        window.entry.setText("And another one!")
-        window.entry.returnPressed.emit()
-        window.close()
-        assert engine.generate("Hi", max_tokens=2).token_ids
+    whole = run("Tell me a story about a fox.", 10**9)
+    assert whole.strip().startswith("> Tell me a story about a fox.")
+    assert len(whole) > 60
+    stopped = run("Tell me a very long story about an owl.", 60)
+    assert len(stopped) > 60
+    window.entry.setText("And another one!")
+    window.entry.returnPressed.emit()
+    window.close()
+    assert engine.generate("Hi", max_tokens=2).token_ids
     application.shutdown()
