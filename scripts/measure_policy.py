@@ -101,8 +101,14 @@ class Bench:
         self._engines = engines
         self._draft_share = draft_share
         self._asked = asked
-        for engine in engines:
-            # Weights and buffers that are touched for the first time take longer.
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Touch both engines' weights and buffers.
+
+        The first time takes longer, and so may one after minutes in which they lay idle.
+        """
+        for engine in self._engines:
             for _ in self._stream(engine, FixedDraftLength(1), 32, NUM_WARM_UP_TOKENS):
                 pass
 
@@ -171,6 +177,7 @@ class Bench:
         for number in range(self._asked.rounds):
             # Not all memory is as fast: no side keeps an engine, or the first turn.
             engines = self._engines if number % 2 else self._engines[::-1]
+            self._warm_up()
             sides = [
                 Timed(self._stream(engine, policy(), num_prompt_tokens, num_tokens))
                 for engine, policy in zip(engines, (ours, other), strict=True)
