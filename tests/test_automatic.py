@@ -433,9 +433,13 @@ def test_a_machine_that_becomes_faster_is_noticed_while_tokens_are_drafted():
         made.learn(plain_step(2.0))
     for _ in range(9):
         made.learn(replace(draft_step(3.0), num_accepted=3, num_emitted=4))
+    num_drafts = 0
     for _ in range(200):
-        is_drafting = made.choose(moment).proposer == 0
-        made.learn(draft_step(3.0) if is_drafting else plain_step(2.0))
+        choice = made.choose(moment)
+        assert choice.proposer in (None, 0)
+        num_drafts += choice.proposer == 0
+        made.learn(plain_step(2.0) if choice.proposer is None else draft_step(3.0))
+    assert num_drafts > 100
     num_steps = 0
     while made.target_cost.plain_s != 1.0:
         is_drafting = made.choose(moment).proposer == 0

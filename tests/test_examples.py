@@ -94,6 +94,7 @@ def test_the_asyncio_application_serves_several_at_once(engine):
     assert all("\n" in answer for answer in expected)
     assert all(len(answer) > 20 for answer in (*first, *second))
     assert first == second == [answer.replace("\n", " ") + "\n" for answer in expected]
+    assert engine.generate("Hi", max_tokens=2).token_ids
 
 
 def test_a_batch_goes_on_where_it_was(tmp_path):
