@@ -12,6 +12,9 @@ _LOOK_SHARE = 0.02  # and that looking back may cost
 class Budget:
     """What drafting has saved so far, a grant, and a share of what resting has missed.
 
+    It is never less than nothing: a bet at good odds needs no backing, and lost ones would
+    have to be paid off, by the grant alone, before a resting draft was looked at again.
+
     All in seconds; plain_s is what a plain step takes now, missed_s what drafting would
     probably have saved since it was tried. answer_saved_s: saved in this answer, negative if
     time was lost.
@@ -33,7 +36,9 @@ class Budget:
     def save(self, seconds: float, plain_s: float) -> None:
         """Drafting, looking back or choosing saved that much; it is negative where it cost."""
         self.answer_saved_s += seconds
-        self._saved_s = min(self._saved_s + seconds, _MOST_SAVED_STEPS * plain_s)
+        all_spent_s = -self._granted_s - _GRANTED_STEPS * plain_s
+        saved_s = max(self._saved_s + seconds, all_spent_s)
+        self._saved_s = min(saved_s, _MOST_SAVED_STEPS * plain_s)
 
     def left_s(self, plain_s: float) -> float:
         """What may be lost even if nothing comes of it."""

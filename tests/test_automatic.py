@@ -10,6 +10,7 @@ import pytest
 from simulated import FLAT, Q4_0, Q4_K, VOCAB, FreeProposer, at_random, run
 
 from localspec.automatic import AutomaticDraftLength
+from localspec.budget import Budget
 from localspec.cost import DraftCost, TargetCost
 from localspec.draft_length import (
     DraftOff,
@@ -330,6 +331,17 @@ def test_reading_for_a_look_leaves_half_of_the_budget(num_prompt_tokens):
     text = {"draft_share": 0.36, "num_tokens": 1024, "num_prompt_tokens": num_prompt_tokens}
     plain_s = run(FixedDraftLength(0), at_random(0), Q4_0, **text)
     assert run(policy(learned), at_random(0), Q4_0, **text) - plain_s < 7.0
+
+
+def test_lost_bets_leave_no_debt():
+    """Else the grant of hundreds of tokens would go before a resting draft is looked at."""
+    budget = Budget()
+    budget.pass_by(100.0)
+    budget.save(-50.0, plain_s=1.0)
+    assert budget.left_s(plain_s=1.0) == 0.0
+    before = budget.for_look_s(plain_s=1.0, missed_s=0.0)
+    budget.pass_by(1000.0)
+    assert budget.for_look_s(plain_s=1.0, missed_s=0.0) > before + 1.0
 
 
 def test_what_pauses_take_is_not_what_an_answer_takes():
