@@ -6,8 +6,9 @@ Makes the files it needs (see make_pair.py; 7B pairs take 5 GB of disk each) and
 of ratios, medians of the rounds, greedy. What a whole answer takes varies by several percent
 from one to the next on most machines. So the pair is loaded twice (7B takes 17 GB of memory),
 and both sides answer the same prompt, a token of each in turn: they meet the same machine. They
-change places in every round. The prompt is read at one go, so there is also the ratio of what
-came behind it.
+change places in every round, and every round has another text where that is possible (not in
+switch and copy): which tokens the draft gets wrong weighs as much in one answer as the policy.
+The prompt is read at one go, so there is also the ratio of what came behind it.
 
 worst   a draft that is never right, against plain decoding, in total time, prompt included;
         nothing known before (empty) and with what the run before learned
@@ -108,8 +109,9 @@ class Bench:
 
         The first time takes longer, and so may one after minutes in which they lay idle.
         """
+        prompt = self.prompt(32)
         for engine in self._engines:
-            for _ in self._stream(engine, FixedDraftLength(1), 32, NUM_WARM_UP_TOKENS):
+            for _ in self._stream(engine, FixedDraftLength(1), prompt, NUM_WARM_UP_TOKENS):
                 pass
 
     def fresh(self) -> AutomaticDraftLength:
@@ -122,23 +124,27 @@ class Bench:
         policy.restore(kept)
         return policy
 
-    def prompt(self, num_tokens: int) -> list[int]:
-        """Words that do not repeat, and then those that the text begins with."""
-        return [1000 + 3 * index for index in range(num_tokens)]
+    def prompt(self, num_tokens: int, number: int = 0) -> list[int]:
+        """Words that do not repeat. The last one decides which text follows."""
+        return [1000 + 3 * index + number for index in range(num_tokens)]
+
+    def prompts(self, num_tokens: int) -> list[list[int]]:
+        """Of each round."""
+        return [self.prompt(num_tokens, number) for number in range(self._asked.rounds)]
 
     def answer(self, policy: DraftLength, num_prompt_tokens: int, num_tokens: int) -> None:
         """One greedy answer, from which the policy learns."""
-        for _ in self._stream(self.engine, policy, num_prompt_tokens, num_tokens):
+        prompt = self.prompt(num_prompt_tokens)
+        for _ in self._stream(self.engine, policy, prompt, num_tokens):
             pass
 
     def _stream(
-        self, engine: Engine, policy: DraftLength, num_prompt_tokens: int, num_tokens: int
+        self, engine: Engine, policy: DraftLength, prompt: list[int], num_tokens: int
     ) -> Stream:
         """A greedy answer, with nothing cached before."""
         with engine.exclusively():
             pass
         engine.draft_length = policy
-        prompt = self.prompt(num_prompt_tokens)
         return engine.stream(prompt, sampling=GREEDY, max_tokens=num_tokens)
 
     def costs(self, policy: DraftLength) -> StepCosts:
@@ -169,17 +175,17 @@ class Bench:
         self,
         ours: Callable[[], DraftLength],
         other: Callable[[], DraftLength],
-        num_prompt_tokens: int,
+        prompts: list[list[int]],
         num_tokens: int,
     ) -> Rounds:
-        """Answers of both sides, a token of each in turn."""
+        """Answers of both sides to each prompt, a token of each in turn."""
         total, decoding = [], []
-        for number in range(self._asked.rounds):
+        for number, prompt in enumerate(prompts):
             # Not all memory is as fast: no side keeps an engine, or the first turn.
             engines = self._engines if number % 2 else self._engines[::-1]
             self._warm_up()
             sides = [
-                Timed(self._stream(engine, policy(), num_prompt_tokens, num_tokens))
+                Timed(self._stream(engine, policy(), prompt, num_tokens))
                 for engine, policy in zip(engines, (ours, other), strict=True)
             ]
             in_turn = sides[::-1] if number % 2 else sides
@@ -230,13 +236,14 @@ def worst(asked: argparse.Namespace) -> None:
     )
     with opened(asked, (0.0,), None) as bench:
         for num_prompt_tokens in asked.prompt_tokens:
+            prompts = bench.prompts(num_prompt_tokens)
             for num_tokens in asked.answer_tokens:
                 learned = bench.fresh()
                 bench.answer(learned, 32, 128)
                 after_a_run = partial(bench.restored, learned.as_dict())
                 known = {"nothing": bench.fresh, "a run before": after_a_run}
                 for name, policy in known.items():
-                    found = bench.rounds(policy, plain, num_prompt_tokens, num_tokens)
+                    found = bench.rounds(policy, plain, prompts, num_tokens)
                     print(
                         f"| {num_prompt_tokens} | {num_tokens} | {name} "
                         f"| {_shown(found.total)} | {_shown(found.decoding)} |",
@@ -267,7 +274,7 @@ def grid(asked: argparse.Namespace) -> None:
                 k: bench.rounds(
                     lambda: policy,  # noqa: B023
                     partial(FixedDraftLength, k),
-                    32,
+                    bench.prompts(32),
                     asked.grid_tokens,
                 )
                 for k in by_speed[:2]
@@ -316,9 +323,10 @@ def switch(asked: argparse.Namespace) -> None:
             f"an oracle with K {k} in the predictable segments": lambda: oracle,
             "plain decoding": plain,
         }
+        prompts = [bench.prompt(32)] * asked.rounds
         print("| against | other ÷ automatic, total time | behind the prompt |\n|---|---|---|")
         for name, other in others.items():
-            found = bench.rounds(lambda: policy, other, 32, asked.switch_tokens)
+            found = bench.rounds(lambda: policy, other, prompts, asked.switch_tokens)
             print(f"| {name} | {_shown(found.total)} | {_shown(found.decoding)} |", flush=True)
 
 
@@ -342,12 +350,12 @@ def copy(asked: argparse.Namespace) -> None:
     with opened(asked, (0.8,), SEGMENT) as bench:
         start = bench.prompt(8)
         source = bench.engine.generate(start, sampling=GREEDY, max_tokens=SEGMENT + 8).token_ids
-        bench.prompt = lambda _num_tokens: [*start, *source]  # type: ignore[method-assign]
+        prompts = [[*start, *source]] * asked.rounds
 
         def policy() -> DraftLength:
             return AutomaticDraftLength({ProposerKind.LOOKUP: 0.0})
 
-        found = bench.rounds(policy, plain, 0, asked.copy_tokens)
+        found = bench.rounds(policy, plain, prompts, asked.copy_tokens)
         print("| what | plain ÷ automatic, total time | behind the prompt |\n|---|---|---|")
         print(
             f"| {asked.copy_tokens} tokens that stand in the prompt "
@@ -367,7 +375,7 @@ def idle(asked: argparse.Namespace) -> None:
         print("|---|---|---|")
         for name, kept in known.items():
             found = bench.rounds(
-                partial(bench.restored, kept), bench.fresh, 32, asked.idle_tokens
+                partial(bench.restored, kept), bench.fresh, bench.prompts(32), asked.idle_tokens
             )
             print(f"| {name} | {_shown(found.total)} | {_shown(found.decoding)} |", flush=True)
 
