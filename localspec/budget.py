@@ -36,13 +36,13 @@ class Budget:
     def save(self, seconds: float, plain_s: float) -> None:
         """Drafting, looking back or choosing saved that much; it is negative where it cost."""
         self.answer_saved_s += seconds
-        all_spent_s = -self._granted_s - _GRANTED_STEPS * plain_s
-        saved_s = max(self._saved_s + seconds, all_spent_s)
+        saved_s = max(self._saved_s + seconds, -self._grant_s(plain_s))
         self._saved_s = min(saved_s, _MOST_SAVED_STEPS * plain_s)
 
     def left_s(self, plain_s: float) -> float:
         """What may be lost even if nothing comes of it."""
-        return max(self._saved_s + self._granted_s + _GRANTED_STEPS * plain_s, 0.0)
+        # Once plain steps have become faster, more may be spent than they grant.
+        return max(self._saved_s + self._grant_s(plain_s), 0.0)
 
     def for_bet_s(self, plain_s: float, missed_s: float) -> float:
         """What drafting may risk."""
@@ -51,3 +51,6 @@ class Budget:
     def for_look_s(self, plain_s: float, missed_s: float) -> float:
         """What looking back may cost."""
         return self.left_s(plain_s) + _LOOK_SHARE * missed_s
+
+    def _grant_s(self, plain_s: float) -> float:
+        return self._granted_s + _GRANTED_STEPS * plain_s

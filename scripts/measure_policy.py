@@ -7,8 +7,8 @@ of ratios, medians of the rounds, greedy. What a whole answer takes varies by se
 from one to the next on most machines. So the pair is loaded twice (7B takes 17 GB of memory),
 and both sides answer the same prompt, a token of each in turn: they meet the same machine. They
 change places in every round, and every round has another text where that is possible (not in
-switch and copy): which tokens the draft gets wrong weighs as much in one answer as the policy.
-The prompt is read at one go, so there is also the ratio of what came behind it.
+switch and copy), for which of its tokens the draft gets wrong is luck. The prompt is read at
+one go, so there is also the ratio of what came behind it.
 
 worst   a draft that is never right, against plain decoding, in total time, prompt included;
         nothing known before (empty) and with what the run before learned
