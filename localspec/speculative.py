@@ -146,7 +146,7 @@ class Speculation:
         proposed = self._clock()
 
         # 2. Score pending and draft tokens in one decode.
-        batch = self._batch(missing, draft_tokens, room)
+        batch = self._batch(missing, draft_tokens)
         logits = self.target.decode(batch, len(batch) - len(missing) + 1)
         scored = self._clock()
 
@@ -188,14 +188,17 @@ class Speculation:
             kind, choice.draft_off, trial,
         )  # fmt: skip
 
-    def _batch(self, missing: list[int], draft_tokens: list[int], room: int) -> list[int]:
+    def _batch(self, missing: list[int], draft_tokens: list[int]) -> list[int]:
         """What the target decodes: padded where that is cheaper.
 
-        The padding is any token, and its rows are never read.
+        The padding is any token, and its rows are never read: it may go beyond what the
+        answer may still say.
         """
         batch = [*missing, *draft_tokens]
         if draft_tokens:
-            size = self.draft_length.padded(len(batch), len(missing) + room)
+            most = len(missing) + self.target.max_outputs - 1
+            limit = min(most, self.target.context_length - self.target.num_cached)
+            size = self.draft_length.padded(len(batch), limit)
             batch += batch[-1:] * (size - len(batch))
         return batch
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -105,6 +107,30 @@ def test_a_refused_draft_costs_one_token_a_step():
     _, steps = check(TableModel(), Contrary(), 3, request(max_tokens=5))
     assert [step.provenance for step in steps[1:4]] == [[Provenance.RECOVERED]] * 3
     assert [step.num_draft_tokens for step in steps] == [0, 3, 2, 1, 0]
+
+
+class Padding(FixedDraftLength):
+    """Pads every batch as far as it may."""
+
+    def padded(self, num_tokens, limit):
+        return limit
+
+
+@pytest.mark.parametrize(("context_length", "sizes"), [(64, [3, 17, 17]), (12, [3, 9, 5])])
+def test_padding_may_go_beyond_the_answer_but_not_beyond_the_context(context_length, sizes):
+    """The last step of an answer may be one of a dear size, too."""
+    target, draft = TableModel(context_length=context_length), TableModel()
+    loop = Speculation(
+        target,
+        [DraftModel(draft, all_shared(target, draft), never)],
+        Padding(3),
+        None,
+        functools.partial(next, itertools.count(1.0)),
+    )
+    loop.start(PROMPT)
+    text = [token for step in loop.steps(request(max_tokens=9)) for token in step.tokens]
+    assert text == greedy_text(TableModel(), PROMPT, 9, never)
+    assert [len(tokens) for tokens in target.decoded] == sizes
 
 
 def test_a_draft_token_is_never_decoded_twice_in_the_draft():
