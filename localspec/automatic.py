@@ -18,7 +18,7 @@ from typing import Any
 
 from localspec.acceptance import HAZARD, Acceptance, Weights
 from localspec.budget import Budget
-from localspec.candidate import LONG_READ, Candidate, Prospect, Stopping
+from localspec.candidate import LONG_READ, MARGIN, Candidate, Prospect, Stopping
 from localspec.cost import LARGEST_STEP, DraftCost, TargetCost
 from localspec.draft_length import (
     MAX_DRAFT_TOKENS,
@@ -35,7 +35,6 @@ from localspec.speedup import Curve, break_even_acceptance
 from localspec.step_times import StepTimes
 
 _DECIDING_SHARE = 0.002  # of plain decoding, that may be spent on deciding to stay with it
-_MARGIN = 1.02  # a gain smaller than this is noise
 _NUM_MEASURED = 2  # plain steps before anything else is tried
 # Steps after which a plain one is due, to measure what it costs; sooner where drafting gains
 # little: there a plain step costs little, and decides. The first one behind a rest comes
@@ -43,6 +42,7 @@ _NUM_MEASURED = 2  # plain steps before anything else is tried
 _ANCHOR_STEPS = 64
 _ANCHOR_SHARE = 0.004  # of gain, for which one more step comes between two of them
 _FIRST_ANCHOR_SHARE = 0.03  # the same of the first
+_TRIAL_SHARE = 0.25  # of what was probably missed, that may be lost to see what steps cost now
 _WAKING = 1.1  # times as long as others: that may be a plain step's place behind a draft
 _FASTER = 1.05  # times as fast as others: that may be a machine that has become faster
 _HORIZON = 1 / HAZARD  # tokens for which what is learned now is worth something
@@ -87,11 +87,7 @@ class AutomaticDraftLength:
 
     def choose(self, moment: Moment) -> Choice:
         """See `DraftLength.choose`."""
-        able = [
-            Candidate(index, self.prospects[index], offer, min(moment.room, offer.max_tokens))
-            for index, offer in enumerate(moment.offers)
-            if min(moment.room, offer.max_tokens) > 0
-        ]
+        able = self._candidates(moment)
         self._able = [candidate.prospect for candidate in able]
         if not able:
             return Choice(None, draft_off=reason_without_choice(moment))
@@ -107,7 +103,8 @@ class AutomaticDraftLength:
             return Choice(None, draft_off=DraftOff.MEASURING)
         times = self._times.at(moment.num_cached, plain_s)
         for candidate in able:
-            candidate.expect_catch_up(plain_s, self.target_cost.prefill_token_s)
+            prefill_token_s = self.target_cost.prefill_token_s
+            candidate.expect_catch_up(plain_s, prefill_token_s, LONG_READ)
             budget_s = self._budget.for_bet_s(plain_s, candidate.prospect.missed_s)
             candidate.rank(times, self._times.at_worst, budget_s)
         nearest = max(able, key=lambda candidate: candidate.hoped_rate)
@@ -116,8 +113,10 @@ class AutomaticDraftLength:
         if choice is None:
             choice = self._another_look(able, times, moment)
         if choice is None:
+            choice = self._trial(moment)
+        if choice is None:
             self._has_rested = True
-            would_pay = nearest.hoped_rate > _MARGIN / plain_s
+            would_pay = nearest.hoped_rate > MARGIN / plain_s
             self._draft_off = DraftOff.OVER_BUDGET if would_pay else DraftOff.DOES_NOT_PAY
             # With a fast target the deciding itself would be felt.
             self._quiet_steps = int(self._deciding_s / (_DECIDING_SHARE * plain_s))
@@ -125,11 +124,18 @@ class AutomaticDraftLength:
             return Choice(None, draft_off=self._draft_off)
         return choice
 
+    def _candidates(self, moment: Moment) -> list[Candidate]:
+        return [
+            Candidate(index, self.prospects[index], offer, min(moment.room, offer.max_tokens))
+            for index, offer in enumerate(moment.offers)
+            if min(moment.room, offer.max_tokens) > 0
+        ]
+
     def _drafting(self, able: list[Candidate], times: Weights, moment: Moment) -> Choice | None:
         """Draft by the best for which the budget allows what it would have to read first."""
         plain_s = float(times[1])
         for best in sorted(able, key=lambda candidate: -candidate.rate):
-            if best.rate <= _MARGIN / plain_s:
+            if best.rate <= MARGIN / plain_s:
                 break
             gain_s = (plain_s - 1 / best.rate) * min(2 * _HORIZON, moment.num_remaining)
             reads_from = self._reads_from(best, moment, gain_s, self._budget.left_s(plain_s))
@@ -156,7 +162,9 @@ class AutomaticDraftLength:
         plain_s = float(times[1])
         for candidate in able:
             prospect = candidate.prospect
-            prospect.missed_token_s = candidate.missed_token_s(times)
+            hoped_s = candidate.missed_token_s(self._times.hoped)
+            feared_s = candidate.missed_token_s(self._times.feared)
+            prospect.missed_token_s = (hoped_s + feared_s) / 2
             worth_s = prospect.missed_s + prospect.missed_token_s
             afforded_s = self._budget.for_look_s(plain_s, worth_s)
             if not prospect.has_looked:
@@ -172,6 +180,29 @@ class AutomaticDraftLength:
                 prospect.missed_s = 0.0
                 prospect.has_looked = True
                 return Choice(candidate.index, None, reads_from)
+        return None
+
+    def _trial(self, moment: Moment) -> Choice | None:
+        """Draft once, where that would pay if costs had become what they may be by now.
+
+        While nothing is drafted no step of several tokens is timed. Believing what was timed
+        once, a policy could stay with plain decoding for good.
+        """
+        plain_s = float(self._times.latest[1])
+        for candidate in self._candidates(moment):
+            prospect, offer = candidate.prospect, candidate.offer
+            if offer.num_skipped > 0 or not prospect.cost.is_measured:
+                continue
+            prefill_token_s = self.target_cost.prefill_token_s
+            candidate.expect_catch_up(plain_s, prefill_token_s, offer.num_missing)
+            probably_lost_s = candidate.hope(self._times)
+            if probably_lost_s is None or probably_lost_s > prospect.trial_s:
+                continue
+            if offer.num_unjudged > 1:
+                # What it would have proposed of late may tell already that it is no use.
+                prospect.trial_s -= candidate.catch_up_s
+                return Choice(candidate.index, None, None)
+            return Choice(candidate.index, Stopping(candidate, self._times.hoped), None)
         return None
 
     def look_back(self, proposer: int, hindsight: Hindsight, seconds: float) -> None:
@@ -238,11 +269,12 @@ class AutomaticDraftLength:
                 trial.num_read, max(num_drafted, 1), trial.draft_time_s, plain_s
             )
             prospect.acceptance.learn_verdict(trial.confidences, trial.num_accepted)
-            prospect.missed_s = 0.0
+            prospect.missed_s = prospect.trial_s = 0.0
             self._budget.save(trial.num_emitted * plain_s - step_s, plain_s)
         else:
             for prospect in self._able:
                 prospect.missed_s += prospect.missed_token_s
+                prospect.trial_s += _TRIAL_SHARE * prospect.missed_token_s
             self._budget.save(-trial.draft_time_s, plain_s or 0.0)
             if self._quiet_left == self._quiet_steps:
                 self._deciding_s = trial.draft_time_s

@@ -9,7 +9,9 @@ import numpy as np
 from localspec.acceptance import GAINS, Acceptance, Weights
 from localspec.cost import DraftCost
 from localspec.draft_length import Offer, ProposerKind
+from localspec.step_times import StepTimes
 
+MARGIN = 1.02  # a gain smaller than this is noise
 LONG_READ = 32  # tokens: reading fewer is part of a step
 _BET = 0.5  # of the budget that a step may lose
 _SAFE_ODDS = 2.0  # expected gain to expected loss
@@ -20,7 +22,8 @@ class Prospect:
     """A proposer with what is known of it.
 
     missed_s: seconds that it would probably have saved since it was tried, and
-    missed_token_s: with every plain token. has_looked: back, in this answer.
+    missed_token_s: with every plain token. trial_s: a share of the same since it drafted,
+    less what looking back for a trial took. has_looked: back, in this answer.
     """
 
     kind: ProposerKind
@@ -28,6 +31,7 @@ class Prospect:
     acceptance: Acceptance
     missed_s: float = 0.0
     missed_token_s: float = 0.0
+    trial_s: float = 0.0
     has_looked: bool = False
 
 
@@ -50,14 +54,14 @@ class Candidate:
     rate: float = 0.0
     hoped_rate: float = 0.0
 
-    def expect_catch_up(self, plain_s: float, prefill_token_s: float | None) -> None:
-        """Reckon `catch_up_s`; of a long read only the part that counts with a step.
+    def expect_catch_up(self, plain_s: float, prefill_token_s: float | None, most: int) -> None:
+        """Reckon `catch_up_s`, of most tokens: of a long read no more counts with a step.
 
         prefill_token_s: what a token among many costs the target, if that is known.
         """
         if self.offer.num_missing > 1:
             cost = self.prospect.cost
-            num_tokens = min(self.offer.num_missing, LONG_READ) - 1
+            num_tokens = min(self.offer.num_missing, most) - 1
             read_s = num_tokens * cost.read_token_s(plain_s, prefill_token_s)
             self.catch_up_s = max(read_s, cost.token_s(plain_s))
 
@@ -85,6 +89,24 @@ class Candidate:
         # Nor is a draft prolonged beyond what is allowed.
         self.limit = int(np.flatnonzero(allowed)[-1]) + 1
         self.rate = float(rates[best])
+
+    def hope(self, times: StepTimes) -> float | None:
+        """Find the K that pays if steps of several tokens take as little as may well be.
+
+        Returns the seconds that a draft of so many probably loses; None if no K pays.
+        """
+        acceptance = self.prospect.acceptance
+        expected = acceptance.expected(acceptance.weights, self.offer.confidence)
+        rates = (1.0 + expected[1 : self.limit + 1]) / self._spent(times.hoped)
+        best = int(np.argmax(rates))
+        self.rate = float(rates[best])
+        plain_s = float(times.latest[1])
+        if self.rate <= MARGIN / plain_s:
+            return None
+        spent_s = self._spent(times.latest)[best] + self.catch_up_s
+        self.limit = best + 1
+        losses = spent_s - plain_s * (1.0 + GAINS[:, self.limit])
+        return float(acceptance.weights @ np.maximum(losses, 0.0))
 
     def missed_token_s(self, times: Weights) -> float:
         """Seconds per token that it is expected to save, were the regime known."""

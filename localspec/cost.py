@@ -2,9 +2,9 @@
 
 For the target v(n) = T(n) / T(1), the cost of decoding n tokens at once in plain steps: the
 function that decides whether a draft pays. It is not monotone (a kernel for 4 tokens can be
-cheaper than one for 3), so every n has a measurement of its own. T(1) is that of the last few
-plain steps, because it changes with the load of the machine and the length of the text; v(n)
-is followed slowly, and corrected for what T(1) was when it was measured (`elasticity`).
+cheaper than one for 3), so every n has a measurement of its own (`step_ratios`). T(1) is that
+of the last few plain steps, because it changes with the load of the machine and the length of
+the text; v(n) is corrected for what T(1) was when it was measured (`elasticity`).
 """
 
 from __future__ import annotations
@@ -14,28 +14,26 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from localspec.draft_length import MAX_DRAFT_TOKENS
 from localspec.elasticity import Elasticity
+from localspec.step_ratios import StepRatios
 
 LARGEST_STEP = MAX_DRAFT_TOKENS + 1  # tokens of the largest step whose cost is told apart
 
-_NUM_SAMPLES = 9  # of one quantity that are kept; their median counts
+_NUM_SAMPLES = 9  # of a draft's times that are kept; their median counts
 _NUM_TRUSTED = 3  # samples before a median is one
 _NUM_PLAIN = 5  # plain steps that count; the first ones of a process can take twice as long
 _FRESH_STEPS = 16  # a plain step further back says little about this moment
+_RESTED_STEPS = 64  # plain steps' time after which other steps are less well known
 _FILL_TOKENS = 2048  # texts shorter than this cost the same; beyond it doublings differ
 TILE = 4  # tokens: kernels for several rows come in multiples of this, and may cost no more
 _SHORT_READ = 2  # tokens that are read in front of a draft again and again
 _LONG_READ = 8  # tokens that show what one of many costs
-
-
-class _Sample(NamedTuple):
-    """What a step took, in plain steps. plain_s: seconds of one in an answer of that time."""
-
-    ratio: float
-    plain_s: float
 
 
 class TargetCost:
@@ -48,9 +46,9 @@ class TargetCost:
         self.version = 0  # of `ratios`
         self.plain_s: float | None = None
         self.prefill_token_s: float | None = None
-        self._samples: dict[tuple[int, int], deque[_Sample]] = {}  # by fill and size
-        self._usual: dict[tuple[int, int], _Sample] = {}  # of each of them
         self._elasticity = Elasticity()
+        self._ratios: dict[int, StepRatios] = {}  # by fill
+        self._num_passed = 0.0  # plain steps' time, of which the ratios do not know yet
         self._plain: deque[float] = deque(maxlen=_NUM_PLAIN)
         self._answer_plain_s: float | None = None  # before `apart`, within it
         self._steps_since_plain = 0
@@ -65,30 +63,32 @@ class TargetCost:
         if num_tokens > LARGEST_STEP:
             self.prefill_token_s = seconds / num_tokens
             return
+        if self.plain_s:
+            self._num_passed += seconds / self.plain_s
         if num_tokens == 1:
             self._steps_since_plain = 0
             self._plain.append(seconds)
             self.plain_s = _estimate(self._plain, _NUM_PLAIN)
+            if self._num_passed >= _RESTED_STEPS:
+                self._pass_by()
             return
         self._steps_since_plain += 1
-        key = _fill(num_cached), num_tokens
+        ratios = self._ratios_at(_fill(num_cached))
         is_fresh = self._steps_since_plain <= _FRESH_STEPS
-        if self.plain_s and (is_fresh or key not in self._samples):
-            plain_s = self._answer_plain_s or self.plain_s
-            self._add(key, _Sample(seconds / self.plain_s, plain_s))
+        if self.plain_s and (is_fresh or not ratios.known[num_tokens]):
+            self._pass_by()
+            ratio, plain_s = seconds / self.plain_s, self._answer_plain_s or self.plain_s
+            ratios.learn(num_tokens, ratio, plain_s)
 
-    def _add(self, key: tuple[int, int], sample: _Sample) -> None:
-        before = self._usual.get(key)
-        if before is not None:
-            plain_change = sample.plain_s / before.plain_s
-            self._elasticity.learn(plain_change, plain_change * sample.ratio / before.ratio)
-        samples = self._samples.setdefault(key, deque(maxlen=_NUM_SAMPLES))
-        samples.append(sample)
-        ratios = [
-            ratio * self._elasticity.ratio_change(sample.plain_s / plain_s)
-            for ratio, plain_s in samples
-        ]
-        self._usual[key] = _Sample(_estimate(ratios), sample.plain_s)
+    def _ratios_at(self, fill: int) -> StepRatios:
+        if fill not in self._ratios:
+            self._ratios[fill] = StepRatios(LARGEST_STEP, self._elasticity)
+        return self._ratios[fill]
+
+    def _pass_by(self) -> None:
+        for ratios in self._ratios.values():
+            ratios.pass_by(self._num_passed)
+        self._num_passed = 0.0
         self.version += 1
 
     @contextlib.contextmanager
@@ -111,13 +111,16 @@ class TargetCost:
     def measured(self, num_cached: int) -> dict[int, float]:
         """n → v(n) where it was measured, 1 included, for a text of that length."""
         known = {1: 1.0}
-        fill = _fill(num_cached)
+        nearest = _fill(num_cached)
         # The nearest length that was measured: the curves of neighbours look alike.
-        for key in sorted(self._usual, key=lambda key: -abs(key[0] - fill)):
-            ratio, plain_s = self._usual[key]
+        for fill in sorted(self._ratios, key=lambda fill: -abs(fill - nearest)):
             # A plain step behind another length takes another time for another reason.
-            known[key[1]] = ratio * (self.ratio_change(plain_s) if key[0] == fill else 1.0)
+            known |= self._ratios[fill].at(self.plain_s if fill == nearest else None)
         return known
+
+    def spread(self, num_cached: int) -> NDArray[np.float64]:
+        """(LARGEST_STEP + 1,) how well v(n) is known: standard deviations of its logarithm."""
+        return self._ratios_at(_fill(num_cached)).spread()
 
     def ratios(self, num_cached: int, *, hopeful: bool) -> list[float]:
         """(LARGEST_STEP + 1,) v(n) for n = 0, 1, 2 …; v(0) is 0.
@@ -145,19 +148,20 @@ class TargetCost:
 
     def sizes_to_measure(self, num_cached: int) -> list[int]:
         """Sizes of steps behind such a text, each as often as samples of it are missing."""
-        fill = _fill(num_cached)
+        counts = self._ratios_at(_fill(num_cached)).counts
         return [
             size
             for size in range(2, LARGEST_STEP)
-            for _ in range(_NUM_TRUSTED - len(self._samples.get((fill, size), ())))
+            for _ in range(_NUM_TRUSTED - int(counts[size]))
         ]
 
     def as_dict(self) -> dict[str, Any]:
         """What is worth keeping beyond this process, as JSON has it."""
         return {
             "ratios": [
-                [*key, round(ratio, 4), round(plain_s, 7), len(self._samples[key])]
-                for key, (ratio, plain_s) in sorted(self._usual.items())
+                [fill, *row]
+                for fill, ratios in sorted(self._ratios.items())
+                for row in ratios.as_rows()
             ],
             "elasticity": self._elasticity.as_dict(),
         }
@@ -165,21 +169,17 @@ class TargetCost:
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError if it is
         something else, and is then unchanged."""
-        counts: dict[tuple[int, int], int] = {}
-        usual: dict[tuple[int, int], _Sample] = {}
+        rows = []
         for fill, size, ratio, plain_s, count in kept["ratios"]:
             is_known_size = 1 < size <= LARGEST_STEP and 0 <= fill < 64
             if not (is_known_size and 0 < ratio < math.inf and 0 < plain_s < math.inf):
                 raise ValueError(f"v({size}) is {ratio}, of {plain_s} seconds")
-            key = int(fill), int(size)
-            usual[key] = _Sample(float(ratio), float(plain_s))
-            # Few enough that a changed machine shows after a few steps.
-            counts[key] = min(max(int(count), 1), _NUM_TRUSTED)
+            num_timed = min(max(int(count), 1), _NUM_TRUSTED)
+            rows.append((int(fill), int(size), float(ratio), float(plain_s), num_timed))
         self._elasticity.restore(kept["elasticity"])
-        self._usual = usual
-        self._samples = {
-            key: deque([usual[key]] * count, _NUM_SAMPLES) for key, count in counts.items()
-        }
+        self._ratios = {}
+        for fill, size, ratio, plain_s, count in rows:
+            self._ratios_at(fill).restore(size, ratio, plain_s, count)
         self.version += 1
 
 

@@ -14,6 +14,8 @@ class StepTimes:
     """The target's seconds per step size.
 
     latest: what `at` returned last. at_worst: the same where unmeasured sizes are dear.
+    hoped, feared: the same where all but plain steps have become as much faster, or slower,
+    as may well be.
     """
 
     def __init__(self, cost: TargetCost) -> None:
@@ -25,6 +27,9 @@ class StepTimes:
         self._sizes = list(range(LARGEST_STEP + 1))
         self.latest: Weights = self._ratios
         self.at_worst: Weights = self._ratios
+        self.hoped: Weights = self._ratios
+        self.feared: Weights = self._ratios
+        self._spread: Weights = np.ones(LARGEST_STEP + 1)  # a factor, one standard deviation
 
     def at(self, num_cached: int, plain_s: float) -> Weights:
         """(LARGEST_STEP + 1,) seconds of a step of n tokens."""
@@ -37,12 +42,16 @@ class StepTimes:
         self.latest = self._ratios * several_s
         self.at_worst = self._worst * several_s
         self.latest[1] = self.at_worst[1] = plain_s
+        self.hoped, self.feared = self.latest / self._spread, self.latest * self._spread
+        # More tokens do not take less than one does.
+        np.maximum(self.hoped, np.minimum(self.latest, plain_s), out=self.hoped)
         return self.latest
 
     def _fill_in(self, num_cached: int) -> None:
         ratios = self._cost.ratios(num_cached, hopeful=True)
         self._worst = np.array(self._cost.ratios(num_cached, hopeful=False))
         measured = self._cost.measured(num_cached)
+        self._spread = np.exp(self._cost.spread(num_cached))
         best = LARGEST_STEP
         for size in range(LARGEST_STEP, 0, -1):
             # Only what is known to be cheaper is worth padding to.

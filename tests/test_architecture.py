@@ -21,7 +21,16 @@ MODULES = {
 # Who may import whom: a module imports only modules of rows above its own.
 LAYERS = [
     ["errors", "cancellation", "elasticity"],
-    ["sampling", "draft_length", "header", "pair", "text", "thinking", "sandbox"],
+    [
+        "sampling",
+        "draft_length",
+        "header",
+        "pair",
+        "text",
+        "thinking",
+        "sandbox",
+        "step_ratios",
+    ],
     ["vocabulary", "llama_options"],
     ["amx_trial"],
     [
@@ -36,7 +45,8 @@ LAYERS = [
     ],
     ["access", "devices", "machine", "tensor_types", "model_shape", "header_vocabulary"],
     ["acceptance", "cost", "drafting", "memory", "speedup"],
-    ["budget", "candidate", "step_times", "attention", "mapping"],
+    ["budget", "step_times", "attention", "mapping"],
+    ["candidate"],
     ["automatic"],
     ["filters", "penalties", "martingale", "prompts"],
     ["transforms", "logprobs"],

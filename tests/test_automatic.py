@@ -132,6 +132,24 @@ def test_a_good_answer_behind_bad_ones_is_noticed():
     assert fixed_s / run(policy(learned), agrees, Q4_0, **setting) >= 0.95
 
 
+@pytest.mark.parametrize(("ratios", "draft_share"), [(Q4_K, 0.12), (Q4_0, 0.36)])
+def test_a_draft_that_rests_since_steps_were_dear_is_tried_again(ratios, draft_share):
+    """When steps of several tokens were timed the machine was busy, and now it is not.
+
+    By what they took then nothing pays, and without drafting none is timed again.
+    """
+    made = policy()
+    for _ in range(3):
+        for size in range(2, 18):
+            made.target_cost.learn(1, 0, 1.0)
+            made.target_cost.learn(size, 0, 1.4 * ratios[size])
+        made.prospects[0].cost.learn(1, 1, draft_share, 1.0)
+    run(made, at_random(0.9, 50), ratios, draft_share=draft_share, num_tokens=256)
+    agrees = at_random(0.9)
+    fixed_s = run(FixedDraftLength(3), agrees, ratios, draft_share=draft_share)
+    assert fixed_s / run(made, agrees, ratios, draft_share=draft_share) >= 0.95
+
+
 @pytest.mark.parametrize("num_prompt_tokens", [20, 40, 60])
 def test_a_short_prompt_is_read_once(num_prompt_tokens):
     class Watched(AutomaticDraftLength):
@@ -185,7 +203,7 @@ def test_a_lookup_that_is_rarely_right_does_not_hide_a_draft_that_becomes_good(s
     """A look at the one, which costs nothing, is no look at the other."""
     plain_s = run(FixedDraftLength(0), at_random(0), Q4_0)
     speeds = []
-    for seed in range(0, 80, 10):
+    for seed in range(0, 160, 10):
         good, bad = at_random(0.9, seed), at_random(0, seed + 1)
 
         def agrees(token: int, good=good, bad=bad) -> bool:
