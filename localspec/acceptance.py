@@ -138,6 +138,8 @@ class Acceptance:
                 raise ValueError(f"no weights: {weights}")
         if not np.isfinite(shifts).all():
             raise ValueError(f"no shifts: {shifts}")
+        if not 0 <= kept["num_seen"] < np.inf:
+            raise ValueError(f"{kept['num_seen']} tokens were seen")
         self.num_seen = int(kept["num_seen"])
         # A little of every rate stays, so that no regime is ruled out for good.
         self._prior = 0.95 * prior / prior.sum() + 0.05 / len(RATES)

@@ -174,7 +174,9 @@ class TargetCost:
             is_known_size = 1 < size <= LARGEST_STEP and 0 <= fill < 64
             if not (is_known_size and 0 < ratio < math.inf and 0 < plain_s < math.inf):
                 raise ValueError(f"v({size}) is {ratio}, of {plain_s} seconds")
-            num_timed = min(max(int(count), 1), _NUM_TRUSTED)
+            if not 0 < count < math.inf:
+                raise ValueError(f"v({size}) was timed {count} times")
+            num_timed = min(int(count), _NUM_TRUSTED)
             rows.append((int(fill), int(size), float(ratio), float(plain_s), num_timed))
         self._elasticity.restore(kept["elasticity"])
         self._ratios = {}

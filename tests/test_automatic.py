@@ -313,6 +313,7 @@ KEPT_TARGET, KEPT_DRAFT = KEPT["target"], KEPT["proposers"]["draft"]
     {"target": {**KEPT_TARGET, "ratios": [[0, 2, float("nan"), 1.0, 3]]}},
     {"target": {**KEPT_TARGET, "ratios": [["a", 2, 1.5, 1.0, 3]]}},
     {"target": {**KEPT_TARGET, "ratios": [[0, 2, 1.5, 0.0, 3]]}},
+    {"target": {**KEPT_TARGET, "ratios": [[0, 2, 1.5, 1.0, float("inf")]]}},
     {"target": {**KEPT_TARGET, "elasticity": {}}},
     {"target": {**KEPT_TARGET, "elasticity": {"squares": 0.0, "products": 0.0}}},
     {"target": {**KEPT_TARGET, "elasticity": {"squares": 1.0, "products": float("nan")}}},
@@ -323,6 +324,8 @@ KEPT_TARGET, KEPT_DRAFT = KEPT["target"], KEPT["proposers"]["draft"]
     {"proposers": {"draft": {**KEPT_DRAFT, "cost": {"share": 1, "read_share": float("inf")}}}},
     {"proposers": {"draft": {**KEPT_DRAFT, "acceptance": {"prior": [1], "shifts": [],
      "shares": [], "num_seen": 1}}}},
+    {"proposers": {"draft": {**KEPT_DRAFT, "acceptance": {**KEPT_DRAFT["acceptance"],
+     "num_seen": float("inf")}}}},
 ])  # fmt: skip
 def test_what_was_kept_is_checked(damage):
     policy().restore(KEPT)
