@@ -87,7 +87,11 @@ class AutomaticDraftLength:
 
     def choose(self, moment: Moment) -> Choice:
         """See `DraftLength.choose`."""
-        able = self._candidates(moment)
+        able = [
+            Candidate(index, self.prospects[index], offer, min(moment.room, offer.max_tokens))
+            for index, offer in enumerate(moment.offers)
+            if min(moment.room, offer.max_tokens) > 0
+        ]
         self._able = [candidate.prospect for candidate in able]
         if not able:
             return Choice(None, draft_off=reason_without_choice(moment))
@@ -113,7 +117,7 @@ class AutomaticDraftLength:
         if choice is None:
             choice = self._another_look(able, times, moment)
         if choice is None:
-            choice = self._trial(moment)
+            choice = self._trial(nearest, moment)
         if choice is None:
             self._has_rested = True
             would_pay = nearest.hoped_rate > MARGIN / plain_s
@@ -123,13 +127,6 @@ class AutomaticDraftLength:
             self._quiet_left = self._quiet_steps
             return Choice(None, draft_off=self._draft_off)
         return choice
-
-    def _candidates(self, moment: Moment) -> list[Candidate]:
-        return [
-            Candidate(index, self.prospects[index], offer, min(moment.room, offer.max_tokens))
-            for index, offer in enumerate(moment.offers)
-            if min(moment.room, offer.max_tokens) > 0
-        ]
 
     def _drafting(self, able: list[Candidate], times: Weights, moment: Moment) -> Choice | None:
         """Draft by the best for which the budget allows what it would have to read first."""
@@ -182,28 +179,28 @@ class AutomaticDraftLength:
                 return Choice(candidate.index, None, reads_from)
         return None
 
-    def _trial(self, moment: Moment) -> Choice | None:
+    def _trial(self, nearest: Candidate, moment: Moment) -> Choice | None:
         """Draft once, where that would pay if costs had become what they may be by now.
 
         While nothing is drafted no step of several tokens is timed. Believing what was timed
-        once, a policy could stay with plain decoding for good.
+        once, a policy could stay with plain decoding for good. nearest: to paying; one trial
+        tells of the costs of all.
         """
+        prospect, offer = nearest.prospect, nearest.offer
+        if not (self.target_cost.is_old and prospect.cost.is_measured) or offer.num_skipped:
+            return None
         plain_s = float(self._times.latest[1])
-        for candidate in self._candidates(moment):
-            prospect, offer = candidate.prospect, candidate.offer
-            if offer.num_skipped > 0 or not prospect.cost.is_measured:
-                continue
-            prefill_token_s = self.target_cost.prefill_token_s
-            candidate.expect_catch_up(plain_s, prefill_token_s, offer.num_missing)
-            probably_lost_s = candidate.hope(self._times)
-            if probably_lost_s is None or probably_lost_s > prospect.trial_s:
-                continue
-            if offer.num_unjudged > 1:
-                # What it would have proposed of late may tell already that it is no use.
-                prospect.trial_s -= candidate.catch_up_s
-                return Choice(candidate.index, None, None)
-            return Choice(candidate.index, Stopping(candidate, self._times.hoped), None)
-        return None
+        limit = min(moment.room, offer.max_tokens)  # whatever the budget allows
+        tried = Candidate(nearest.index, prospect, offer, limit)
+        tried.expect_catch_up(plain_s, self.target_cost.prefill_token_s, offer.num_missing)
+        probably_lost_s = tried.hope(self._times)
+        if probably_lost_s is None or probably_lost_s > prospect.trial_s:
+            return None
+        if offer.num_unjudged > 1:
+            # What it would have proposed of late may tell already that it is no use.
+            prospect.trial_s -= tried.catch_up_s
+            return Choice(tried.index, None, None)
+        return Choice(tried.index, Stopping(tried, self._times.hoped), None)
 
     def look_back(self, proposer: int, hindsight: Hindsight, seconds: float) -> None:
         """See `DraftLength.look_back`."""

@@ -52,6 +52,12 @@ class TargetCost:
         self._plain: deque[float] = deque(maxlen=_NUM_PLAIN)
         self._answer_plain_s: float | None = None  # before `apart`, within it
         self._steps_since_plain = 0
+        self._plain_in_a_row = 0
+
+    @property
+    def is_old(self) -> bool:
+        """Whether no step of several tokens was timed for long, so that v(n) may be another."""
+        return self._plain_in_a_row >= _RESTED_STEPS
 
     @property
     def steps_since_plain(self) -> int:
@@ -67,12 +73,14 @@ class TargetCost:
             self._num_passed += seconds / self.plain_s
         if num_tokens == 1:
             self._steps_since_plain = 0
+            self._plain_in_a_row += 1
             self._plain.append(seconds)
             self.plain_s = _estimate(self._plain, _NUM_PLAIN)
             if self._num_passed >= _RESTED_STEPS:
                 self._pass_by()
             return
         self._steps_since_plain += 1
+        self._plain_in_a_row = 0
         ratios = self._ratios_at(_fill(num_cached))
         is_fresh = self._steps_since_plain <= _FRESH_STEPS
         if self.plain_s and (is_fresh or not ratios.known[num_tokens]):
