@@ -223,8 +223,7 @@ class LlamaModel:
         llama = self._adopted
         if llama is None:
             return
-        last = llama_cpp.llama_memory_seq_pos_max(self._memory, 0)
-        if llama.n_tokens or last != self.num_cached - 1:
+        if llama.n_tokens or not self._is_whole(self.num_cached):
             llama.reset()  # type: ignore[no-untyped-call]
             self._clear()
 
@@ -240,10 +239,7 @@ class LlamaModel:
                 tokens = tokens[size:]
             self._decode_batch(tokens, num_logits)
         except BaseException:
-            # An aborted batch leaves some of its entries behind.
-            self.num_cached = before
-            if not llama_cpp.llama_memory_seq_rm(self._memory, 0, before, -1):
-                self._clear()
+            self._keep(before)  # an aborted batch leaves some of its entries behind
             raise
         if num_logits == 0:
             return np.empty((0, self.vocab_size), dtype=np.float32)
@@ -297,27 +293,36 @@ class LlamaModel:
         self.num_cached += count
 
     def truncate(self, num_cached: int) -> None:
-        """See `Model.truncate`. Raises CacheError if it cannot be done."""
+        """See `Model.truncate`. Raises CacheError for more tokens than there are."""
         if not 0 <= num_cached <= self.num_cached:
             raise CacheError(f"asked to keep {num_cached} of {self.num_cached} cached tokens")
-        if num_cached == self.num_cached:
-            return
-        if num_cached == 0:
+        if num_cached < self.num_cached:
+            self._keep(num_cached)
+
+    def _keep(self, num_cached: int) -> None:
+        """Cut the cache to its first num_cached tokens; empty it where they are not whole."""
+        can_keep = num_cached > 0 and llama_cpp.llama_memory_seq_rm(
+            self._memory, 0, num_cached, -1
+        )
+        if can_keep and self._is_whole(num_cached):
+            self.num_cached = num_cached
+        else:
             self._clear()
-            return
-        removed = llama_cpp.llama_memory_seq_rm(self._memory, 0, num_cached, -1)
-        # A sliding-window cache agrees even when entries that are needed again are gone.
-        oldest_needed = max(0, num_cached - self._window) if self._window else 0
-        oldest = llama_cpp.llama_memory_seq_pos_min(self._memory, 0)
-        if not removed or oldest > oldest_needed:
-            held = self.num_cached
-            self._clear()
-            raise CacheError(
-                f"the cache of {self.name} cannot keep {num_cached} of {held} tokens; "
-                "it was emptied",
-                "Recurrent and sliding-window models need plain decoding: use --no-draft.",
-            )
-        self.num_cached = num_cached
+
+    def _is_whole(self, num_cached: int) -> bool:
+        """Whether all that a decode behind num_cached tokens looks at is cached, and no more.
+
+        libllama takes anything away from a sliding window, whose oldest entries it has
+        overwritten or, in a restored state, never had: what is left can have a hole at its
+        begin, or be nothing at all.
+        """
+        if llama_cpp.llama_memory_seq_pos_max(self._memory, 0) != num_cached - 1:
+            return False
+        if self._window == 0 or not self.can_truncate:
+            return True  # what is recurrent has its last state, and no positions before it
+        oldest_needed = max(0, num_cached - self._window + 1)
+        oldest: int = llama_cpp.llama_memory_seq_pos_min(self._memory, 0)
+        return oldest <= oldest_needed
 
     def state_bytes(self) -> int:
         """Bytes that `save_state` would copy now; 0 if nothing is cached."""
@@ -339,7 +344,8 @@ class LlamaModel:
         """
         self.require_open()
         self._clear()
-        if not cache_state.put_state(llama_cpp, self._context, state):
+        is_put = cache_state.put_state(llama_cpp, self._context, state)
+        if not (is_put and self._is_whole(state.num_cached)):
             self._clear()
             raise CacheError(
                 f"the cache of {self.name} cannot be restored{complaints.because()}"

@@ -32,15 +32,20 @@ class Model(Protocol):
 
     @property
     def can_truncate(self) -> bool:
-        """Whether the cache can be cut back to a part of itself (it can always be emptied)."""
+        """Whether `truncate` keeps a part of what was just decoded, as drafts need it."""
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         """Append tokens to the cache; rows of logits after the last num_logits of them.
 
         Returns (num_logits, vocab) float32, a view that may be written to and is valid until
         the next decode.
-        On any error the cache is as it was before the call.
+        On any error the cache is as it was before the call, or empty as in `truncate`.
         """
 
     def truncate(self, num_cached: int) -> None:
-        """Keep the first num_cached tokens of the cache. Absolute and idempotent."""
+        """Keep the first num_cached tokens of the cache, or none where they are not whole.
+
+        Some caches have lost what a part of them would need: a sliding window's older
+        entries, a recurrent state. Then num_cached is 0, and the text is decoded again.
+        Idempotent. Raises CacheError for more than are cached.
+        """

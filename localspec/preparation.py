@@ -135,6 +135,8 @@ def _measure_steps(
             transforms.laws(logits, tokens, batch[:-1])
             seconds = clock() - started
             target.truncate(len(tokens))
+            if target.num_cached < len(tokens):
+                return  # emptied: another batch would be decoded in the text's place
             cost.learn(num_tokens, len(tokens), seconds)
 
 

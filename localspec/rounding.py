@@ -56,6 +56,8 @@ class Rounding:
         num_before = len(tokens) - len(rows)
         for size in sorted({min(size, target.max_outputs) for size in _BATCH_SIZES}):
             target.truncate(num_before)
+            if missing := tokens[target.num_cached : num_before]:
+                target.decode(missing, 0)  # of a sliding window that could not be cut so far
             for begin in range(0, len(rows) - size + 1, size):
                 at = num_before + begin
                 batch = target.decode(tokens[at : at + size], size)

@@ -252,10 +252,7 @@ class Speculation:
     def _truncate_caches(self, num_tokens: int) -> None:
         for proposer in self.proposers:
             proposer.truncate(num_tokens)
-        num_cached = min(self.target.num_cached, num_tokens)
-        if num_cached < self.target.num_cached and not self.target.can_truncate:
-            num_cached = 0
-        self.target.truncate(num_cached)
+        self.target.truncate(min(self.target.num_cached, num_tokens))
 
 
 def _provenance(verdict: Verdict, num_draft_tokens: int) -> Provenance:

@@ -42,11 +42,9 @@ def measure_steps(loop: Speculation, num_rounds: int) -> StepCosts:
     learner = policy if isinstance(policy, AutomaticDraftLength) else None
     sizes = range(1, min(LARGEST_STEP, target.max_outputs) + 1)
     num_cached = min(_NUM_CACHED, target.context_length - LARGEST_STEP)
+    draft_cached = 0 if draft is None else min(num_cached, draft.context_length - _DRAFTED)
     times: dict[int, list[float]] = {size: [] for size in sizes}
     draft_times: list[float] = []
-    target.decode([1] * num_cached, 0)
-    if draft is not None:
-        draft.decode([1] * min(num_cached, draft.context_length - _DRAFTED), 0)
     try:
         for _ in range(num_rounds):
             for size in sizes:
@@ -59,7 +57,7 @@ def measure_steps(loop: Speculation, num_rounds: int) -> StepCosts:
                     learner.target_cost.learn(1, num_cached, plain_s)
                     learner.target_cost.learn(size, num_cached, seconds)
             if draft is not None:
-                draft_times.append(_timed_draft(draft, draft.num_cached))
+                draft_times.append(_timed_draft(draft, draft_cached))
     finally:
         target.truncate(0)
         if draft is not None:
@@ -74,18 +72,23 @@ def measure_steps(loop: Speculation, num_rounds: int) -> StepCosts:
 
 
 def _timed(model: Model, num_cached: int, size: int) -> float:
+    _fill(model, num_cached)
     started = time.perf_counter()
     model.decode([1] * size, size)
-    seconds = time.perf_counter() - started
-    model.truncate(num_cached)
-    return seconds
+    return time.perf_counter() - started
+
+
+def _fill(model: Model, num_cached: int) -> None:
+    """Cut the cache to that many tokens; at first, or where it was emptied, decode them."""
+    model.truncate(min(model.num_cached, num_cached))
+    if missing := num_cached - model.num_cached:
+        model.decode([1] * missing, 0)
 
 
 def _timed_draft(model: Model, num_cached: int) -> float:
     """Seconds per token."""
+    _fill(model, num_cached)
     started = time.perf_counter()
     for _ in range(_DRAFTED):
         model.decode([1], 1)
-    seconds = (time.perf_counter() - started) / _DRAFTED
-    model.truncate(num_cached)
-    return seconds
+    return (time.perf_counter() - started) / _DRAFTED

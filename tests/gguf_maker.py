@@ -27,7 +27,7 @@ def write_random_model(
 ) -> Path:
     """A model of `num_layers` layers of `width`, random and so unrelated to any other.
 
-    architecture: llama or mamba. quantization: of the matrices. num_padding: ids added
+    architecture: llama, mamba, or gemma3, which has a sliding window if `extra` states one. quantization: of the matrices. num_padding: ids added
     behind the vocabulary. replace_tokens: ids given another text. drop: metadata keys to
     leave out. extra: to add, or to state instead.
     """
@@ -45,6 +45,9 @@ def write_random_model(
     writer.add_head_count_kv(num_heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(32)
+    if architecture == "gemma3":
+        writer.add_key_length(32)
+        writer.add_value_length(32)
     for key, value in (extra or {}).items():
         {
             bool: writer.add_bool,
@@ -78,6 +81,11 @@ def write_random_model(
         matrix(f"{block}.ffn_up.weight", hidden, width)
         matrix(f"{block}.ffn_down.weight", width, hidden)
         ones(f"{block}.ffn_norm.weight")
+        if architecture == "gemma3":
+            for name in ("attn_q_norm", "attn_k_norm"):
+                ones(f"{block}.{name}.weight", 32)
+            ones(f"{block}.post_attention_norm.weight")
+            ones(f"{block}.post_ffw_norm.weight")
     if architecture == "mamba":
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_inner_size(2 * width)

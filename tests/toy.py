@@ -81,6 +81,6 @@ class TableModel:
     def truncate(self, num_cached: int) -> None:
         if not 0 <= num_cached <= self.num_cached:
             raise CacheError(f"asked to keep {num_cached} of {self.num_cached}")
-        if 0 < num_cached < self.num_cached and not self.can_truncate:
-            raise CacheError("this cache cannot be cut back")
+        if num_cached < self.num_cached and not self.can_truncate:
+            num_cached = 0
         del self.cached[num_cached:]
