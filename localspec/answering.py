@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import operator
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -11,7 +14,8 @@ from typing import TYPE_CHECKING
 from localspec.async_stream import AsyncStream, whole_reply
 from localspec.chat import Chat
 from localspec.control_guard import Tokenizer
-from localspec.errors import OptionError
+from localspec.errors import EngineError, OptionError
+from localspec.own_process import OwnProcess
 from localspec.stream import AnswerKeywords, AnswerOptions, Reply, Stream
 
 if TYPE_CHECKING:
@@ -23,7 +27,17 @@ class Answering(abc.ABC):
 
     The base of `Engine` and `IsolatedEngine`. options: by keyword, the fields of
     `stream.AnswerOptions`: sampling, seed, verify, max_tokens, stop, logprobs.
+
+    Leaving its `with` block ends what is being answered, in any thread, and closes it; so
+    does the interpreter's end.
     """
+
+    def __init__(self) -> None:
+        self._own_process = OwnProcess()
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._listing = threading.Lock()  # of those
+        self._is_ending = False
+        weakref.finalize(self, _end_at_exit, weakref.ref(self))
 
     @property
     @abc.abstractmethod
@@ -146,7 +160,38 @@ class Answering(abc.ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # What went wrong in the block is what its owner has to hear of.
+        masked = contextlib.nullcontext() if kind is None else contextlib.suppress(EngineError)
+        with masked:
+            self._end()
+
+    def _end(self) -> None:
+        """Refuse further answers, end those that are not finished, and close."""
+        self._is_ending = True
+        if self._own_process.is_this():  # a fork has no thread that could end one
+            with self._listing:
+                streams = list(self._streams)
+            for stream in streams:
+                stream.end()
         self.close()
+
+    def _listed(self, stream: Stream) -> Stream:
+        """The stream, which from now on ends with the engine."""
+        with self._listing:
+            self._streams.add(stream)
+        return stream
+
+    def _require_not_ending(self) -> None:
+        if self._is_ending:
+            raise EngineError("the engine is closed", "Load it again.")
+
+
+def _end_at_exit(engine: weakref.ref[Answering]) -> None:
+    """Before modules and drivers go; an engine that was dropped has been freed already."""
+    alive = engine()
+    if alive is not None:
+        with contextlib.suppress(EngineError):
+            alive._end()
 
 
 def _token_ids(prompt: Sequence[int]) -> list[int]:

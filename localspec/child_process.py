@@ -27,6 +27,11 @@ class ChildProcess:
         arguments: LoadKeywords,
         progress: Callable[[float], None] | None,
     ) -> None:
+        if multiprocessing.current_process().daemon:
+            raise EngineError(
+                "a daemonic process may have no child, and an isolated engine is one",
+                "Start the process with daemon=False, or use localspec.load in it.",
+            )
         context = multiprocessing.get_context("spawn")
         self._calls, calls = context.Pipe()
         cancels, self._cancels = context.Pipe(duplex=False)

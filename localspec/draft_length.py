@@ -17,7 +17,7 @@ MAX_DRAFT_TOKENS = 16
 LOOK_BACK_TOKENS = 8  # that a draft model judges at once: each takes a row of logits
 
 
-class DraftOff(enum.Enum):
+class DraftOff(str, enum.Enum):
     """Why a step proposed nothing. The words for people are the command line's."""
 
     NO_DRAFT = "no_draft"
@@ -32,7 +32,7 @@ class DraftOff(enum.Enum):
     OVER_BUDGET = "over_budget"
 
 
-class ProposerKind(enum.Enum):
+class ProposerKind(str, enum.Enum):
     """Where draft tokens come from."""
 
     DRAFT = "draft"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,6 @@ from localspec.draft_length import DraftLength
 from localspec.drafting import Drafting
 from localspec.errors import ContextError, EngineError, Interrupted, OptionError
 from localspec.kept_texts import KeptTexts
-from localspec.own_process import OwnProcess
 from localspec.preparation import prepare
 from localspec.proposer_choice import choose_draft_length, choose_proposers
 from localspec.randomness import Randomness, fresh_seed
@@ -51,17 +51,18 @@ class Engine(Answering):
         description: str,
         kept_bytes: int,
     ) -> None:
+        super().__init__()
         self.sampling = sampling
         self.description = description
         self._target = target
+        self._models = [target] if draft is None else [target, draft]
         self._resolver = Resolver(target.vocabulary)
-        self._draft = draft
         self.shared_vocabulary, proposers, off = choose_proposers(target, draft, drafting)
         draft_length, self._profile = choose_draft_length(target, draft, drafting, proposers)
         self._speculation = Speculation(target, proposers, draft_length, off, time.perf_counter)
-        self._kept_texts = KeptTexts(self._speculation, self._models(), kept_bytes)
-        self._access = Access(self.cancel)
-        self._own_process = OwnProcess()
+        self._kept_texts = KeptTexts(self._speculation, self._models, kept_bytes)
+        # Nothing of an engine refers back to it: so it is freed when it is dropped.
+        self._access = Access(functools.partial(_interrupt, self._models))
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -151,23 +152,22 @@ class Engine(Answering):
             self._save_profile()
             on_end(reply)
 
-        return Stream(
-            Answer(
-                speculation=self._speculation,
-                prompt_tokens=prompt_tokens,
-                request=request,
-                vocabulary=self.vocabulary,
-                stop=checked_stop_strings(options.stop),
-                seed=options.seed,
-                num_logprobs=options.logprobs,
-                clock=time.perf_counter,
-                acquire=self._acquire,
-                release=self._access.release,
-                interrupt=self.cancel,
-                on_begin=begin,
-                on_end=end,
-            )
+        answer = Answer(
+            speculation=self._speculation,
+            prompt_tokens=prompt_tokens,
+            request=request,
+            vocabulary=self.vocabulary,
+            stop=checked_stop_strings(options.stop),
+            seed=options.seed,
+            num_logprobs=options.logprobs,
+            clock=time.perf_counter,
+            acquire=self._acquire,
+            release=self._access.release,
+            interrupt=self.cancel,
+            on_begin=begin,
+            on_end=end,
         )
+        return self._listed(Stream(answer))
 
     def save_caches(self, chat: object, path: Path) -> bool:
         """Keep on disk what the caches hold of a conversation; False if that is nothing.
@@ -179,7 +179,7 @@ class Engine(Answering):
             kept = self._kept_texts.text_of(chat)
             if kept is not None:
                 self._kept_texts.check_size(kept)
-                write_caches(path, kept, [model.identity for model in self._models()])
+                write_caches(path, kept, [model.identity for model in self._models])
             return kept is not None
 
     def load_caches(self, chat: object, path: Path) -> bool:
@@ -189,7 +189,7 @@ class Engine(Answering):
         CacheError if it takes more memory than was granted.
         """
         with self._held():
-            kept = read_caches(path, [model.identity for model in self._models()])
+            kept = read_caches(path, [model.identity for model in self._models])
             if kept is not None:
                 self._kept_texts.put(chat, kept)
             return kept is not None
@@ -213,8 +213,7 @@ class Engine(Answering):
 
     def cancel(self) -> None:
         """See `Answering.cancel`."""
-        for model in self._models():
-            model.interrupt()
+        _interrupt(self._models)
 
     def close(self) -> None:
         """Free the models, and give adopted ones back. Idempotent.
@@ -234,7 +233,7 @@ class Engine(Answering):
 
     def _free(self) -> None:
         self._kept_texts.clear()
-        for model in self._models():
+        for model in self._models:
             model.close()
 
     def _save_profile(self) -> None:
@@ -248,9 +247,6 @@ class Engine(Answering):
             "Load it there, or use localspec.IsolatedEngine.",
         )
 
-    def _models(self) -> list[LlamaModel]:
-        return [self._target] if self._draft is None else [self._target, self._draft]
-
     def _acquire(self) -> None:
         self._require_open()
         if not self._access.take():
@@ -262,12 +258,13 @@ class Engine(Answering):
             raise
 
     def _begin(self) -> None:
-        for model in self._models():
+        for model in self._models:
             model.begin()
 
     def _require_open(self) -> None:
+        self._require_not_ending()
         # Before the lock, which a fork may have copied as it was: taken.
-        for model in self._models():
+        for model in self._models:
             model.require_open()
 
     @contextlib.contextmanager
@@ -277,3 +274,8 @@ class Engine(Answering):
             yield
         finally:
             self._access.release()
+
+
+def _interrupt(models: list[LlamaModel]) -> None:
+    for model in models:
+        model.interrupt()

@@ -16,7 +16,10 @@ from localspec.cancellation import Cancellation
 from localspec.child_process import ChildProcess
 from localspec.errors import EngineError, OptionError
 from localspec.isolated_child import EngineFacts
-from localspec.own_process import OwnProcess
+from localspec.metrics import Meter
+from localspec.randomness import Randomness
+from localspec.rules import make_rule
+from localspec.sampling import SamplingParams
 from localspec.stream import AnswerOptions, Piece, Reply, Stream
 
 if TYPE_CHECKING:
@@ -81,8 +84,8 @@ class IsolatedEngine(Answering):
                     f"the {role} of an isolated engine is an object of this process",
                     "Name its file instead.",
                 )
+        super().__init__()
         self._preset, self._arguments = preset, arguments
-        self._own_process = OwnProcess()
         self._starting = threading.Lock()
         self._busy = threading.Lock()
         self._closed = False
@@ -108,6 +111,11 @@ class IsolatedEngine(Answering):
         return self._facts.description
 
     @property
+    def sampling(self) -> SamplingParams:
+        """What an answer uses by default."""
+        return self._facts.sampling
+
+    @property
     def context_length(self) -> int:
         """Tokens that prompt and answer may have together."""
         return self._facts.context_length
@@ -125,6 +133,7 @@ class IsolatedEngine(Answering):
     def running(self) -> ChildProcess:
         """The child, started again if it has ended. Raises EngineError once this is closed."""
         self._own_process.require("the isolated engine")
+        self._require_not_ending()
         with self._starting:
             if self._closed:
                 raise EngineError("the engine is closed", "Load it again.")
@@ -168,7 +177,8 @@ class IsolatedEngine(Answering):
                 raise
             return self._num_streams
 
-        return Stream(_RemoteAnswer(self, begin, on_end))
+        answer = _RemoteAnswer(self, len(prompt_tokens), options, begin, on_end)
+        return self._listed(Stream(answer))
 
     def prepare(self, make_tokens: Callable[[], list[int]], *, owner: object) -> None:
         """See `Answering.prepare`."""
@@ -232,10 +242,14 @@ class _RemoteAnswer:
     def __init__(
         self,
         engine: IsolatedEngine,
+        num_prompt_tokens: int,
+        options: AnswerOptions,
         begin: Callable[[ChildProcess], int],
         on_end: Callable[[Reply], None],
     ) -> None:
         self._engine = engine
+        self._num_prompt_tokens = num_prompt_tokens
+        self._options = options
         self._begin = begin
         self._on_end = on_end
         self._reply: Reply | None = None
@@ -257,6 +271,26 @@ class _RemoteAnswer:
         finally:
             if self._reply is not None:
                 self._on_end(self._reply)
+
+    def abandon(self) -> None:
+        """See `stream.Produced.abandon`. Raises OptionError for a bad option."""
+        options = self._options
+        params = options.sampling or self._engine.sampling
+        rule = make_rule(
+            options.verify,
+            is_greedy=params.is_greedy,
+            seed=options.seed,
+            randomness=Randomness(0),
+        )
+        self._reply = Reply(
+            text="",
+            token_ids=(),
+            finish_reason="cancelled",
+            stats=Meter(self._num_prompt_tokens, 0, 0.0).stats(0.0, None),
+            seed=options.seed,
+            verify=rule.name,
+            logprobs=None if options.logprobs is None else (),
+        )
 
     def final_reply(self) -> Reply:
         if self._reply is None:

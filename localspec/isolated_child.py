@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from localspec.engine import Engine
 from localspec.errors import EngineError
 from localspec.loading import load
+from localspec.sampling import SamplingParams
 from localspec.stream import AnswerOptions, Piece, Reply, Stream
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class EngineFacts:
     """What never changes while an engine is open."""
 
     description: str
+    sampling: SamplingParams
     context_length: int
     chat_template: str | None
     bos: int
@@ -179,6 +181,7 @@ def _facts(engine: Engine) -> EngineFacts:
     vocabulary = engine.vocabulary
     return EngineFacts(
         description=engine.description,
+        sampling=engine.sampling,
         context_length=engine.context_length,
         chat_template=engine.chat_template,
         bos=vocabulary.bos,

@@ -9,9 +9,9 @@ What a caller can get wrong is checked before the call: an assertion in C ends t
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from localspec.errors import (
     LocalspecError,
     ModelFileError,
 )
+from localspec.handle import Handle
 from localspec.huge_pages import asking_for_huge_pages
 from localspec.llama_options import LlamaOptions
 from localspec.own_process import OwnProcess
@@ -46,7 +47,8 @@ NO_POOLING = (llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED, llama_cpp.LLAMA_POOLING_
 complaints = native.capture_logs(llama_cpp)
 amx_is_left_out = amx.leave_out_if_wrong(llama_cpp)
 _stop_callback = native.stop_callback(llama_cpp)
-_adopted_contexts: set[int] = set()
+_adopted: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
+_own_process = OwnProcess()  # whose threads and devices libllama has from now on
 
 
 def devices() -> tuple[Device, ...]:
@@ -67,31 +69,31 @@ class LlamaModel:
     Not thread-safe, but for `interrupt`. Open one with `open` or `adopt`.
     """
 
-    def __init__(self, context: int, name: str, context_length: int, max_outputs: int) -> None:
-        self._context: int | None = context
-        self._memory = llama_cpp.llama_get_memory(context)
-        self._model = llama_cpp.llama_get_model(context)
-        self._adopted: Llama | None = None
-        self._setting = ""
+    def __init__(
+        self,
+        handle: Handle,
+        name: str,
+        context_length: int,
+        max_outputs: int,
+        setting: str,
+    ) -> None:
+        self._handle = handle
+        self._setting = setting
         self.name = name
-        self._own_process = OwnProcess()
+        context, model = handle.context, handle.model
         self.vocabulary = Vocabulary(
-            llama_cpp, llama_cpp.llama_model_get_vocab(self._model), self.require_open
+            llama_cpp, llama_cpp.llama_model_get_vocab(model), handle.require_open
         )
-        template: bytes | None = llama_cpp.llama_model_chat_template(self._model, None)
+        template: bytes | None = llama_cpp.llama_model_chat_template(model, None)
         self.chat_template = template.decode("utf-8", errors="replace") if template else None
-        self.trained_context_length: int = llama_cpp.llama_model_n_ctx_train(self._model)
+        self.trained_context_length: int = llama_cpp.llama_model_n_ctx_train(model)
         self.context_length = min(context_length, int(llama_cpp.llama_n_ctx_seq(context)))
         self.max_outputs = max_outputs
         self.vocab_size = self.vocabulary.size
         self.num_cached = 0
-        self.num_weight_bytes: int = llama_cpp.llama_model_size(self._model)
-        self._window: int = llama_cpp.llama_model_n_swa(self._model)
+        self.num_weight_bytes: int = llama_cpp.llama_model_size(model)
+        self._window: int = llama_cpp.llama_model_n_swa(model)
         self._batch = TokenBatch(llama_cpp, llama_cpp.llama_n_batch(context))
-        self._stop = ctypes.create_string_buffer(2)
-        llama_cpp.llama_set_abort_callback(
-            context, _stop_callback, ctypes.cast(self._stop, ctypes.c_void_p)
-        )
         self.can_truncate = self._probe_truncation()
 
     @property
@@ -110,13 +112,16 @@ class LlamaModel:
     @property
     def num_threads(self) -> int:
         """Threads of a decode of one token. May be set between two."""
-        count: int = llama_cpp.llama_n_threads(self._context)
+        self.require_open()
+        count: int = llama_cpp.llama_n_threads(self._handle.context)
         return count
 
     @num_threads.setter
     def num_threads(self, count: int) -> None:
-        of_batches = llama_cpp.llama_n_threads_batch(self._context)
-        llama_cpp.llama_set_n_threads(self._context, count, of_batches)
+        self.require_open()
+        context = self._handle.context
+        of_batches = llama_cpp.llama_n_threads_batch(context)
+        llama_cpp.llama_set_n_threads(context, count, of_batches)
 
     def _probe_truncation(self) -> bool:
         """Whether the cache can lose its last token: tried, since not every model says so.
@@ -127,8 +132,8 @@ class LlamaModel:
         if self.context_length < 2:
             return False
         self.decode([first, first], 0)
-        removed: bool = llama_cpp.llama_memory_seq_rm(self._memory, 0, 1, -1)
-        llama_cpp.llama_memory_clear(self._memory, True)
+        removed: bool = llama_cpp.llama_memory_seq_rm(self._handle.memory, 0, 1, -1)
+        llama_cpp.llama_memory_clear(self._handle.memory, True)
         self.num_cached = 0
         return removed
 
@@ -143,8 +148,9 @@ class LlamaModel:
 
         progress: called with the loaded share, 0 … 1; what it raises ends the load at once,
         as Ctrl-C does. Raises ModelFileError with libllama's own words if it refuses the
-        file.
+        file, EngineError in a fork of a process that has loaded libllama.
         """
+        _own_process.require("libllama")
         opened = None
         with native.LoadWatch(asking_for_huge_pages(progress)) as watch:
             try:
@@ -174,15 +180,21 @@ class LlamaModel:
             llama_params.check_generates(llama_cpp, model, path)
             length = llama_params.context_length(llama_cpp, model, path, options.context_length)
             context = _new_context(model, path, options, length)
-            try:
-                opened = cls(context, path.name, length, options.max_outputs)
-                opened._setting = options.summary
-                return opened
-            except BaseException:
-                llama_cpp.llama_free(context)
-                raise
         except BaseException:
             llama_cpp.llama_model_free(model)
+            raise
+        handle = Handle(llama_cpp, context, path.name, _stop_callback)
+        return cls._on(handle, path.name, length, options.max_outputs, options.summary)
+
+    @classmethod
+    def _on(
+        cls, handle: Handle, name: str, length: int, max_outputs: int, setting: str
+    ) -> LlamaModel:
+        """The model of a handle, which is closed if that fails."""
+        try:
+            return cls(handle, name, length, max_outputs, setting)
+        except BaseException:
+            handle.close()
             raise
 
     @classmethod
@@ -190,8 +202,9 @@ class LlamaModel:
         """Work on an application's `Llama`, with its settings. `close` gives it back, emptied.
 
         Raises ModelFileError if it computes embeddings or holds no weights, EngineError if
-        it is closed or another engine works on it.
+        it is closed, another engine works on it, or this is a fork.
         """
+        _own_process.require("libllama")
         if llama.ctx is None:
             raise EngineError("the Llama object is closed", "Create it again.")
         if llama.context_params.embeddings or llama.model_params.vocab_only:
@@ -199,18 +212,19 @@ class LlamaModel:
                 f"the Llama object of {llama.model_path} computes embeddings or has no weights",
                 "Create it without embedding=True and vocab_only=True.",
             )
-        if llama.ctx in _adopted_contexts:
+        other = _adopted.get(llama.ctx)
+        if other is not None and other.context is not None:
             raise EngineError(
                 f"the Llama object of {llama.model_path} is in another engine",
                 "Close that engine first; one object holds one text.",
             )
         llama.reset()  # type: ignore[no-untyped-call]
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llama.ctx), True)
-        adopted = cls(llama.ctx, Path(llama.model_path).name, llama.n_ctx(), llama.n_batch)
-        adopted._adopted = llama
-        adopted._setting = f"GPU layers {llama.model_params.n_gpu_layers}, handed in"
-        _adopted_contexts.add(llama.ctx)
-        return adopted
+        name = Path(llama.model_path).name
+        handle = Handle(llama_cpp, llama.ctx, name, _stop_callback, llama)
+        _adopted[llama.ctx] = handle
+        setting = f"GPU layers {llama.model_params.n_gpu_layers}, handed in"
+        return cls._on(handle, name, llama.n_ctx(), llama.n_batch, setting)
 
     def begin(self) -> None:
         """Get ready for an answer: allow decodes again after `interrupt`.
@@ -219,12 +233,12 @@ class LlamaModel:
         holds is dropped. Raises EngineError if it was closed.
         """
         self.require_open()
-        self._stop[0] = b"\0"
-        llama = self._adopted
+        self._handle.allow()
+        llama = self._handle.owner
         if llama is None:
             return
         if llama.n_tokens or not self._is_whole(self.num_cached):
-            llama.reset()  # type: ignore[no-untyped-call]
+            llama.reset()
             self._clear()
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
@@ -243,19 +257,12 @@ class LlamaModel:
             raise
         if num_logits == 0:
             return np.empty((0, self.vocab_size), dtype=np.float32)
-        rows = llama_cpp.llama_get_logits(self._context)
+        rows = llama_cpp.llama_get_logits(self._handle.context)
         return np.ctypeslib.as_array(rows, (num_logits, self.vocab_size))
 
     def require_open(self) -> None:
         """Raise EngineError if the model was freed, by us or its owner, or forked."""
-        self._own_process.require(self.name)
-        if self._context is None:
-            raise EngineError(f"{self.name} is closed", "Load it again.")
-        if self._adopted is not None and self._adopted.ctx is None:
-            raise EngineError(
-                f"the Llama object of {self.name} was closed by its owner",
-                "Close this engine, create the object again and load a new engine.",
-            )
+        self._handle.require_open()
 
     def _check(self, tokens: Sequence[int], num_logits: int) -> None:
         self.require_open()
@@ -277,11 +284,11 @@ class LlamaModel:
             )
 
     def _decode_batch(self, tokens: Sequence[int], num_logits: int) -> None:
-        if self._stop.raw[0]:
+        if self._handle.is_interrupted:
             raise Interrupted(f"a decode of {self.name} was cancelled")
         count = len(tokens)
         batch = self._batch.filled(tokens, self.num_cached, num_logits)
-        status = llama_cpp.llama_decode(self._context, batch)
+        status = llama_cpp.llama_decode(self._handle.context, batch)
         if status == 2:
             raise Interrupted(f"a decode of {self.name} was cancelled")
         if status != 0:
@@ -294,6 +301,7 @@ class LlamaModel:
 
     def truncate(self, num_cached: int) -> None:
         """See `Model.truncate`. Raises CacheError for more tokens than there are."""
+        self._handle.require_pointers()
         if not 0 <= num_cached <= self.num_cached:
             raise CacheError(f"asked to keep {num_cached} of {self.num_cached} cached tokens")
         if num_cached < self.num_cached:
@@ -302,7 +310,7 @@ class LlamaModel:
     def _keep(self, num_cached: int) -> None:
         """Cut the cache to its first num_cached tokens; empty it where they are not whole."""
         can_keep = num_cached > 0 and llama_cpp.llama_memory_seq_rm(
-            self._memory, 0, num_cached, -1
+            self._handle.memory, 0, num_cached, -1
         )
         if can_keep and self._is_whole(num_cached):
             self.num_cached = num_cached
@@ -316,23 +324,25 @@ class LlamaModel:
         overwritten or, in a restored state, never had: what is left can have a hole at its
         begin, or be nothing at all.
         """
-        if llama_cpp.llama_memory_seq_pos_max(self._memory, 0) != num_cached - 1:
+        if llama_cpp.llama_memory_seq_pos_max(self._handle.memory, 0) != num_cached - 1:
             return False
         if self._window == 0 or not self.can_truncate:
             return True  # what is recurrent has its last state, and no positions before it
         oldest_needed = max(0, num_cached - self._window + 1)
-        oldest: int = llama_cpp.llama_memory_seq_pos_min(self._memory, 0)
+        oldest: int = llama_cpp.llama_memory_seq_pos_min(self._handle.memory, 0)
         return oldest <= oldest_needed
 
     def state_bytes(self) -> int:
         """Bytes that `save_state` would copy now; 0 if nothing is cached."""
         self.require_open()
-        return cache_state.size_of_state(llama_cpp, self._context) if self.num_cached else 0
+        return (
+            cache_state.size_of_state(llama_cpp, self._handle.context) if self.num_cached else 0
+        )
 
     def save_state(self) -> CacheState:
         """A copy of what is cached. Raises CacheError if libllama fails to give it."""
         self.require_open()
-        state = cache_state.take_state(llama_cpp, self._context, self.num_cached)
+        state = cache_state.take_state(llama_cpp, self._handle.context, self.num_cached)
         if state is None:
             raise CacheError(f"the cache of {self.name} cannot be copied{complaints.because()}")
         return state
@@ -344,7 +354,7 @@ class LlamaModel:
         """
         self.require_open()
         self._clear()
-        is_put = cache_state.put_state(llama_cpp, self._context, state)
+        is_put = cache_state.put_state(llama_cpp, self._handle.context, state)
         if not (is_put and self._is_whole(state.num_cached)):
             self._clear()
             raise CacheError(
@@ -353,39 +363,23 @@ class LlamaModel:
         self.num_cached = state.num_cached
 
     def _clear(self) -> None:
-        llama_cpp.llama_memory_clear(self._memory, False)
+        llama_cpp.llama_memory_clear(self._handle.memory, False)
         self.num_cached = 0
 
     def interrupt(self) -> None:
         """End a running decode, and refuse new ones until `begin`. From any thread."""
-        self._stop[0] = b"\1"
+        self._handle.interrupt()
 
     def close(self) -> None:
-        """Free the model, or give an adopted `Llama` back. Idempotent."""
-        if self._context is None:
-            return
-        if not self._own_process.is_this():
-            self._let_go()
-            return  # a fork's memory goes with the fork, its threads were never there
-        with self.vocabulary.in_use:
-            context, memory, model = self._let_go()
-        if self._adopted is None:
-            llama_cpp.llama_free(context)
-            llama_cpp.llama_model_free(model)
-            native.return_freed_memory()
-            return
-        _adopted_contexts.discard(context)
-        if self._adopted.ctx is not None:
-            no_callback = llama_cpp.ggml_abort_callback()
-            llama_cpp.llama_set_abort_callback(context, no_callback, None)
-            llama_cpp.llama_memory_clear(memory, True)
-            self._adopted.reset()  # type: ignore[no-untyped-call]
+        """Free the model, or give an adopted `Llama` back. Idempotent.
 
-    def _let_go(self) -> tuple[int | None, int | None, int | None]:
-        """Context, memory and model, which nothing here reaches any more."""
-        freed = self._context, self._memory, self._model
-        self._context = self._memory = self._model = None
-        return freed
+        So does dropping the last reference, and the interpreter's end.
+        """
+        if not _own_process.is_this():
+            self._handle.close()  # frees nothing; the lock's copy may be taken for ever
+            return
+        with self.vocabulary.in_use:
+            self._handle.close()
 
 
 def _new_context(model: int, path: Path, options: LlamaOptions, length: int) -> int:

@@ -10,7 +10,7 @@ from localspec.draft_length import MAX_DRAFT_TOKENS, DraftOff, Outlook, Proposer
 from localspec.sampling import Distribution, Logits
 
 
-class Provenance(enum.Enum):
+class Provenance(str, enum.Enum):
     """Where a token came from."""
 
     ACCEPTED = "accepted"  # proposed by the draft and kept

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -14,7 +16,9 @@ from localspec.metrics import Meter, Provenance, Stats, Step
 from localspec.rules import RuleName
 from localspec.sampling import SamplingParams
 from localspec.speculative import Request, Speculation
-from localspec.text import TextStream
+from localspec.text import TextStream, checked_stop_strings
+
+_NOTICE_S = 0.005  # between two looks at whether a thread has noticed
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -60,7 +64,7 @@ class AnswerKeywords(TypedDict, total=False):
     seed: int | None
     verify: RuleName | None
     max_tokens: int | None
-    stop: str | Sequence[str]
+    stop: str | Sequence[str] | None
     logprobs: int | None
 
 
@@ -75,21 +79,25 @@ class AnswerOptions:
     the answer and is left out of it, or several. logprobs: how many of the best tokens to
     list with every token's log-probability, 0 for its own alone; by default none of it.
 
-    Raises OptionError for a max_tokens that is no whole number above 0, or logprobs that is
-    none from 0 on.
+    Raises OptionError for sampling and stop of another type, a max_tokens that is no whole
+    number above 0, or logprobs that is none from 0 on.
     """
 
     sampling: SamplingParams | None = None
     seed: int | None = None
     verify: RuleName | None = None
     max_tokens: int | None = None
-    stop: str | Sequence[str] = ()
+    stop: str | Sequence[str] | None = ()
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.sampling, SamplingParams | None):
+            raise OptionError(f"sampling is {self.sampling!r}", "Give a SamplingParams.")
+        checked_stop_strings(self.stop)
         for name, lowest in (("max_tokens", 1), ("logprobs", 0)):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < lowest):
+            is_count = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and (not is_count or value < lowest):
                 raise OptionError(f"{name} is {value!r}", f"Choose {lowest} or more.")
 
 
@@ -198,6 +206,10 @@ class Answer:
             logprobs=None if self.num_logprobs is None else tuple(self.logprobs),
         )
 
+    def abandon(self) -> None:
+        """See `Produced.abandon`."""
+        self._conclude(Meter(len(self.prompt_tokens), 0, 0.0).stats(0.0, None))
+
     def final_reply(self) -> Reply:
         """The reply. Raises EngineError while there is none."""
         if self.reply is None:
@@ -216,6 +228,9 @@ class Produced(Protocol):
 
     def pieces(self) -> Generator[Piece, None, None]:
         """The answer, token by token."""
+
+    def abandon(self) -> None:
+        """It ends without having begun: an empty reply, and no trace anywhere else."""
 
     def final_reply(self) -> Reply:
         """The reply. Raises EngineError while there is none."""
@@ -243,12 +258,15 @@ class Stream:
 
         Raises EngineError while another thread waits for a piece.
         """
+        has_begun = inspect.getgeneratorstate(self._pieces) != inspect.GEN_CREATED
         try:
             self._pieces.close()
         except ValueError as error:  # "generator already executing"
             raise EngineError(
                 "the stream is being read by another thread", "Stop it with its cancel()."
             ) from error
+        if not has_begun:
+            self._answer.abandon()
 
     def cancel(self) -> None:
         """End the answer within one decode; if it has not begun, before its first token.
@@ -257,6 +275,13 @@ class Stream:
         and a reply that holds what was said, its finish reason "cancelled".
         """
         self._answer.cancellation.request()
+
+    def end(self) -> None:
+        """`cancel`, wait until a thread that reads it has noticed, and `close`."""
+        while inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING:
+            self.cancel()
+            time.sleep(_NOTICE_S)
+        self.close()
 
     def __enter__(self) -> Stream:
         return self

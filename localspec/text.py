@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 
+from localspec.errors import OptionError
+
 
 class TextStream:
     """Decodes the bytes of one answer, token by token.
@@ -48,6 +50,16 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
-def checked_stop_strings(stop: str | Iterable[str]) -> tuple[str, ...]:
-    """The stop strings, one or several, without the empty ones: those would end everything."""
-    return tuple(text for text in ([stop] if isinstance(stop, str) else stop) if text)
+def checked_stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:
+    """The stop strings: none, one or several, without empty ones, which would end everything.
+
+    Raises OptionError for what is no text.
+    """
+    try:
+        texts = [stop] if isinstance(stop, str) else list(stop or ())
+    except TypeError:
+        texts = [stop]  # type: ignore[list-item]
+    for text in texts:
+        if not isinstance(text, str):
+            raise OptionError(f"a stop string is {text!r}", "Give a str, or several.")
+    return tuple(filter(None, texts))

@@ -27,7 +27,8 @@ def write_random_model(
 ) -> Path:
     """A model of `num_layers` layers of `width`, random and so unrelated to any other.
 
-    architecture: llama, mamba, or gemma3, which has a sliding window if `extra` states one. quantization: of the matrices. num_padding: ids added
+    architecture: llama, mamba, or gemma3, which has a sliding window if `extra` states one.
+    quantization: of the matrices. num_padding: ids added
     behind the vocabulary. replace_tokens: ids given another text. drop: metadata keys to
     leave out. extra: to add, or to state instead.
     """
@@ -74,18 +75,8 @@ def write_random_model(
         ones(f"{block}.attn_norm.weight")
         if architecture == "mamba":
             _add_mamba_layer(writer, block, width, matrix, ones)
-            continue
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            matrix(f"{block}.{name}.weight", width, width)
-        matrix(f"{block}.ffn_gate.weight", hidden, width)
-        matrix(f"{block}.ffn_up.weight", hidden, width)
-        matrix(f"{block}.ffn_down.weight", width, hidden)
-        ones(f"{block}.ffn_norm.weight")
-        if architecture == "gemma3":
-            for name in ("attn_q_norm", "attn_k_norm"):
-                ones(f"{block}.{name}.weight", 32)
-            ones(f"{block}.post_attention_norm.weight")
-            ones(f"{block}.post_ffw_norm.weight")
+        else:
+            _add_attention_layer(architecture, block, width, matrix, ones)
     if architecture == "mamba":
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_inner_size(2 * width)
@@ -96,6 +87,27 @@ def write_random_model(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_attention_layer(
+    architecture: str,
+    block: str,
+    width: int,
+    matrix: Callable[[str, int, int], None],
+    ones: Callable[[str, int], None],
+) -> None:
+    hidden = 2 * width
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+        matrix(f"{block}.{name}.weight", width, width)
+    matrix(f"{block}.ffn_gate.weight", hidden, width)
+    matrix(f"{block}.ffn_up.weight", hidden, width)
+    matrix(f"{block}.ffn_down.weight", width, hidden)
+    ones(f"{block}.ffn_norm.weight", width)
+    if architecture == "gemma3":
+        for name in ("attn_q_norm", "attn_k_norm"):
+            ones(f"{block}.{name}.weight", 32)
+        for name in ("post_attention_norm", "post_ffw_norm"):
+            ones(f"{block}.{name}.weight", width)
 
 
 def _add_mamba_layer(

@@ -39,13 +39,27 @@ class Usage(NamedTuple):
 
 
 def load_again_and_again(connection: Connection) -> None:
-    """Send the usage after 10 loads with answers, and after a hundred more."""
+    """Send the usage after 10 loads with answers, and after a hundred more.
+
+    Every other engine is dropped without a close.
+    """
     greedy = localspec.SamplingParams(temperature=0)
     for number in range(110):
         if number == 10:
             connection.send(Usage.now())
-        with localspec.load(num_threads=1) as engine:
-            for text in ("Hello!", "Hi!"):
-                engine.chat().send(text, sampling=greedy, max_tokens=3)
+        engine = localspec.load(num_threads=1)
+        for text in ("Hello!", "Hi!"):
+            engine.chat().send(text, sampling=greedy, max_tokens=3)
+        if number % 2:
+            engine.close()
+        del engine
         gc.collect()  # else what grows is the heap of Python between its own collections
     connection.send(Usage.now())
+
+
+def isolate_there(connection: Connection) -> None:
+    """Send back what an isolated engine raises here."""
+    try:
+        localspec.IsolatedEngine()
+    except localspec.LocalspecError as error:
+        connection.send(error)

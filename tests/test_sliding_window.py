@@ -128,7 +128,7 @@ def test_kept_caches(engine, fresh_text, tmp_path):
 
 
 def test_cut_at_every_depth(windowed):
-    """Whether decoded here or restored: rows are those of a fresh decode, and nothing raises."""
+    """Decoded here or restored: rows are those of a fresh decode, and nothing raises."""
     model = LlamaModel.open(windowed[0], LlamaOptions(max_outputs=17))
     text = np.random.default_rng(0).integers(5, 4000, 4 * WINDOW).tolist()
     more = [7, 8, 9]
