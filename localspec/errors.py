@@ -15,8 +15,14 @@
     ├── CacheError         the KV cache cannot be cut back as asked
     └── EngineError        the engine is busy or closed
 
-Each carries a message (what is wrong, with the values) and a hint (what to do next).
+Each carries a message (what is wrong, with the values) and a hint (what to do next), and is the
+same after a way through pickle or copy, as out of another process.
 """
+
+from __future__ import annotations
+
+import copyreg
+from typing import Any
 
 
 class LocalspecError(Exception):
@@ -25,6 +31,10 @@ class LocalspecError(Exception):
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Made anew from what it holds, as the arguments of a subclass may be others."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class OptionError(LocalspecError, ValueError):
