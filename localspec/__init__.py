@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from localspec.async_stream import AsyncStream
     from localspec.chat import Chat
-    from localspec.downloads import Progress
     from localspec.draft_length import DraftOff
     from localspec.engine import Engine
     from localspec.errors import (
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from localspec.logprobs import TokenLogprob, TokenLogprobs
     from localspec.metrics import Provenance, Stats
     from localspec.preset import Preset
+    from localspec.progress import Progress
     from localspec.sampling import SamplingParams
     from localspec.stream import Piece, Reply, Stream
 
@@ -94,7 +94,7 @@ _MODULE_OF = {
     "IsolatedEngine": "isolated",
     "Piece": "stream",
     "Preset": "preset",
-    "Progress": "downloads",
+    "Progress": "progress",
     "Provenance": "metrics",
     "Reply": "stream",
     "SamplingParams": "sampling",

@@ -7,8 +7,9 @@ The hub's cache has the layout of huggingface_hub, which llama.cpp shares:
     models--OWNER--NAME/refs/REVISION                       commit of a branch
     .locks/models--OWNER--NAME/ETAG.lock
 
-Beside a blob, ETAG.localspec-part is what has been received of it, and ETAG.localspec-own says
-that localspec put it there and so may remove it.
+Beside a blob, ETAG.localspec-part is what has been received of it, ETAG.adopted.localspec-part
+another program's file that is being checked, and ETAG.localspec-own says that localspec put it
+there and so may remove it.
 """
 
 from __future__ import annotations
@@ -38,11 +39,21 @@ class Slot:
     def part(self) -> Path:
         return self.content.with_name(self.content.name + PART_SUFFIX)
 
+    @property
+    def adopted(self) -> Path:
+        """What another program keeps, until it is checked."""
+        return self.content.with_name(f"{self.content.name}.adopted{PART_SUFFIX}")
+
 
 class Place(Protocol):
-    """Where downloaded files are kept."""
+    """Where downloaded files are kept.
+
+    is_checked: whether only verified content gets a name there. Elsewhere a file under the
+    name of one of ours may be anybody's.
+    """
 
     root: Path
+    is_checked: bool
 
     def find(self, file: HubFile) -> Path | None:
         """The path of a file that is there, under its own name."""
@@ -60,11 +71,14 @@ class Place(Protocol):
 class Folder:
     """A plain folder: every file under its own name. A Place."""
 
+    is_checked = False
+
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def find(self, file: HubFile) -> Path | None:
-        return _present(self.root / file.name, file)
+        path = self.root / file.name
+        return path if os.path.exists(path) else None
 
     def slot(self, remote: RemoteFile) -> Slot:
         path = self.root / remote.file.name
@@ -76,6 +90,8 @@ class Folder:
 
 class HubCache:
     """The hub's cache. A Place."""
+
+    is_checked = True
 
     def __init__(self, root: Path) -> None:
         self.root = root

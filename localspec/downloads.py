@@ -2,78 +2,68 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import queue
-import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localspec.cache import Place, Slot
+from localspec.disk import check_disk, free_bytes, same_disk
+from localspec.download_job import DownloadJob
 from localspec.errors import DownloadError
-from localspec.hub_api import HubBusyError, RemoteFile, remote_file
+from localspec.hub_api import RemoteFile, pinned_file, remote_file
 from localspec.other_caches import Candidate, find_elsewhere
+from localspec.patience import BEAT_S
 from localspec.preset import HubFile
-from localspec.transfer import Listener, Transfer, disk_error, hash_file, wait_before_retry_s
+from localspec.progress import OnProgress, Progress, ProgressBoard
 
 _MAX_AT_ONCE = 4
-_MAX_ASKS = 4
-_LOCK_POLL_S = 0.5
-_JOIN_S = 2.0  # a thread that waits for a silent server longer than that ends by itself
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far one file is.
-
-    state: "checking" (bytes that were here already), "downloading", "waiting" (for the hub,
-    or for another process that fetches the same file), or "done".
-    """
-
-    file: HubFile
-    state: str
-    received_bytes: int
-    total_bytes: int
-
-
-OnProgress = Callable[[Progress], None]
+_JOIN_S = 1.0  # a thread that waits for a silent server longer than that ends by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a download will do.
 
-    present: files that are there, with their paths. missing: files to fetch. elsewhere:
-    those of the missing that another program keeps. num_bytes: to fetch, without what was
-    received before. free_bytes: on the disk of the place.
+    present: files that are there, with their paths. unchecked: files whose names are there,
+    in a folder where their content may be any. missing: files to fetch. elsewhere: those of
+    the missing that another program keeps. num_bytes: to fetch, without what was received
+    before. free_bytes: on the disk of the place.
     """
 
     place: Place
     present: dict[HubFile, Path]
+    unchecked: tuple[RemoteFile, ...]
     missing: tuple[RemoteFile, ...]
     elsewhere: dict[HubFile, Candidate]
     num_bytes: int
     free_bytes: int
 
 
-def plan_download(files: Sequence[HubFile], place: Place) -> Plan:
-    """Ask the hub about every file that is not there yet.
+def plan_download(files: Sequence[HubFile], place: Place, on_progress: OnProgress) -> Plan:
+    """Ask the hub about every file that is not known to be there.
 
-    Raises DownloadError, also if the disk has too little room.
+    on_progress: called in this thread while there is no answer; an exception in it ends the
+    planning. Raises DownloadError, also if two files would get one name.
     """
     found = {file: place.find(file) for file in files}
-    missing = tuple(_ask_patiently(file) for file, path in found.items() if path is None)
-    num_bytes = sum(remote.size_bytes - _received(place.slot(remote)) for remote in missing)
+    present = {file: path for file, path in found.items() if path and place.is_checked}
+    asked = {
+        file: _remote_of(file, path, on_progress)
+        for file, path in found.items()
+        if file not in present
+    }
+    _check_names(asked.values(), place)
+    missing = tuple(remote for file, remote in asked.items() if found[file] is None)
     candidates = {remote.file: find_elsewhere(_with_facts(remote)) for remote in missing}
     return Plan(
         place=place,
-        present={file: path for file, path in found.items() if path is not None},
+        present=present,
+        unchecked=tuple(remote for file, remote in asked.items() if found[file]),
         missing=missing,
         elsewhere={file: one for file, one in candidates.items() if one is not None},
-        num_bytes=num_bytes,
+        num_bytes=_num_bytes(missing, place),
         free_bytes=free_bytes(place.root),
     )
 
@@ -81,175 +71,110 @@ def plan_download(files: Sequence[HubFile], place: Place) -> Plan:
 def run_download(plan: Plan, on_progress: OnProgress, *, reuse: bool) -> dict[HubFile, Path]:
     """Do what the plan says; the path of every file.
 
-    on_progress is called from this thread. reuse: take what other programs keep, after its
-    content was checked, instead of fetching it. An exception in on_progress, Ctrl-C included,
-    stops everything; what was received stays. Raises DownloadError.
+    on_progress: called in this thread when a file has come further, with its latest state,
+    and a few times a second while none does. reuse: take what other programs keep, if its
+    content is right, instead of fetching it. An exception in on_progress, Ctrl-C included,
+    stops everything within about a second; what was received stays. Raises DownloadError.
     """
-    if plan.num_bytes > plan.free_bytes and not reuse:
-        raise DownloadError(
-            f"{plan.num_bytes} bytes are to be downloaded, {plan.free_bytes} are free "
-            f"at {plan.place.root}",
-            "Make room, or choose another place: --local-dir DIR, or HF_HUB_CACHE=DIR.",
-        )
+    candidates = plan.elsewhere if reuse else {}
+    linked = {file for file, one in candidates.items() if same_disk(one.path, plan.place.root)}
+    written = [remote for remote in plan.missing if remote.file not in linked]
+    check_disk(_num_bytes(written, plan.place), plan.place.root)
+    board, cancelled = ProgressBoard(), threading.Event()
     jobs = [
-        _Job(remote, plan.place, plan.elsewhere.get(remote.file) if reuse else None)
-        for remote in plan.missing
+        DownloadJob(remote, plan.place, candidates.get(remote.file), board, cancelled)
+        for remote in (*plan.unchecked, *plan.missing)
     ]
     paths = dict(plan.present)
-    for job in _run_together(jobs, on_progress):
-        paths[job.remote.file] = job.path
+    try:
+        for job in _run_together(jobs, board, on_progress):
+            paths[job.remote.file] = job.path
+    finally:
+        cancelled.set()
+        end = time.monotonic() + _JOIN_S
+        for job in jobs:
+            if job.is_alive():
+                job.join(max(0.0, end - time.monotonic()))
     return paths
 
 
-class _Job(threading.Thread):
-    """One file on its way, in a thread of its own."""
-
-    def __init__(self, remote: RemoteFile, place: Place, candidate: Candidate | None) -> None:
-        super().__init__(name=f"download-{remote.file.name}", daemon=True)
-        self.remote = remote
-        self.path = Path()
-        self.failure: Exception | None = None
-        self._place = place
-        self._candidate = candidate
-
-    def connect(self, events: queue.Queue[Progress | _Job], cancelled: threading.Event) -> None:
-        """Say whom to tell and what stops it. Before `start`."""
-        self._events = events
-        self._listener = Listener(self._tell, cancelled)
-
-    def run(self) -> None:
-        try:
-            self.path = self._fetch()
-            self._tell("done", self.remote.size_bytes)
-        except Exception as error:
-            self.failure = error
-        self._events.put(self)
-
-    def _tell(self, state: str, received: int) -> None:
-        self._events.put(
-            Progress(
-                file=self.remote.file,
-                state=state,
-                received_bytes=received,
-                total_bytes=self.remote.size_bytes,
-            )
-        )
-
-    def _fetch(self) -> Path:
-        slot = self._place.slot(self.remote)
-        try:
-            slot.content.parent.mkdir(parents=True, exist_ok=True)
-            slot.lock.parent.mkdir(parents=True, exist_ok=True)
-            with self._lock(slot.lock):
-                fetched = not self._is_there(slot)
-                if fetched:
-                    self._obtain(slot)
-                return self._place.publish(self.remote, fetched=fetched)
-        except OSError as error:
-            raise disk_error(error, slot.content) from error
-
-    @contextlib.contextmanager
-    def _lock(self, path: Path) -> Iterator[None]:
-        """The lock that huggingface_hub takes, too; waited for as long as another has it."""
-        import filelock
-
-        lock = filelock.FileLock(path)
-        while True:
-            try:
-                lock.acquire(timeout=_LOCK_POLL_S)
-                break
-            except filelock.Timeout:
-                self._tell("waiting", 0)
-                if self._listener.cancelled.is_set():
-                    raise DownloadError("the download was stopped") from None
-        try:
-            yield
-        finally:
-            lock.release()
-
-    def _is_there(self, slot: Slot) -> bool:
-        """Whether the content is there: another process or another commit brought it."""
-        try:
-            size = slot.content.stat().st_size
-        except OSError:
-            if slot.content.is_symlink():
-                raise DownloadError(
-                    f"{slot.content} is a symbolic link to nothing", "Remove it and try again."
-                ) from None
-            return False
-        if size != self.remote.size_bytes:
-            raise DownloadError(
-                f"{slot.content} is in the way: it has {size} bytes instead of "
-                f"{self.remote.size_bytes}",
-                "Remove it and try again.",
-            )
-        return True
-
-    def _obtain(self, slot: Slot) -> None:
-        """Bring the content, from another program or the hub, under its final name."""
-        if self._candidate is None or not self._adopt(self._candidate.path, slot):
-            Transfer(self.remote, slot.part, self._listener).run()
-        os.replace(slot.part, slot.content)
-        _sync_folder(slot.content.parent)
-
-    def _adopt(self, source: Path, slot: Slot) -> bool:
-        """Link or copy the other program's file into the part file, if its content is right."""
-        seen = 0
-
-        def on_bytes(num_bytes: int) -> None:
-            nonlocal seen
-            seen += num_bytes
-            self._tell("checking", seen)
-            if self._listener.cancelled.is_set():
-                raise DownloadError("the download was stopped")
-
-        if not hash_file(source, self.remote, on_bytes):
-            return False
-        slot.part.unlink(missing_ok=True)
-        try:
-            os.link(source.resolve(), slot.part)
-        except OSError:
-            shutil.copyfile(source, slot.part)
-        return True
+def _run_together(
+    jobs: Iterable[DownloadJob], board: ProgressBoard, on_progress: OnProgress
+) -> Iterator[DownloadJob]:
+    """Run the jobs, a few at a time; each as it ends. Raises the first failure."""
+    waiting = list(jobs)
+    running: dict[HubFile, DownloadJob] = {}
+    latest: dict[HubFile, Progress] = {}
+    while waiting or running:
+        while waiting and len(running) < _MAX_AT_ONCE:
+            job = waiting.pop(0)
+            running[job.remote.file] = job
+            job.start()
+        news, ended = board.take(BEAT_S)
+        latest |= {progress.file: progress for progress in news}
+        # Where nothing comes, the same once more: the listener may want to stop it.
+        for progress in news or [latest[file] for file in running if file in latest]:
+            on_progress(progress)
+        for file in ended:
+            job = running.pop(file)
+            if job.failure is not None:
+                raise job.failure
+            yield job
 
 
-def _run_together(jobs: Sequence[_Job], on_progress: OnProgress) -> Iterator[_Job]:
-    """Run the jobs, a few at a time; each as it ends. The first failure stops all."""
-    events: queue.Queue[Progress | _Job] = queue.Queue()
-    cancelled = threading.Event()
-    waiting, running = list(jobs), 0
-    for job in waiting:
-        job.connect(events, cancelled)
+def _remote_of(file: HubFile, path: Path | None, on_progress: OnProgress) -> RemoteFile:
+    """The file as it should be, by its pin or by the hub. path: what has its name here."""
+    if path is not None and (pinned := pinned_file(file, path.stat().st_size)):
+        return pinned
+    waiting = Progress(
+        file=file, state="waiting", received_bytes=0, total_bytes=file.size_bytes or 0
+    )
     try:
-        while waiting or running:
-            while waiting and running < _MAX_AT_ONCE:
-                waiting.pop(0).start()
-                running += 1
-            event = events.get()
-            if isinstance(event, Progress):
-                on_progress(event)
-                continue
-            running -= 1
-            if event.failure is not None:
-                raise event.failure
-            yield event
-    finally:
-        cancelled.set()
-        for job in jobs:
-            if job.is_alive():
-                job.join(_JOIN_S)
+        return remote_file(file, lambda: on_progress(waiting))
+    except DownloadError as error:
+        if path is None:
+            raise
+        raise _not_compared(file, path, error) from error
 
 
-def _ask_patiently(file: HubFile) -> RemoteFile:
-    """The hub's answer about a file, waiting where it asks to."""
-    for attempt in range(_MAX_ASKS):
-        try:
-            return remote_file(file)
-        except HubBusyError as error:
-            if attempt == _MAX_ASKS - 1:
-                raise
-            time.sleep(wait_before_retry_s(error, attempt))
-    raise AssertionError("unreachable: the last attempt returns or raises")
+def _not_compared(file: HubFile, path: Path, error: DownloadError) -> DownloadError:
+    """What can be said of a file whose sum nobody tells."""
+    size = path.stat().st_size
+    known = "nothing of it could be checked"
+    if file.size_bytes is not None:
+        is_right = "right" if file.size_bytes == size else f"not {file.size_bytes} but {size}"
+        known = f"its length is {is_right}, its content could not be checked"
+    return DownloadError(
+        f"{path} is there, but {known}: {error}",
+        f"{error.hint} Or use the file as it is, by its path.".strip(),
+    )
+
+
+def _check_names(remotes: Iterable[RemoteFile], place: Place) -> None:
+    """Raises DownloadError if different contents would get the same name."""
+    names: dict[str, RemoteFile] = {}
+    for remote in remotes:
+        path = place.slot(remote).content
+        # Many file systems take upper and lower case for the same.
+        other = names.setdefault(str(path).casefold(), remote)
+        if other.etag != remote.etag:
+            both = " and ".join(
+                f"{one.file.repo}/{one.file.file} of commit {one.commit[:8]}"
+                for one in (other, remote)
+            )
+            raise DownloadError(
+                f"{both} would both be {path}",
+                "Download them into different folders, by one command each.",
+            )
+
+
+def _num_bytes(remotes: Iterable[RemoteFile], place: Place) -> int:
+    """What is still to be written of the files; those with one content count once."""
+    sizes = {}
+    for remote in remotes:
+        slot = place.slot(remote)
+        sizes[slot.content] = remote.size_bytes - _received(slot)
+    return sum(sizes.values())
 
 
 def _with_facts(remote: RemoteFile) -> HubFile:
@@ -263,20 +188,3 @@ def _received(slot: Slot) -> int:
         return slot.part.stat().st_size
     except OSError:
         return 0
-
-
-def free_bytes(folder: Path) -> int:
-    """Free space on the disk where the folder is, or will be."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
-def _sync_folder(folder: Path) -> None:
-    """Write the new name to the disk itself, where folders can be opened for that."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

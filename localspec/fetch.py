@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from localspec.cache import Folder, HubCache, Place
-from localspec.downloads import OnProgress, plan_download, run_download
-from localspec.errors import PresetError
+from localspec.downloads import plan_download, run_download
+from localspec.errors import OptionError, PresetError
 from localspec.hub_api import cache_folder, find_quantization
 from localspec.model_source import Quantized, parse_source
 from localspec.preset import HubFile, HubModel, hub_files
 from localspec.presets import load_presets
+from localspec.progress import OnProgress, Progress
 
 
-def files_to_download(source: str) -> list[HubFile]:
+def files_to_download(source: str, on_progress: OnProgress) -> list[HubFile]:
     """The hub's files of a preset, or of one model named hf:… or owner/repo:QUANT.
 
-    The latter asks the hub. Raises PresetError for what is no preset and no such name.
+    The latter asks the hub; on_progress is called in this thread while there is no answer.
+    Raises PresetError or OptionError for what is no preset and no such name, DownloadError.
     """
     presets = load_presets()
+    model = parse_source(source, "target", presets)
     if source in presets:
         return hub_files(presets[source].models)
-    model = parse_source(source, "target", presets)
     if isinstance(model, Quantized):
-        return find_quantization(model.repo, model.quantization)
+        sought = HubFile(repo=model.repo, file=f"{model.quantization}.gguf")
+        waiting = Progress(file=sought, state="waiting", received_bytes=0, total_bytes=0)
+        return find_quantization(model.repo, model.quantization, lambda: on_progress(waiting))
     if isinstance(model, HubModel):
         return list(model.files)
     raise PresetError(
@@ -32,15 +37,25 @@ def files_to_download(source: str) -> list[HubFile]:
     )
 
 
-def place_for(local_dir: Path | None) -> Place:
-    """A folder of the user's, or else the hub's cache."""
-    return HubCache(cache_folder()) if local_dir is None else Folder(local_dir)
+def place_for(local_dir: str | os.PathLike[str] | None) -> Place:
+    """A folder of the user's, or else the hub's cache. Raises OptionError for no path."""
+    if local_dir is None:
+        return HubCache(cache_folder())
+    try:
+        os.fsencode(local_dir)
+        if "\0" in str(local_dir):
+            raise ValueError("it has a NUL character")
+        return Folder(Path(local_dir))
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"local_dir is {local_dir!r}, no path: {error}", "Give the path of a folder."
+        ) from error
 
 
 def download(
     source: str,
     *,
-    local_dir: Path | None = None,
+    local_dir: str | os.PathLike[str] | None = None,
     reuse: bool = False,
     on_progress: OnProgress = lambda _progress: None,
 ) -> list[Path]:
@@ -49,12 +64,21 @@ def download(
     Files that are here already cost nothing. What an earlier call received is kept and
     continued; every file is checked against its sha256 before it gets its name. source: a
     preset, hf:owner/repo/file.gguf, or owner/repo:QUANT. local_dir: a plain folder instead of
-    the hub's cache. reuse: take files that LM Studio, Ollama or llama.cpp keep, after the
-    same check. on_progress: called in this thread; an exception in it ends the download.
+    the hub's cache; what stands there under a file's name is compared with its sha256, and
+    refused if it is something else. reuse: take files that LM Studio, Ollama or llama.cpp
+    keep, after the same check. on_progress: called in this thread when a file has come
+    further, with its latest state, and a few times a second while none does; an exception
+    in it ends the download within about a second.
 
-    Raises DownloadError or PresetError.
+    Raises DownloadError, PresetError, or OptionError for an argument that is none.
     """
-    files = files_to_download(source)
-    plan = plan_download(files, place_for(local_dir))
+    if not callable(on_progress):
+        raise OptionError(
+            f"on_progress is {on_progress!r}",
+            "Give a function of one argument, or leave it out.",
+        )
+    place = place_for(local_dir)
+    files = files_to_download(source, on_progress)
+    plan = plan_download(files, place, on_progress)
     paths = run_download(plan, on_progress, reuse=reuse)
     return [paths[file] for file in files]

@@ -111,7 +111,9 @@ def read_header(path: Path) -> Header:
     except FileNotFoundError:
         raise ModelFileError(f"{path} does not exist", "Check the path.") from None
     except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror}", "") from error
+        raise ModelFileError(
+            f"{path} cannot be read: {error.strerror}", "Check the path and who may read it."
+        ) from error
     except ValueError as error:  # a NUL character
         raise ModelFileError(f"{str(path)!r} is no path: {error}", "Check the path.") from None
 

@@ -7,6 +7,7 @@ Imports are late: huggingface_hub takes longer to load than everything else here
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +15,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from localspec import __version__
-from localspec.errors import DownloadError
+from localspec.errors import DownloadError, OptionError
+from localspec.patience import HubBusyError, patiently, stated_wait
 from localspec.preset import HubFile, all_parts
 
 Result = TypeVar("Result")
+OnWait = Callable[[], None]
 
 _TRANSIENT = {408, 429, 500, 502, 503, 504}
+# What the HTTP libraries call a connection that was there and broke: another one may hold.
+# One that cannot be made at all is told about at once.
+_BROKEN = {
+    "ReadError",
+    "ReadTimeout",
+    "ReadTimeoutError",
+    "WriteError",
+    "RemoteProtocolError",
+    "RemoteDisconnected",
+    "ConnectionResetError",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +49,6 @@ class RemoteFile:
     etag: str
     size_bytes: int
     url: str
-
-
-class HubBusyError(DownloadError):
-    """The hub asks to come back later. retry_after: its header of that name, or None."""
-
-    def __init__(self, message: str, retry_after: str | None) -> None:
-        super().__init__(message, "Try again later; what was received is kept.")
-        self.retry_after = retry_after
 
 
 def cache_folder() -> Path:
@@ -76,68 +82,94 @@ def request_headers() -> dict[str, str]:
     return {**headers, "Accept-Encoding": "identity"}
 
 
-def remote_file(file: HubFile) -> RemoteFile:
+def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
     """Ask the hub about a file, and compare with what the file is pinned to.
 
-    Raises HubBusyError where waiting can help, DownloadError if the file is not to be had or
-    is another one than pinned.
+    on_wait: see `patiently`. Raises HubBusyError if waiting did not help, DownloadError if
+    the file is not to be had or is another one than pinned.
     """
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub import get_hf_file_metadata
 
-    def url_at(revision: str) -> str:
-        return str(
-            hf_hub_url(file.repo, file.file, revision=revision, endpoint=constants.ENDPOINT)
-        )
-
-    found = _asking(
-        file.repo, file, lambda: get_hf_file_metadata(url_at(file.revision or "main"))
-    )
+    url = _url_at(file, file.revision or "main")
+    found = _asking(file.repo, file, lambda: get_hf_file_metadata(url), on_wait)
     commit, etag, size = found.commit_hash, found.etag, found.size
     if not commit or not etag or not size:
         raise DownloadError(
-            f"{constants.ENDPOINT} answers without commit, hash or size of {file.name}",
+            f"{_endpoint()} answers without commit, hash or size of {file.name}",
             "Check HF_ENDPOINT: a mirror has to send the hub's headers.",
         )
     if not re.fullmatch("[0-9a-f]{40}", commit) or not re.fullmatch("[0-9A-Za-z._-]+", etag):
-        raise DownloadError(f"{constants.ENDPOINT} sends a commit or hash that is none")
+        raise DownloadError(
+            f"{_endpoint()} sends a commit or hash that is none",
+            "Check HF_ENDPOINT: a mirror has to send the hub's headers.",
+        )
     if file.sha256 not in (None, etag) and len(etag) == 64:
         raise _other_file(file, f"sha256 {etag}", f"{file.sha256}")
     if file.size_bytes not in (None, size):
         raise _other_file(file, f"{size} bytes", f"{file.size_bytes}")
     # By commit: what stands behind a branch may change before the last byte is here.
-    return RemoteFile(file=file, commit=commit, etag=etag, size_bytes=size, url=url_at(commit))
+    url = _url_at(file, commit)
+    return RemoteFile(file=file, commit=commit, etag=etag, size_bytes=size, url=url)
 
 
-def list_files(repo: str, revision: str | None = None) -> list[HubFile]:
+def pinned_file(file: HubFile, size_bytes: int) -> RemoteFile | None:
+    """The file as its pin states it, without asking the hub; None if no sum is pinned.
+
+    size_bytes: where the pin states no size.
+    """
+    if file.sha256 is None:
+        return None
+    revision = file.revision or "main"
+    return RemoteFile(
+        file=file,
+        commit=revision,
+        etag=file.sha256,
+        size_bytes=file.size_bytes or size_bytes,
+        url=_url_at(file, revision),
+    )
+
+
+def list_files(
+    repo: str, revision: str | None = None, on_wait: OnWait = lambda: None
+) -> list[HubFile]:
     """The GGUF files of a repository at a revision, with their sizes and hashes.
 
-    Raises HubBusyError or DownloadError.
+    Files whose names localspec would not write to a disk are left out. on_wait: see
+    `patiently`. Raises HubBusyError or DownloadError.
     """
     from huggingface_hub import HfApi, constants
 
     api = HfApi(endpoint=constants.ENDPOINT)
     info = _asking(
-        repo, None, lambda: api.model_info(repo, revision=revision, files_metadata=True)
+        repo,
+        None,
+        lambda: api.model_info(repo, revision=revision, files_metadata=True),
+        on_wait,
     )
-    return [
-        HubFile(
-            repo=repo,
-            file=entry.rfilename,
-            revision=revision,
-            size_bytes=entry.size,
-            sha256=entry.lfs.sha256 if entry.lfs else None,
-        )
-        for entry in info.siblings or ()
-        if entry.rfilename.endswith(".gguf")
-    ]
+    files = []
+    for entry in info.siblings or ():
+        if entry.rfilename.endswith(".gguf"):
+            with contextlib.suppress(OptionError):
+                files.append(
+                    HubFile(
+                        repo=repo,
+                        file=entry.rfilename,
+                        revision=revision,
+                        size_bytes=entry.size,
+                        sha256=entry.lfs.sha256 if entry.lfs else None,
+                    )
+                )
+    return files
 
 
-def find_quantization(repo: str, quantization: str) -> list[HubFile]:
+def find_quantization(
+    repo: str, quantization: str, on_wait: OnWait = lambda: None
+) -> list[HubFile]:
     """The parts of the repository's model in that quantization, named in the file's name.
 
-    Raises DownloadError if there is none, or more than one.
+    on_wait: see `patiently`. Raises DownloadError if there is none, or more than one.
     """
-    files = {file.file: file for file in list_files(repo)}
+    files = {file.file: file for file in list_files(repo, on_wait=on_wait)}
     return [files[name] for name in choose_quantization(repo, quantization, list(files))]
 
 
@@ -171,16 +203,53 @@ def _other_file(file: HubFile, served: str, pinned: str) -> DownloadError:
     )
 
 
-def _asking(repo: str, file: HubFile | None, ask: Callable[[], Result]) -> Result:
-    """The result of `ask`, with what huggingface_hub raises told as DownloadError."""
-    try:
-        return ask()
-    except Exception as error:  # its connection errors have no common base across versions
-        raise _told(repo, file, error) from error
+def without_secrets(text: str) -> str:
+    """The text of an error without what addresses in it carry: signatures and passwords."""
+    text = re.sub(r"//[^/@\s'\"]*@", "//", text)
+    return re.sub(r"\?[^\s'\")]+", "", text)
+
+
+def _endpoint() -> str:
+    """The hub's address, to be shown."""
+    from huggingface_hub import constants
+
+    return without_secrets(constants.ENDPOINT)
+
+
+def _url_at(file: HubFile, revision: str) -> str:
+    from huggingface_hub import constants, hf_hub_url
+
+    return str(hf_hub_url(file.repo, file.file, revision=revision, endpoint=constants.ENDPOINT))
+
+
+def _asking(
+    repo: str, file: HubFile | None, ask: Callable[[], Result], on_wait: OnWait
+) -> Result:
+    """The result of `ask`, tried again where that may help.
+
+    What huggingface_hub raises is told as DownloadError, and not chained to it: a traceback
+    in a log would show the addresses with their signatures.
+    """
+
+    def ask_once() -> Result:
+        try:
+            return ask()
+        except Exception as error:  # its connection errors have no common base
+            raise _told(repo, file, error) from None
+
+    return patiently(ask_once, on_wait)
+
+
+def _is_broken(error: BaseException | None) -> bool:
+    """Whether a connection broke that had been made."""
+    while error is not None:
+        if type(error).__name__ in _BROKEN:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _told(repo: str, file: HubFile | None, error: Exception) -> DownloadError:
-    from huggingface_hub import constants
     from huggingface_hub.utils import (
         EntryNotFoundError,
         GatedRepoError,
@@ -189,6 +258,7 @@ def _told(repo: str, file: HubFile | None, error: Exception) -> DownloadError:
         RevisionNotFoundError,
     )
 
+    endpoint = _endpoint()
     response: Any = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
     if isinstance(error, OfflineModeIsEnabled):
@@ -196,7 +266,7 @@ def _told(repo: str, file: HubFile | None, error: Exception) -> DownloadError:
     if isinstance(error, GatedRepoError):
         return DownloadError(
             f"{repo} is gated: its owner wants you to accept terms first",
-            f"Accept them at {constants.ENDPOINT}/{repo}, then run: hf auth login",
+            f"Accept them at {endpoint}/{repo}, then run: hf auth login",
         )
     if isinstance(error, RevisionNotFoundError):
         return DownloadError(
@@ -205,18 +275,19 @@ def _told(repo: str, file: HubFile | None, error: Exception) -> DownloadError:
     if isinstance(error, EntryNotFoundError) and status == 404:
         return DownloadError(
             f"{repo} has no file {file.file if file else ''} at that revision",
-            f"Look at {constants.ENDPOINT}/{repo}/tree/main",
+            f"Look at {endpoint}/{repo}/tree/main",
         )
     if isinstance(error, RepositoryNotFoundError) or status in (401, 403, 404):
         return DownloadError(
-            f"{repo} does not exist, or is private ({constants.ENDPOINT} says {status})",
+            f"{repo} does not exist, or is private ({endpoint} says {status})",
             "Check the name. For a private repository set HF_TOKEN or run: hf auth login",
         )
     if status in _TRANSIENT:
-        return HubBusyError(
-            f"{constants.ENDPOINT} answers {status}", response.headers.get("Retry-After")
-        )
+        return HubBusyError(f"{endpoint} answers {status}", stated_wait(response.headers))
+    what = without_secrets(f"{type(error).__name__}: {error}")
+    if _is_broken(error):
+        return HubBusyError(f"{endpoint} gives no answer about {repo}: {what}", None)
     return DownloadError(
-        f"{constants.ENDPOINT} cannot be asked about {repo}: {type(error).__name__}: {error}",
+        f"{endpoint} cannot be asked about {repo}: {what}",
         "Check the connection, the proxy and HF_ENDPOINT.",
     )

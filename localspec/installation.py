@@ -13,7 +13,7 @@ from pathlib import Path
 from localspec import __version__
 from localspec.cache import HubCache
 from localspec.devices import Device
-from localspec.downloads import free_bytes
+from localspec.disk import free_bytes
 from localspec.errors import PresetError
 from localspec.hub_api import cache_folder, is_offline
 from localspec.machine import Cores, Memory, cores_here, memory_here

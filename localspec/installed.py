@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,10 +119,10 @@ def _num_here(model: Model) -> int:
     """How many of the model's files are here."""
     if isinstance(model, HubModel):
         return len(model.files) - len(missing_files(model))
-    return int(model.path.exists())
+    return int(os.path.exists(model.path))
 
 
 def _size_of(model: Model) -> int | None:
     if isinstance(model, HubModel):
         return model.size_bytes
-    return model.path.stat().st_size if model.path.exists() else None
+    return os.path.getsize(model.path) if os.path.exists(model.path) else None

@@ -159,7 +159,19 @@ def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions
 
 
 def _located(source: ModelSource, role: Role) -> ModelSource:
-    return locate_source(source, role) if isinstance(source, str) else source
+    """The path of a file that is here, or the model that an application has loaded."""
+    if isinstance(source, str):
+        return locate_source(source, role)
+    if isinstance(source, os.PathLike) and isinstance(os.fspath(source), str):
+        return source
+    from localspec.llama import Llama
+
+    if not isinstance(source, Llama):
+        raise OptionError(
+            f"the {role} is {source!r}, neither a path nor a name nor a llama_cpp.Llama",
+            "Give the path of a GGUF file, or a name as hf:owner/repo/file.gguf.",
+        )
+    return source
 
 
 def _check_room(sources: list[ModelSource], options: list[LlamaOptions]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,10 +29,15 @@ def parse_source(text: str, role: Role, presets: Mapping[str, Preset]) -> Model 
     """What a person means by the name of a model.
 
     A path that exists is a path. role: which model of a preset its name stands for. What is
-    nothing else is a path, too. Raises OptionError for hf: and no file, PresetError for a
-    preset that has no draft.
+    nothing else is a path, too. Raises OptionError for what is no string and for hf: and no
+    file, PresetError for a preset that has no draft.
     """
-    if Path(text).exists():
+    if not isinstance(text, str):
+        raise OptionError(
+            f"{text!r} names no model",
+            "Give a string: a preset, a path, hf:owner/repo/file.gguf or owner/repo:Q4_K_M.",
+        )
+    if os.path.exists(text):
         return LocalModel(path=Path(text))
     if text in presets:
         model = presets[text].target if role == "target" else presets[text].draft

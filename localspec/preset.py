@@ -40,6 +40,12 @@ class HubFile:
             raise OptionError(
                 f"{self.file!r} is no GGUF file of a repository", "Write name.gguf."
             )
+        part = _PART_NUMBER.search(self.file)
+        if part is not None and not _is_part(part):
+            raise OptionError(
+                f"{self.file!r} is part {int(part[1])} of {int(part[2])}",
+                "Parts are counted from 00001 up to their number.",
+            )
         if self.revision is not None and not re.fullmatch(_NAME, self.revision):
             raise OptionError(
                 f"{self.revision!r} is no revision", "Give a commit, branch or tag."
@@ -59,11 +65,18 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubModel:
-    """A model on the hub: one file, or all parts of a split one in their order."""
+    """A model on the hub: one file, or all parts of a split one in their order.
+
+    Raises OptionError for no file at all.
+    """
 
     files: tuple[HubFile, ...]
     quantization: str = ""
     license: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise OptionError("a model on the hub has no files", "Name one, or all its parts.")
 
     @property
     def size_bytes(self) -> int | None:
@@ -136,10 +149,15 @@ def hub_files(models: Sequence[Model]) -> list[HubFile]:
 def all_parts(file: str) -> list[str]:
     """The names of all parts, if `file` is a part of a split model; else itself alone."""
     found = _PART_NUMBER.search(file)
-    if found is None:
+    if found is None or not _is_part(found):
         return [file]
     count = int(found[2])
     return [
         f"{file[: found.start()]}-{number:05}-of-{count:05}.gguf"
         for number in range(1, count + 1)
     ]
+
+
+def _is_part(found: re.Match[str]) -> bool:
+    """Whether a name says a part that there can be: 00000-of-00000 is none."""
+    return 1 <= int(found[1]) <= int(found[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -114,10 +115,13 @@ class _Reader:
         if kinds[0] == "packaged":
             return PackagedModel(packaged=table["packaged"], **common)
         if kinds[0] == "path":
-            return LocalModel(path=Path(table["path"]).expanduser(), **common)
+            # Not Path.expanduser, which raises for the home of a user that there is not.
+            return LocalModel(path=Path(os.path.expanduser(table["path"])), **common)
         if ("file" in table) == ("parts" in table):
             raise self._error((self._preset, role), None, "needs one of: file, parts")
         parts = table.get("parts", [table])
+        if not parts:
+            raise self._error((self._preset, role), "parts", "names no file")
         return HubModel(
             files=tuple(self._file_of(part, table, role) for part in parts), **common
         )

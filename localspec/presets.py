@@ -40,7 +40,7 @@ def load_presets() -> dict[str, Preset]:
 def find_preset(name: str) -> Preset:
     """The preset of that name. Raises PresetError if there is none."""
     presets = load_presets()
-    if name not in presets:
+    if not isinstance(name, str) or name not in presets:
         plain = [known for known in presets if "@" not in known]
         raise PresetError(f"there is no preset {name!r}", f"Choose one of: {', '.join(plain)}.")
     return presets[name]

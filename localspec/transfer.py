@@ -2,25 +2,22 @@
 
 What is received lies in the part file and is never fetched again, whatever ends the process.
 The GET goes to the hub's own address each time, as the signed address that it redirects to
-lives about an hour. It is made with requests, whose interface does not change with the
-installed huggingface_hub. Its import is late, as every command imports this module.
+lives about an hour.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, BinaryIO
 
 from localspec.errors import DownloadError
-from localspec.hub_api import HubBusyError, RemoteFile, download_timeout_s, request_headers
+from localspec.hub_api import RemoteFile
+from localspec.patience import RETRY_DELAYS_S, HubBusyError, wait_before_retry_s
 
 if TYPE_CHECKING:
     import requests
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 16  # small: what a broken connection leaves in a buffer is lost
 _READ_BYTES = 1 << 20
 _SYNC_BYTES = 64 << 20  # written to the disk itself at least so often, for a power cut
-_RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between tries that bring nothing
-_MAX_WAIT_S = 600.0  # a server that asks for more is told about instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +44,7 @@ class Transfer:
         self._listener = listener
         self._digest = _new_digest(remote)
         self._received = 0
+        self._can_resume = True
 
     def run(self) -> None:
         """Fetch what is missing; afterwards the part file is whole and verified.
@@ -89,48 +85,44 @@ class Transfer:
 
     def _fetch_all(self, part: BinaryIO) -> None:
         """Receive until the size is reached, trying again after what may pass."""
-        import requests
-
         num_vain = 0
         while self._received < self._remote.size_bytes:
             before = self._received
             try:
                 self._receive(part)
-            except (requests.RequestException, HubBusyError) as error:
+            except HubBusyError as error:
                 num_vain = 0 if self._received > before else num_vain + 1
-                if num_vain > len(_RETRY_DELAYS_S):
+                if num_vain > len(RETRY_DELAYS_S):
                     raise self._given_up(error) from error
                 self._wait(wait_before_retry_s(error, num_vain))
 
     def _receive(self, part: BinaryIO) -> None:
         """One request, from where we are to where it ends."""
-        import requests
+        from localspec.hub_request import content_of
 
-        with hub_session() as session:
-            headers = request_headers()
-            if self._received:
-                headers["Range"] = f"bytes={self._received}-"
-            with session.get(
-                self._remote.url, headers=headers, stream=True, timeout=download_timeout_s()
-            ) as response:
-                self._check_status(response)
-                if response.status_code == 200 and self._received:
-                    self._start_again(part)  # the server does not know ranges
-                self._check_range(response)
-                self._write(part, response.iter_content(_CHUNK_BYTES))
-                if self._received < self._remote.size_bytes:
-                    raise requests.ConnectionError("the answer ended early")
+        wanted = f"{self._received}-" if self._received else None
+        with content_of(self._remote, wanted) as response:
+            self._check_range(response)
+            # A server that does not know ranges sends once more what is here already. It is
+            # passed over, so that what counts as progress is more than there ever was.
+            known = self._received if response.status_code == 200 else 0
+            self._can_resume = known == 0
+            self._write(part, response.iter_content(_CHUNK_BYTES), known)
+            if self._received < self._remote.size_bytes:
+                raise HubBusyError("the answer ended early", None)
 
-    def _write(self, part: BinaryIO, chunks: Iterator[bytes]) -> None:
+    def _write(self, part: BinaryIO, chunks: Iterator[bytes], known: int) -> None:
+        """Keep what comes behind the bytes that are known."""
         unsynced = 0
         for chunk in chunks:
-            if self._received + len(chunk) > self._remote.size_bytes:
+            new, known = chunk[known:], max(0, known - len(chunk))
+            if self._received + len(new) > self._remote.size_bytes:
                 raise self._wrong_length(f"more than {self._remote.size_bytes}")
-            part.write(chunk)
+            part.write(new)
             part.flush()
-            self._digest.update(chunk)
-            self._advance(len(chunk), "downloading")
-            unsynced += len(chunk)
+            self._digest.update(new)
+            self._advance(len(new), "downloading")
+            unsynced += len(new)
             if unsynced >= _SYNC_BYTES:
                 os.fsync(part.fileno())
                 unsynced = 0
@@ -145,20 +137,6 @@ class Transfer:
         self._listener.tell("waiting", self._received)
         if self._listener.cancelled.wait(seconds):
             raise _stopped()
-
-    def _check_status(self, response: requests.Response) -> None:
-        status, name = response.status_code, self._remote.file.name
-        if status in (200, 206):
-            return
-        if status in (408, 429) or status >= 500:
-            raise HubBusyError(f"the server of {name} answers {status}", _retry_after(response))
-        # A signed address that has run out says 403; the next request gets a new one.
-        if status == 403 and response.history:
-            raise HubBusyError(f"the server of {name} answers 403", None)
-        raise DownloadError(
-            f"the server of {name} answers {status}",
-            "Check the token (hf auth login) and the repository's terms.",
-        )
 
     def _check_range(self, response: requests.Response) -> None:
         """The answer must be the bytes that are missing, of a file of the right size."""
@@ -181,50 +159,17 @@ class Transfer:
         return self._digest.hexdigest() != _wanted(self._remote)
 
     def _given_up(self, error: Exception) -> DownloadError:
+        hint = "Run the command again later; it goes on from there."
+        if not self._can_resume:
+            hint = (
+                "The server sends every file from its first byte only, and breaks off before "
+                "anything new comes: try a steadier connection, or check HF_ENDPOINT."
+            )
         return DownloadError(
             f"{self._remote.file.name} stopped at {self._received} of "
             f"{self._remote.size_bytes} bytes: {error}",
-            "Run the command again later; it goes on from there.",
+            hint,
         )
-
-
-def hub_session() -> requests.Session:
-    """A session for requests that carry the hub's token."""
-    import requests
-
-    session = requests.Session()
-    # An explicit callable, or requests would prefer a ~/.netrc over the hub's token.
-    session.auth = _unchanged
-    return session
-
-
-def wait_before_retry_s(error: Exception, num_vain: int) -> float:
-    """Seconds to wait after a failure: what the server asks for, else growing steps.
-
-    num_vain: tries in a row that brought nothing. Raises the error itself if the server asks
-    for more than ten minutes.
-    """
-    asked = error.retry_after if isinstance(error, HubBusyError) else None
-    if asked is not None and re.fullmatch(r"\d{1,9}", asked):
-        if int(asked) > _MAX_WAIT_S:
-            raise DownloadError(
-                f"{error}: too many requests, try again in {asked} s",
-                "Wait, or log in (hf auth login) for a higher limit.",
-            ) from error
-        return float(asked)
-    return _RETRY_DELAYS_S[min(num_vain, len(_RETRY_DELAYS_S) - 1)]
-
-
-def _retry_after(response: requests.Response) -> str | None:
-    """The header in seconds. A date in it is read by the server's clock, not by ours."""
-    value, now = response.headers.get("Retry-After"), response.headers.get("Date")
-    if value is None or value.isdigit() or now is None:
-        return value
-    try:
-        wait = parsedate_to_datetime(value) - parsedate_to_datetime(now)
-    except (TypeError, ValueError):
-        return None
-    return str(max(0, int(wait.total_seconds())))
 
 
 def hash_file(path: Path, remote: RemoteFile, on_bytes: Callable[[int], None]) -> bool:
@@ -237,25 +182,8 @@ def hash_file(path: Path, remote: RemoteFile, on_bytes: Callable[[int], None]) -
     return digest.hexdigest() == _wanted(remote)
 
 
-def disk_error(error: OSError, path: Path) -> DownloadError:
-    """What a failed write means, told to a person."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DownloadError(
-            f"the disk of {path.parent} is full",
-            "Make room and run the command again; what was received is kept.",
-        )
-    return DownloadError(
-        f"{path} cannot be written: {error.strerror or error}",
-        "Choose another place: --local-dir DIR, or HF_HUB_CACHE=DIR for the cache.",
-    )
-
-
 def _stopped() -> DownloadError:
     return DownloadError("the download was stopped", "Run it again; it goes on from there.")
-
-
-def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    return request
 
 
 def _open_part(path: Path) -> BinaryIO:

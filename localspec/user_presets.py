@@ -25,6 +25,16 @@ class NewPreset:
     description: str
     context_length: int
 
+    def __post_init__(self) -> None:
+        for name in ("name", "target", "draft", "description"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (name, value) != ("draft", None):
+                raise OptionError(f"{name} is {value!r}, no text", "Give a string.")
+        if type(self.context_length) is not int or self.context_length < 1:
+            raise OptionError(
+                f"context_length is {self.context_length!r}", "Give a number of tokens from 1."
+            )
+
 
 def add_preset(new: NewPreset) -> Preset:
     """Write the preset behind the others in the user's file, models of the hub pinned.
@@ -38,11 +48,11 @@ def add_preset(new: NewPreset) -> Preset:
             f"{new.name!r} is no name for a preset", "Use letters, digits, dots and dashes."
         )
     path = user_presets_file()
-    text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
     if new.name in load_presets():
         raise PresetError(
             f"there is a preset {new.name!r} already", f"Choose another name, or edit {path}."
         )
+    text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
     lines = [
         f"[{_quoted(new.name)}]",
         f"description = {_quoted(new.description)}",
@@ -65,9 +75,8 @@ def _model_lines(new: NewPreset, role: Role, source: str) -> list[str]:
     if isinstance(named, PackagedModel):
         named = LocalModel(path=named.path)
     if isinstance(named, LocalModel):
-        path = named.path.resolve()
-        check_model_file(path)
-        return [*head, f"path = {_quoted(str(path))}"]
+        check_model_file(named.path)
+        return [*head, f"path = {_quoted(str(named.path.resolve()))}"]
     if isinstance(named, Quantized):
         files = find_quantization(named.repo, named.quantization)
         named = HubModel(files=tuple(files))

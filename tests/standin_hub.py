@@ -47,15 +47,19 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What happens to one GET of a file (or, with on_head, to one HEAD).
+    """What happens to one GET of a file at the CDN (or, with on_head, to one HEAD).
 
-    status: answer this instead, with the headers. cut_after: close the connection after so
-    many bytes of the body. stall_after: send no more after so many, until closed. content:
-    send this instead. claim: state this Content-Length. no_length: state none.
+    at_hub: to the GET at the hub, before it leads to the CDN, or to a call of the API, where
+    the fault belongs to the repository. redirect: the hub leads there instead. status: answer
+    this instead, with the headers. cut_after: close the connection after so many bytes of the
+    body. stall_after: send no more after so many, until closed. Both at the hub: nothing.
+    content: send this instead. claim: state this Content-Length. no_length: state none.
     ignore_range: answer 200 and all.
     """
 
     on_head: bool = False
+    at_hub: bool = False
+    redirect: str | None = None
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     cut_after: int | None = None
@@ -125,6 +129,11 @@ class _Server(ThreadingHTTPServer):
         """A client that hangs up is what these tests are about."""
 
 
+def serve_hub(hub: StandinHub) -> _Server:
+    """Another door to the hub's own server."""
+    return _serve(_HubHandler, hub)
+
+
 def _serve(handler: type[BaseHTTPRequestHandler], hub: StandinHub) -> _Server:
     server = _Server(("127.0.0.1", 0), handler)
     server.hub = hub
@@ -175,13 +184,18 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def next_fault(self, file: str, *, on_head: bool) -> Fault | None:
+    def next_fault(self, file: str, *, on_head: bool, at_hub: bool) -> Fault | None:
         waiting = self.hub.faults[file]
         for fault in waiting:
-            if fault.on_head is on_head:
+            if (fault.on_head, fault.at_hub) == (on_head, at_hub):
                 waiting.remove(fault)
                 return fault
         return None
+
+    def stall(self) -> None:
+        """Say nothing until the hub is closed, and then hang up."""
+        self.hub.closing.wait(60)
+        self.close_connection = True
 
 
 class _HubHandler(_Handler):
@@ -213,7 +227,15 @@ class _HubHandler(_Handler):
         if served is None:
             return self.reply(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
         name = file.rsplit("/", 1)[-1]
-        if self.command == "HEAD" and (fault := self.next_fault(name, on_head=True)):
+        on_head = self.command == "HEAD"
+        if fault := self.next_fault(name, on_head=on_head, at_hub=not on_head):
+            if fault.stall_after is not None:
+                return self.stall()
+            if fault.cut_after is not None:
+                self.close_connection = True
+                return None
+            if fault.redirect is not None:
+                return self.reply(302, {"Location": fault.redirect, "X-Repo-Commit": COMMIT})
             if fault.status:
                 return self.reply(fault.status, fault.headers)
             served = Served(fault.content or served.content)
@@ -242,6 +264,12 @@ class _HubHandler(_Handler):
         files = {name: s for (owner, name), s in self.hub.files.items() if owner == repo}
         if not files:
             return self.reply(404, {"X-Error-Code": "RepoNotFound"})
+        if fault := self.next_fault(repo, on_head=False, at_hub=True):
+            return (
+                self.stall()
+                if fault.status is None
+                else self.reply(fault.status, fault.headers)
+            )
         if rest.startswith("/tree/"):
             answer: Any = [_tree_entry(name, served) for name, served in files.items()]
         elif rest == "/refs":
@@ -276,7 +304,7 @@ class _CdnHandler(_Handler):
         if float(parse_qs(parts.query)["expires"][0]) < time.time():
             return self.reply(403, {})
         short = file.rsplit("/", 1)[-1]
-        fault = self.next_fault(short, on_head=False) or Fault()
+        fault = self.next_fault(short, on_head=False, at_hub=False) or Fault()
         if fault.status:
             return self.reply(fault.status, fault.headers)
         content = self.hub.files[f"{owner}/{name}", file].content
@@ -309,7 +337,7 @@ class _CdnHandler(_Handler):
             self.hub.num_sent[name] += len(piece)
             time.sleep(self.hub.pace_s)
         if fault.stall_after is not None:
-            self.hub.closing.wait(60)
+            self.stall()
         if limits or fault.no_length or fault.claim is not None:
             self.close_connection = True
         return None

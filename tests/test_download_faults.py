@@ -10,16 +10,21 @@ import contextlib
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import localspec
-from localspec import transfer
+import standin_hub
+from localspec import patience
+from localspec.cli import main
 from localspec.errors import DownloadError, LocalspecError, OptionError, PresetError
 from localspec.presets import find_preset
 from standin_hub import Fault, StandinHub
@@ -33,7 +38,7 @@ LOCALSPEC = Path(sys.executable).with_name("localspec")  # the installed command
 
 @pytest.fixture(autouse=True)
 def _quick_retries(monkeypatch):
-    monkeypatch.setattr(transfer, "_RETRY_DELAYS_S", (0.01,) * 5)
+    monkeypatch.setattr(patience, "RETRY_DELAYS_S", (0.01,) * 5)
 
 
 @pytest.fixture(autouse=True)
@@ -227,16 +232,268 @@ def test_a_callback_that_raises(hub: StandinHub, tmp_path):
     assert hub.gets(TARGET)[-1].range == f"bytes={kept}-"
 
 
+def stop_at(num_bytes: int):
+    """A callback that stops when so much is here and then nothing more comes."""
+    seen = []
+
+    def on_progress(progress):
+        if progress.received_bytes >= num_bytes:
+            seen.append(progress)
+        if len(seen) > 2:
+            raise RuntimeError("stop")
+
+    return on_progress
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "fault", "num_bytes"),
+    [
+        ("qwen2-7b", TARGET, Fault(stall_after=2 * MB), 2 * MB),
+        ("qwen2-7b", TARGET, Fault(on_head=True, stall_after=0), 0),
+        (
+            "qwen2-7b",
+            TARGET,
+            Fault(on_head=True, status=429, headers={"Retry-After": "500"}),
+            0,
+        ),
+        (f"{REPO}:Q4_K_M", REPO, Fault(at_hub=True, stall_after=0), 0),
+        (
+            f"{REPO}:Q4_K_M",
+            REPO,
+            Fault(at_hub=True, status=503, headers={"Retry-After": "500"}),
+            0,
+        ),
+    ],
+    ids=["fetching", "asking", "asking later", "listing", "listing later"],
+)
+def test_a_callback_that_raises_in_silence(
+    hub: StandinHub, monkeypatch, name, key, fault, num_bytes
+):
+    """The server is silent, or wants to be asked later, and the progress callback raises
+    It is called all the same, and the exception comes out at once
+    """
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DOWNLOAD_TIMEOUT", 60)
+    hub.faults[key] = [fault]
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match="stop"):
+        localspec.download(name, on_progress=stop_at(num_bytes))
+    assert time.monotonic() - begin < 8
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT for one process")
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(stall_after=2 * MB),
+        Fault(on_head=True, stall_after=0),
+        Fault(on_head=True, status=429, headers={"Retry-After": "500"}),
+    ],
+    ids=["fetching", "asking", "asking later"],
+)
+def test_interrupt_in_silence(hub: StandinHub, tmp_path, fault):
+    """The server is silent, or wants to be asked later, and Ctrl-C is pressed
+    Exit code 130 at once
+    """
+    hub.environment |= {"HF_HUB_DOWNLOAD_TIMEOUT": "60", "HF_HUB_ETAG_TIMEOUT": "60"}
+    hub.faults[TARGET] = [fault]
+    process = command(hub, "download", "qwen2-7b")
+    wait_for(lambda: not hub.faults[TARGET])
+    if not fault.on_head:
+        wait_for(lambda: size_of(part_file(tmp_path)) == 2 * MB)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_a_slow_callback(hub: StandinHub):
+    """The progress callback takes its time
+    It gets the latest state, not all that it has missed, and is soon at the end
+    """
+    size = len(hub.files[REPO, TARGET].content)
+    states = []
+
+    def on_progress(progress):
+        if not states:
+            wait_for(lambda: hub.num_sent[TARGET] == size)
+        time.sleep(0.1)
+        states.append(progress.state)
+
+    localspec.download(f"hf:{REPO}/{TARGET}", on_progress=on_progress)
+    assert states[-1] == "done"
+    assert len(states) < 20  # of 125 pieces that were received
+
+
 # --- the server
+
+
+def test_led_in_a_circle(hub: StandinHub):
+    """The server redirects to itself for ever
+    An error at once
+    """
+    commit = find_preset("qwen2-7b").target.files[0].revision
+    here = f"{hub.endpoint}/{REPO}/resolve/{commit}/{TARGET}"
+    hub.faults[TARGET] = [Fault(at_hub=True, redirect=here)] * 100
+    with pytest.raises(DownloadError, match="in a circle"):
+        localspec.download("qwen2-7b")
+    assert len(gets_at_hub(hub)) == 11
+
+
+@pytest.mark.parametrize(
+    "target", ["file:///etc/passwd", "ftp://localhost/x", "http://[x/", "data:,x"]
+)
+def test_led_astray(hub: StandinHub, target):
+    """The server redirects to a file, another protocol or nowhere
+    An error at once
+    """
+    hub.faults[TARGET] = [Fault(at_hub=True, redirect=target)] * 9
+    with pytest.raises(DownloadError, match="leads to an address"):
+        localspec.download("qwen2-7b")
+    assert len(gets_at_hub(hub)) == 1
+
+
+def gets_at_hub(hub: StandinHub) -> list:
+    return [
+        seen
+        for seen in hub.seen
+        if (seen.server, seen.method) == ("hub", "GET") and seen.path.endswith(TARGET)
+    ]
+
+
+def test_led_out_of_encryption(hub: StandinHub, tmp_path, monkeypatch):
+    """An encrypted server redirects to one that is not
+    An error at once: nothing goes over the line in the clear
+    """
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    from localspec.hub_api import RemoteFile
+    from localspec.hub_request import content_of
+
+    file = find_preset("qwen2-7b").target.files[0]
+    served = hub.files[REPO, TARGET]
+    with encrypted(hub, tmp_path) as endpoint:
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "cert.pem"))
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        remote = RemoteFile(
+            file=file, commit=file.revision, etag=served.sha256,
+            size_bytes=len(served.content),
+            url=f"{endpoint}/{REPO}/resolve/{file.revision}/{TARGET}",
+        )  # fmt: skip
+        with pytest.raises(DownloadError, match="without encryption"):
+            content_of(remote, None).__enter__()
+    assert [seen.token for seen in gets_at_hub(hub)] == ["Bearer hf_secret"]
+    assert hub.gets(TARGET) == []
+
+
+@contextlib.contextmanager
+def encrypted(hub: StandinHub, folder: Path):
+    """The address of a door to the hub that speaks TLS, with a certificate of its own."""
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout",
+         folder / "key.pem", "-out", folder / "cert.pem", "-subj", "/CN=127.0.0.1", "-addext",
+         "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    server = standin_hub.serve_hub(hub)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    try:
+        yield f"https://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_passwords_of_netrc(hub: StandinHub, tmp_path, monkeypatch):
+    """~/.netrc has a password for the host that the hub redirects to
+    It goes neither there nor to the hub
+    """
+    netrc = tmp_path / "netrc"
+    netrc.write_text(
+        "".join(f"machine {h} login me password x\n" for h in ("localhost", "127.0.0.1"))
+    )
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    localspec.download("qwen2-7b")
+    assert len(hub.gets(TARGET)) == 1
+    assert {seen.token for seen in hub.seen if seen.method == "GET"} == {None}
+
+
+def test_signatures_stay_secret(hub: StandinHub):
+    """The signed address that the hub redirects to cannot be reached
+    An error that shows neither its signature nor a password, in its traceback either
+    """
+    gone = "http://user:pass-w0rd@localhost:9/file?X-Signature=53cr3t&X-Other=53cr3t"
+    hub.faults[TARGET] = [Fault(at_hub=True, redirect=gone)] * 6
+    with pytest.raises(DownloadError, match="stopped at 0") as caught:
+        localspec.download("qwen2-7b")
+    told = "".join(traceback.format_exception(caught.value)) + caught.value.hint
+    assert "localhost" in told
+    assert "53cr3t" not in told
+    assert "pass-w0rd" not in told
+
+
+@pytest.mark.parametrize(("at_hub", "words"), [(False, "storage"), (True, "any more")])
+def test_content_is_gone(hub: StandinHub, at_hub, words):
+    """The hub knows the file, and then it, or the storage that it redirects to, answers 404
+    An error that says which of them lacks the file, and nothing of a token
+    """
+    hub.faults[TARGET] = [Fault(status=404, at_hub=at_hub)]
+    with pytest.raises(DownloadError, match=words) as caught:
+        localspec.download("qwen2-7b")
+    assert "token" not in caught.value.hint
+
+
+@pytest.mark.parametrize("arguments", [
+    ["explain", "qwen2-7b"],
+    ["explain", "--target", f"{REPO}:Q4_K_M"],
+    ["models", "add", "mine", "--target", f"hf:{REPO}/{TARGET}"],
+    ["models", "add", "mine", "--target", f"{REPO}:q4_k_m"],
+    ["download", f"{REPO}:q4_k_m"],
+], ids=" ".join)  # fmt: skip
+def test_out_of_order_for_other_commands(hub: StandinHub, arguments):
+    """The hub is out of order for a moment, when explain, models add or owner/repo:QUANT ask it
+    They try again, too
+    """
+    hub.faults[REPO] = [Fault(at_hub=True, status=503)] * 3
+    hub.faults[TARGET] = [Fault(on_head=True, status=502)] * 3 + [Fault(status=500)] * 3
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+
+
+def test_hung_up_while_asking(hub: StandinHub):
+    """The hub hangs up when it is asked about a file
+    It is asked again
+    """
+    hub.faults[TARGET] = [Fault(on_head=True, cut_after=0)] * 3
+    localspec.download("qwen2-7b")
 
 
 def test_ranges_unknown(hub: StandinHub):
     """The server ignores the range and sends everything
-    It starts again rather than append
+    What is here already is passed over, and the rest appended
     """
     hub.faults[TARGET] = [Fault(cut_after=MB), Fault(ignore_range=True)]
     localspec.download("qwen2-7b")
     assert len(hub.gets(TARGET)) == 2
+
+
+def test_ranges_unknown_and_cut(hub: StandinHub, tmp_path):
+    """The server ignores ranges, and breaks off now here, now there
+    An error that says so after six tries that bring nothing new; the longest part is kept
+    """
+    cuts = [3 * MB, *[MB, 2 * MB] * 20]
+    hub.faults[TARGET] = [Fault(cut_after=cut, ignore_range=True) for cut in cuts]
+    with pytest.raises(DownloadError, match="stopped at") as caught:
+        localspec.download("qwen2-7b")
+    assert "from its first byte" in caught.value.hint
+    assert len(hub.gets(TARGET)) == 7
+    assert size_of(part_file(tmp_path)) == 3 * MB
+    hub.faults[TARGET] = []
+    localspec.download("qwen2-7b")
 
 
 def test_wrong_bytes(hub: StandinHub, tmp_path):
@@ -427,13 +684,15 @@ needs_mounts = pytest.mark.skipif(
 )
 
 
-def in_mounted_cache(hub: StandinHub, tmp_path: Path, options: str, then: str) -> str:
+def in_mounted_cache(
+    hub: StandinHub, tmp_path: Path, options: str, then: str, download: str = "qwen2-7b"
+) -> str:
     """stderr of a failing download whose cache is a file system of its own."""
     cache = tmp_path / "cache"
     cache.mkdir()
     script = (
         f'mount -t tmpfs -o {options} tmpfs "{cache}" && {then} '
-        f'"{LOCALSPEC}" download qwen2-7b; '
+        f'"{LOCALSPEC}" download {download}; '
         f'code=$?; find "{cache}" -name "{TARGET}" >&2; exit $code'
     )
     done = subprocess.run(
@@ -458,6 +717,22 @@ def test_disk_too_small(hub: StandinHub, tmp_path):
     assert "bytes are to be downloaded" in errors
     assert "HF_HUB_CACHE" in errors
     assert hub.gets(TARGET) == []
+
+
+@needs_mounts
+@pytest.mark.parametrize("is_right", [True, False])
+def test_disk_too_small_to_reuse(hub: StandinHub, tmp_path, is_right):
+    """The disk has less room than the files need, and another program has one on another disk
+    An error with both numbers, before it is copied
+    """
+    content = hub.files[REPO, TARGET].content
+    other = tmp_path / ".lmstudio/models" / REPO / TARGET
+    other.parent.mkdir(parents=True)
+    other.write_bytes(content if is_right else bytes(len(content)))
+    errors = in_mounted_cache(hub, tmp_path, "size=3m", "", "qwen2-7b --reuse")
+    assert "bytes are to be downloaded" in errors
+    assert hub.gets(TARGET) == hub.gets(DRAFT) == []
+    other.write_bytes(content)
 
 
 @needs_mounts

@@ -15,7 +15,9 @@ import localspec
 from localspec.errors import LocalspecError
 
 
-def error_classes(base: type[LocalspecError] = LocalspecError) -> Iterator[type[LocalspecError]]:
+def error_classes(
+    base: type[LocalspecError] = LocalspecError,
+) -> Iterator[type[LocalspecError]]:
     """The base and all that derive from it, at any depth, in any module."""
     yield base
     for derived in base.__subclasses__():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gguf_maker import write_random_model
+from localspec import patience
 from localspec.errors import DownloadError
 from localspec.header import read_header, read_source_header
 from localspec.hub_api import remote_file
@@ -13,6 +14,11 @@ from localspec.remote_source import RemoteSource
 from standin_hub import Fault, StandinHub
 
 FILE = HubFile(repo="owner/repo", file="large.gguf")
+
+
+@pytest.fixture(autouse=True)
+def _quick_retries(monkeypatch):
+    monkeypatch.setattr(patience, "RETRY_DELAYS_S", (0.01,) * 5)
 
 
 @pytest.fixture
@@ -41,16 +47,25 @@ def test_a_server_without_ranges_is_cut_off(hub: StandinHub, model):
     assert source.read(70_000, 100) == data[70_000:70_100]
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (Fault(status=403), "403"),
-        (Fault(cut_after=1000), "cannot be read"),
-        (Fault(status=500), "500"),
-    ],
-)
+FAILURES = [
+    (Fault(status=403), "403"),
+    (Fault(cut_after=1000), "cannot be read"),
+    (Fault(status=500), "500"),
+]
+
+
+@pytest.mark.parametrize("fault", [fault for fault, _ in FAILURES])
+def test_what_may_pass_is_tried_again(hub: StandinHub, model, fault):
+    """As often as for a download."""
+    source = RemoteSource(remote_file(FILE))
+    hub.faults[FILE.file] = [fault] * 5
+    assert source.read(0, 4096) == model.read_bytes()[:4096]
+    assert len(hub.gets(FILE.file)) == 6
+
+
+@pytest.mark.parametrize(("fault", "message"), FAILURES)
 def test_a_failure_is_told(hub: StandinHub, model, fault, message):
-    hub.faults[FILE.file] = [fault]
+    hub.faults[FILE.file] = [fault] * 6
     source = RemoteSource(remote_file(FILE))
     with pytest.raises(DownloadError, match=message) as caught:
         source.read(0, 4096)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from localspec import downloads
+from localspec import downloads, progress
 from localspec.preset import HubFile
 
 _STATES = {
@@ -44,10 +44,10 @@ def fetch_with_bars(plan: downloads.Plan, *, reuse: bool) -> dict[HubFile, Path]
     )
     tasks = {
         remote.file: bars.add_task("", total=remote.size_bytes, name=remote.file.name, state="")
-        for remote in plan.missing
+        for remote in (*plan.unchecked, *plan.missing)
     }
 
-    def show(event: downloads.Progress) -> None:
+    def show(event: progress.Progress) -> None:
         bars.update(
             tasks[event.file], completed=event.received_bytes, state=_STATES[event.state]
         )
@@ -72,6 +72,6 @@ def readable_bytes(num_bytes: int | None) -> str:
     return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{num_bytes} B"
 
 
-def _tell_when_done(event: downloads.Progress) -> None:
+def _tell_when_done(event: progress.Progress) -> None:
     if event.state == "done":
         click.echo(f"{event.file.name}: {readable_bytes(event.total_bytes)}", err=True)

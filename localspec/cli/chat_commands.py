@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -158,7 +159,7 @@ def _file(conversation: Conversation, argument: str) -> None:
         names = [attachment.name for attachment in conversation.attachments]
         note("Files for the next message: " + (", ".join(names) or "none"))
         return
-    attachment = read_attachment(Path(argument).expanduser())
+    attachment = read_attachment(Path(os.path.expanduser(argument)))
     conversation.attachments.append(attachment)
     note(f"{attachment.name} ({len(attachment.text)} characters) goes with the next message.")
 

@@ -8,8 +8,10 @@ import click
 
 from localspec.cli.bars import fetch_with_bars, readable_bytes
 from localspec.cli.standard_input import on_terminal
+from localspec.cli.waiting import waiting
 from localspec.downloads import Plan, plan_download
 from localspec.fetch import files_to_download, place_for
+from localspec.preset import HubFile
 
 
 @click.command()
@@ -32,7 +34,8 @@ def download(
     """Fetch the files of presets; their paths on stdout.
 
     A file that is here already is used. An interrupted download goes on where it stopped, and
-    every file is checked against its sha256. Besides presets: hf:owner/repo/file.gguf and
+    every file is checked against its sha256. What stands in DIR under a file's name already is
+    compared with it, and never replaced. Besides presets: hf:owner/repo/file.gguf and
     owner/repo:QUANT.
 
     \b
@@ -40,8 +43,14 @@ def download(
         localspec download smollm2-1.7b --local-dir models
         localspec download bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0
     """
-    files = [file for name in presets for file in files_to_download(name)]
-    plan = plan_download(files, place_for(local_dir))
+    place = place_for(local_dir)
+    files: list[HubFile] = []
+    with waiting(lambda: "Asking the hub …"):
+        for name in presets:
+            files += files_to_download(name, lambda _progress: None)
+        plan = plan_download(files, place, lambda _progress: None)
+    for remote in plan.unchecked:
+        click.echo(f"{remote.file.name} stands in {place.root} and is compared", err=True)
     for remote in plan.missing:
         size = readable_bytes(remote.size_bytes)
         click.echo(f"{remote.file.repo} {remote.file.file}: {size}", err=True)

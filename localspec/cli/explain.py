@@ -11,6 +11,7 @@ import click
 from localspec import explanation
 from localspec.cli.bars import readable_bytes
 from localspec.cli.screen import printable
+from localspec.cli.waiting import waiting
 from localspec.explanation import Explanation, ModelFacts
 
 _NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
@@ -39,7 +40,8 @@ def explain(
         localspec explain --target T.gguf --draft D.gguf --ctx 16384
         localspec explain --target bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0 --json
     """
-    found = explanation.explain(preset, target=target, draft=draft, context_length=ctx)
+    with waiting(lambda: "Looking at the models …"):
+        found = explanation.explain(preset, target=target, draft=draft, context_length=ctx)
     click.echo(json.dumps(_as_object(found)) if as_json else as_text(found))
 
 

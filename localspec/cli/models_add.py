@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from localspec.cli.waiting import waiting
 from localspec.presets import user_presets_file
 from localspec.user_presets import NewPreset, add_preset
 
@@ -24,13 +25,13 @@ def add(*, name: str, target: str, draft: str | None, description: str, ctx: int
         localspec models add mine --target T.gguf --draft D.gguf
         localspec models add qwen --target Qwen/Qwen2.5-7B-Instruct-GGUF:Q8_0 --draft qwen2.5-7b
     """
-    add_preset(
-        NewPreset(
-            name=name,
-            target=target,
-            draft=draft,
-            description=description or name,
-            context_length=ctx,
-        )
+    new = NewPreset(
+        name=name,
+        target=target,
+        draft=draft,
+        description=description or name,
+        context_length=ctx,
     )
+    with waiting(lambda: "Looking at the models …"):
+        add_preset(new)
     click.echo(f"{name} added to {user_presets_file()}", err=True)

@@ -7,6 +7,7 @@ import click
 from localspec.cli.bars import fetch_with_bars, readable_bytes, shows_bars
 from localspec.cli.download import ask_reuse
 from localspec.cli.standard_input import on_terminal
+from localspec.cli.waiting import waiting
 from localspec.downloads import plan_download
 from localspec.fetch import place_for
 from localspec.hub import missing_files
@@ -22,7 +23,8 @@ def offer_download(name: str) -> None:
     preset = find_preset(name)
     if not missing_files(preset) or not (on_terminal() and shows_bars()):
         return
-    plan = plan_download(hub_files(preset.models), place_for(None))
+    with waiting(lambda: "Asking the hub …"):
+        plan = plan_download(hub_files(preset.models), place_for(None), lambda _progress: None)
     question = (
         f"{name} is not on this machine. Fetch {readable_bytes(plan.num_bytes)} into "
         f"{plan.place.root} ({readable_bytes(plan.free_bytes)} free)?"

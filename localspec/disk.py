@@ -1,0 +1,63 @@
+"""The disk that downloads are written to: its room, its faults."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from localspec.errors import DownloadError
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space on the disk where the folder is, or will be."""
+    return shutil.disk_usage(_first_there(folder)).free
+
+
+def check_disk(num_bytes: int, folder: Path) -> None:
+    """Raises DownloadError if there is no room for so many bytes where the folder is."""
+    free = free_bytes(folder)
+    if num_bytes > free:
+        raise DownloadError(
+            f"{num_bytes} bytes are to be downloaded, {free} are free at {folder}",
+            "Make room, or choose another place: --local-dir DIR, or HF_HUB_CACHE=DIR.",
+        )
+
+
+def same_disk(path: Path, folder: Path) -> bool:
+    """Whether the file can have a second name in the folder, instead of a copy."""
+    try:
+        return path.stat().st_dev == _first_there(folder).stat().st_dev
+    except OSError:
+        return False
+
+
+def disk_error(error: OSError, path: Path) -> DownloadError:
+    """What a failed write means, told to a person."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DownloadError(
+            f"the disk of {path.parent} is full",
+            "Make room and run the command again; what was received is kept.",
+        )
+    return DownloadError(
+        f"{path} cannot be written: {error.strerror or error}",
+        "Choose another place: --local-dir DIR, or HF_HUB_CACHE=DIR for the cache.",
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    """Write a new name to the disk itself, where folders can be opened for that."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _first_there(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    while not os.path.exists(folder) and folder != folder.parent:
+        folder = folder.parent
+    return folder

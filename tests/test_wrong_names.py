@@ -1,0 +1,139 @@
+"""What is no name, no path or no function, where names of models and files are asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import localspec
+from localspec.errors import LocalspecError, ModelFileError, OptionError, PresetError
+from localspec.hub import locate
+from localspec.hub_api import list_files
+from localspec.installed import state_of
+from localspec.preset import HubFile, HubModel, all_parts
+from localspec.preset_file import read_presets
+from localspec.presets import load_presets
+from localspec.user_presets import NewPreset, add_preset
+from standin_hub import StandinHub
+
+
+class BytesPath:
+    """A path as os.scandir(b"…") gives it."""
+
+    def __fspath__(self) -> bytes:
+        return b"x.gguf"
+
+
+NAMES = [
+    3, 1.5, True, b"demo", ["demo"], {"demo"}, object(), BytesPath(), "x" * 5000, "\0",
+    "\ud800", "~nouser/x.gguf", "hf:o/m/x-00000-of-00000.gguf", "hf:o/m/x-00005-of-00003.gguf",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: repr(name)[:30])
+@pytest.mark.parametrize(
+    "call",
+    [
+        localspec.download,
+        localspec.load,
+        lambda name: localspec.load(target=name),
+        lambda name: localspec.load(target="demo", draft=name),
+        localspec.explain,
+        lambda name: localspec.explain(target=name),
+        lambda name: localspec.explain(target="demo", draft=name),
+    ],
+    ids=["download", "load", "target", "draft", "explain", "explain target", "explain draft"],
+)
+def test_what_is_no_name_is_told_with_a_hint(hub: StandinHub, call, name):
+    with pytest.raises(LocalspecError) as caught:
+        call(name)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"source": None},
+        {"local_dir": 3},
+        {"local_dir": b"x"},
+        {"local_dir": "\0"},
+        {"local_dir": BytesPath()},
+        {"on_progress": None},
+        {"on_progress": "print"},
+    ],
+    ids=str,
+)
+def test_arguments_of_download(hub: StandinHub, wrong):
+    with pytest.raises(OptionError) as caught:
+        localspec.download(**{"source": "demo", **wrong})
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"name": 3}, {"target": None}, {"target": Path("x")}, {"draft": 3}, {"description": None},
+     {"context_length": "8"}, {"context_length": 0}, {"context_length": True}],
+    ids=str,
+)  # fmt: skip
+def test_facts_of_a_new_preset(wrong):
+    facts = {"name": "x", "target": "demo", "draft": None, "description": "d"}
+    with pytest.raises(OptionError) as caught:
+        NewPreset(**{**facts, "context_length": 8, **wrong})
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("target", ["\0", "x" * 5000, "\ud800", "~nouser/x.gguf"])
+def test_a_new_preset_of_no_path(hub: StandinHub, target):
+    with pytest.raises(LocalspecError) as caught:
+        add_preset(
+            NewPreset(name="x", target=target, draft=None, description="d", context_length=8)
+        )
+    assert caught.value.hint
+
+
+def test_a_users_file_that_cannot_be_read_is_told_by_add(hub: StandinHub, tmp_path):
+    (tmp_path / "config/localspec/models.toml").write_bytes(b"\xff")
+    with pytest.raises(PresetError, match="cannot be read"):
+        add_preset(
+            NewPreset(name="x", target="demo", draft=None, description="d", context_length=8)
+        )
+
+
+def test_a_model_of_no_parts():
+    head = '[a]\ndescription = "d"\ncontext_length = 5\n'
+    with pytest.raises(PresetError, match=r"mine, line 6: .*parts: names no file"):
+        read_presets("mine", f'{head}[a.target]\nrepo = "o/m"\nparts = []\n', {})
+    with pytest.raises(OptionError, match="no files") as caught:
+        HubModel(files=())
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("numbers", ["00000-of-00000", "00000-of-00002", "00003-of-00002"])
+def test_parts_that_there_cannot_be(numbers):
+    name = f"x-{numbers}.gguf"
+    assert all_parts(name) == [name]
+    with pytest.raises(OptionError, match="is part") as caught:
+        HubFile(repo="o/m", file=name)
+    assert "00001" in caught.value.hint
+
+
+def test_odd_names_in_a_repository_do_not_hide_the_others(hub: StandinHub):
+    for name in ("x-00000-of-00000.gguf", "x[Q4_0].gguf", "größer-Q4_0.gguf", "x-Q4_0.gguf"):
+        hub.add("o/m", name, b"GGUF" * 5000)
+    assert [file.file for file in list_files("o/m")] == ["x-Q4_0.gguf"]
+    (path,) = localspec.download("o/m:Q4_0")
+    assert path.name == "x-Q4_0.gguf"
+
+
+@pytest.mark.parametrize("path", ["~nouser/x.gguf", "x" * 5000, "\\u0000"])
+def test_a_preset_of_no_path_leaves_the_others(hub: StandinHub, tmp_path, path):
+    presets = tmp_path / "config/localspec/models.toml"
+    presets.write_text(
+        f'[a]\ndescription = "d"\ncontext_length = 5\n[a.target]\npath = "{path}"\n'
+    )
+    assert state_of(load_presets()["a"]).state == "absent"
+    locate(load_presets()["demo"])
+    with pytest.raises(ModelFileError) as caught:
+        localspec.load("a")
+    assert caught.value.hint
