@@ -248,7 +248,7 @@ def stop_at(num_bytes: int):
 @pytest.mark.parametrize(
     ("name", "key", "fault", "num_bytes"),
     [
-        ("qwen2-7b", TARGET, Fault(stall_after=2 * MB), 2 * MB),
+        (f"hf:{REPO}/{TARGET}", TARGET, Fault(stall_after=2 * MB), 2 * MB),
         ("qwen2-7b", TARGET, Fault(on_head=True, stall_after=0), 0),
         (
             "qwen2-7b",
@@ -420,6 +420,21 @@ def test_passwords_of_netrc(hub: StandinHub, tmp_path, monkeypatch):
     localspec.download("qwen2-7b")
     assert len(hub.gets(TARGET)) == 1
     assert {seen.token for seen in hub.seen if seen.method == "GET"} == {None}
+
+
+def test_token_and_another_port(hub: StandinHub, monkeypatch):
+    """The hub redirects to another port of its own host
+    The token stays behind
+    """
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.token = "hf_secret"
+    there = hub.cdn.replace("localhost", "127.0.0.1")
+    hub.faults[TARGET] = [
+        Fault(at_hub=True, redirect=f"{there}/{REPO}/{TARGET}?expires={time.time() + 60}")
+    ]
+    localspec.download("qwen2-7b")
+    assert [seen.token for seen in hub.gets(TARGET)] == [None]
+    assert [seen.token for seen in gets_at_hub(hub)] == ["Bearer hf_secret"]
 
 
 def test_signatures_stay_secret(hub: StandinHub):
