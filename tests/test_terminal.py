@@ -96,6 +96,7 @@ def test_every_command_does_what_help_says(chat, tmp_path):
     (tmp_path / "notes.txt").write_text("remember the milk")
     assert "notes.txt (17 characters)" in terminal.say("/file notes.txt")
     assert "Error: absent does not exist" in terminal.say("/file absent")
+    assert "Error: ~nouser/x does not exist" in terminal.say("/file ~nouser/x")
     terminal.say("What is in it?")
     saved = json.loads((tmp_path / "localspec" / "sessions" / "one.json").read_text())
     question = saved["messages"][-2]["content"]
