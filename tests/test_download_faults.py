@@ -282,6 +282,21 @@ def test_a_callback_that_raises_in_silence(
     assert time.monotonic() - begin < 8
 
 
+def test_begun_again_in_silence(hub: StandinHub, monkeypatch):
+    """A download that was stopped in silence is begun again while its connection still waits
+    It goes on from there, at the latest when that one's timeout has passed
+    """
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DOWNLOAD_TIMEOUT", 4)
+    hub.faults[TARGET] = [Fault(stall_after=2 * MB)]
+    name = f"hf:{REPO}/{TARGET}"
+    with pytest.raises(RuntimeError, match="stop"):
+        localspec.download(name, on_progress=stop_at(2 * MB))
+    localspec.download(name)
+    assert [seen.range for seen in hub.gets(TARGET)] == [None, f"bytes={2 * MB}-"]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT for one process")
 @pytest.mark.parametrize(
     "fault",
