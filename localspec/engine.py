@@ -15,7 +15,13 @@ from localspec.automatic import AutomaticDraftLength
 from localspec.cache_file import read_caches, write_caches
 from localspec.draft_length import DraftLength
 from localspec.drafting import Drafting
-from localspec.errors import ContextError, EngineError, Interrupted, OptionError
+from localspec.errors import (
+    CacheError,
+    ContextError,
+    EngineError,
+    Interrupted,
+    OptionError,
+)
 from localspec.kept_texts import KeptTexts
 from localspec.preparation import prepare
 from localspec.proposer_choice import choose_draft_length, choose_proposers
@@ -179,17 +185,18 @@ class Engine(Answering):
             kept = self._kept_texts.text_of(chat)
             if kept is not None:
                 self._kept_texts.check_size(kept)
-                write_caches(path, kept, [model.identity for model in self._models])
+                write_caches(path, kept, self._identities())
             return kept is not None
 
     def load_caches(self, chat: object, path: Path) -> bool:
         """Give a conversation what `save_caches` kept of it; False if it is of no use here.
 
         It then is decoded anew when it goes on. Raises EngineError while an answer is produced,
-        CacheError if it takes more memory than was granted.
+        CacheError if it takes more memory than was granted, or the models are such as
+        `save_caches` refuses.
         """
         with self._held():
-            kept = read_caches(path, [model.identity for model in self._models])
+            kept = read_caches(path, self._identities())
             if kept is not None:
                 self._kept_texts.put(chat, kept)
             return kept is not None
@@ -246,6 +253,19 @@ class Engine(Answering):
             "an engine cannot be sent to another process",
             "Load it there, or use localspec.IsolatedEngine.",
         )
+
+    def _identities(self) -> list[str]:
+        """Of the models. Raises CacheError if it is not known what one of them is."""
+        identities = []
+        for model in self._models:
+            if model.identity is None:
+                raise CacheError(
+                    f"the file of {model.name} is gone, or has changed while it was loaded, so "
+                    "that its caches cannot be told from another model's",
+                    "Load it again from a file that stays as it is.",
+                )
+            identities.append(model.identity)
+        return identities
 
     def _acquire(self) -> None:
         self._require_open()

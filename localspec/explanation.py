@@ -16,7 +16,6 @@ from localspec.model_shape import ModelShape
 from localspec.pair import SharedVocabulary, shared_vocabulary
 from localspec.preset import Preset
 from localspec.presets import DEFAULT_PRESET, find_preset, load_presets
-from localspec.profile import file_identity
 from localspec.room import (
     PairMemory,
     Planned,
@@ -138,7 +137,7 @@ def explain(
     found = [read_model_header(model) for model in models]
     headers = [one.header for one in found]
     vocabulary, misfit = _compared(headers)
-    costs = known_costs([file_identity(h.path.name, h.weights_bytes) for h in headers])
+    costs = known_costs(headers) if all(one.is_here for one in found) else None
     room = room_here()
     planned = [Planned(header) for header in headers]
     memory = pair_memory(planned, context_to_open(headers[0], context_length), room)

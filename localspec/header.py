@@ -50,12 +50,13 @@ class Tensor:
     """One array of weights.
 
     kind: ggml's number of its type. shape: as the file states it, the length of a row first.
-    size_bytes: in the file, with the few bytes that pad it.
+    offset: where it begins in its file. size_bytes: there, with the few bytes that pad it.
     """
 
     name: str
     kind: int
     shape: tuple[int, ...]
+    offset: int
     size_bytes: int
 
 
@@ -63,7 +64,9 @@ class Tensor:
 class Header:
     """What a GGUF file says of itself.
 
-    metadata: scalars, strings and short arrays of numbers. tokens: the vocabulary, if any.
+    metadata: scalars, strings and short arrays of numbers. data_start: where its tensors begin.
+    tokens: the vocabulary, if any. parts: of a model that was checked (`model_file`), the
+    headers of its files, which are one unless it is split.
     """
 
     path: Path
@@ -71,7 +74,9 @@ class Header:
     version: int
     tensors: Sequence[Tensor]
     metadata: Mapping[str, Value]
+    data_start: int
     tokens: Sequence[bytes] = ()
+    parts: Sequence[Header] = ()
 
     @property
     def weights_bytes(self) -> int:
@@ -171,7 +176,7 @@ class _Reader:
             key = self._string()
             metadata[key] = self._value(key, self._scalar("<I"))
         described = [self._tensor() for _ in range(num_tensors)]
-        last_offset = max((offset for _, offset in described), default=0)
+        last_offset = max((tensor.offset for tensor in described), default=0)
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
             raise self._damaged(f"its alignment is {alignment}")
@@ -182,8 +187,10 @@ class _Reader:
                 f"its tensors reach beyond {data_start + last_offset} bytes, "
                 f"the file has {self._size}"
             )
-        tensors = _with_sizes(described, self._size - data_start)
-        return Header(self._path, self._size, version, tensors, metadata, self._tokens)
+        tensors = _placed(described, data_start, self._size)
+        return Header(
+            self._path, self._size, version, tensors, metadata, data_start, self._tokens
+        )
 
     def _damaged(self, what: str) -> ModelFileError:
         return ModelFileError(
@@ -256,24 +263,28 @@ class _Reader:
             strings.append(data[begin:at])
         return strings
 
-    def _tensor(self) -> tuple[Tensor, int]:
-        """The next tensor, its size not known yet, and where it begins behind the header."""
+    def _tensor(self) -> Tensor:
+        """The next one, its size not known yet, and its offset that behind the header."""
         name = self._string()
         num_dimensions = self._scalar("<I")
         if num_dimensions > _MAX_DIMENSIONS:
             raise self._damaged(f"a tensor has {num_dimensions} dimensions")
         shape = tuple(self._scalar("<Q") for _ in range(num_dimensions))
-        return Tensor(name, self._scalar("<I"), shape, 0), self._scalar("<Q")
+        return Tensor(name, self._scalar("<I"), shape, self._scalar("<Q"), 0)
 
 
-def _with_sizes(described: list[tuple[Tensor, int]], end: int) -> tuple[Tensor, ...]:
-    """The tensors, each as long as it is to the next one, or to the end of the file.
+def _placed(described: list[Tensor], start: int, end: int) -> tuple[Tensor, ...]:
+    """The tensors where they are, each as long as it is to the next one, or to the file's end.
 
     So no table of types is needed, which would have to know the newest one.
     """
-    offsets = sorted({offset for _, offset in described})
-    sizes = dict(zip(offsets, [b - a for a, b in pairwise([*offsets, end])], strict=True))
-    return tuple(replace(tensor, size_bytes=sizes[offset]) for tensor, offset in described)
+    offsets = sorted({tensor.offset for tensor in described})
+    borders = pairwise([*offsets, end - start])
+    sizes = dict(zip(offsets, [b - a for a, b in borders], strict=True))
+    return tuple(
+        replace(tensor, offset=start + tensor.offset, size_bytes=sizes[tensor.offset])
+        for tensor in described
+    )
 
 
 def _no_gguf(path: Path) -> ModelFileError:

@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from localspec.automatic import AutomaticDraftLength
+from localspec.content import FileContent
 from localspec.draft_length import ProposerKind
+from localspec.header import Header
 from localspec.profile import latest_learned
 from localspec.speedup import Curve
 
 
-def known_costs(files: Sequence[str]) -> Curve | None:
-    """Of a pair, in plain steps of its target; None if it never ran here.
+def known_costs(headers: Sequence[Header]) -> Curve | None:
+    """Of a pair whose files are here, in plain steps of its target; None if it never ran here.
 
-    files: what `profile.file_identity` says of target and draft.
+    headers: of target and draft, see `model_file.check_model_file`.
     """
-    learned = latest_learned(files)
+    contents = []
+    for header in headers:
+        content = FileContent(header).digest()
+        if content is None:
+            return None
+        contents.append(content)
+    learned = latest_learned(contents)
     if learned is None:
         return None
     policy = AutomaticDraftLength({ProposerKind.DRAFT: 0.0})

@@ -35,7 +35,6 @@ from localspec.handle import Handle
 from localspec.huge_pages import asking_for_huge_pages
 from localspec.llama_options import LlamaOptions
 from localspec.own_process import OwnProcess
-from localspec.profile import file_identity
 from localspec.sampling import Logits
 from localspec.token_batch import TokenBatch
 from localspec.vocabulary import Vocabulary
@@ -79,6 +78,7 @@ class LlamaModel:
     ) -> None:
         self._handle = handle
         self._setting = setting
+        self.content: str | None = None  # see `content`; None if nobody knows what it is
         self.name = name
         context, model = handle.context, handle.model
         self.vocabulary = Vocabulary(
@@ -97,11 +97,16 @@ class LlamaModel:
         self.can_truncate = self._probe_truncation()
 
     @property
-    def identity(self) -> str:
-        """All that changes what a decode costs, in words: file, build, device, threads."""
+    def identity(self) -> str | None:
+        """All that changes caches and costs: content, build, device, threads.
+
+        None if the content is not known; then nothing of it can be kept.
+        """
+        if self.content is None:
+            return None
         return " · ".join(
             (
-                file_identity(self.name, self.num_weight_bytes),
+                self.content,
                 f"{self.num_threads} threads",
                 self._setting,
                 f"llama-cpp-python {llama_cpp.__version__}, {system_info()}",

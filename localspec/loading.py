@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from localspec.attention import with_suited_attention
+from localspec.content import FileContent, content_of_adopted
 from localspec.draft_length import LOOK_BACK_TOKENS, MAX_DRAFT_TOKENS
 from localspec.drafting import Drafting, ProposerName
 from localspec.engine import Engine
@@ -69,9 +70,11 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     target, draft: paths of GGUF files (of a split model the first part), names as
     `hf:owner/repo/file.gguf` and `owner/repo:QUANT` of files that were downloaded, or
     `llama_cpp.Llama` objects, which keep their settings and are given back by
-    `Engine.close`. With neither preset nor target it is the demo pair. draft_tokens:
-    proposed per step; None is as many as pay, 0 is plain decoding and leaves the draft
-    unloaded. proposer: "draft", "lookup" (of what the text repeats), "auto" or "none".
+    `Engine.close`. With neither preset nor target it is the demo pair. One file may be both
+    target and draft, however it is named, and is opened twice then; one `Llama` may not.
+    draft_tokens: proposed per step; None is as many as pay, 0 is plain decoding and leaves
+    the draft unloaded. proposer: "draft", "lookup" (of what the text repeats), "auto" or
+    "none".
     context_length: tokens (default: the preset's, or the model's own up to 8192).
     num_gpu_layers: default: all that the devices take. target_options, draft_options: any
     other setting of one of the models; it counts where the three before say nothing.
@@ -116,8 +119,12 @@ def _sources(
         target, draft = locate(chosen)
     elif preset is not None:
         raise OptionError("both a preset and a target are given", "Choose one of them.")
-    if draft is not None and draft is target:
-        raise OptionError("target and draft are the same object", "Load the draft separately.")
+    is_file = isinstance(target, str | os.PathLike)  # which is opened twice if need be
+    if draft is not None and draft is target and not is_file:
+        raise OptionError(
+            "target and draft are the same Llama object, which holds one text",
+            "Create a second one for the draft, or name a file for it.",
+        )
     sources = [_located(target, "target")]
     if draft is not None:
         sources.append(_located(draft, "draft"))
@@ -210,7 +217,13 @@ def _open(
     from localspec.llama import Llama, LlamaModel
 
     if isinstance(source, Llama):
-        return LlamaModel.adopt(source)
+        adopted = LlamaModel.adopt(source)
+        try:
+            adopted.content = content_of_adopted(adopted, source.model_path)
+        except BaseException:
+            adopted.close()
+            raise
+        return adopted
     path = Path(source)
     header = check_model_file(path)
     context = context_to_open(header, options.context_length)
@@ -218,7 +231,11 @@ def _open(
         options, header, context, uses_gpu=uses_gpu(options.num_gpu_layers)
     )
     options = with_suited_mapping(options, header, repacked_here(options.num_gpu_layers))
-    return LlamaModel.open(path, options, progress)
+    content = FileContent(header)
+    model = LlamaModel.open(path, options, progress)
+    # Now that the system has the file at hand.
+    model.content = content.digest()
+    return model
 
 
 def _draft_options(

@@ -48,7 +48,7 @@ def check_parts(parts: Sequence[Header]) -> Header:
     Raises ModelFileError as `check_model_file` does.
     """
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
-    header = replace(parts[0], tensors=tensors)
+    header = replace(parts[0], tensors=tensors, parts=tuple(parts))
     path = header.path
     if not tensors:
         raise ModelFileError(

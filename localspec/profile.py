@@ -69,13 +69,8 @@ class Profile:
         self._saved = learned
 
 
-def file_identity(name: str, num_weight_bytes: int) -> str:
-    """How an identity of a model begins, whatever its setting: it tells files apart."""
-    return f"{name} of {num_weight_bytes} bytes"
-
-
-def latest_learned(files: Sequence[str]) -> dict[str, Any] | None:
-    """What was learned last of a pair, in any setting. files: their `file_identity`."""
+def latest_learned(contents: Sequence[str]) -> dict[str, Any] | None:
+    """What was learned last of a pair, in any setting. contents: of its files (`content`)."""
     folder = profiles_folder()
     paths = (
         [path for path in folder.glob("*.json") if path.is_file()] if folder.is_dir() else []
@@ -84,9 +79,9 @@ def latest_learned(files: Sequence[str]) -> dict[str, Any] | None:
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
             identity = kept["identity"]
-            if kept["version"] == VERSION and len(identity) == len(files):
-                begun = zip(identity, files, strict=True)
-                if all(whole.startswith(f"{file} ·") for whole, file in begun):
+            if kept["version"] == VERSION and len(identity) == len(contents):
+                begun = zip(identity, contents, strict=True)
+                if all(whole.startswith(f"{content} ·") for whole, content in begun):
                     learned: dict[str, Any] = kept["learned"]
                     return learned
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):

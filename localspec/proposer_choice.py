@@ -48,7 +48,7 @@ def choose_draft_length(
     drafting: Drafting,
     proposers: Sequence[Proposer],
 ) -> tuple[DraftLength, Profile | None]:
-    """The policy, and where what it learns is kept."""
+    """The policy, and where what it learns is kept, if that can be known to be of this pair."""
     if drafting.is_off:
         return FixedDraftLength(0), None
     if drafting.num_draft_tokens is not None:
@@ -57,7 +57,11 @@ def choose_draft_length(
     draft_share = 0.0 if draft is None else draft.num_weight_bytes / target.num_weight_bytes
     shares = {ProposerKind.DRAFT: draft_share, ProposerKind.LOOKUP: 0.0}
     policy = AutomaticDraftLength({p.kind: shares[p.kind] for p in proposers})
-    profile = Profile([each.identity for each in (target, draft) if each is not None])
+    identities = [each.identity for each in (target, draft) if each is not None]
+    known = [identity for identity in identities if identity is not None]
+    if len(known) < len(identities):
+        return policy, None
+    profile = Profile(known)
     kept = profile.load()
     if kept is not None:
         try:

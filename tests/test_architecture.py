@@ -61,7 +61,7 @@ LAYERS = [
     ["filters", "penalties", "martingale", "prompts"],
     ["transforms", "logprobs"],
     ["randomness", "verify", "model", "metrics", "preset", "model_file"],
-    ["preset_file", "hub_api", "other_caches", "model_source"],
+    ["preset_file", "hub_api", "other_caches", "model_source", "content"],
     ["presets", "cache", "hub_request", "progress"],
     ["transfer", "remote_source", "llama_params"],
     ["download_job"],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import threading
 import typing
+from pathlib import Path
 
 import llama_cpp
 import numpy as np
@@ -338,9 +340,21 @@ def test_adopted_llamas_work_as_a_pair(demo_target, demo_draft):
     draft.close()
 
 
+def test_a_file_may_be_its_own_draft_however_it_is_named(tmp_path, demo_target):
+    """The same object, equal ones, strings, links: it is opened twice."""
+    path = Path(shutil.copy(demo_target, tmp_path / "m.gguf"))
+    links = [tmp_path / "soft.gguf", tmp_path / "hard.gguf"]
+    links[0].symlink_to(path)
+    links[1].hardlink_to(path)
+    for draft in (path, Path(str(path)), str(path), *links):
+        with localspec.load(target=path, draft=draft, draft_tokens=3) as engine:
+            stats = engine.generate(STORY, sampling=GREEDY, max_tokens=8).stats
+            assert stats.num_accepted == stats.num_draft_tokens > 0
+
+
 def test_the_same_llama_twice_is_refused(demo_target):
     llama = llama_cpp.Llama(str(demo_target), n_ctx=64, verbose=False)
-    with pytest.raises(OptionError, match="same object"):
+    with pytest.raises(OptionError, match="same Llama object"):
         localspec.load(target=llama, draft=llama)
     with localspec.load(target=llama), pytest.raises(EngineError, match="in another engine"):
         localspec.load(target=llama)

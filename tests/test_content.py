@@ -1,0 +1,231 @@
+"""Models of one name are told apart by what is in them, and kept caches and costs with them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import gguf
+import llama_cpp
+import numpy as np
+import pytest
+
+import localspec
+from gguf_maker import split_model, write_random_model
+from hollow_model import HollowShape, write_hollow_model
+from localspec.content import FileContent
+from localspec.errors import CacheError
+from localspec.explanation import explain
+from localspec.header import read_header
+from localspec.model_file import check_model_file
+
+GREEDY = localspec.SamplingParams(temperature=0)
+NAME = "ggml-model-Q4_K_M.gguf"
+QUESTION = "Tell me a story about a fox."
+
+
+def digest(path):
+    return FileContent(check_model_file(path)).digest()
+
+
+@pytest.fixture
+def fine_tunes(tmp_path, demo_target):
+    """Two models that share name, size, shape and vocabulary."""
+    paths = []
+    for seed in (1, 2):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        paths.append(
+            write_random_model(folder / NAME, demo_target, seed=seed, extra={"n": seed})
+        )
+    assert paths[0].stat().st_size == paths[1].stat().st_size
+    return paths
+
+
+@pytest.fixture
+def own_folders(tmp_path, monkeypatch):
+    for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "LOCALAPPDATA", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+
+
+def asked(path, caches=None, **options):
+    """An engine of the file that has answered a question, or was given somebody's caches."""
+    engine = localspec.load(target=path, num_threads=1, context_length=512, **options)
+    chat = engine.chat(template="chatml")
+    used = caches is not None and engine.load_caches(chat, caches)
+    reply = chat.send(QUESTION, sampling=GREEDY, max_tokens=5)
+    return engine, chat, reply, used
+
+
+def test_caches_are_not_restored_into_another_fine_tune(tmp_path, fine_tunes):
+    first, second = fine_tunes
+    caches = tmp_path / "x.caches"
+    engine, chat, _, _ = asked(first)
+    with engine:
+        assert engine.save_caches(chat, caches)
+    renamed = shutil.copy(first, tmp_path / "renamed.gguf")
+    for path, is_same in ((second, False), (first, True), (renamed, True)):
+        engine, _, reply, used = asked(path, caches)
+        engine.close()
+        assert used is is_same
+        assert (reply.stats.cached_prompt_tokens > 0) is is_same
+
+
+def test_costs_of_another_fine_tune_are_not_taken_for_its_own(fine_tunes, own_folders):
+    """Neither when it is loaded nor when it is explained."""
+    first, second = fine_tunes
+    profiles = []
+    for path in fine_tunes:
+        with localspec.load(target=path, draft=fine_tunes[0], num_threads=1) as engine:
+            profiles.append(engine._profile.path)
+            if path is first:
+                with engine.exclusively() as loop:
+                    cost, draft = loop.draft_length.target_cost, loop.draft_length.prospects[0]
+                    for size in (1, 2, 3):
+                        cost.learn(size, 0, 0.1)
+                        draft.cost.learn(1, 1, 0.01, 0.1)
+                engine._save_profile()
+    assert profiles[0] != profiles[1]
+    draft = str(first)
+    assert explain(target=str(first), draft=draft).gains is not None
+    assert explain(target=str(second), draft=draft).gains is None
+
+
+def test_every_tensor_and_the_header_count(tmp_path, demo_target):
+    """A merge may touch one tensor; every value of it changes, by little."""
+    path = write_random_model(tmp_path / "a.gguf", demo_target, num_layers=2)
+    data, before = path.read_bytes(), digest(path)
+    header = read_header(path)
+    seen = {before}
+    for tensor in header.tensors:
+        begin, end = tensor.offset, tensor.offset + tensor.size_bytes
+        values = np.frombuffer(data[begin:end], dtype=np.float32) * np.float32(1.0001)
+        path.write_bytes(data[:begin] + values.tobytes() + data[end:])
+        seen.add(digest(path))
+    assert len(seen) == 1 + len(header.tensors)
+    path.write_bytes(data.replace(b"<|im_start|>", b"<|im_begin|>", 1))
+    assert digest(path) not in seen
+    path.write_bytes(data)
+    assert digest(path) == before
+
+
+def test_every_part_of_a_split_model_counts(tmp_path, demo_target):
+    first = split_model(write_random_model(tmp_path / "a.gguf", demo_target), tmp_path)
+    before = digest(first)
+    second = tmp_path / "split-00002-of-00002.gguf"
+    data = bytearray(second.read_bytes())
+    tensor = read_header(second).tensors[-1]
+    data[tensor.offset] ^= 1
+    second.write_bytes(data)
+    assert digest(first) not in (None, before)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts what is read")
+def test_little_is_read_of_a_large_file(tmp_path, demo_target):
+    shape = HollowShape("llama", 8192, 64, 8, 128, 28672, num_layers=40)
+    path = write_hollow_model(tmp_path / "large.gguf", demo_target, shape)
+    header = check_model_file(path)
+    assert header.size_bytes > 18e9
+    before = bytes_read()
+    assert FileContent(header).digest() is not None
+    assert bytes_read() - before < header.data_start + 600 * len(header.tensors)
+
+
+def bytes_read():
+    """By this process so far, from the page cache or not."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_a_file_that_changes_while_it_is_loaded_has_no_content(tmp_path, fine_tunes):
+    """Nobody knows then which of the two libllama has read."""
+    path = shutil.copy(fine_tunes[0], tmp_path / NAME)
+
+    def replace(fraction):
+        if fraction == 1.0:
+            os.replace(shutil.copy(fine_tunes[1], tmp_path / "new"), path)
+
+    with localspec.load(target=path, progress=replace, context_length=512) as engine:
+        chat = engine.chat(template="chatml")
+        chat.send(QUESTION, max_tokens=2)
+        with pytest.raises(CacheError, match=r"ggml-model-Q4_K_M.gguf is gone, or has changed"):
+            engine.save_caches(chat, tmp_path / "x.caches")
+        assert engine._profile is None
+
+
+def adopted_identity(path, change=lambda _llama: None, **options):
+    llama = llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, verbose=False, **options)
+    change(llama)
+    with localspec.load(target=llama) as engine:
+        found = engine._target.identity
+    llama.close()
+    return found
+
+
+def lora_adapter(path, rank, width):
+    """An adapter of the first layer's queries."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 1.0)
+    random = np.random.default_rng(rank)
+    for name, size in (("a", (rank, width)), ("b", (width, rank))):
+        values = random.standard_normal(size).astype(np.float32)
+        writer.add_tensor(f"blk.0.attn_q.weight.lora_{name}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+def steer(llama):
+    """Set a control vector, which nothing can ask for afterwards."""
+    width = llama.n_embd()
+    values = (ctypes.c_float * (2 * width))(*[0.5] * (2 * width))
+    pointer = ctypes.cast(values, ctypes.POINTER(ctypes.c_float))
+    assert llama_cpp.llama_set_adapter_cvec(llama.ctx, pointer, 2 * width, width, 1, 2) == 0
+
+
+def test_what_an_application_did_to_its_llama_counts(tmp_path, demo_target):
+    path = write_random_model(tmp_path / NAME, demo_target, num_layers=3)
+    plain = adopted_identity(path)
+    assert plain is not None
+    assert plain == adopted_identity(path)
+    changed = [
+        adopted_identity(path, lora_path=lora_adapter(tmp_path / f"{rank}.gguf", rank, 64))
+        for rank in (2, 4)
+    ]
+    changed += [
+        adopted_identity(path, steer),
+        adopted_identity(path, rope_freq_base=50000.0),
+    ]
+    assert len({plain, *changed}) == 1 + len(changed)
+
+
+def test_a_file_that_was_replaced_under_an_adopted_llama_is_nobody_elses(fine_tunes):
+    first, second = fine_tunes
+
+    def replace(_llama):
+        os.replace(shutil.copy(second, first.with_name("new")), first)
+
+    known = [adopted_identity(path) for path in fine_tunes]
+    assert adopted_identity(first, replace) not in [*known, adopted_identity(first)]
+
+
+def test_nothing_is_kept_of_an_adopted_llama_whose_file_is_gone(tmp_path, fine_tunes, caplog):
+    path = fine_tunes[0]
+    llama = llama_cpp.Llama(str(path), n_ctx=256, verbose=False)
+    path.unlink()
+    engine, chat, reply, _ = asked(llama)
+    with engine:
+        assert reply.stats.completion_tokens
+        for keep in (engine.save_caches, engine.load_caches):
+            with pytest.raises(CacheError, match="cannot be told from another model's"):
+                keep(chat, tmp_path / "x.caches")
+        assert engine._profile is None
+    assert not (tmp_path / "x.caches").exists()
+    assert "does not exist" in caplog.text
+    llama.close()
