@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +29,29 @@ _MAX_HEAD = 64_000_000  # bytes: the ids of more tokens than any context holds
 def write_caches(path: Path, kept: KeptText, identities: Sequence[str]) -> None:
     """Replace the file at once. identities: of the models, see `LlamaModel.identity`.
 
-    Raises OSError.
+    The states are written where they lie, since they can be gigabytes. Raises OSError.
     """
-    parts = [b"" if state is None else state.data.tobytes() for state in kept.states]
+    parts = [memoryview(b"" if state is None else state.data) for state in kept.states]
     head = {
         "format": FORMAT,
         "version": VERSION,
         "identities": list(identities),
         "tokens": kept.tokens,
         "num_cached": [None if s is None else s.num_cached for s in kept.states],
-        "sizes": [len(part) for part in parts],
+        "sizes": [part.nbytes for part in parts],
         "sha256": _digest(parts),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, b"\n".join([json.dumps(head).encode("ascii"), b"".join(parts)]))
+    write_whole(path, json.dumps(head).encode("ascii"), b"\n", *parts)
 
 
-def read_caches(path: Path, identities: Sequence[str]) -> KeptText | None:
-    """What the file holds; None if there is none, or it is damaged or of other models."""
+def read_caches(
+    path: Path, identities: Sequence[str], make_room: Callable[[int], None]
+) -> KeptText | None:
+    """What the file holds; None if there is none, or it is damaged or of other models.
+
+    make_room: called with the bytes of the states before they are read. Raises what it does.
+    """
     try:
         with path.open("rb") as file:
             head = json.loads(file.readline(_MAX_HEAD))
@@ -54,7 +59,12 @@ def read_caches(path: Path, identities: Sequence[str]) -> KeptText | None:
                 return None
             if head["identities"] != list(identities):
                 return None
-            parts = [file.read(int(size)) for size in head["sizes"]]
+            sizes = [int(size) for size in head["sizes"]]
+            # Asked for more, a file's buffer would be as large as that at once.
+            if min(sizes) < 0 or sum(sizes) != path.stat().st_size - file.tell():
+                raise ValueError("it is not as long as it says")
+            make_room(sum(sizes))
+            parts = [file.read(size) for size in sizes]
         kept = _kept(head, parts)
         if len(kept.states) != len(identities) or not any(kept.states):
             raise ValueError("it is not of that many models")
@@ -80,7 +90,7 @@ def _kept(head: dict[str, Any], parts: list[bytes]) -> KeptText:
     return KeptText(tokens, states)
 
 
-def _digest(parts: Sequence[bytes]) -> str:
+def _digest(parts: Sequence[bytes | memoryview]) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)

@@ -184,7 +184,6 @@ class Engine(Answering):
         with self._held():
             kept = self._kept_texts.text_of(chat)
             if kept is not None:
-                self._kept_texts.check_size(kept)
                 write_caches(path, kept, self._identities())
             return kept is not None
 
@@ -196,7 +195,7 @@ class Engine(Answering):
         `save_caches` refuses.
         """
         with self._held():
-            kept = read_caches(path, self._identities())
+            kept = read_caches(path, self._identities(), self._kept_texts.make_room)
             if kept is not None:
                 self._kept_texts.put(chat, kept)
             return kept is not None

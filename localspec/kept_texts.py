@@ -89,31 +89,45 @@ class KeptTexts:
         self._kept.clear()
 
     def text_of(self, owner: object) -> KeptText | None:
-        """A copy of the owner's text and its states, if there is one."""
-        return self._copy() if owner is self._owner() else self._kept.get(owner)
+        """A copy of the owner's text and its states, if there is one.
+
+        Raises CacheError if they are larger than the budget, which `put` would refuse.
+        """
+        if owner is not self._owner():
+            return self._kept.get(owner)
+        self._check_size(sum(self._sizes()))
+        return self._copy()
 
     def put(self, owner: object, kept: KeptText) -> None:
         """Make that the owner's text, from the next `switch_to` on.
 
         Raises CacheError if it is larger than the budget.
         """
-        self.check_size(kept)
-        self._has_room(kept.num_bytes)
+        self.make_room(kept.num_bytes)
         if owner is self._owner():
             self._owner = _nobody
         self._kept[owner] = kept
 
-    def check_size(self, kept: KeptText) -> None:
-        """Raise CacheError if a text is larger than the budget."""
-        if kept.num_bytes > self._budget_bytes:
+    def make_room(self, num_bytes: int) -> None:
+        """Let older texts leave for one of that size. Raises CacheError if it is too large."""
+        self._check_size(num_bytes)
+        while self.num_bytes + num_bytes > self._budget_bytes:
+            oldest = next(iter(self._kept.keys()), None)
+            if oldest is not None:
+                del self._kept[oldest]
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._budget_bytes:
             raise CacheError(
-                f"{kept.num_bytes} bytes of caches are more than {self._budget_bytes}",
+                f"{num_bytes} bytes of caches are more than {self._budget_bytes}",
                 "Grant more: load(kept_bytes=…).",
             )
 
     def _keep(self, owner: object) -> None:
-        if not self._has_room(sum(self._sizes())):
+        num_bytes = sum(self._sizes())
+        if not 0 < num_bytes <= self._budget_bytes:
             return
+        self.make_room(num_bytes)
         kept = self._copy()
         if kept is not None:
             self._kept[owner] = kept
@@ -127,16 +141,6 @@ class KeptTexts:
             if isinstance(proposer, DraftModel) and proposer.begins_at > 0
         }
         return [0 if id(model) in partial else model.state_bytes() for model in self._models]
-
-    def _has_room(self, num_bytes: int) -> bool:
-        """Whether a text of that size may be kept; older ones leave for it."""
-        if not 0 < num_bytes <= self._budget_bytes:
-            return False
-        while self.num_bytes + num_bytes > self._budget_bytes:
-            oldest = next(iter(self._kept.keys()), None)
-            if oldest is not None:
-                del self._kept[oldest]
-        return True
 
     def _copy(self) -> KeptText | None:
         """What the loop has; None if nothing is cached, or libllama does not give it."""

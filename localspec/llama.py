@@ -203,8 +203,11 @@ class LlamaModel:
             raise
 
     @classmethod
-    def adopt(cls, llama: Llama) -> LlamaModel:
+    def adopt(cls, llama: Llama, max_outputs: int) -> LlamaModel:
         """Work on an application's `Llama`, with its settings. `close` gives it back, emptied.
+
+        max_outputs: rows of logits a decode may return, as far as its batches hold them. It
+        could give a whole batch of them, which in a large vocabulary take 300 MB and stay.
 
         Raises ModelFileError if it computes embeddings or holds no weights, EngineError if
         it is closed, another engine works on it, or this is a fork.
@@ -229,7 +232,8 @@ class LlamaModel:
         handle = Handle(llama_cpp, llama.ctx, name, _stop_callback, llama)
         _adopted[llama.ctx] = handle
         setting = f"GPU layers {llama.model_params.n_gpu_layers}, handed in"
-        return cls._on(handle, name, llama.n_ctx(), llama.n_batch, setting)
+        max_outputs = min(max_outputs, int(llama_cpp.llama_n_batch(llama.ctx)))
+        return cls._on(handle, name, llama.n_ctx(), max_outputs, setting)
 
     def begin(self) -> None:
         """Get ready for an answer: allow decodes again after `interrupt`.

@@ -217,7 +217,7 @@ def _open(
     from localspec.llama import Llama, LlamaModel
 
     if isinstance(source, Llama):
-        adopted = LlamaModel.adopt(source)
+        adopted = LlamaModel.adopt(source, options.max_outputs)
         try:
             adopted.content = content_of_adopted(adopted, source.model_path)
         except BaseException:
@@ -242,12 +242,12 @@ def _draft_options(
     source: ModelSource, options: LlamaOptions, target_context: int
 ) -> LlamaOptions:
     """The target's context for the draft, or less where it was trained for less."""
+    options = replace(options, max_outputs=LOOK_BACK_TOKENS)
     if not isinstance(source, str | os.PathLike):
         return options
     header = check_model_file(Path(source))
     trained = header.number(f"{header.architecture}.context_length") or target_context
-    context_length = min(target_context, trained)
-    return replace(options, context_length=context_length, max_outputs=LOOK_BACK_TOKENS)
+    return replace(options, context_length=min(target_context, trained))
 
 
 def _description(target: LlamaModel, draft: LlamaModel | None) -> str:

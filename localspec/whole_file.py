@@ -8,13 +8,17 @@ import secrets
 from pathlib import Path
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Replace the file at once: after a crash it is the old or the new one. Raises OSError."""
+def write_whole(path: Path, *parts: bytes | memoryview) -> None:
+    """Replace the file at once, by the parts in a row: after a crash it is the old or the new.
+
+    Raises OSError.
+    """
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
         # Nobody else's business.
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, path)

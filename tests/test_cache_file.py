@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tracemalloc
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import localspec
-from localspec.cache_file import read_caches
+from localspec.cache_file import read_caches, write_caches
+from localspec.cache_state import CacheState
 from localspec.cli import main
 from localspec.cli.conversation import Conversation
+from localspec.errors import CacheError
+from localspec.kept_texts import KeptText
 from localspec.session import caches_file, read_session
 from localspec.stream import AnswerOptions
 
@@ -66,7 +71,7 @@ def test_a_damaged_file_is_of_no_use(kept):
     path, _, _ = kept
     data = path.read_bytes()
     head = json.loads(data[: data.index(b"\n")])
-    assert read_caches(path, head["identities"]) is not None
+    assert read_caches(path, head["identities"], lambda _size: None) is not None
     for damaged in (
         b"", b"{}", b"[]\n", b"{", data[:-1], data[: len(data) // 2],
         data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
@@ -76,7 +81,7 @@ def test_a_damaged_file_is_of_no_use(kept):
         data.replace(b'"sizes": [', b'"sizes": [1180591620717411303424, '),
     ):  # fmt: skip
         path.write_bytes(damaged)
-        assert read_caches(path, head["identities"]) is None
+        assert read_caches(path, head["identities"], lambda _size: None) is None
 
 
 def test_a_file_with_another_number_of_states_is_of_no_use(kept):
@@ -90,10 +95,10 @@ def test_a_file_with_another_number_of_states_is_of_no_use(kept):
         "sha256": hashlib.sha256().hexdigest(),
     }
     path.write_bytes(json.dumps(head | nothing).encode() + b"\n")
-    assert read_caches(path, head["identities"]) is None
+    assert read_caches(path, head["identities"], lambda _size: None) is None
     more = {"num_cached": [*head["num_cached"], None], "sizes": [*head["sizes"], 0]}
     path.write_bytes(json.dumps(head | more).encode() + data[begin:])
-    assert read_caches(path, head["identities"]) is None
+    assert read_caches(path, head["identities"], lambda _size: None) is None
 
 
 def test_caches_that_are_too_large_are_not_used_and_nothing_else_is_lost(tmp_path, monkeypatch):
@@ -133,6 +138,56 @@ def test_caches_that_are_too_large_are_not_used_and_nothing_else_is_lost(tmp_pat
         for name in ("mine", "large")
     ]
     assert asked == [[QUESTIONS[1]], [QUESTIONS[0], QUESTIONS[2]]]
+
+
+def peak_bytes(work):
+    """What `work` returns, and the most that Python and NumPy held more than before."""
+    tracemalloc.start()
+    try:
+        return work(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_large_caches_are_written_and_read_without_copies(tmp_path):
+    """They are gigabytes: beside the ones in memory there is room for no others."""
+    path, size = tmp_path / "x.caches", 40_000_000
+    states = [CacheState(9, np.full(size, fill, dtype=np.uint8)) for fill in (1, 2)]
+    kept = KeptText(list(range(9)), [states[0], None, states[1]])
+    _, peak = peak_bytes(lambda: write_caches(path, kept, ["a", "b", "c"]))
+    assert peak < 0.1 * size
+    granted = []
+    found, peak = peak_bytes(lambda: read_caches(path, ["a", "b", "c"], granted.append))
+    assert peak < 2.1 * size
+    assert granted == [2 * size]
+    assert found.tokens == kept.tokens
+    assert [state and state.num_cached for state in found.states] == [9, None, 9]
+    for one, other in zip(found.states, kept.states, strict=True):
+        assert one is other or np.array_equal(one.data, other.data)
+
+
+def test_caches_that_are_too_large_are_not_even_read(kept):
+    path, _, _ = kept
+    head = json.loads(path.read_bytes().split(b"\n")[0])
+
+    def refuse(size):
+        raise CacheError(f"{size} bytes are too many")
+
+    with pytest.raises(CacheError, match=f"^{sum(head['sizes'])} bytes are too many"):
+        read_caches(path, head["identities"], refuse)
+
+
+def test_a_file_that_claims_a_terabyte_takes_no_memory(kept):
+    path, _, _ = kept
+    data = path.read_bytes()
+    begin = data.index(b"\n")
+    head = json.loads(data[:begin])
+    path.write_bytes(json.dumps(head | {"sizes": [1 << 40, 5]}).encode() + data[begin:])
+    found, peak = peak_bytes(
+        lambda: read_caches(path, head["identities"], lambda _size: None)
+    )
+    assert found is None
+    assert peak < 10_000_000
 
 
 def test_nothing_is_kept_of_a_conversation_that_said_nothing(tmp_path):

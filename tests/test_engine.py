@@ -14,6 +14,7 @@ import pytest
 
 import localspec
 from gguf_maker import write_random_model
+from localspec.draft_length import MAX_DRAFT_TOKENS, FixedDraftLength
 from localspec.errors import (
     ContextError,
     EngineError,
@@ -311,6 +312,41 @@ def test_plain_decoding_and_its_reasons(demo_target, demo_draft):
         assert engine.generate(STORY, max_tokens=4).stats.draft_off is DraftOff.SET_TO_ZERO
     with localspec.load(draft_tokens=0) as engine:
         assert engine.generate(STORY, max_tokens=4).stats.draft_off is DraftOff.SET_TO_ZERO
+
+
+def test_adopted_llamas_are_asked_for_no_more_rows_than_own_models(
+    demo_target, demo_draft, monkeypatch
+):
+    """Behind a long rest the draft looks back, and a whole batch of rows would take 300 MB."""
+    llamas = [
+        llama_cpp.Llama(str(path), n_ctx=1024, verbose=False)
+        for path in (demo_target, demo_draft)
+    ]
+    with localspec.load(target=llamas[0], draft=llamas[1]) as engine:
+        asked = []
+        real = engine._draft.decode
+
+        def decode(tokens, num_logits):
+            asked.append((len(tokens), num_logits))
+            return real(tokens, num_logits)
+
+        monkeypatch.setattr(engine._draft, "decode", decode)
+        engine.draft_length = FixedDraftLength(0)
+        endless = localspec.SamplingParams(ignore_eos=True)
+        engine.generate(STORY, sampling=endless, max_tokens=300)
+        loop = engine._speculation
+        draft = loop.proposers[0]
+        transforms = engine._resolver.transforms(GREEDY, 10)
+        hindsight = draft.look_back(loop.tokens, loop._probs, transforms)
+        assert (len(asked), asked[0][1], len(hindsight.chances)) == (1, 8, 8)
+        assert asked[0][0] > 300
+        assert engine._target.max_outputs == MAX_DRAFT_TOKENS + 1
+    with localspec.load(
+        target=llama_cpp.Llama(str(demo_target), n_ctx=256, n_batch=4, verbose=False)
+    ) as engine:
+        assert engine._target.max_outputs == 4
+    for llama in llamas:
+        llama.close()
 
 
 def test_a_recurrent_target_is_answered_plainly(tmp_path, demo_target, demo_draft):

@@ -175,7 +175,7 @@ def test_an_adopted_llama_is_given_back_usable(demo_target):
     """With its own settings, and with nothing of ours in its cache."""
     llama = llama_cpp.Llama(str(demo_target), n_ctx=256, n_batch=64, verbose=False)
     before = llama.create_completion("The fox", max_tokens=8, temperature=0)["choices"]
-    adopted = LlamaModel.adopt(llama)
+    adopted = LlamaModel.adopt(llama, 3)
     assert adopted.context_length == 256
     ids = adopted.vocabulary.tokenize(TEXT * 5, parse_special=False)[:100]
     rows = adopted.decode(ids, 3).copy()
@@ -191,7 +191,7 @@ def test_an_adopted_llama_is_given_back_usable(demo_target):
 def test_an_adopted_llama_that_embeds_is_refused(demo_target):
     llama = llama_cpp.Llama(str(demo_target), n_ctx=64, embedding=True, verbose=False)
     with pytest.raises(ModelFileError, match="embeddings"):
-        LlamaModel.adopt(llama)
+        LlamaModel.adopt(llama, 3)
     llama.close()
 
 
