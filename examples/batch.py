@@ -23,7 +23,7 @@ def main(questions: Path, answers: Path) -> None:
                 "question": question,
                 "answer": reply.text,
                 "finish_reason": reply.finish_reason,
-                "tokens_per_s": round(reply.stats.tokens_per_s, 1),
+                "tokens_per_s": reply.stats.tokens_per_s,
             }
             file.write(json.dumps(result) + "\n")
             file.flush()

@@ -180,7 +180,7 @@ class _Runner:
         for index, count in enumerate(SWEEP):
             plain = self._answer(prompt, FixedDraftLength(0), 0)
             drafted = self._answer(prompt, FixedDraftLength(count), 0)
-            speedups[count] = drafted.tokens_per_s / plain.tokens_per_s
+            speedups[count] = _rate([drafted]) / _rate([plain])
             show((index + 1) / len(SWEEP))
         return speedups
 
@@ -209,6 +209,6 @@ def _side(rounds: list[list[Stats]]) -> Side:
 
 
 def _rate(answers: list[Stats]) -> float:
-    """Tokens ÷ seconds behind the prefill, of all answers together."""
+    """Tokens ÷ seconds behind the prefill, of all answers together; 0 if there are none."""
     seconds = sum(s.decode_time_s for s in answers)
-    return sum(s.completion_tokens for s in answers) / seconds if seconds > 0 else 0.0
+    return sum(s.decoded_tokens for s in answers) / seconds if seconds > 0 else 0.0

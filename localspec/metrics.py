@@ -85,9 +85,29 @@ class Stats:
         return self.draft_time_s + self.target_time_s + self.sampler_time_s
 
     @property
-    def tokens_per_s(self) -> float:
-        """Completion tokens ÷ `decode_time_s`; 0 if there are no steps behind the prefill."""
-        return self.completion_tokens / self.decode_time_s if self.decode_time_s > 0 else 0.0
+    def decoded_tokens(self) -> int:
+        """Completion tokens of the steps behind the prefill: all but the first one."""
+        return max(self.completion_tokens - 1, 0)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """`decoded_tokens` ÷ `decode_time_s`: the same steps on both sides.
+
+        None if there are none, as in an answer of one token.
+        """
+        if self.decoded_tokens == 0 or self.decode_time_s <= 0.0:
+            return None
+        return self.decoded_tokens / self.decode_time_s
+
+    @property
+    def prompt_tokens_per_s(self) -> float | None:
+        """Prompt tokens that were not cached ÷ `time_to_first_token_s`.
+
+        None if no token came.
+        """
+        if self.num_steps == 0 or self.time_to_first_token_s <= 0.0:
+            return None
+        return (self.prompt_tokens - self.cached_prompt_tokens) / self.time_to_first_token_s
 
     @property
     def speedup(self) -> float | None:

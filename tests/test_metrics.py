@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from localspec.cli.screen import stats_lines, status_line
+from localspec.cli.stats_object import stats_as_object
 from localspec.draft_length import DraftOff, Outlook, ProposerKind, Trial
 from localspec.metrics import Meter, Provenance, Step
 
@@ -59,7 +61,10 @@ def test_an_answer_adds_up():
     assert stats.mean_acceptance_length == pytest.approx(1 + 4 / 3)
     assert stats.time_to_first_token_s == 2.0
     assert stats.total_time_s == 4.0
-    assert stats.tokens_per_s == pytest.approx(7 / (0.5 + 1.0 + 0.25))
+    # The first token, and what it took, are the prompt's.
+    assert stats.decoded_tokens == 6
+    assert stats.tokens_per_s == pytest.approx(6 / (0.5 + 1.0 + 0.25))
+    assert stats.prompt_tokens_per_s == pytest.approx((10 - 4) / 2.0)
     assert stats.steps_per_length[:5] == (1, 0, 0, 2, 0)
     assert stats.steps_per_proposer == {ProposerKind.DRAFT: 2}
     assert stats.speedup == pytest.approx((1.75 + 0.875) / 1.75)
@@ -70,11 +75,28 @@ def test_an_answer_adds_up():
 def test_an_answer_that_never_began_has_no_rates():
     """No division by zero anywhere."""
     stats = Meter(5, 0, started_s=1.0).stats(1.0, None)
-    assert stats.completion_tokens == 0
-    assert stats.tokens_per_s == 0
+    assert stats.completion_tokens == stats.decoded_tokens == 0
+    assert stats.tokens_per_s is None
+    assert stats.prompt_tokens_per_s is None
     assert stats.acceptance_rate == 0
     assert stats.mean_acceptance_length == 0
     assert stats.speedup is None
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 100])
+def test_the_rate_does_not_depend_on_how_long_the_answer_is(num_tokens):
+    """Plain steps of 0.875 s each; one token alone has no rate behind the prompt."""
+    meter = Meter(prompt_tokens=10, cached_prompt_tokens=0, started_s=0.0)
+    for number in range(num_tokens):
+        add(meter, step(P), 2.0 + number)
+    stats = meter.stats(2.0 + num_tokens, None)
+    expected = None if num_tokens == 1 else pytest.approx(1 / 0.875)
+    assert stats.tokens_per_s == expected
+    assert stats.prompt_tokens_per_s == pytest.approx(5.0)
+    assert ("tokens/s" in status_line(stats, 100)) is (num_tokens > 1)
+    written = stats_lines(stats)[1]
+    assert ("tokens/s" in written) is (num_tokens > 1)
+    assert stats_as_object(stats)["tokens_per_s"] == expected
 
 
 def test_the_last_reason_for_not_drafting_is_kept():

@@ -111,7 +111,9 @@ def _is_colourful() -> bool:
 def status_line(stats: Stats, context_length: int) -> str:
     """One line about an answer: speed, acceptance, context, and why nothing was drafted."""
     used = stats.prompt_tokens + stats.completion_tokens
-    parts = [f"{stats.completion_tokens} tokens", f"{stats.tokens_per_s:.0f} tokens/s"]
+    parts = [f"{stats.completion_tokens} tokens"]
+    if stats.tokens_per_s is not None:
+        parts.append(f"{stats.tokens_per_s:.0f} tokens/s")
     if stats.speedup is not None:
         parts.append(f"{stats.speedup:.2f} times plain")
     if stats.num_draft_tokens:
@@ -147,10 +149,14 @@ def _why_off(stats: Stats) -> list[str]:
 
 def stats_lines(stats: Stats) -> list[str]:
     """All about an answer: what was read, what was written, where the time went."""
+    read, written = (
+        "" if rate is None else f" at {rate:.1f} tokens/s"
+        for rate in (stats.prompt_tokens_per_s, stats.tokens_per_s)
+    )
     lines = [
-        f"read {stats.prompt_tokens} tokens, {stats.cached_prompt_tokens} of them cached; "
-        f"the first answer token came after {stats.time_to_first_token_s:.2f} s",
-        f"wrote {stats.completion_tokens} tokens at {stats.tokens_per_s:.1f} tokens/s, "
+        f"read {stats.prompt_tokens} tokens, {stats.cached_prompt_tokens} of them cached, the "
+        f"others{read}; the first answer token came after {stats.time_to_first_token_s:.2f} s",
+        f"wrote {stats.completion_tokens} tokens{written}, "
         f"{stats.mean_acceptance_length:.2f} per target decode",
         f"drafted {stats.num_draft_tokens}, accepted {stats.num_accepted} "
         f"({stats.acceptance_rate:.0%}); recovered {stats.num_recovered}, "

@@ -28,7 +28,7 @@ def stream_and_chat() -> float:
         roles = [message["role"] for message in chat.messages]
         print(roles, reply.finish_reason == "stop", engine.vocabulary.size)
         engine.cancel()
-        return reply.stats.tokens_per_s * reply.stats.acceptance_rate
+        return (reply.stats.tokens_per_s or 0.0) * reply.stats.acceptance_rate
 
 
 async def in_a_loop(engine: localspec.Engine | localspec.IsolatedEngine) -> str:
