@@ -11,6 +11,8 @@ from localspec.errors import OptionError, PairError
 from localspec.header import Header
 from localspec.header_vocabulary import HeaderVocabulary
 from localspec.known_costs import known_costs
+from localspec.llama_options import LlamaOptions
+from localspec.memory import DEFAULT_KEPT_BYTES
 from localspec.model_headers import FoundHeader, find_model, read_model_header
 from localspec.model_shape import ModelShape
 from localspec.pair import SharedVocabulary, shared_vocabulary
@@ -23,6 +25,7 @@ from localspec.room import (
     context_to_open,
     fitting_preset,
     largest_context,
+    most_gpu_layers,
     pair_memory,
     room_here,
 )
@@ -75,9 +78,12 @@ class Explanation:
     """All that is known of a pair.
 
     vocabulary: what both share; misfit: why they cannot be a pair. largest_context: tokens
-    that fit into the memory that is free now. gains: None if the costs of decoding were not
-    measured here. break_even: the least acceptance that pays, None if none does. variants:
-    other presets of the same models. smaller: a preset that fits, if this pair does not.
+    that fit into the memory that is free now. gpu_layers: the most layers of the target on
+    GPUs that fit at this context; None without GPUs, or if no number does. kept_bytes: what an
+    engine takes beside that, at most, for the caches of conversations that wait. gains: None
+    if the costs of decoding were not measured here. break_even: the least acceptance that
+    pays, None if none does. variants: other presets of the same models. smaller: a preset
+    that fits, if this pair does not.
     """
 
     description: str
@@ -88,6 +94,8 @@ class Explanation:
     memory: PairMemory
     room: Room
     largest_context: int
+    gpu_layers: int | None
+    kept_bytes: int
     gains: tuple[ExpectedGain, ...] | None
     break_even: float | None
     variants: dict[str, str]
@@ -96,7 +104,7 @@ class Explanation:
     @property
     def fits(self) -> bool:
         """Whether there is memory for it now."""
-        return self.memory.needed_bytes <= self.room.total_bytes
+        return not self.room.shortages(self.memory)
 
     @property
     def can_draft(self) -> bool:
@@ -112,11 +120,12 @@ def explain(
     target: str | None = None,
     draft: str | None = None,
     context_length: int | None = None,
+    num_gpu_layers: int | None = None,
 ) -> Explanation:
     """What a preset, or a target and a draft, will be like on this machine.
 
     Models are named as for `localspec.load`; of those that are not here only the headers are
-    fetched. context_length: tokens (default: as `load`).
+    fetched. context_length: tokens; num_gpu_layers: of each model (defaults: as `load`).
 
     Raises what naming and reading a model raises: PresetError, OptionError, ModelFileError,
     DownloadError.
@@ -139,9 +148,11 @@ def explain(
     vocabulary, misfit = _compared(headers)
     costs = known_costs(headers) if all(one.is_here for one in found) else None
     room = room_here()
-    planned = [Planned(header) for header in headers]
-    memory = pair_memory(planned, context_to_open(headers[0], context_length), room)
-    smaller = None if memory.needed_bytes <= room.total_bytes else fitting_preset(room)
+    options = LlamaOptions(num_gpu_layers=num_gpu_layers)
+    planned = [Planned(header, options) for header in headers]
+    length = context_to_open(headers[0], context_length)
+    memory = pair_memory(planned, length, room)
+    smaller = fitting_preset(room) if room.shortages(memory) else None
     return Explanation(
         description=description,
         target=_facts(found[0]),
@@ -151,6 +162,8 @@ def explain(
         memory=memory,
         room=room,
         largest_context=largest_context(planned, room),
+        gpu_layers=most_gpu_layers(planned, length, room) if room.gpus else None,
+        kept_bytes=DEFAULT_KEPT_BYTES,
         gains=None if costs is None else expected_gains(costs),
         break_even=None if costs is None else break_even_acceptance(costs, MAX_DRAFT_TOKENS),
         variants=variants,

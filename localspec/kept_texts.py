@@ -15,8 +15,6 @@ from localspec.errors import CacheError, OptionError
 from localspec.proposers import DraftModel
 from localspec.speculative import Speculation
 
-DEFAULT_KEPT_BYTES = 2**30
-
 
 class SavesState(Protocol):
     """A model whose cache can be taken out and put back."""

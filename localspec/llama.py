@@ -98,21 +98,13 @@ class LlamaModel:
 
     @property
     def identity(self) -> str | None:
-        """All that changes caches and costs: content, build, device, threads.
-
-        None if the content is not known; then nothing of it can be kept.
-        """
+        """All that changes caches and costs, in words; None if the content is not known."""
         if self.content is None:
             return None
-        return " · ".join(
-            (
-                self.content,
-                f"{self.num_threads} threads",
-                self._setting,
-                f"llama-cpp-python {llama_cpp.__version__}, {system_info()}",
-                platform.processor() or platform.machine(),
-            )
-        )
+        build = f"llama-cpp-python {llama_cpp.__version__}, {system_info()}"
+        processor = platform.processor() or platform.machine()
+        threads = f"{self.num_threads} threads"
+        return " · ".join((self.content, threads, self._setting, build, processor))
 
     @property
     def num_threads(self) -> int:
@@ -152,8 +144,9 @@ class LlamaModel:
         """Load the model file at `path`, already checked by `model_file`.
 
         progress: called with the loaded share, 0 … 1; what it raises ends the load at once,
-        as Ctrl-C does. Raises ModelFileError with libllama's own words if it refuses the
-        file, EngineError in a fork of a process that has loaded libllama.
+        as Ctrl-C does. Raises, with libllama's own words, ModelFileError if it refuses the
+        file and MemoryLimitError if memory runs out; OptionError for a GPU that is not there;
+        EngineError in a fork of a process that has loaded libllama.
         """
         _own_process.require("libllama")
         opened = None
@@ -177,8 +170,8 @@ class LlamaModel:
         params.progress_callback = llama_cpp.llama_progress_callback(watch.go_on)
         model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         if not model:
-            raise ModelFileError(
-                f"libllama cannot load {path}{complaints.because()}",
+            raise complaints.as_error(
+                f"libllama cannot load {path}",
                 "The file may be damaged or newer than this llama-cpp-python.",
             )
         try:
@@ -206,11 +199,9 @@ class LlamaModel:
     def adopt(cls, llama: Llama, max_outputs: int) -> LlamaModel:
         """Work on an application's `Llama`, with its settings. `close` gives it back, emptied.
 
-        max_outputs: rows of logits a decode may return, as far as its batches hold them. It
-        could give a whole batch of them, which in a large vocabulary take 300 MB and stay.
-
-        Raises ModelFileError if it computes embeddings or holds no weights, EngineError if
-        it is closed, another engine works on it, or this is a fork.
+        max_outputs: as of `LlamaOptions`, within a batch of its own; those of a whole batch
+        take 300 MB. Raises ModelFileError if it computes embeddings or holds no weights,
+        EngineError if it is closed, another engine works on it, or this is a fork.
         """
         _own_process.require("libllama")
         if llama.ctx is None:
@@ -395,9 +386,9 @@ def _new_context(model: int, path: Path, options: LlamaOptions, length: int) -> 
     params = llama_params.context_params(llama_cpp, options, length)
     context: int | None = llama_cpp.llama_init_from_model(model, params)
     if not context:
-        raise ModelFileError(
-            f"no context of {length} tokens for {path}{complaints.because()}",
-            "Too little memory? Try a smaller --ctx. A cache type may need flash attention.",
+        raise complaints.as_error(
+            f"no context of {length} tokens for {path}",
+            "A cache type may need flash attention (--flash-attn on).",
         )
     if llama_cpp.llama_pooling_type(context) not in NO_POOLING:
         llama_cpp.llama_free(context)

@@ -37,8 +37,11 @@ class LlamaOptions:
     `localspec.load` opens the model. cache_type_k, cache_type_v: of the cached keys and
     values (default f16). use_mmap: map the file instead of reading it (default: as the devices
     like it, or where `localspec.load` opens the model as `mapping.with_suited_mapping` says).
-    use_mlock: keep it from being swapped out. tensor_split: shares of the devices, in their
-    order. max_outputs: rows of logits a decode may return; compute buffers grow with it.
+    use_mlock: keep it from being swapped out. num_gpu_layers: layers on GPUs, from the last
+    one on; the output counts as one more (default: all of them, whether they fit or not).
+    main_gpu: the one GPU to use (default: all of them). tensor_split: shares of the GPUs, in
+    their order (default: by the memory that each has free). max_outputs: rows of logits a
+    decode may return; compute buffers grow with it.
 
     Raises OptionError for a value outside its range.
     """
@@ -80,6 +83,11 @@ class LlamaOptions:
         if len(self.tensor_split) > 16 or not all(0 <= s < 1e6 for s in self.tensor_split):
             raise OptionError(
                 f"tensor_split is {self.tensor_split}", "Give a share from 0 for each device."
+            )
+        if self.tensor_split and self.main_gpu is not None:
+            raise OptionError(
+                "one GPU is to hold everything, and several are to share it",
+                "Choose --main-gpu or --tensor-split.",
             )
 
     @property

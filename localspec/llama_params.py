@@ -10,8 +10,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from localspec.devices import list_devices
 from localspec.errors import ModelFileError, OptionError
 from localspec.llama_options import BATCH_SIZE, LlamaOptions, graph_batch_size
+from localspec.placement import usable_gpus
 from localspec.tensor_types import type_number
 
 DEFAULT_CONTEXT_LENGTH = 8192
@@ -24,7 +26,9 @@ def model_params(llama_cpp: Any, options: LlamaOptions) -> Any:
     if options.num_gpu_layers is not None:
         params.n_gpu_layers = options.num_gpu_layers
     if options.main_gpu is not None:
+        _check_gpu(llama_cpp, options.main_gpu)
         params.main_gpu = options.main_gpu
+        params.split_mode = llama_cpp.LLAMA_SPLIT_MODE_NONE  # else it counts for nothing
     if options.tensor_split:
         shares = (ctypes.c_float * llama_cpp.llama_max_devices())(*options.tensor_split)
         params.tensor_split = shares
@@ -38,6 +42,14 @@ def model_params(llama_cpp: Any, options: LlamaOptions) -> Any:
         }
         params.load_mode = mode[use_mmap, options.use_mlock]
     return params
+
+
+def _check_gpu(llama_cpp: Any, number: int) -> None:
+    """Raise OptionError for a GPU that is not there; without any the processor computes."""
+    names = [gpu.name for gpu in usable_gpus(list_devices(llama_cpp))]
+    if names and number >= len(names):
+        listed = ", ".join(f"{index} for {name}" for index, name in enumerate(names))
+        raise OptionError(f"there is no GPU {number}", f"Choose --main-gpu {listed}.")
 
 
 def context_params(llama_cpp: Any, options: LlamaOptions, context_length: int) -> Any:

@@ -16,9 +16,9 @@ from localspec.drafting import Drafting, ProposerName
 from localspec.engine import Engine
 from localspec.errors import OptionError
 from localspec.hub import locate, locate_source
-from localspec.kept_texts import DEFAULT_KEPT_BYTES
 from localspec.llama_options import LlamaOptions
 from localspec.mapping import with_suited_mapping
+from localspec.memory import DEFAULT_KEPT_BYTES
 from localspec.model_file import check_model_file
 from localspec.model_source import Role
 from localspec.preset import Preset
@@ -76,11 +76,12 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     the draft unloaded. proposer: "draft", "lookup" (of what the text repeats), "auto" or
     "none".
     context_length: tokens (default: the preset's, or the model's own up to 8192).
-    num_gpu_layers: default: all that the devices take. target_options, draft_options: any
-    other setting of one of the models; it counts where the three before say nothing.
-    kept_bytes: memory for what the caches held of conversations that wait while others are
-    answered. progress: called in this thread with the loaded share of both models, 0 … 1;
-    to cancel the load, raise in it. force: load even what seems not to fit into memory.
+    num_gpu_layers: default: all of them, where there are GPUs. target_options,
+    draft_options: any other setting of one of the models; it counts where the three before
+    say nothing. kept_bytes: main memory, beside the models' own, for what the caches held of
+    conversations that wait while others are answered: up to that much. progress: called in
+    this thread with the loaded share of both models, 0 … 1; to cancel the load, raise in it.
+    force: load even what seems not to fit into memory.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError or OptionError.
     """

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from localspec.header import Header, Tensor
 from localspec.llama_options import FlashAttention, LlamaOptions, graph_batch_size
 from localspec.model_shape import ModelShape
+from localspec.placement import MAIN_MEMORY, Placement
 from localspec.tensor_types import type_name
+
+DEFAULT_KEPT_BYTES = 2**30  # for the caches of conversations that wait, at most
 
 _CONTEXT_STEP = 256  # tokens; libllama rounds a context up
 _FLOAT, _HALF = 4, 2  # bytes
@@ -37,7 +40,7 @@ class MemoryEstimate:
     are there a second time, as pages of the file that were stored anew; none of a file that is
     read and not mapped.
     cache_bytes: keys and values, or the state of a recurrent model. compute_bytes:
-    intermediate results and logits.
+    intermediate results and logits. gpu_bytes: how much of all that is on each GPU.
     """
 
     weights_bytes: int
@@ -45,40 +48,68 @@ class MemoryEstimate:
     cache_bytes: int
     compute_bytes: int
     vocabulary_bytes: int
+    gpu_bytes: tuple[int, ...]
 
     @property
     def needed_bytes(self) -> int:
-        """What has to be there: the file's copy of repacked weights may go."""
+        """What has to be there, anywhere: the file's copy of repacked weights may go."""
         return (
             self.weights_bytes + self.cache_bytes + self.compute_bytes + self.vocabulary_bytes
         )
 
     @property
+    def main_bytes(self) -> int:
+        """What of that has to be in the main memory."""
+        return self.needed_bytes - sum(self.gpu_bytes)
+
+    @property
     def peak_bytes(self) -> int:
         """What the process shows at most, the mapped file included."""
-        return self.needed_bytes + self.repacked_bytes
+        return self.main_bytes + self.repacked_bytes
 
 
 def estimate_memory(
-    header: Header, options: LlamaOptions, repacked: Mapping[str, float]
+    header: Header, options: LlamaOptions, repacked: Mapping[str, float], placement: Placement
 ) -> MemoryEstimate:
     """What the model takes when it is opened so, at the context length that `options` have.
 
     repacked: the types that are stored anew and what becomes of a byte, see `tensor_types`;
-    none where a GPU holds the weights.
+    none where a GPU computes. What a GPU's library takes for itself is not known here.
     """
-    context_length, max_outputs = options.context_length or 0, options.max_outputs
-    rows = max_outputs * len(header.tokens) * _FLOAT  # of logits, copied out of the graph
+    weights = placement.weights_bytes(header)
+    weights[MAIN_MEMORY] += growth_bytes(header, repacked)
+    caches = placement.nowhere()
+    for layer, size in enumerate(_layer_cache_bytes(header, options)):
+        caches[placement.layers[layer]] += size
+    compute = _compute_by_place(header, options, placement)
+    places = [sum(parts) for parts in zip(weights, caches, compute, strict=True)]
     return MemoryEstimate(
-        weights_bytes=header.weights_bytes + growth_bytes(header, repacked),
+        weights_bytes=sum(weights),
         repacked_bytes=0 if options.use_mmap is False else repacked_bytes(header, repacked),
-        cache_bytes=cache_bytes(header, options),
-        compute_bytes=compute_bytes(
-            header, context_length, max_outputs, options.flash_attention
-        )
-        + rows,
+        cache_bytes=sum(caches),
+        compute_bytes=sum(compute),
         vocabulary_bytes=len(header.tokens) * _BYTES_PER_TOKEN,
+        gpu_bytes=tuple(places[:MAIN_MEMORY]),
     )
+
+
+def _compute_by_place(header: Header, options: LlamaOptions, placement: Placement) -> list[int]:
+    """Intermediate results in each place."""
+    context_length, max_outputs = options.context_length or 0, options.max_outputs
+    attention = options.flash_attention
+    graph = graph_bytes(header, context_length, max_outputs, attention)
+    inputs = _input_bytes(ModelShape(header), context_length, attention)
+    logits = max_outputs * len(header.tokens) * _FLOAT
+    sizes = placement.nowhere()
+    sizes[placement.layers[-1]] = logits
+    for gpu in range(placement.num_gpus):
+        if placement.has_layers(gpu):
+            sizes[gpu] = graph + (placement.num_input_copies - 1) * inputs
+    sizes[MAIN_MEMORY] = placement.num_input_copies * inputs
+    if placement.has_layers(MAIN_MEMORY):
+        sizes[MAIN_MEMORY] = compute_bytes(header, context_length, max_outputs, attention)
+    sizes[MAIN_MEMORY] += logits  # which are copied out of the graph
+    return sizes
 
 
 def repacked_bytes(header: Header, repacked: Mapping[str, float]) -> int:
@@ -112,14 +143,20 @@ def cache_bytes(header: Header, options: LlamaOptions) -> int:
     A sliding window saves nothing: libllama keeps everything by default, and localspec
     needs it so to take tokens back.
     """
+    return sum(_layer_cache_bytes(header, options))
+
+
+def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
+    """What of `cache_bytes` each layer has: (num_layers,)."""
     shape = ModelShape(header)
-    attending = [heads for heads in shape.kv_heads() if heads > 0]
     width = shape.key_width * _CACHED[options.cache_type_k or "f16"]
     if not shape.is_latent:
         width += shape.value_width * _CACHED[options.cache_type_v or "f16"]
-    num_recurrent = shape.num_layers - len(attending)
     cells = num_cells(options.context_length or 0)
-    return int(sum(attending) * width * cells) + num_recurrent * shape.state_width() * _FLOAT
+    heads = shape.kv_heads()
+    heads += [0] * (shape.num_layers - len(heads))  # those that share the caches of others
+    state = shape.state_width() * _FLOAT
+    return [int(each * width * cells) if each > 0 else state for each in heads]
 
 
 def num_cells(context_length: int) -> int:
@@ -156,20 +193,27 @@ def graph_bytes(
     streams = min(4, shape.num_layers) * shape.width
     feed_forward = 3 * shape.hidden + shape.num_experts_used * shape.width + streams
     queries = shape.num_heads * shape.key_width
-    attention, mask = 2 * queries + streams, _HALF
+    attention = 2 * queries + streams
     if flash_attention == "off":
         keys = max(shape.kv_heads(), default=0) * shape.key_width
         scores = shape.num_heads * cells
         attention = scores + 2 * (queries + keys) + 3 * shape.width
-        mask = _FLOAT
     logits = max_outputs * len(header.tokens)
-    masks = 1 + (shape.sliding_window > 0)
-    if shape.is_recurrent:
-        masks = 0
-    return (
-        max(max(feed_forward, attention) * batch, logits) * _FLOAT
-        + masks * batch * cells * mask
+    return max(max(feed_forward, attention) * batch, logits) * _FLOAT + _mask_bytes(
+        shape, context_length, flash_attention
     )
+
+
+def _input_bytes(shape: ModelShape, context_length: int, attention: FlashAttention) -> int:
+    """What goes into a graph: rows of the table of the tokens, and what attention may see."""
+    rows = graph_batch_size(attention, context_length) * shape.width * _FLOAT
+    return rows + _mask_bytes(shape, context_length, attention)
+
+
+def _mask_bytes(shape: ModelShape, context_length: int, attention: FlashAttention) -> int:
+    batch, cells = graph_batch_size(attention, context_length), num_cells(context_length)
+    masks = 0 if shape.is_recurrent else 1 + (shape.sliding_window > 0)
+    return masks * batch * cells * (_FLOAT if attention == "off" else _HALF)
 
 
 def _products(header: Header) -> list[Tensor]:

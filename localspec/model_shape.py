@@ -26,7 +26,9 @@ class ModelShape:
         self.context_length = self._most("context_length")
         # Tokens that some layers look back; 0 if all of them see everything.
         self.sliding_window = self._most("attention.sliding_window")
-        self.num_layers = self._most("block_count") - self._most("nextn_predict_layers")
+        # The layers of the model, and with those that predict further tokens.
+        self.num_blocks = self._most("block_count")
+        self.num_layers = self.num_blocks - self._most("nextn_predict_layers")
         self.width = self._most("embedding_length")
         self.num_heads = self._most("attention.head_count")
         head_width = self.width // self.num_heads if self.num_heads else 0

@@ -9,13 +9,22 @@ import collections
 import ctypes
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from localspec.errors import LocalspecError, MemoryLimitError, ModelFileError
+
 logger = logging.getLogger("localspec.llama")
 logger.addHandler(logging.NullHandler())  # else warnings go to stderr unasked
 
+# Of ggml, its back-ends and libllama, where memory could not be had.
+_NO_MEMORY = re.compile(
+    r"(failed|unable) to (allocate|reserve)|cannot allocate|out of memory|bad_alloc|"
+    r"OutOf(Device|Host)Memory",
+    re.IGNORECASE,
+)
 _LOG_LEVELS = {3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level; the rest is detail
 
 
@@ -37,6 +46,21 @@ class Complaints:
         reason = "; ".join(self._lines)
         self.clear()
         return f": {reason}" if reason else ""
+
+    def as_error(self, what: str, hint: str) -> LocalspecError:
+        """What failed as an error of ours, with libllama's reason. Clears the lines.
+
+        A MemoryLimitError where memory was missing, else a ModelFileError with this hint.
+        """
+        lacks_memory = any(_NO_MEMORY.search(line) for line in self._lines)
+        message = f"{what}{self.because()}"
+        if lacks_memory:
+            return MemoryLimitError(
+                message,
+                "Memory ran out: try a smaller --ctx, fewer --gpu-layers, or close other "
+                "programs.",
+            )
+        return ModelFileError(message, hint)
 
 
 def capture_logs(lib: Any) -> Complaints:

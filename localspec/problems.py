@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from localspec.cache import PART_SUFFIX
 from localspec.installation import Installation
+from localspec.placement import usable_gpus
 from localspec.preset import hub_files
 from localspec.presets import load_presets
 
@@ -86,6 +87,13 @@ def _room(found: Installation) -> Iterator[Problem]:
         yield Problem(
             f"{memory.available_bytes / 1e9:.1f} GB of memory are free", "Close other programs."
         )
+    for gpu in usable_gpus(found.devices):
+        if gpu.total_bytes > 0 and gpu.free_bytes < _LITTLE_MEMORY_BYTES:
+            yield Problem(
+                f"{gpu.free_bytes / 1e9:.1f} GB of memory are free on {gpu.name}, where all "
+                "layers of a model go by default",
+                "Close what uses it, or leave layers in the main memory: --gpu-layers N.",
+            )
     if found.cache.free_bytes < _LITTLE_DISK_BYTES:
         yield Problem(
             f"{found.cache.free_bytes / 1e9:.1f} GB of disk are free at {found.cache.path}",

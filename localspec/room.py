@@ -1,14 +1,14 @@
-"""Do the models of a pair fit into the memory that is free here?"""
+"""Do the models of a pair fit into the memory that is free here, each part in its place?"""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from localspec.attention import with_suited_attention
+from localspec.devices import Device
 from localspec.draft_length import LOOK_BACK_TOKENS, MAX_DRAFT_TOKENS
 from localspec.errors import MemoryLimitError
 from localspec.header import Header
@@ -24,6 +24,7 @@ from localspec.memory import (
 )
 from localspec.model_file import check_model_file
 from localspec.model_shape import ModelShape
+from localspec.placement import is_in_main_memory, place_layers, usable_gpus
 from localspec.preset import HubModel, Preset
 from localspec.presets import load_presets
 from localspec.tensor_types import repacked_types
@@ -34,20 +35,34 @@ _OVER_FILES = 1.2  # a preset's memory over its files' size, as a rule of thumb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Memory for models: free main memory, and free memory of GPUs that have their own.
+    """Free memory for models: the main one, and that of each GPU that libllama takes.
 
-    repacked: the tensor types that are stored anew here, see `tensor_types`. uses_gpu: whether
-    any GPU computes.
+    repacked: the tensor types that the processor stores anew, see `tensor_types`.
     """
 
     main_bytes: int
-    gpu_bytes: int
+    gpus: tuple[Device, ...]
     repacked: Mapping[str, float]
-    uses_gpu: bool
 
-    @property
-    def total_bytes(self) -> int:
-        return self.main_bytes + self.gpu_bytes
+    def shortages(self, memory: PairMemory) -> list[Shortage]:
+        """Every place that has less than is needed there; none if all fits."""
+        main_bytes, found = memory.main_bytes, []
+        for gpu, needed in zip(self.gpus, memory.gpu_bytes, strict=True):
+            if is_in_main_memory(gpu):
+                main_bytes += needed
+            if needed > gpu.free_bytes and gpu.total_bytes > 0:  # else it does not say
+                found.append(Shortage(gpu.name, needed, gpu.free_bytes))
+        if main_bytes > self.main_bytes:
+            found.insert(0, Shortage("", main_bytes, self.main_bytes))
+        return found
+
+
+class Shortage(NamedTuple):
+    """A place that has too little free memory. gpu: its name, or "" for the main memory."""
+
+    gpu: str
+    needed_bytes: int
+    free_bytes: int
 
 
 class Planned(NamedTuple):
@@ -66,8 +81,18 @@ class PairMemory:
 
     @property
     def needed_bytes(self) -> int:
-        """What has to be there."""
+        """What has to be there, in all places together."""
         return total_needed_bytes(self.models)
+
+    @property
+    def gpu_bytes(self) -> tuple[int, ...]:
+        """What has to be there on each GPU."""
+        return tuple(map(sum, zip(*(model.gpu_bytes for model in self.models), strict=True)))
+
+    @property
+    def main_bytes(self) -> int:
+        """What has to be there in the main memory."""
+        return self.needed_bytes - sum(self.gpu_bytes)
 
     @property
     def peak_bytes(self) -> int:
@@ -75,27 +100,22 @@ class PairMemory:
         return total_peak_bytes(self.models)
 
 
-def room_here(num_gpu_layers: int | None = None) -> Room:
-    """The room on this machine now. num_gpu_layers: 0 leaves GPUs out."""
-    from localspec.llama import devices  # loads libllama
+def room_here() -> Room:
+    """The room on this machine now."""
+    from localspec.llama import devices, system_info  # loads libllama
 
-    gpu_bytes = 0
-    # Apple's GPUs call themselves so, but live in the main memory.
-    if num_gpu_layers != 0 and sys.platform != "darwin":
-        gpu_bytes = sum(device.free_bytes for device in devices() if device.kind == "GPU")
     return Room(
         main_bytes=memory_here().available_bytes,
-        gpu_bytes=gpu_bytes,
-        repacked=repacked_here(num_gpu_layers),
-        uses_gpu=uses_gpu(num_gpu_layers),
+        gpus=usable_gpus(devices()),
+        repacked=repacked_types(system_info()),
     )
 
 
 def uses_gpu(num_gpu_layers: int | None) -> bool:
-    """Whether libllama will compute on a GPU. num_gpu_layers: None is all that fit."""
+    """Whether libllama will compute on a GPU. num_gpu_layers: None is all of them."""
     from localspec.llama import devices  # loads libllama
 
-    return num_gpu_layers != 0 and any("GPU" in device.kind for device in devices())
+    return num_gpu_layers != 0 and bool(usable_gpus(devices()))
 
 
 def repacked_here(num_gpu_layers: int | None) -> Mapping[str, float]:
@@ -106,15 +126,23 @@ def repacked_here(num_gpu_layers: int | None) -> Mapping[str, float]:
 
 
 def pair_memory(models: Sequence[Planned], context_length: int, room: Room) -> PairMemory:
-    """What the models take: the target, and the draft if there is one."""
-    estimates = []
+    """What the models take, opened in this order: the target, and the draft if there is one."""
+    estimates: list[MemoryEstimate] = []
+    free_bytes = [gpu.free_bytes for gpu in room.gpus]
     for index, (header, options) in enumerate(models):
         context = min(context_length, ModelShape(header).context_length)
         outputs = LOOK_BACK_TOKENS if index else MAX_DRAFT_TOKENS + 1
         options = replace(options, context_length=context, max_outputs=outputs)
-        options = with_suited_attention(options, header, context, uses_gpu=room.uses_gpu)
-        options = with_suited_mapping(options, header, room.repacked)
-        estimates.append(estimate_memory(header, options, room.repacked))
+        on_gpu = bool(room.gpus) and options.num_gpu_layers != 0
+        repacked = {} if on_gpu else room.repacked
+        options = with_suited_attention(options, header, context, uses_gpu=on_gpu)
+        options = with_suited_mapping(options, header, repacked)
+        placement = place_layers(header, options, room.gpus, free_bytes)
+        estimates.append(estimate_memory(header, options, repacked, placement))
+        free_bytes = [
+            max(0, free - taken)
+            for free, taken in zip(free_bytes, estimates[-1].gpu_bytes, strict=True)
+        ]
     return PairMemory(context_length, tuple(estimates))
 
 
@@ -123,19 +151,41 @@ def largest_context(models: Sequence[Planned], room: Room) -> int:
     low, high = 0, ModelShape(models[0].header).context_length // _CONTEXT_STEP
     while low < high:
         middle = (low + high + 1) // 2
-        needed = pair_memory(models, middle * _CONTEXT_STEP, room).needed_bytes
-        low, high = (middle, high) if needed <= room.total_bytes else (low, middle - 1)
+        memory = pair_memory(models, middle * _CONTEXT_STEP, room)
+        low, high = (low, middle - 1) if room.shortages(memory) else (middle, high)
     return low * _CONTEXT_STEP
 
 
+def most_gpu_layers(models: Sequence[Planned], context_length: int, room: Room) -> int | None:
+    """The most layers of the target on GPUs with which all fits; None if no number does.
+
+    A draft that was given the same number gets this one, too, as --gpu-layers does it.
+    """
+    wanted = models[0].options.num_gpu_layers
+    num_layers = ModelShape(models[0].header).num_blocks + 1
+    most = num_layers if wanted is None else min(wanted, num_layers)
+    for count in range(most, -1, -1):
+        planned = [
+            model._replace(options=replace(model.options, num_gpu_layers=count))
+            if model.options.num_gpu_layers == wanted
+            else model
+            for model in models
+        ]
+        if not room.shortages(pair_memory(planned, context_length, room)):
+            return count
+    return None
+
+
 def fitting_preset(room: Room) -> Preset | None:
-    """The largest preset of the hub that fits, by the sizes of its files."""
+    """The largest preset of the hub that fits as `load` opens it, by its files' sizes."""
+    own = [gpu.free_bytes for gpu in room.gpus if not is_in_main_memory(gpu)]
+    free_bytes = sum(own) if own else room.main_bytes
     sizes: dict[int, Preset] = {}
     for preset in load_presets().values():
         models = [model for model in preset.models if isinstance(model, HubModel)]
         if models and all(model.size_bytes is not None for model in models):
             sizes[sum(model.size_bytes or 0 for model in models)] = preset
-    fitting = [size for size in sizes if size * _OVER_FILES <= room.total_bytes]
+    fitting = [size for size in sizes if size * _OVER_FILES <= free_bytes]
     return sizes[max(fitting)] if fitting else None
 
 
@@ -148,32 +198,42 @@ def check_room(paths: Sequence[Path], options: Sequence[LlamaOptions]) -> None:
     """Refuse models that cannot fit, before anything is allocated.
 
     paths: the target's file, and the draft's if there is one; the first one's options have
-    the context and the GPU layers. Raises MemoryLimitError, with what would fit instead, or
-    ModelFileError.
+    the context. Raises MemoryLimitError, with what would fit instead, or ModelFileError.
     """
     models = [
         Planned(check_model_file(path), one) for path, one in zip(paths, options, strict=True)
     ]
-    first = models[0]
-    room = room_here(first.options.num_gpu_layers)
-    context_length = context_to_open(first.header, first.options.context_length)
-    memory = pair_memory(models, context_length, room)
-    if memory.needed_bytes > room.total_bytes:
-        raise MemoryLimitError(_refusal(paths, memory, room), _way_out(models, room))
+    room = room_here()
+    context_length = context_to_open(models[0].header, models[0].options.context_length)
+    shortages = room.shortages(pair_memory(models, context_length, room))
+    if shortages:
+        names = " and ".join(path.name for path in paths)
+        raise MemoryLimitError(
+            f"{names} need {_lacking(shortages, context_length)}",
+            _way_out(models, context_length, room),
+        )
 
 
-def _refusal(paths: Sequence[Path], memory: PairMemory, room: Room) -> str:
-    names = " and ".join(path.name for path in paths)
-    on_gpus = f" and {_gb(room.gpu_bytes)} on GPUs" if room.gpu_bytes else ""
-    return (
-        f"{names} need {_gb(memory.needed_bytes)} at a context of {memory.context_length} "
-        f"tokens; {_gb(room.main_bytes)} of memory{on_gpus} are free"
+def _lacking(shortages: Sequence[Shortage], context_length: int) -> str:
+    sums = " and ".join(
+        f"{_gb(needed)} on {gpu}" if gpu else _gb(needed) for gpu, needed, _ in shortages
     )
+    free = ", ".join(
+        f"{_gb(free)} on {gpu}" if gpu else f"{_gb(free)} of main memory"
+        for gpu, _, free in shortages
+    )
+    return f"{sums} at a context of {context_length} tokens; free are {free}"
 
 
-def _way_out(models: Sequence[Planned], room: Room) -> str:
+def _way_out(models: Sequence[Planned], context_length: int, room: Room) -> str:
+    ways = []
+    on_gpus = bool(room.gpus) and models[0].options.num_gpu_layers != 0
+    if on_gpus and (layers := most_gpu_layers(models, context_length, room)) is not None:
+        ways.append(f"with {layers} layers on GPUs (--gpu-layers)")
     if context := largest_context(models, room):
-        return f"A context of up to {context} tokens fits (--ctx); --force loads it anyway."
+        ways.append(f"at a context of up to {context} tokens (--ctx)")
+    if ways:
+        return f"It fits {', or '.join(ways)}; --force loads it anyway."
     if smaller := fitting_preset(room):
         return f"The preset {smaller.name} fits; --force loads this one anyway."
     return "Close other programs, or take the demo preset; --force loads it anyway."

@@ -54,6 +54,7 @@ LAYERS = [
         "model_shape",
         "header_vocabulary",
     ],
+    ["placement"],
     ["acceptance", "cost", "drafting", "memory", "speedup"],
     ["budget", "step_times", "attention", "mapping"],
     ["candidate"],

@@ -183,9 +183,7 @@ def test_a_file_that_claims_a_terabyte_takes_no_memory(kept):
     begin = data.index(b"\n")
     head = json.loads(data[:begin])
     path.write_bytes(json.dumps(head | {"sizes": [1 << 40, 5]}).encode() + data[begin:])
-    found, peak = peak_bytes(
-        lambda: read_caches(path, head["identities"], lambda _size: None)
-    )
+    found, peak = peak_bytes(lambda: read_caches(path, head["identities"], lambda _size: None))
     assert found is None
     assert peak < 10_000_000
 

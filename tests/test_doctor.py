@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from localspec.cli import main
+from localspec.devices import Device
 from localspec.installation import inspect_installation
 from localspec.machine import Cores, Memory
 from localspec.preset import hub_files
@@ -69,6 +70,18 @@ def test_each_problem_has_its_remedy(sound, change, what, remedy):
     [problem] = find_problems(replace(sound, devices=sound.devices[:1], **change))
     assert what in problem.what
     assert remedy in problem.remedy
+
+
+def test_a_gpu_that_is_full_is_a_problem(sound):
+    """All layers go there by default, and fail to."""
+    full, roomy = (
+        Device(name=name, description="", kind="GPU", free_bytes=free, total_bytes=8 << 30)
+        for name, free in (("CUDA0", 300_000_000), ("CUDA1", 4 << 30))
+    )
+    devices = (*sound.devices[:1], full, roomy)
+    [problem] = find_problems(replace(sound, devices=devices))
+    assert "0.3 GB of memory are free on CUDA0" in problem.what
+    assert "--gpu-layers" in problem.remedy
 
 
 def test_a_rebuild_keeps_the_version(sound):

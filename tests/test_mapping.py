@@ -46,10 +46,12 @@ def test_loading_goes_by_it_and_so_does_the_estimate(caplog, demo_target):
     assert any("CPU model buffer size" in line for line in caplog.messages)
     assert not any("CPU_Mapped" in line for line in caplog.messages)
 
-    room = room_here(num_gpu_layers=0)
+    room = room_here()
     header = check_model_file(demo_target)
     read, mapped = (
-        pair_memory([Planned(header, LlamaOptions(use_mmap=use_mmap))], 512, room)
-        for use_mmap in (None, True)
+        pair_memory([Planned(header, options)], 512, room)
+        for options in (
+            LlamaOptions(use_mmap=use_mmap, num_gpu_layers=0) for use_mmap in (None, True)
+        )
     )
     assert read.peak_bytes == read.needed_bytes == mapped.needed_bytes < mapped.peak_bytes

@@ -17,6 +17,7 @@ from localspec.llama_options import CacheType, LlamaOptions
 from localspec.memory import cache_bytes, estimate_memory, graph_bytes
 from localspec.model_file import check_model_file
 from localspec.model_shape import ModelShape
+from localspec.placement import place_layers
 from localspec.tensor_types import repacked_types, type_name
 from shape_pair.bigrams import TextSpec
 from shape_pair.pair import PairSpec, make_pair
@@ -59,6 +60,11 @@ def logged_bytes(messages) -> dict[str, float]:
     return sizes
 
 
+def in_main_memory(header, options, repacked):
+    placement = place_layers(header, options, (), ())
+    return estimate_memory(header, options, repacked, placement)
+
+
 @pytest.mark.parametrize("attention", ["auto", "off"])
 @pytest.mark.parametrize("max_outputs", [1, 17])
 @pytest.mark.parametrize(
@@ -77,7 +83,7 @@ def test_the_parts_are_what_libllama_allocates(made, caplog, name, max_outputs, 
     with caplog.at_level(logging.DEBUG, "localspec.llama"):
         LlamaModel.open(path, options).close()
     real = logged_bytes(caplog.messages)
-    found = estimate_memory(header, options, repacked_types(system_info()))
+    found = in_main_memory(header, options, repacked_types(system_info()))
     assert found.cache_bytes == pytest.approx(real["KV"] + real["RS"], abs=0.02 * _MIB)
     grown = found.weights_bytes - header.weights_bytes  # not zero with AMX alone
     stored_anew = found.repacked_bytes + grown
@@ -133,7 +139,7 @@ def test_caches_take_what_their_types_take(made, caplog, kind):
 def test_a_split_model_takes_what_the_whole_one_does(tmp_path, demo_target):
     paths = (demo_target, split_model(demo_target, tmp_path))
     whole, parts = (
-        estimate_memory(check_model_file(path), LlamaOptions(context_length=512), {})
+        in_main_memory(check_model_file(path), LlamaOptions(context_length=512), {})
         for path in paths
     )
     assert parts.weights_bytes == pytest.approx(whole.weights_bytes, abs=64)
@@ -165,7 +171,7 @@ def test_amx_kernels_make_some_types_larger(made):
     amx = repacked_types("CPU : AVX2 = 1 | AMX_INT8 = 1 | REPACK = 1 |")
     header = check_model_file(made["Q8_0"])
     mapped, read = (
-        estimate_memory(header, LlamaOptions(context_length=512, use_mmap=use_mmap), amx)
+        in_main_memory(header, LlamaOptions(context_length=512, use_mmap=use_mmap), amx)
         for use_mmap in (True, False)
     )
     grown = read.weights_bytes - header.weights_bytes

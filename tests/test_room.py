@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 
 import psutil
@@ -13,20 +15,36 @@ from click.testing import CliRunner
 import localspec
 from gguf_maker import write_random_model
 from localspec.cli import main
+from localspec.devices import Device
 from localspec.errors import MemoryLimitError
 from localspec.llama_options import LlamaOptions
 from localspec.machine import memory_here
+from localspec.memory import estimate_memory
 from localspec.model_file import check_model_file
+from localspec.placement import MAIN_MEMORY, place_layers, usable_gpus
 from localspec.room import (
     Planned,
     Room,
+    check_room,
     fitting_preset,
     largest_context,
+    most_gpu_layers,
     pair_memory,
     room_here,
 )
 
-SMALL = Room(main_bytes=100 << 20, gpu_bytes=0, repacked={}, uses_gpu=False)
+SMALL = Room(main_bytes=100 << 20, gpus=(), repacked={})
+LARGE = replace(SMALL, main_bytes=1 << 40)
+
+
+def gpu(name, free_bytes, kind="GPU"):
+    return Device(
+        name=name,
+        description="a GPU",
+        kind=kind,
+        free_bytes=free_bytes,
+        total_bytes=max(free_bytes, 8 << 30),
+    )
 
 
 @pytest.fixture
@@ -68,8 +86,8 @@ def test_force_loads_all_the_same(monkeypatch):
 def test_the_largest_context_is_the_edge(long_model, demo_draft):
     models = [Planned(check_model_file(path)) for path in (long_model, demo_draft)]
     largest = largest_context(models, SMALL)
-    assert pair_memory(models, largest, SMALL).needed_bytes <= SMALL.total_bytes
-    assert pair_memory(models, largest + 256, SMALL).needed_bytes > SMALL.total_bytes
+    assert pair_memory(models, largest, SMALL).needed_bytes <= SMALL.main_bytes
+    assert pair_memory(models, largest + 256, SMALL).needed_bytes > SMALL.main_bytes
 
 
 def test_smaller_caches_leave_room_for_a_longer_context(long_model):
@@ -106,18 +124,161 @@ def test_no_context_fits_where_the_weights_do_not(demo_target):
     assert largest_context([Planned(check_model_file(demo_target))], tiny) == 0
 
 
-def test_memory_of_gpus_counts(demo_target):
-    models = [Planned(check_model_file(demo_target))]
-    tiny = replace(SMALL, main_bytes=1 << 20, gpu_bytes=1 << 30)
-    assert largest_context(models, tiny) == 2048
+@pytest.fixture(scope="module")
+def eight_layers(tmp_path_factory, demo_target):
+    path = tmp_path_factory.mktemp("gpu") / "m.gguf"
+    return write_random_model(path, demo_target, width=256, num_layers=8)
+
+
+def test_the_last_layers_go_onto_gpus_as_libllama_puts_them(eight_layers):
+    """As the log of libllama 0.3.36 has it, with two devices of its RPC back-end."""
+    header = check_model_file(eight_layers)
+    gpus = (gpu("A", 1 << 30), gpu("B", 1 << 30))
+    for free, options, layers in (
+        ((2, 2), {}, [0, 0, 0, 0, 0, 1, 1, 1, 1]),
+        ((2, 2), {"num_gpu_layers": 5}, [-1, -1, -1, -1, 0, 0, 0, 1, 1]),
+        ((2, 2), {"num_gpu_layers": 1}, [-1] * 8 + [0]),
+        ((2, 2), {"num_gpu_layers": 0}, [-1] * 9),
+        ((2, 2), {"num_gpu_layers": 99}, [0, 0, 0, 0, 0, 1, 1, 1, 1]),
+        ((2, 2), {"tensor_split": (1.0, 3.0)}, [0, 0, 0, 1, 1, 1, 1, 1, 1]),
+        ((2, 2), {"num_gpu_layers": 5, "tensor_split": (3.0, 1.0)}, [-1] * 4 + [0] * 4 + [1]),
+        ((2, 6), {}, [0, 0, 0, 1, 1, 1, 1, 1, 1]),
+        ((0, 2), {}, [1] * 9),
+        ((2, 2), {"main_gpu": 1}, [1] * 9),
+        ((2, 2), {"main_gpu": 0, "num_gpu_layers": 4}, [-1] * 5 + [0] * 4),
+    ):
+        found = place_layers(header, LlamaOptions(**options), gpus, free)
+        assert list(found.layers) == layers, options
+    assert place_layers(header, LlamaOptions(), (), ()).layers == (-1,) * 9
+
+
+def test_each_place_takes_what_libllama_took_there(eight_layers):
+    """MiB of weights, caches and graphs in its log, with two devices of its RPC back-end."""
+    header, gpus = check_model_file(eight_layers), (gpu("A", 1 << 30), gpu("B", 1 << 30))
+    f32 = 32 / 8.5  # the model of that log was Q8_0
+    for options, weights, caches, compute in (
+        ({"num_gpu_layers": 5}, (2.00, 1.73), (3, 1), (5.01, 3.51)),
+        ({"num_gpu_layers": 5, "tensor_split": (3, 1)}, (2.66, 1.06), (4, 0), (5.01, 0.28)),
+        ({"num_gpu_layers": 1}, (1.06, 0), (0, 0), (0.28, 0)),
+        ({}, (3.33, 3.06), (5, 3), (10.04, 10.04)),
+    ):
+        opened = LlamaOptions(
+            context_length=1024, max_outputs=17, flash_attention="auto", **options
+        )
+        placement = place_layers(header, opened, gpus, (1, 1))
+        found = estimate_memory(header, opened, {}, placement)
+        for place in (0, 1):
+            real = f32 * weights[place] + caches[place] + compute[place]
+            least = 0.97 * real * 2**20
+            # The graph of a few layers is smaller than that of many, up to a layer's width.
+            assert least <= found.gpu_bytes[place] <= 1.03 * real * 2**20 + (5 << 20)
+        rest = placement.weights_bytes(header)[MAIN_MEMORY]
+        assert found.main_bytes >= rest >= header.tensors[0].size_bytes
+
+
+def test_memory_of_gpus_and_main_memory_are_no_sum(eight_layers):
+    """What lacks on a GPU is not made up for by the main memory, nor the reverse."""
+    models = [Planned(check_model_file(eight_layers))]
+    enough = pair_memory(models, 1024, replace(LARGE, gpus=(gpu("A", 1 << 40),)))
+    on_gpu, in_main = enough.gpu_bytes[0], enough.main_bytes
+    assert on_gpu > in_main > 0
+    for free_main, free, lacking in (
+        (in_main, on_gpu, []),
+        (1 << 40, on_gpu - 1, ["A"]),
+        (in_main - 1, 1 << 40, [""]),
+        (0, 0, ["", "A"]),
+    ):
+        room = Room(main_bytes=free_main, gpus=(gpu("A", free),), repacked={})
+        found = room.shortages(pair_memory(models, 1024, room))
+        assert [each.gpu for each in found] == lacking
+
+
+def test_a_gpu_without_memory_of_its_own_takes_the_main_one(eight_layers, monkeypatch):
+    models = [Planned(check_model_file(eight_layers))]
+    integrated = (gpu("A", 1 << 40, kind="integrated GPU"),)
+    memory = pair_memory(models, 1024, replace(LARGE, gpus=integrated))
+    both = memory.main_bytes + memory.gpu_bytes[0]
+    for gpus, platform in ((integrated, "linux"), ((gpu("Metal", 1 << 40),), "darwin")):
+        monkeypatch.setattr(sys, "platform", platform)
+        room = Room(main_bytes=both, gpus=gpus, repacked={})
+        assert room.shortages(memory) == []
+        short = replace(room, main_bytes=both - 1)
+        assert [each.gpu for each in short.shortages(memory)] == [""]
+
+
+def test_integrated_gpus_are_used_for_want_of_others_and_each_draft_finds_what_is_left():
+    one, other = gpu("A", 1 << 30), gpu("B", 1 << 30, kind="integrated GPU")
+    cpu = gpu("CPU", 1 << 30, kind="CPU")
+    assert usable_gpus([cpu, other, one]) == (one,)
+    assert usable_gpus([cpu, other]) == (other,)
+    assert usable_gpus([cpu]) == ()
+
+
+def test_the_draft_goes_where_the_target_has_left_room(eight_layers, demo_draft):
+    """The two are opened one after the other, and shares go by the memory that is free then."""
+    target, draft = (Planned(check_model_file(p)) for p in (eight_layers, demo_draft))
+    taken = pair_memory([target], 1024, replace(LARGE, gpus=(gpu("A", 1 << 40),)))
+    target = target._replace(options=LlamaOptions(tensor_split=(1.0, 0.0)))
+    gpus = (gpu("A", taken.gpu_bytes[0] + (1 << 20)), gpu("B", 1 << 30))
+    memory = pair_memory([target, draft], 1024, replace(LARGE, gpus=gpus))
+    assert memory.models[0].gpu_bytes[1] == memory.models[1].gpu_bytes[0] == 0
+
+
+def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(eight_layers, monkeypatch):
+    """And they do, while one more does not."""
+    header = check_model_file(eight_layers)
+    half = LlamaOptions(num_gpu_layers=5)
+    roomy = replace(LARGE, gpus=(gpu("CUDA0", 1 << 40),))
+    free = pair_memory([Planned(header, half)], 2048, roomy).gpu_bytes[0]
+    room = replace(LARGE, gpus=(gpu("CUDA0", free),))
+    assert most_gpu_layers([Planned(header)], 2048, room) == 5
+    monkeypatch.setattr("localspec.room.room_here", lambda: room)
+    with pytest.raises(MemoryLimitError) as caught:
+        check_room([eight_layers], [LlamaOptions()])
+    assert re.fullmatch(
+        r"m.gguf need 0\.\d GB on CUDA0 at a context of 2048 tokens; free are "
+        r"0\.\d GB on CUDA0",
+        str(caught.value),
+    )
+    assert "5 layers on GPUs (--gpu-layers)" in caught.value.hint
+    check_room([eight_layers], [half])
+    # A draft is given the same number by the same option, unless it has its own.
+    for number, least in ((None, 0), (0, 1)):
+        draft = Planned(header, LlamaOptions(num_gpu_layers=number))
+        assert most_gpu_layers([Planned(header), draft], 2048, room) in (
+            range(least, 5) if number is None else [5]
+        )
+
+
+def test_explain_says_what_each_place_needs(eight_layers, monkeypatch):
+    room = replace(LARGE, gpus=(gpu("CUDA0", 40 << 20), gpu("CUDA1", 1 << 30)))
+    monkeypatch.setattr("localspec.explanation.room_here", lambda: room)
+    shown = CliRunner().invoke(main, ["explain", "--target", str(eight_layers)]).output
+    assert re.search(r"of main memory, where .* are free", shown)
+    for name in ("CUDA0", "CUDA1"):
+        assert re.search(rf"MB of {name} \(a GPU\), where .* are free", shown)
+    assert re.search(r"up to 1\.\d GB for the caches of conversations that wait", shown)
+    command = ["explain", "--target", str(eight_layers), "--json", "--gpu-layers"]
+    found = [json.loads(CliRunner().invoke(main, [*command, n]).output) for n in ("0", "3")]
+    assert found[0]["memory"]["gpu_bytes"] == [0, 0] != found[1]["memory"]["gpu_bytes"]
+    assert found[0]["memory"]["main_bytes"] > found[1]["memory"]["main_bytes"]
+    assert found[0]["kept_bytes"] == 1 << 30
 
 
 @pytest.mark.parametrize(
     ("gigabytes", "name"), [(0.5, None), (2, "smollm2-1.7b"), (1000, "llama-3.3-70b")]
 )
 def test_the_largest_preset_that_fits_is_named(gigabytes, name):
-    found = fitting_preset(replace(SMALL, main_bytes=int(gigabytes * 1e9)))
-    assert (found.name if found else None) == name
+    free = int(gigabytes * 1e9)
+    in_main, on_gpu = (
+        fitting_preset(room)
+        for room in (
+            replace(SMALL, main_bytes=free),
+            replace(LARGE, gpus=(gpu("A", free),)),  # where all layers go by default
+        )
+    )
+    assert (in_main.name if in_main else None) == name
+    assert on_gpu == in_main
 
 
 def test_a_container_has_what_it_was_given(tmp_path):

@@ -18,7 +18,11 @@ OPTIONS = [
     click.option(
         "--draft-threads", type=int, help="CPU threads of the draft. [default: --threads]"
     ),
-    click.option("--gpu-layers", type=int, help="Layers on the GPU. [default: all that fit]"),
+    click.option(
+        "--gpu-layers",
+        type=int,
+        help="Layers on GPUs; the others stay in main memory. [default: all of them]",
+    ),
     click.option("--draft-gpu-layers", type=int, help="The draft's. [default: --gpu-layers]"),
     click.option(
         "--flash-attn",
@@ -37,9 +41,11 @@ OPTIONS = [
         help="Map the files, or read them into memory. [default: large ones are mapped]",
     ),
     click.option("--mlock", is_flag=True, help="Keep the models from being swapped out."),
-    click.option("--main-gpu", type=int, help="The device that is used first."),
+    click.option("--main-gpu", type=int, help="The one GPU to use. [default: all of them]"),
     click.option(
-        "--tensor-split", metavar="A,B,…", help="Shares of the devices, in their order."
+        "--tensor-split",
+        metavar="A,B,…",
+        help="Shares of the GPUs, in their order. [default: by their free memory]",
     ),
 ]
 _NAMES = (

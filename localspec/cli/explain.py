@@ -22,6 +22,11 @@ _NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
 @click.option("--target", metavar="MODEL", help="A GGUF file, or a name as for chat.")
 @click.option("--draft", metavar="MODEL", help="A small model of the same family.")
 @click.option("--ctx", type=click.IntRange(min=1), help="Context in tokens. [default: as chat]")
+@click.option(
+    "--gpu-layers",
+    type=click.IntRange(min=0),
+    help="Layers of each model on GPUs. [default: all of them]",
+)
 @click.option("--json", "as_json", is_flag=True, help="One object with everything found.")
 def explain(
     *,
@@ -29,6 +34,7 @@ def explain(
     target: str | None,
     draft: str | None,
     ctx: int | None,
+    gpu_layers: int | None,
     as_json: bool,
 ) -> None:
     """Will it fit, will it pay, and why: before any download.
@@ -41,7 +47,9 @@ def explain(
         localspec explain --target bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0 --json
     """
     with waiting(lambda: "Looking at the models …"):
-        found = explanation.explain(preset, target=target, draft=draft, context_length=ctx)
+        found = explanation.explain(
+            preset, target=target, draft=draft, context_length=ctx, num_gpu_layers=gpu_layers
+        )
     click.echo(json.dumps(_as_object(found)) if as_json else as_text(found))
 
 
@@ -114,23 +122,20 @@ def _memory_lines(found: Explanation) -> list[tuple[str, str]]:
     def total(part: str) -> str:
         return readable_bytes(sum(getattr(model, f"{part}_bytes") for model in models))
 
-    room = readable_bytes(found.room.main_bytes)
-    if found.room.gpu_bytes:
-        room += f" and {readable_bytes(found.room.gpu_bytes)} on GPUs"
-    longest = "nor does any context"
-    if found.largest_context:
-        longest = f"a context of up to {found.largest_context} does"
     peak = (
         f"peak {readable_bytes(memory.peak_bytes)}, with {total('repacked')} of weights "
         "stored again for the processor"
     )
-    stored_twice = memory.peak_bytes > memory.needed_bytes
-    fits = f"it fits, and {longest}" if found.fits else f"IT DOES NOT FIT, {longest}"
+    stored_twice = memory.peak_bytes > memory.main_bytes
     return [
         (
             "Memory",
             f"{readable_bytes(memory.needed_bytes)} at a context of {memory.context_length} "
-            f"tokens; {room} free: {fits}",
+            f"tokens: {_fit(found)}",
+        ),
+        *(
+            ("", f"{readable_bytes(needed)} of {name}, where {readable_bytes(free)} are free")
+            for name, needed, free in _places(found)
         ),
         (
             "",
@@ -138,7 +143,34 @@ def _memory_lines(found: Explanation) -> list[tuple[str, str]]:
             f"{total('compute')}, vocabularies {total('vocabulary')}",
         ),
         *([("", peak)] if stored_twice else []),
+        (
+            "",
+            f"beside that up to {readable_bytes(found.kept_bytes)} for the caches of "
+            "conversations that wait while others are answered",
+        ),
         *([("", f"the preset {found.smaller} fits")] if found.smaller else []),
+    ]
+
+
+def _fit(found: Explanation) -> str:
+    """Whether it fits, and what else does."""
+    longest = "nor does any context"
+    if found.largest_context:
+        longest = f"a context of up to {found.largest_context} does"
+    if found.fits:
+        return f"it fits, and {longest}"
+    if found.gpu_layers is not None:
+        longest += f", as do {found.gpu_layers} layers on GPUs (--gpu-layers)"
+    return f"IT DOES NOT FIT, {longest}"
+
+
+def _places(found: Explanation) -> list[tuple[str, int, int]]:
+    """Each place's name, what is needed there and what is free, in bytes."""
+    room, memory = found.room, found.memory
+    gpus = zip(room.gpus, memory.gpu_bytes, strict=True)
+    return [
+        ("main memory", memory.main_bytes, room.main_bytes),
+        *((f"{gpu.name} ({gpu.description})", taken, gpu.free_bytes) for gpu, taken in gpus),
     ]
 
 
@@ -165,11 +197,13 @@ def _as_object(found: Explanation) -> dict[str, Any]:
     whole["vocabulary"] = None if found.vocabulary is None else _vocabulary_object(found)
     whole["room"] = {
         "main_bytes": found.room.main_bytes,
-        "gpu_bytes": found.room.gpu_bytes,
+        "gpus": [dataclasses.asdict(gpu) for gpu in found.room.gpus],
         "repacked": sorted(found.room.repacked),
     }
     whole["memory"] |= {
         "needed_bytes": found.memory.needed_bytes,
+        "main_bytes": found.memory.main_bytes,
+        "gpu_bytes": found.memory.gpu_bytes,
         "peak_bytes": found.memory.peak_bytes,
     }
     return {**whole, "fits": found.fits, "can_draft": found.can_draft}
