@@ -31,14 +31,14 @@ def write_caches(path: Path, kept: KeptText, identities: Sequence[str]) -> None:
 
     The states are written where they lie, since they can be gigabytes. Raises OSError.
     """
-    parts = [memoryview(b"" if state is None else state.data) for state in kept.states]
+    parts = [b"" if state is None else state.data.data for state in kept.states]
     head = {
         "format": FORMAT,
         "version": VERSION,
         "identities": list(identities),
         "tokens": kept.tokens,
         "num_cached": [None if s is None else s.num_cached for s in kept.states],
-        "sizes": [part.nbytes for part in parts],
+        "sizes": [len(part) for part in parts],
         "sha256": _digest(parts),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
