@@ -162,7 +162,7 @@ def fresh_rows(model, tokens):
 
 def test_a_failed_decode_leaves_a_whole_window_or_nothing(windowed, monkeypatch):
     """The first part of a long prompt has overwritten what the text before it needs."""
-    model = LlamaModel.adopt(adopted(windowed[0]))
+    model = LlamaModel.adopt(adopted(windowed[0]), 3)
     text = np.random.default_rng(1).integers(5, 4000, 600).tolist()
     model.decode(text[:100], 0)
     real = llama_cpp.llama_decode
