@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from localspec.async_stream import AsyncStream, whole_reply
+from localspec.cancellation import Unwanted
 from localspec.chat import Chat
 from localspec.control_guard import Tokenizer
 from localspec.errors import EngineError, OptionError
@@ -74,11 +75,14 @@ class Answering(abc.ABC):
         """
 
     @abc.abstractmethod
-    def prepare(self, make_tokens: Callable[[], list[int]], *, owner: object) -> None:
+    def prepare(
+        self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object
+    ) -> None:
         """What is behind `Chat.prepare`: decode the tokens that the next prompt begins with.
 
         make_tokens: gives them, none if there is nothing to do. What comes of it while an
-        answer begins, or this is cancelled, is outdated and not used.
+        answer begins, or this is cancelled, is outdated and not used: what it is called with
+        is true from then on, and it may raise Interrupted.
         """
 
     @abc.abstractmethod
@@ -125,7 +129,7 @@ class Answering(abc.ABC):
         self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]
     ) -> AsyncStream:
         """`stream` for `async for`. A bad prompt is refused when it is read."""
-        return AsyncStream(lambda: self.stream(prompt, **options))
+        return AsyncStream(lambda _is_unwanted: self.stream(prompt, **options))
 
     async def agenerate(
         self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]

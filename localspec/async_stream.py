@@ -7,21 +7,25 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
-from localspec.errors import EngineError
+from localspec.cancellation import Unwanted
+from localspec.errors import EngineError, Interrupted
 from localspec.stream import Piece, Reply, Stream
 
 
 class _Work:
     """What the thread does. It has to know no `AsyncStream`, or that could not be dropped."""
 
-    def __init__(self, open_stream: Callable[[], Stream]) -> None:
+    def __init__(self, open_stream: Callable[[Unwanted], Stream]) -> None:
         self._open_stream = open_stream
         self.stream: Stream | None = None
         self._is_cancelled = False
 
     def next(self) -> Piece | None:
         if self.stream is None:
-            self.stream = self._open_stream()
+            try:
+                self.stream = self._open_stream(lambda: self._is_cancelled)
+            except Interrupted:
+                return None
             if self._is_cancelled:
                 self.stream.cancel()
         return next(self.stream, None)
@@ -43,10 +47,11 @@ class AsyncStream:
     bad one is refused, and every decode. Cancelling the task that reads, `aclose`, leaving
     an `async with` block and dropping the last reference stop the work.
 
-    open_stream: makes the answer, in that thread.
+    open_stream: makes the answer, in that thread, and may raise Interrupted as soon as what it
+    is called with is true.
     """
 
-    def __init__(self, open_stream: Callable[[], Stream]) -> None:
+    def __init__(self, open_stream: Callable[[Unwanted], Stream]) -> None:
         self._work = _Work(open_stream)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="localspec")
         self._reading: asyncio.Future[Piece | None] | None = None

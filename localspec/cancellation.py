@@ -1,10 +1,18 @@
-"""The wish that an answer should end."""
+"""The wish that an answer, or the work for one, should end."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+
+
+Unwanted = Callable[[], bool]  # whether work need not be finished any more; from any thread
+
+
+def never() -> bool:
+    """Of work that nobody cancels."""
+    return False
 
 
 class Cancellation:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from localspec.async_stream import AsyncStream, whole_reply
+from localspec.cancellation import Unwanted, never
 from localspec.control_guard import Tokenizer
 from localspec.errors import ContextError, EngineError, OptionError
+from localspec.forgetting import num_to_forget
 from localspec.prompt_maker import Prompt, PromptMaker
 from localspec.stream import AnswerKeywords, AnswerOptions, Reply, Stream
 from localspec.template import Message, template_source
@@ -44,7 +47,9 @@ class Answerer(Protocol):
         on_end: Callable[[Reply], None],
     ) -> Stream: ...
 
-    def prepare(self, make_tokens: Callable[[], list[int]], *, owner: object) -> None: ...
+    def prepare(
+        self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object
+    ) -> None: ...
 
 
 Turn = tuple[Message, Message]  # question and answer
@@ -57,7 +62,8 @@ class Chat:
     """Turns of a conversation over an engine. Made by `Engine.chat`.
 
     What was said stays when an answer is stopped early; what was thought before is dropped.
-    When the context is full whole oldest turns are forgotten, down to about half of it.
+    When the context is full the fewest whole oldest turns are forgotten without which the
+    prompt takes no more than half of it.
     """
 
     def __init__(
@@ -116,10 +122,10 @@ class Chat:
         """The answer to `text`, piece by piece. Options as for `Engine.stream`.
 
         The conversation changes only when the answer is read: a stream that is never begun
-        leaves no trace. Raises ContextError if the message alone does not fit the context.
+        leaves no trace. Raises ContextError if the message alone does not fit the context;
+        the conversation then goes on as if it had not been asked.
         """
-        question: Message = {"role": "user", "content": text}
-        return self._ask(question, self._turns, AnswerOptions(**options))
+        return self._ask(_question(text), self._turns, AnswerOptions(**options))
 
     def retry(self, **options: Unpack[AnswerKeywords]) -> Stream:
         """Another answer to the last question, with the options of `stream`.
@@ -131,9 +137,15 @@ class Chat:
             raise OptionError("there is no question to answer again", "Ask one.")
         return self._ask(self._turns[-1][0], self._turns[:-1], AnswerOptions(**options))
 
-    def _ask(self, question: Message, turns: list[Turn], options: AnswerOptions) -> Stream:
+    def _ask(
+        self,
+        question: Message,
+        turns: list[Turn],
+        options: AnswerOptions,
+        is_unwanted: Unwanted = never,
+    ) -> Stream:
         """The answer to `question` behind `turns`, which are all or all but the last."""
-        prompt, num_leaving = self._make_room(question, turns)
+        prompt, num_leaving = self._make_room(question, turns, is_unwanted)
         self._closing_tag = prompt.closing_tag
         turn, revision = self._num_asked, self._revision
         thoughts = self.thoughts()
@@ -170,7 +182,11 @@ class Chat:
 
     def astream(self, text: str, **options: Unpack[AnswerKeywords]) -> AsyncStream:
         """`stream` for `async for`. A message too long is refused when it is read."""
-        return AsyncStream(lambda: self.stream(text, **options))
+        return AsyncStream(
+            lambda is_unwanted: self._ask(
+                _question(text), self._turns, AnswerOptions(**options), is_unwanted
+            )
+        )
 
     async def asend(self, text: str, **options: Unpack[AnswerKeywords]) -> Reply:
         """`send` without blocking the event loop."""
@@ -178,7 +194,7 @@ class Chat:
 
     def prompt_tokens(self, text: str) -> list[int]:
         """What the model would read if it were asked `text` now."""
-        return self._make_room({"role": "user", "content": text}, self._turns)[0].tokens
+        return self._make_room(_question(text), self._turns, never)[0].tokens
 
     def prepare(self) -> None:
         """Use idle time, as while a person types: call it in a thread of its own.
@@ -194,15 +210,13 @@ class Chat:
         """
         self._engine.prepare(self._beginning, owner=self)
 
-    def _beginning(self) -> list[int]:
-        """What the next prompt begins with, whatever is asked."""
-        prompts = [
-            self._make_room({"role": "user", "content": probe}, self._turns)[0].tokens
-            for probe in _PROBES
-        ]
-        pairs = enumerate(zip(*prompts, strict=False))
-        common = next((i for i, (one, other) in pairs if one != other), min(map(len, prompts)))
-        return prompts[0][:common]
+    def _beginning(self, is_unwanted: Unwanted) -> list[int]:
+        """What the next prompt begins with, whatever is asked. Raises Interrupted."""
+        first, second = map(_question, _PROBES)
+        turns = self._turns
+        prompt, num_leaving = self._make_room(first, turns, is_unwanted)
+        other = self._prompt(second, turns[num_leaving:], is_unwanted)
+        return list(os.path.commonprefix([prompt.tokens, other.tokens]))
 
     def clear(self) -> None:
         """Forget every turn; the system message stays."""
@@ -242,29 +256,40 @@ class Chat:
         self._forgotten, self._turns = turns[:num_forgotten], turns[num_forgotten:]
         self._num_asked = max(self._num_asked, num_asked)
 
-    def _make_room(self, question: Message, turns: list[Turn]) -> tuple[Prompt, int]:
-        """The prompt of the next answer, and how many oldest turns leave for it."""
+    def _make_room(
+        self, question: Message, turns: list[Turn], is_unwanted: Unwanted
+    ) -> tuple[Prompt, int]:
+        """The prompt of the next answer, and how many oldest turns leave for it.
+
+        Raises ContextError if even the question alone does not fit, Interrupted.
+        """
+        self._check_length(question)
         capacity = self._engine.context_length
         needed = min(MIN_ANSWER_TOKENS, capacity // 4)
-        prompt = self._prompt(question, turns)
-        if len(prompt.tokens) + needed <= capacity:
-            return prompt, 0
+        prompts: dict[int, Prompt] = {}  # by the number of turns that leave
+
+        def length(num_leaving: int) -> int:
+            if num_leaving not in prompts:
+                kept = turns[num_leaving:]
+                prompts[num_leaving] = self._prompt(question, kept, is_unwanted)
+            return len(prompts[num_leaving].tokens)
+
+        sizes = [sum(len(message["content"]) for message in turn) for turn in turns]
         # Down to half, so that the kept turns are not decoded anew at every question.
-        num_leaving = 0
-        while num_leaving < len(turns) and len(prompt.tokens) > capacity // 2:
-            num_leaving += 1
-            prompt = self._prompt(question, turns[num_leaving:])
-        if len(prompt.tokens) >= capacity:
+        num_leaving = num_to_forget(sizes, length, capacity - needed, capacity // 2)
+        if length(num_leaving) >= capacity:
             raise ContextError(
-                f"the message makes a prompt of {len(prompt.tokens)} tokens; "
+                f"the message makes a prompt of {length(num_leaving)} tokens; "
                 f"the context holds {capacity}",
                 "Shorten it, or load the model with a larger context (--ctx).",
             )
-        return prompt, num_leaving
+        return prompts[num_leaving], num_leaving
 
-    def _prompt(self, question: Message, turns: list[Turn]) -> Prompt:
-        self._check_length(question)
-        prompt = self._maker.prompt([*self._system, *_messages(turns), question])
+    def _prompt(
+        self, question: Message, turns: list[Turn], is_unwanted: Unwanted
+    ) -> Prompt:
+        messages = [*self._system, *_messages(turns), question]
+        prompt = self._maker.prompt(messages, is_unwanted)
         return prompt._replace(tokens=self._engine.with_bos(prompt.tokens))
 
     def _check_length(self, question: Message) -> None:
@@ -280,6 +305,10 @@ class Chat:
                 f"cannot hold more than {longest}",
                 "Shorten it, or load the model with a larger context (--ctx).",
             )
+
+
+def _question(text: str) -> Message:
+    return {"role": "user", "content": text}
 
 
 def _messages(turns: list[Turn]) -> list[Message]:

@@ -13,6 +13,7 @@ from localspec.access import Access, busy
 from localspec.answering import Answering
 from localspec.automatic import AutomaticDraftLength
 from localspec.cache_file import read_caches, write_caches
+from localspec.cancellation import Unwanted
 from localspec.draft_length import DraftLength
 from localspec.drafting import Drafting
 from localspec.errors import (
@@ -200,7 +201,9 @@ class Engine(Answering):
                 self._kept_texts.put(chat, kept)
             return kept is not None
 
-    def prepare(self, make_tokens: Callable[[], list[int]], *, owner: object) -> None:
+    def prepare(
+        self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object
+    ) -> None:
         """See `Answering.prepare`."""
         self._require_open()
         with self._access.for_idle_work() as has_access:
@@ -208,7 +211,9 @@ class Engine(Answering):
                 return
             self._begin()
             # Now that no answer can change what they are.
-            tokens = make_tokens()
+            tokens: list[int] = []
+            with contextlib.suppress(Interrupted):
+                tokens = make_tokens(lambda: self._target.is_interrupted)
             if not tokens:
                 return
             self._kept_texts.switch_to(owner)

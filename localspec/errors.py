@@ -11,7 +11,7 @@
     ├── ContextError       more tokens than the context holds
     ├── SessionError       a conversation on disk that cannot be read or written
     ├── DecodeError        libllama refused or failed a decode
-    │   └── Interrupted    the decode was cancelled
+    │   └── Interrupted    the decode, or making the prompt, was cancelled
     ├── CacheError         the KV cache cannot be cut back as asked
     └── EngineError        the engine is busy or closed
 
@@ -78,7 +78,7 @@ class DecodeError(LocalspecError):
 
 
 class Interrupted(DecodeError):
-    """A decode was cancelled from another thread or by Ctrl-C."""
+    """A decode, or making a prompt, was cancelled from another thread or by Ctrl-C."""
 
 
 class CacheError(LocalspecError):

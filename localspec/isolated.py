@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.access import busy
 from localspec.answering import Answering
-from localspec.cancellation import Cancellation
+from localspec.cancellation import Cancellation, Unwanted
 from localspec.child_process import ChildProcess
-from localspec.errors import EngineError, OptionError
+from localspec.errors import EngineError, Interrupted, OptionError
 from localspec.isolated_child import EngineFacts
 from localspec.metrics import Meter
 from localspec.randomness import Randomness
@@ -180,19 +180,27 @@ class IsolatedEngine(Answering):
         answer = _RemoteAnswer(self, len(prompt_tokens), options, begin, on_end)
         return self._listed(Stream(answer))
 
-    def prepare(self, make_tokens: Callable[[], list[int]], *, owner: object) -> None:
+    def prepare(
+        self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object
+    ) -> None:
         """See `Answering.prepare`."""
         if self._busy.locked():
             return
         process = self.running()
         before = self._num_streams, self._num_cancels
+
+        def is_unwanted() -> bool:
+            return before != (self._num_streams, self._num_cancels)
+
         try:
-            tokens = make_tokens()
-            if not tokens or before != (self._num_streams, self._num_cancels):
+            tokens = make_tokens(is_unwanted)
+            if not tokens or is_unwanted():
                 return
             if process.call("prepare", tokens, self._owner_number(owner)):
                 while process.call("is_preparing"):
                     time.sleep(_POLL_S)
+        except Interrupted:
+            pass
         except EngineError:
             if not self._closed:
                 raise

@@ -105,7 +105,7 @@ class Served:
 
         def work() -> None:
             try:
-                self._engine.prepare(lambda: tokens, owner=self._owner(owner))
+                self._engine.prepare(lambda _is_unwanted: tokens, owner=self._owner(owner))
             except Exception:
                 logger.info("idle time was of no use", exc_info=True)
 

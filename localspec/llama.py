@@ -370,6 +370,11 @@ class LlamaModel:
         """End a running decode, and refuse new ones until `begin`. From any thread."""
         self._handle.interrupt()
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether `interrupt` was called since `begin`."""
+        return self._handle.is_interrupted
+
     def close(self) -> None:
         """Free the model, or give an adopted `Llama` back. Idempotent.
 

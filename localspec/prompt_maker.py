@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from localspec.cancellation import Unwanted
 from localspec.control_guard import ControlGuard, Tokenizer
 from localspec.template import ChatTemplate, Message
 from localspec.thinking import opened_by, tags_of
@@ -36,10 +37,11 @@ class PromptMaker:
         self._guard = ControlGuard(vocabulary)
         self._rendering = threading.Lock()  # the template's meter counts for one at a time
 
-    def prompt(self, messages: Sequence[Message]) -> Prompt:
+    def prompt(self, messages: Sequence[Message], is_unwanted: Unwanted) -> Prompt:
         """The prompt that asks for the next answer, without a token that begins every text.
 
-        Raises TemplateError if the template refuses the messages, or fails.
+        Raises TemplateError if the template refuses the messages, or fails, Interrupted soon
+        after it has become unwanted.
         """
         hidden = self._guard.hide([message["content"] for message in messages])
         shown = [
@@ -47,5 +49,5 @@ class PromptMaker:
             for message, content in zip(messages, hidden.contents, strict=True)
         ]
         with self._rendering:
-            text = self._template.render(shown)
+            text = self._template.render(shown, is_unwanted)
         return Prompt(self._guard.tokenize(text, hidden), opened_by(text, self.thought_tags))

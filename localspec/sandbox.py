@@ -24,6 +24,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.tests import TESTS
 from jinja2.utils import Namespace
 
+from localspec.cancellation import Unwanted, never
+from localspec.errors import Interrupted
+
 MAX_SECONDS = 5.0
 MAX_TEXT = 4_000_000  # characters of one value
 MAX_WORK = 20_000_000  # characters of all values that a rendering makes
@@ -114,14 +117,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
         self.restart()
 
-    def restart(self) -> None:
-        """Give the next rendering its time and its work."""
+    def restart(self, is_unwanted: Unwanted = never) -> None:
+        """Give the next rendering its time and its work, while it is not unwanted."""
+        self._is_unwanted = is_unwanted
         self._deadline = time.monotonic() + MAX_SECONDS
         self._spent = 0
 
     def pay(self, work: int) -> None:
-        """Count work. Raises Refused when there is too much of it, or no time left."""
+        """Count work. Raises Refused when there is too much of it, or no time left.
+
+        Raises Interrupted when it has become unwanted.
+        """
         self._spent += work
+        if self._is_unwanted():
+            raise Interrupted("making a prompt was cancelled")
         if self._spent > MAX_WORK:
             raise Refused(f"it makes values of more than {MAX_WORK} characters")
         if time.monotonic() > self._deadline:

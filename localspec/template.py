@@ -12,7 +12,8 @@ from typing import NoReturn
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
-from localspec.errors import TemplateError
+from localspec.cancellation import Unwanted, never
+from localspec.errors import Interrupted, TemplateError
 from localspec.sandbox import Refused, Sandbox
 
 MAX_SOURCE = 200_000  # characters
@@ -89,12 +90,13 @@ class ChatTemplate:
                 )
             self._variables["enable_thinking"] = False
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], is_unwanted: Unwanted = never) -> str:
         """The prompt that asks for the next answer.
 
-        Raises TemplateError if the template refuses the messages, fails, or exceeds its bounds.
+        Raises TemplateError if the template refuses the messages, fails, or exceeds its
+        bounds, Interrupted as soon as it is unwanted.
         """
-        self._sandbox.restart()
+        self._sandbox.restart(is_unwanted)
         try:
             return "".join(
                 self._template.generate(
@@ -103,6 +105,8 @@ class ChatTemplate:
                     **self._variables,
                 )
             )
+        except Interrupted:
+            raise
         # The template is foreign code: whatever it raises is its own failure.
         except Exception as error:
             raise _unusable(error) from error

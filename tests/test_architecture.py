@@ -20,7 +20,7 @@ MODULES = {
 }
 # Who may import whom: a module imports only modules of rows above its own.
 LAYERS = [
-    ["errors", "cancellation", "elasticity"],
+    ["errors", "cancellation", "elasticity", "forgetting"],
     [
         "sampling",
         "draft_length",

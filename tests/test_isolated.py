@@ -180,7 +180,7 @@ def test_idle_time_is_used_there(isolated, monkeypatch):
     assert next(stream).token_ids
     stream.close()
     with monkeypatch.context() as patch:
-        patch.setattr(chat, "_beginning", lambda: isolated.cancel() or [5, 6])
+        patch.setattr(chat, "_beginning", lambda _is_unwanted: isolated.cancel() or [5, 6])
         chat.prepare()
     assert not isolated._process.call("is_preparing")
 

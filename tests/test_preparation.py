@@ -14,6 +14,7 @@ from gguf_maker import write_random_model
 from localspec.acceptance import RATES
 from localspec.access import Access
 from localspec.automatic import AutomaticDraftLength
+from localspec.cancellation import never
 from localspec.cli.idle_time import idle_time
 from localspec.draft_length import LOOK_BACK_TOKENS, FixedDraftLength, ProposerKind
 from localspec.errors import ContextError, DecodeError
@@ -425,9 +426,9 @@ def test_a_cancel_counts_while_the_prompt_is_made(empty, monkeypatch):
     chat = empty.chat(system=SYSTEM)
     make = chat._beginning
 
-    def cancelled():
+    def cancelled(_is_unwanted):
         empty.cancel()
-        return make()
+        return make(never)
 
     with monkeypatch.context() as patch:
         patch.setattr(chat, "_beginning", cancelled)
