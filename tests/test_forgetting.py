@@ -1,0 +1,291 @@
+"""Turns leave a full context: as many as one by one would, found with a few renderings."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+import localspec
+from localspec.cancellation import never
+from localspec.chat import MIN_ANSWER_TOKENS, Chat
+from localspec.errors import ContextError
+from localspec.forgetting import num_to_forget
+from localspec.prompt_maker import PromptMaker
+from localspec.sandbox import Sandbox
+from localspec.template import BUILT_IN, ChatTemplate
+
+TEMPLATES = {
+    **BUILT_IN,
+    **{
+        path.stem: path.read_text("utf-8")
+        for path in (Path(__file__).parent / "templates").glob("*.jinja")
+    },
+}
+WORDS = ("fox ", "the ", "Überraschung ", "狐狸", "x=1;\n", "<|im_end|>", "\u200b", "7")
+MOST_RENDERINGS = 16  # of a search, whatever the texts; mostly there are four or five
+
+
+class NoModels:
+    """What a chat asks of an engine to make its prompts: a real vocabulary, any context."""
+
+    def __init__(self, vocabulary, context_length):
+        self.vocabulary = vocabulary
+        self.context_length = context_length
+        self.chat_template = None
+
+    def with_bos(self, tokens):
+        return tokens
+
+
+def turns_of(rng, number):
+    """Messages of unlike lengths and scripts."""
+
+    def text():
+        words = rng.choices(WORDS, k=rng.randrange(1, 4))
+        return "".join(rng.choices(words, k=int(rng.paretovariate(0.8)) % 300 + 1))
+
+    return [
+        {"role": role, "content": text()} for _ in range(number) for role in ("user", "assistant")
+    ]
+
+
+def plain_turns(number):
+    """As in a chat about numbers."""
+    said = "Number {} is a fine number. A fox counted to it once, and told the owl about it."
+    return [
+        {"role": role, "content": text.format(i)}
+        for i in range(number)
+        for role, text in (("user", "Tell me about number {}."), ("assistant", said))
+    ]
+
+
+@pytest.fixture
+def rendered(monkeypatch):
+    """A list that grows by the number of messages of every rendering."""
+    sizes = []
+    render = ChatTemplate.render
+
+    def counted(self, messages, is_unwanted=never):
+        sizes.append(len(messages))
+        return render(self, messages, is_unwanted)
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    return sizes
+
+
+def one_by_one(chat, question, turns):
+    """How many leave if each is tried in turn, as it is defined; and the prompt."""
+    capacity = chat._engine.context_length
+    prompt = chat._prompt(question, turns, never)
+    if len(prompt.tokens) + min(MIN_ANSWER_TOKENS, capacity // 4) <= capacity:
+        return 0, prompt
+    number = 0
+    while number < len(turns) and len(prompt.tokens) > capacity // 2:
+        number += 1
+        prompt = chat._prompt(question, turns[number:], never)
+    return number, prompt
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_as_many_turns_leave_as_one_by_one_and_the_rest_is_rendered(
+    name, demo_vocabulary, rendered
+):
+    """For texts of all kinds, and contexts from tight to roomy."""
+    rng = random.Random(name)
+    numbers = set()
+    for _ in range(8):
+        engine = NoModels(demo_vocabulary, rng.choice([700, 1000, 2048, 6000]))
+        chat = Chat(engine, system=rng.choice([None, "Be brief."]), template=TEMPLATES[name])
+        chat.replace([*chat.messages, *turns_of(rng, rng.randrange(60))])
+        question = {"role": "user", "content": "Why? " * rng.choice([1, 1, 20])}
+        number, expected = one_by_one(chat, question, chat._turns)
+        del rendered[:]
+        prompt, num_leaving = chat._make_room(question, chat._turns, never)
+        assert len(rendered) <= MOST_RENDERINGS
+        assert (num_leaving, prompt) == (number, expected)
+        kept = [message for turn in chat._turns[number:] for message in turn]
+        system = [{"role": "system", "content": chat.system}] if chat.system else []
+        maker = PromptMaker(demo_vocabulary, TEMPLATES[name], think=True)
+        assert prompt == maker.prompt([*system, *kept, question], never)
+        numbers.add(number)
+    assert len(numbers) > 2
+
+
+@pytest.mark.parametrize("name", ["chatml", "Qwen-Qwen3-0.6B", "HuggingFaceTB-SmolLM3-3B"])
+@pytest.mark.parametrize("context_length", [2048, 32768])
+def test_hundreds_of_turns_are_rendered_a_few_times(
+    name, context_length, demo_vocabulary, rendered
+):
+    """When they leave, at the questions that follow, and in idle time."""
+    chat = Chat(NoModels(demo_vocabulary, context_length), template=TEMPLATES[name])
+    chat.replace(plain_turns(1600))
+    prompt, number = chat._make_room({"role": "user", "content": "Hi"}, chat._turns, never)
+    assert 0 < number < 1600
+    assert context_length * 0.45 < len(prompt.tokens) <= context_length // 2
+    assert len(rendered) <= 8
+    assert sum(rendered) < 2 * len(chat.messages)
+    del rendered[:]
+    chat._beginning(never)
+    assert len(rendered) <= 9
+    assert sum(rendered) < 2 * len(chat.messages)
+    # They have left: another question has one rendering of those that stay.
+    chat.replace(chat.messages, num_forgotten=number)
+    del rendered[:]
+    chat.prompt_tokens("And?")
+    assert rendered == [len(chat.messages) + 1]
+
+
+def test_a_conversation_beyond_a_template_s_bounds_goes_on(demo_vocabulary):
+    """No template may make as much text as that, but nobody needs it to."""
+    chat = Chat(NoModels(demo_vocabulary, 2048), template="chatml")
+    chat.replace(
+        [{"role": role, "content": "word " * 4000} for role in ("user", "assistant")] * 300
+        + plain_turns(3)
+    )
+    prompt, number = chat._make_room({"role": "user", "content": "Hi"}, chat._turns, never)
+    assert number == 300
+    assert len(prompt.tokens) < 400
+
+
+def test_a_question_that_fits_alone_is_asked_alone(demo_vocabulary):
+    chat = Chat(NoModels(demo_vocabulary, 1000), template="chatml")
+    chat.replace(plain_turns(50))
+    question = {"role": "user", "content": "word " * 700}
+    prompt, number = chat._make_room(question, chat._turns, never)
+    assert number == 50
+    assert 700 < len(prompt.tokens) < 1000
+    with pytest.raises(ContextError, match=r"prompt of 1\d\d\d tokens; the context holds 1000"):
+        chat.prompt_tokens("word " * 1000)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_sizes_may_say_nothing_about_the_tokens(seed):
+    """The search then still ends soon, with the very number that is defined."""
+    rng = random.Random(seed)
+    number = rng.randrange(1, 900)
+    sizes = [rng.choice([0, 1, 50, 10_000]) for _ in range(number)]
+    tokens = [rng.choice([0, 1, 7, 3000]) for _ in range(number)]
+    capacity = rng.randrange(64, 200_000)
+    asked = []
+
+    def length(num_leaving):
+        asked.append(num_leaving)
+        return 9 + sum(tokens[num_leaving:])
+
+    fewest = next(n for n in range(number + 1) if length(n) <= capacity // 2 or n == number)
+    del asked[:]
+    expected = 0 if length(0) <= capacity else fewest
+    assert num_to_forget(sizes, length, capacity, capacity // 2) == expected
+    assert len(set(asked)) < 40
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with localspec.load(draft_tokens=0) as opened:
+        yield opened
+
+
+@pytest.fixture
+def long_chat(engine):
+    """Its next prompt takes thousands of payments to the template's meter."""
+    chat = engine.chat(template=TEMPLATES["Qwen-Qwen3-0.6B"])
+    chat.replace(plain_turns(800))
+    return chat
+
+
+class Meter:
+    """Counts what templates pay, and does something at the thousandth time."""
+
+    def __init__(self, monkeypatch, act):
+        self.count = 0
+        real = Sandbox.pay
+
+        def pay(sandbox, work):
+            self.count += 1
+            if self.count == 1000:
+                act()
+            real(sandbox, work)
+
+        monkeypatch.setattr(Sandbox, "pay", pay)
+
+
+def test_idle_work_that_is_cancelled_makes_no_prompt(engine, long_chat, monkeypatch):
+    meter = Meter(monkeypatch, engine.cancel)
+    long_chat.prepare()
+    assert meter.count == 1000
+
+
+def test_idle_work_in_the_midst_of_a_prompt_makes_way_for_an_answer(
+    engine, long_chat, monkeypatch
+):
+    texts = []
+
+    def ask():
+        texts.append(engine.generate("Once", max_tokens=2).text)
+
+    asking = threading.Thread(target=ask)
+
+    def begin_asking():
+        num_cancels = engine._num_cancels
+        asking.start()
+        while engine._num_cancels == num_cancels:
+            threading.Event().wait(0.001)
+
+    meter = Meter(monkeypatch, begin_asking)
+    long_chat.prepare()
+    asking.join(60)
+    assert (meter.count, len(texts)) == (1000, 1)
+
+
+def test_idle_work_for_another_process_makes_no_prompt_that_is_unwanted(monkeypatch):
+    with localspec.IsolatedEngine(draft_tokens=0) as isolated:
+        chat = isolated.chat()
+        chat.replace(plain_turns(200))
+        meter = Meter(monkeypatch, isolated.cancel)
+        chat.prepare()
+        assert meter.count == 1000
+        assert chat.send("Hi", max_tokens=2).token_ids
+
+
+def test_a_task_that_is_cancelled_makes_no_prompt(long_chat, monkeypatch):
+    """And the conversation goes on."""
+    before = long_chat.messages
+
+    async def cancelled():
+        loop = asyncio.get_running_loop()
+        stream = long_chat.astream("Hi", max_tokens=2)
+
+        def begin_closing():
+            asyncio.run_coroutine_threadsafe(stream.aclose(), loop)
+            while not stream._work._is_cancelled:
+                threading.Event().wait(0.001)
+
+        meter = Meter(monkeypatch, begin_closing)
+        pieces = [piece async for piece in stream]
+        return meter.count, pieces
+
+    count, pieces = asyncio.run(cancelled())
+    assert pieces == []
+    assert count == 1000
+    assert long_chat.messages == before
+    monkeypatch.undo()
+    assert long_chat.send("Hi", max_tokens=2).token_ids
+
+
+def test_ctrl_c_while_a_prompt_is_made_leaves_the_conversation_as_it_was(
+    long_chat, monkeypatch
+):
+    before = long_chat.messages
+    with monkeypatch.context() as patch:
+        meter = Meter(patch, lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            long_chat.stream("Hi")
+        assert meter.count <= 1001
+    assert long_chat.messages == before
+    assert long_chat.send("Hi", max_tokens=2).token_ids
+    assert long_chat.num_forgotten > 700
