@@ -75,9 +75,7 @@ class Answering(abc.ABC):
         """
 
     @abc.abstractmethod
-    def prepare(
-        self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object
-    ) -> None:
+    def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
         """What is behind `Chat.prepare`: decode the tokens that the next prompt begins with.
 
         make_tokens: gives them, none if there is nothing to do. What comes of it while an

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 from localspec.async_stream import AsyncStream, whole_reply
@@ -216,7 +216,8 @@ class Chat:
         turns = self._turns
         prompt, num_leaving = self._make_room(first, turns, is_unwanted)
         other = self._prompt(second, turns[num_leaving:], is_unwanted)
-        return list(os.path.commonprefix([prompt.tokens, other.tokens]))
+        pairs = zip(prompt.tokens, other.tokens, strict=False)
+        return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
     def clear(self) -> None:
         """Forget every turn; the system message stays."""
@@ -285,9 +286,7 @@ class Chat:
             )
         return prompts[num_leaving], num_leaving
 
-    def _prompt(
-        self, question: Message, turns: list[Turn], is_unwanted: Unwanted
-    ) -> Prompt:
+    def _prompt(self, question: Message, turns: list[Turn], is_unwanted: Unwanted) -> Prompt:
         messages = [*self._system, *_messages(turns), question]
         prompt = self._maker.prompt(messages, is_unwanted)
         return prompt._replace(tokens=self._engine.with_bos(prompt.tokens))

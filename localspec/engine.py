@@ -201,9 +201,7 @@ class Engine(Answering):
                 self._kept_texts.put(chat, kept)
             return kept is not None
 
-    def prepare(
-        self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object
-    ) -> None:
+    def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
         """See `Answering.prepare`."""
         self._require_open()
         with self._access.for_idle_work() as has_access:

@@ -180,9 +180,7 @@ class IsolatedEngine(Answering):
         answer = _RemoteAnswer(self, len(prompt_tokens), options, begin, on_end)
         return self._listed(Stream(answer))
 
-    def prepare(
-        self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object
-    ) -> None:
+    def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
         """See `Answering.prepare`."""
         if self._busy.locked():
             return

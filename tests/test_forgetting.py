@@ -50,7 +50,9 @@ def turns_of(rng, number):
         return "".join(rng.choices(words, k=int(rng.paretovariate(0.8)) % 300 + 1))
 
     return [
-        {"role": role, "content": text()} for _ in range(number) for role in ("user", "assistant")
+        {"role": role, "content": text()}
+        for _ in range(number)
+        for role in ("user", "assistant")
     ]
 
 
