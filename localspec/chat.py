@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 from localspec.async_stream import AsyncStream, whole_reply
 from localspec.cancellation import Unwanted, never
@@ -19,6 +19,7 @@ from localspec.thinking import ThoughtStream, without_thoughts
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
+MAX_COUNT = 2**31 - 1  # of turns
 MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below this
 
 
@@ -240,7 +241,7 @@ class Chat:
 
         num_asked, num_forgotten: that conversation's, so that its answers to come see the
         turns and have the random numbers that they would have had; messages are then its
-        transcript. Raises OptionError if the messages are no such sequence.
+        transcript. Raises OptionError if the messages are no such sequence, or a count none.
         """
         has_system = bool(messages) and messages[0].get("role") == "system"
         rest = messages[1:] if has_system else messages
@@ -252,6 +253,9 @@ class Chat:
             )
         if not all(isinstance(message.get("content"), str) for message in messages):
             raise OptionError("a message has no text as its content", "Give a str.")
+        for name, value in (("num_asked", num_asked), ("num_forgotten", num_forgotten)):
+            if not is_count(value):
+                raise OptionError(f"{name} is {value!r}", f"Give 0 to {MAX_COUNT}.")
         self.system = messages[0]["content"] if has_system else None
         turns = list(zip(rest[::2], rest[1::2], strict=True))
         self._forgotten, self._turns = turns[:num_forgotten], turns[num_forgotten:]
@@ -279,10 +283,9 @@ class Chat:
         # Down to half, so that the kept turns are not decoded anew at every question.
         num_leaving = num_to_forget(sizes, length, capacity - needed, capacity // 2)
         if length(num_leaving) >= capacity:
-            raise ContextError(
+            raise self._too_long(
                 f"the message makes a prompt of {length(num_leaving)} tokens; "
-                f"the context holds {capacity}",
-                "Shorten it, or load the model with a larger context (--ctx).",
+                f"the context holds {capacity}"
             )
         return prompts[num_leaving], num_leaving
 
@@ -299,11 +302,21 @@ class Chat:
             len(each["content"].encode(errors="replace")) for each in (*self._system, question)
         )
         if length > longest:
-            raise ContextError(
+            raise self._too_long(
                 f"the message has {length} bytes; the {capacity} tokens of the context "
-                f"cannot hold more than {longest}",
-                "Shorten it, or load the model with a larger context (--ctx).",
+                f"cannot hold more than {longest}"
             )
+
+    def _too_long(self, what: str) -> ContextError:
+        shorter = "Shorten it or the system message" if self._system else "Shorten it"
+        return ContextError(
+            what, f"{shorter}, or load the model with a larger context (--ctx)."
+        )
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether it can be a number of turns: 0 to MAX_COUNT."""
+    return isinstance(value, int) and 0 <= value <= MAX_COUNT
 
 
 def _question(text: str) -> Message:

@@ -12,17 +12,17 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import platformdirs
 from filelock import FileLock, Timeout
 
-from localspec.chat import Chat
+from localspec.chat import Chat, is_count
 from localspec.errors import OptionError, SessionError
 from localspec.whole_file import write_whole
 
 FORMAT, VERSION = "localspec-session", 1
-MAX_BYTES = 64_000_000  # of a file: more than any context holds
+MAX_BYTES = 512_000_000  # of a file, written or read: what people say in years is less
 _NAME = re.compile(r"[\w][\w.-]{0,99}")
 # Windows takes these for devices, whatever the ending.
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
@@ -74,22 +74,34 @@ def session_names() -> list[str]:
 def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
     """Write the conversation, in place of an older one of that name; where it is.
 
-    Whatever happens meanwhile, the file holds the one or the other. Raises SessionError.
+    Whatever happens meanwhile, the file holds the one or the other. Raises SessionError, also
+    for a conversation so long that `read_session` would refuse it.
     """
     path = session_file(name)
     content = {
         "format": FORMAT,
         "version": VERSION,
-        "messages": [dict(message) for message in chat.transcript],
+        "messages": [
+            {"role": message["role"], "content": message["content"]}
+            for message in chat.transcript
+        ],
         "num_asked": chat.num_asked,
         "num_forgotten": chat.num_forgotten,
         "pending": pending,
     }
-    # ASCII, because a message can hold half of a surrogate pair, which UTF-8 cannot.
-    text = json.dumps(content, indent=1) + "\n"
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    # A message can hold half of a surrogate pair, which UTF-8 cannot: Python's escape for it
+    # is JSON's, too.
+    data = text.encode(errors="backslashreplace")
+    if len(data) > MAX_BYTES:
+        raise SessionError(
+            f"the session {name!r} would have {len(data)} bytes; {MAX_BYTES} are the most "
+            "that can be read again",
+            "The file stays as it is. /copy what matters, and begin another session.",
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text.encode("ascii"))
+        write_whole(path, data)
     except OSError as error:
         raise _unwritable(path, error) from error
     return path
@@ -153,16 +165,12 @@ def _session(name: str, path: Path, content: Any) -> Session:
     if not (
         isinstance(messages, list)
         and all(_is_message(message) for message in messages)
-        and _is_count(num_asked)
-        and _is_count(num_forgotten)
+        and is_count(num_asked)
+        and is_count(num_forgotten)
         and isinstance(pending, str)
     ):
         raise _unreadable(path, "its messages, counts or pending are not what they should be")
     return Session(name, messages, num_asked, num_forgotten, pending)
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and 0 <= value < 2**31
 
 
 def _is_message(value: object) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from localspec.cli.screen import error_lines, printable, status_line
+from localspec.cli.screen import error_lines, printable, stats_lines, status_line
 from localspec.draft_length import DraftOff, Outlook, ProposerKind
 from localspec.errors import LocalspecError
 from localspec.metrics import Meter
@@ -35,32 +37,42 @@ def test_errors_are_harmless_too():
     )
 
 
+def stats_of(reason, break_even, **more):
+    """Of an answer whose steps mostly did not draft."""
+    meter = Meter(1, 0, 0.0, num_steps=9, draft_off=reason, draft_off_steps={reason: 8}, **more)
+    outlook = Outlook(ProposerKind.DRAFT, 0.612, break_even, 0.1, 0.01, 0.0)
+    return meter.stats(1.0, outlook)
+
+
 @pytest.mark.parametrize(
     ("reason", "break_even", "said"),
     [
         (DraftOff.NO_DRAFT, 0.4, "no draft model"),
-        (
-            DraftOff.DOES_NOT_PAY,
-            0.784,
-            "draft off: break-even acceptance 0.78 here, this text gives 0.61",
-        ),
+        (DraftOff.NO_DRAFT, None, "no draft model"),
+        (DraftOff.DOES_NOT_PAY, 0.784, "draft off where it did not pay"),
         (DraftOff.DOES_NOT_PAY, None, "draft off: at what it costs here none would pay"),
         (DraftOff.DOES_NOT_PAY, 0.33, "draft off where it did not pay"),
         (
             DraftOff.OVER_BUDGET,
             0.33,
-            "draft off for now: trying it would cost more time than it may lose "
-            "(break-even acceptance 0.33 here, this text gives 0.61)",
-        ),
-        (
-            DraftOff.OVER_BUDGET,
-            0.784,
             "draft off for now: trying it would cost more time than it may lose",
         ),
     ],
 )
 def test_the_status_line_says_why_most_steps_did_not_draft(reason, break_even, said):
-    """With the numbers of the answer's end, unless they say the opposite."""
-    meter = Meter(1, 0, 0.0, num_steps=9, draft_off=reason, draft_off_steps={reason: 8})
-    outlook = Outlook(ProposerKind.DRAFT, 0.612, break_even, 0.1, 0.01, 0.0)
-    assert f" · {said} · " in status_line(meter.stats(1.0, outlook), 512)
+    assert f" · {said} · " in status_line(stats_of(reason, break_even), 512)
+
+
+def test_the_status_line_knows_one_acceptance_and_stats_explains_the_other():
+    """That of the tokens that were drafted; what the next one would have is another thing."""
+    stats = stats_of(
+        DraftOff.DOES_NOT_PAY, 0.784, drafted=[4] + [0] * 15, accepted=[3] + [0] * 15
+    )
+    line = status_line(stats, 512)
+    assert "75% of 4 drafted accepted" in line
+    assert re.findall(r"\d+%|0\.\d+", line) == ["75%"]
+    lines = "\n".join(stats_lines(stats))
+    assert "accepted is counted of the tokens that were drafted" in lines
+    assert "would be accepted with 61%, and drafting pays from 78% on here" in lines
+    never = "\n".join(stats_lines(stats_of(DraftOff.DOES_NOT_PAY, None)))
+    assert "drafting never pays here" in never

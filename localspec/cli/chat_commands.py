@@ -104,17 +104,33 @@ def _save(conversation: Conversation, argument: str) -> None:
     name = argument or conversation.session
     if name is None:
         raise OptionError("the session has no name yet", "Give one: /save NAME.")
-    conversation.keep_as(name)
-    note(f"Saved as {name}; from now on after every answer.")
+    question = f"There is another session {name}, which would be lost. Replace it?"
+    if conversation.keep_as(name, may_replace=lambda: _agrees(question)):
+        note(f"Saved as {name}; from now on after every answer.")
+    else:
+        note("Nothing was saved. /load goes on with that session.")
 
 
 def _load(conversation: Conversation, argument: str) -> None:
     if not argument:
         note("Sessions: " + (", ".join(session_names()) or "none"))
         return
+    is_kept = conversation.is_saved or not conversation.chat.transcript
+    if not is_kept and not _agrees("This conversation is not saved and would be lost. Go on?"):
+        note("Nothing was loaded. /save NAME keeps this conversation.")
+        return
     conversation.resume(argument, must_exist=True)
     num_turns = sum(message["role"] == "user" for message in conversation.chat.messages)
     note(f"Going on with {argument}: {num_turns} turns.")
+
+
+def _agrees(question: str) -> bool:
+    """Whether the person says yes; anything else, Ctrl-C and Ctrl-D too, is a no."""
+    try:
+        return click.confirm(question, default=False, err=True)
+    except click.Abort:
+        click.echo(err=True)
+        return False
 
 
 def _draft(conversation: Conversation, argument: str) -> None:
@@ -155,13 +171,15 @@ def _show(conversation: Conversation, _argument: str) -> None:
 
 
 def _file(conversation: Conversation, argument: str) -> None:
-    if not argument:
-        names = [attachment.name for attachment in conversation.attachments]
-        note("Files for the next message: " + (", ".join(names) or "none"))
+    if argument == "none":
+        conversation.attachments.clear()
+    elif argument:
+        attachment = read_attachment(Path(os.path.expanduser(argument)))
+        conversation.attach(attachment)
+        size = len(attachment.text)
+        note(f"{attachment.name} ({size} characters) goes with the next message.")
         return
-    attachment = read_attachment(Path(os.path.expanduser(argument)))
-    conversation.attachments.append(attachment)
-    note(f"{attachment.name} ({len(attachment.text)} characters) goes with the next message.")
+    note("Files for the next message: " + (conversation.file_names() or "none"))
 
 
 COMMANDS = {
@@ -179,5 +197,5 @@ COMMANDS = {
     "/clear": Command(_clear, "", "forget every turn"),
     "/copy": Command(_copy, "", "the last answer to the clipboard"),
     "/show": Command(_show, "", "mark tokens by where they came from, or not"),
-    "/file": Command(_file, "[PATH]", "a text file for the next message", None),
+    "/file": Command(_file, "[PATH|none]", "a text file for the next message", None),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,8 +16,14 @@ from localspec.chat import Chat
 from localspec.cli.screen import error_lines, note
 from localspec.draft_length import DraftLength
 from localspec.engine import Engine
-from localspec.errors import CacheError, OptionError, SessionError
-from localspec.session import caches_file, lock_session, read_session, save_session
+from localspec.errors import CacheError, ContextError, OptionError, SessionError
+from localspec.session import (
+    caches_file,
+    lock_session,
+    read_session,
+    save_session,
+    session_file,
+)
 from localspec.stream import AnswerOptions, Reply, Stream
 
 ThoughtView = Literal["show", "dim", "hide"]
@@ -30,7 +37,8 @@ class Conversation:
     attachments: files that go with the next question. pending: a question that a killed
     process left without an answer. last: the latest reply. draft_length: the engine's own
     while the draft is switched off. lock: the session's, held as long as it is kept.
-    keeps_caches: the session's caches are kept, too, when it is left.
+    keeps_caches: the session's caches are kept, too, when it is left. is_saved: the session's
+    file holds what was said.
     """
 
     engine: Engine
@@ -46,12 +54,45 @@ class Conversation:
     draft_length: DraftLength | None = None
     lock: FileLock | None = None
     keeps_caches: bool = False
+    is_saved: bool = False
 
     def ask(self, text: str) -> None:
-        """Answer a question, with the files that were attached to it."""
-        question = attached(text, self.attachments)
-        self._answer(functools.partial(self.chat.stream, question), text)
-        self.attachments.clear()
+        """Answer a question, with the files that were attached to it.
+
+        They stay attached for as long as no question with them is part of the conversation.
+        Raises ContextError if it does not fit; the conversation then is as it was.
+        """
+        num_messages = len(self.chat.transcript)
+        try:
+            question = attached(text, self.attachments)
+            self._answer(functools.partial(self.chat.stream, question), text)
+        except ContextError as error:
+            if not self.attachments:
+                raise
+            raise ContextError(
+                f"with {self.file_names()}, {error}",
+                f"{error.hint} /file none drops the files.",
+            ) from error
+        finally:
+            if len(self.chat.transcript) > num_messages:
+                self.attachments.clear()
+        if self.attachments:
+            note(f"{self.file_names()}: still for the next message; /file none drops them.")
+
+    def attach(self, attachment: Attachment) -> None:
+        """Let a file go with the next question. Raises ContextError if there is no room."""
+        try:
+            self.chat.prompt_tokens(attached("", [*self.attachments, attachment]))
+        except ContextError as error:
+            raise ContextError(
+                f"{attachment.name} cannot go with the next message: {error}",
+                "Attach the part that matters, or load the model with more context (--ctx).",
+            ) from error
+        self.attachments.append(attachment)
+
+    def file_names(self) -> str:
+        """Of the files that go with the next question."""
+        return ", ".join(attachment.name for attachment in self.attachments)
 
     def retry(self) -> None:
         """Answer the last question anew."""
@@ -76,11 +117,16 @@ class Conversation:
             note("The context is full: from here on the oldest turns are forgotten.")
 
     def save(self, *, pending: str = "") -> None:
-        """Write the session, if there is one. What prevents it is said, and nothing more."""
+        """Write the session, if there is one. What prevents it is said, and nothing more.
+
+        pending: a question that is being answered.
+        """
         if self.session is None:
             return
+        self.is_saved = False
         try:
-            save_session(self.session, self.chat, pending=pending)
+            save_session(self.session, self.chat, pending=pending or self.pending)
+            self.is_saved = True
         except SessionError as error:
             click.echo(error_lines(error), err=True)
 
@@ -95,15 +141,28 @@ class Conversation:
         except CacheError as error:
             note(f"The caches cannot be kept: {error}.")
 
-    def keep_as(self, name: str) -> None:
-        """Write the session, now and after every answer. Raises SessionError, OptionError."""
+    def keep_as(self, name: str, *, may_replace: Callable[[], bool]) -> bool:
+        """Write the session, now and after every answer. False if it would have replaced one.
+
+        may_replace: asked before another session of that name is lost. Raises SessionError,
+        OptionError.
+        """
         lock = self._lock(name)
         try:
-            save_session(name, self.chat)
+            is_other = name != self.session
+            if is_other and session_file(name).exists() and not may_replace():
+                self._release(lock)
+                return False
+            save_session(name, self.chat, pending=self.pending)
+            if is_other:
+                # Those of what was replaced: of no use, and perhaps large.
+                with contextlib.suppress(OSError):
+                    caches_file(name).unlink(missing_ok=True)
         except BaseException:
             self._release(lock)
             raise
         self._adopt(name, lock)
+        return True
 
     def resume(self, name: str, *, must_exist: bool) -> None:
         """Go on with a session, which is kept from now on.
@@ -140,4 +199,4 @@ class Conversation:
     def _adopt(self, name: str, lock: FileLock | None) -> None:
         if self.lock is not None and lock is not self.lock:
             self.lock.release()
-        self.session, self.lock = name, lock
+        self.session, self.lock, self.is_saved = name, lock, True

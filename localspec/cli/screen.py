@@ -131,20 +131,24 @@ def _why_off(stats: Stats) -> list[str]:
     if stats.draft_off is None or 2 * sum(stats.draft_off_steps.values()) < stats.num_steps:
         return []
     reason = max(stats.draft_off_steps, key=lambda off: stats.draft_off_steps[off])
-    outlook = stats.outlook
-    words = _DRAFT_OFF[reason]
-    if reason not in (DraftOff.DOES_NOT_PAY, DraftOff.OVER_BUDGET) or outlook is None:
-        return [words]
-    if outlook.break_even is None:
+    never_pays = stats.outlook is not None and stats.outlook.break_even is None
+    if never_pays and reason in (DraftOff.DOES_NOT_PAY, DraftOff.OVER_BUDGET):
         return ["draft off: at what it costs here none would pay"]
-    would_pay = outlook.acceptance >= outlook.break_even
-    if would_pay != (reason is DraftOff.OVER_BUDGET):
-        return [words]  # the numbers are those of the end, where it was otherwise
-    numbers = (
-        f"break-even acceptance {outlook.break_even:.2f} here, "
-        f"this text gives {outlook.acceptance:.2f}"
+    return [_DRAFT_OFF[reason]]
+
+
+def _expected(stats: Stats) -> list[str]:
+    """What would come of drafting now, which the draft tokens so far do not tell."""
+    outlook = stats.outlook
+    if outlook is None:
+        return []
+    pays = (
+        "never pays" if outlook.break_even is None else f"pays from {outlook.break_even:.0%} on"
     )
-    return [f"{words} ({numbers})" if would_pay else f"draft off: {numbers}"]
+    return [
+        "accepted is counted of the tokens that were drafted; if the next one were drafted, it "
+        f"would be accepted with {outlook.acceptance:.0%}, and drafting {pays} here"
+    ]
 
 
 def stats_lines(stats: Stats) -> list[str]:
@@ -170,7 +174,7 @@ def stats_lines(stats: Stats) -> list[str]:
         f"seconds: draft {stats.draft_time_s:.2f}, target {stats.target_time_s:.2f}, "
         f"sampler {stats.sampler_time_s:.2f}, in all {stats.total_time_s:.2f}"
     )
-    return lines + _why_off(stats)
+    return lines + _expected(stats) + _why_off(stats)
 
 
 def error_lines(error: LocalspecError) -> str:

@@ -15,7 +15,7 @@ from localspec.cli.idle_time import idle_time
 from localspec.cli.line_editor import LineEditor
 from localspec.cli.modes import modes_kept
 from localspec.cli.screen import error_lines, note, status_line
-from localspec.errors import LocalspecError
+from localspec.errors import ContextError, LocalspecError
 from localspec.stream import Reply, Stream
 
 
@@ -37,6 +37,9 @@ def converse(conversation: Conversation) -> None:
             try:
                 if not run_command(conversation, text):
                     conversation.ask(text)
+            except ContextError as error:
+                click.echo(error_lines(error), err=True)
+                note("The conversation goes on as it was; ↑ brings back what you typed.")
             except LocalspecError as error:
                 click.echo(error_lines(error), err=True)
             except KeyboardInterrupt:
