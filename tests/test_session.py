@@ -12,6 +12,7 @@ import time
 import pytest
 
 import localspec
+from localspec import session
 from localspec.errors import OptionError, SessionError
 from localspec.session import (
     lock_session,
@@ -41,10 +42,10 @@ def test_a_conversation_comes_back_as_it_was(engine):
     chat, other = engine.chat(system="S\ud800 ☃"), engine.chat()
     chat.send("Hello \x1b\u202e", seed=4, max_tokens=5)
     path = save_session("first-1", chat, pending="And then?")
-    session = read_session("first-1")
-    session.resume(other)
+    found = read_session("first-1")
+    found.resume(other)
     assert other.messages == chat.messages
-    assert session.pending == "And then?"
+    assert found.pending == "And then?"
     assert session_names() == ["first-1"]
     texts = [
         each.send("Tell me a story.", seed=4, max_tokens=30).text for each in (chat, other)
@@ -144,6 +145,60 @@ def test_what_cannot_be_written_is_said_and_leaves_the_old_file(engine, monkeypa
         save_session("x", chat)
     assert read_session("x").messages[0]["content"] == "old"
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("character", ["\x01", "語"])
+def test_what_is_written_can_be_read(engine, character):
+    """Also eleven million characters of which JSON makes six bytes each if it must."""
+    chat, other = engine.chat(), engine.chat()
+    text = character * 11_000_000
+    chat.replace([{"role": "user", "content": text}, {"role": "assistant", "content": "Oh."}])
+    path = save_session("long", chat)
+    assert path.stat().st_size < 67_000_000
+    read_session("long").resume(other)
+    assert other.messages == chat.messages
+
+
+def test_what_could_not_be_read_again_is_not_written(engine, monkeypatch):
+    """And what was there before stays there."""
+    chat = engine.chat(system="old")
+    path = save_session("x", chat)
+    before = path.read_bytes()
+    monkeypatch.setattr(session, "MAX_BYTES", len(before) + 100)
+    chat.system = "é" * 52
+    with pytest.raises(SessionError, match=r"would have \d+ bytes; \d+ are the most"):
+        save_session("x", chat)
+    assert path.read_bytes() == before
+    chat.system = "é" * 51
+    save_session("x", chat)
+    assert path.stat().st_size <= len(before) + 100
+    assert read_session("x").messages[0]["content"] == "é" * 51
+
+
+def test_odd_text_comes_back_to_the_letter(engine):
+    chat, other = engine.chat(), engine.chat()
+    odd = '\\\ud83d" \\ud800 \udc00\x00\x7f\u2028\ufeff👩\u200d🚀\\u0041\n'
+    chat.replace([{"role": "user", "content": odd}, {"role": "assistant", "content": odd * 2}])
+    path = save_session("odd", chat, pending=odd)
+    path.read_bytes().decode("utf-8")
+    read_session("odd").resume(other)
+    assert (other.messages, read_session("odd").pending) == (chat.messages, odd)
+
+
+def test_what_an_application_adds_to_messages_and_counts_cannot_spoil_a_session(engine):
+    chat = engine.chat()
+    turn = [
+        {"role": "user", "content": "Hi", "name": "Ann"},
+        {"role": "assistant", "content": "Oh."},
+    ]
+    for counts in ({"num_asked": 2**31}, {"num_forgotten": -1}, {"num_asked": 1.5}):
+        with pytest.raises(OptionError, match="num_"):
+            chat.replace(turn, **counts)
+    assert chat.messages == ()
+    chat.replace(turn, num_asked=2**31 - 1)
+    save_session("x", chat)
+    assert read_session("x").messages[0] == {"role": "user", "content": "Hi"}
+    assert read_session("x").num_asked == 2**31 - 1
 
 
 _SAVER = """

@@ -121,6 +121,101 @@ def test_load_goes_on_where_save_stopped(chat, tmp_path):
     assert "Took back: Hello!" in again.say("/undo")
 
 
+def sessions(tmp_path):
+    """The first words of each session that is kept, by name."""
+    return {
+        path.stem: [m["content"][:6] for m in json.loads(path.read_text())["messages"][:1]]
+        for path in (tmp_path / "localspec" / "sessions").glob("*.json")
+    }
+
+
+def ask_back(terminal, command, answer):
+    """Type a command that asks whether it may, and the answer; what comes of it."""
+    terminal.process.send(command + "\r")
+    terminal.wait_for(lambda text: text.endswith("[y/N]:"))
+    return terminal.say(answer)
+
+
+def test_another_session_is_not_replaced_without_a_question(chat, tmp_path):
+    """Nor is a conversation that was not saved; whatever is no yes is a no."""
+    terminal = chat(*TERSE)
+    terminal.say("First!")
+    terminal.say("/save one")
+    assert "Saved as one" in last_part(terminal.say("/save one"))  # is itself
+    assert terminal.leave() == 0
+    caches = tmp_path / "localspec" / "sessions" / "one.caches"
+    caches.write_text("those of the first")
+    other = chat(*TERSE)
+    other.say("Second!")
+    for answer in ("n", "", "\x04", "\x03"):
+        number = other.num_prompts()
+        other.process.send("/save one\r")
+        other.wait_for(lambda text: text.endswith("[y/N]:"))
+        assert "another session one" in last_part(other.text())
+        other.process.send(answer if answer in ("\x03", "\x04") else answer + "\r")
+        other.wait_for_prompt(number + 1)
+        assert "Nothing was saved" in last_part(other.text())
+    assert "Nothing was loaded" in ask_back(other, "/load one", "n")
+    assert sessions(tmp_path) == {"one": ["First!"]}
+    assert caches.exists()
+    other.say("/save two")
+    assert "Saved as one" in ask_back(other, "/save one", "y")
+    assert sessions(tmp_path) == {"one": ["Second"], "two": ["Second"]}
+    assert not caches.exists()
+    other.say("/load two")  # what is saved can be left
+    assert "Took back: Second!" in other.say("/undo")
+    assert other.leave() == 0
+    third = chat(*TERSE)
+    third.say("Third!")
+    assert "Going on with one: 1 turns" in ask_back(third, "/load one", "y")
+    assert third.leave() == 0
+
+
+def test_a_file_that_does_not_fit_is_no_trap(chat, tmp_path):
+    """It is not attached; one that leaves no room for the message can be let go of."""
+    (tmp_path / "huge.txt").write_text("word " * 4000)
+    (tmp_path / "large.txt").write_text("word " * 1800)
+    terminal = chat(*TERSE, "--session", "s")
+    terminal.say("Hello!")
+    refused = last_part(terminal.say("/file huge.txt")).replace("\n", "")
+    assert re.search(r"Error: huge.txt cannot go .* prompt of 40\d\d tokens", refused)
+    assert "message: none" in terminal.say("/file")
+    assert "large.txt (9000 characters)" in terminal.say("/file large.txt")
+    message = "Why? " + "word " * 300
+    terminal.process.send(message + "\r")
+    refused = terminal.wait_for_prompt(6).replace("\n", "")
+    assert "Error: with large.txt, the message makes a prompt of" in refused
+    assert "/file none drops the files" in refused
+    assert "goes on as it was" in refused
+    assert "message: large.txt" in terminal.say("/file")
+    assert "message: none" in terminal.say("/file none")
+    assert "tokens/s" in last_part(terminal.say("And now?"))
+    terminal.process.send("\x1b[A" * 4)  # behind /file none, /file and the question
+    terminal.wait_for(lambda text: text.rstrip().endswith("word word word"))
+    number = terminal.num_prompts()
+    terminal.process.send("\r")
+    assert "tokens/s" in terminal.wait_for_prompt(number + 1).rpartition("word word")[2]
+    saved = json.loads((tmp_path / "localspec" / "sessions" / "s.json").read_text())
+    questions = [m["content"].strip() for m in saved["messages"] if m["role"] == "user"]
+    assert questions == ["Hello!", "And now?", message.strip()]
+    assert terminal.leave() == 0
+
+
+def test_a_question_that_was_loaded_unanswered_stays_in_the_file(chat, tmp_path):
+    terminal = chat(*TERSE)
+    terminal.say("Hello!")
+    terminal.say("/save one")
+    assert terminal.leave() == 0
+    path = tmp_path / "localspec" / "sessions" / "one.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pending": STORY}))
+    again = chat(*TERSE)
+    again.process.send("/load one\r")
+    again.wait_for(lambda text: text.endswith(f"> {STORY}"))
+    again.process.kill(signal.SIGKILL)
+    again.ended()
+    assert json.loads(path.read_text())["pending"] == STORY
+
+
 def test_what_the_next_prompt_begins_with_is_read_while_a_person_thinks(chat):
     terminal = chat("--system", " ".join([STORY] * 20), *TERSE)
     process = psutil.Process(terminal.process.pid)
@@ -250,7 +345,9 @@ def test_ctrl_c_while_a_long_prompt_is_read(chat, tmp_path):
     text = terminal.wait_for_prompt(3)
     assert "(stopped)" in text
     assert "Reading" not in text
+    assert "long.txt: still for the next message" in text
     assert "no turn to take back" in terminal.say("/undo")
+    assert "message: long.txt" in terminal.say("/file")
     assert terminal.leave() == 0
     assert terminal.has_its_modes()
 
