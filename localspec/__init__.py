@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         PresetError,
         SessionError,
         TemplateError,
+        TemplateLimitError,
     )
     from localspec.explanation import Explanation, explain
     from localspec.fetch import download
@@ -78,6 +79,7 @@ __all__ = [
     "Stats",
     "Stream",
     "TemplateError",
+    "TemplateLimitError",
     "TokenLogprob",
     "TokenLogprobs",
     "download",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol, TypeGuard
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard
 from localspec.async_stream import AsyncStream, whole_reply
 from localspec.cancellation import Unwanted, never
 from localspec.control_guard import Tokenizer
-from localspec.errors import ContextError, EngineError, OptionError
+from localspec.errors import ContextError, EngineError, OptionError, TemplateLimitError
 from localspec.forgetting import num_to_forget
 from localspec.prompt_maker import Prompt, PromptMaker
 from localspec.stream import AnswerKeywords, AnswerOptions, Reply, Stream
@@ -64,7 +65,7 @@ class Chat:
 
     What was said stays when an answer is stopped early; what was thought before is dropped.
     When the context is full the fewest whole oldest turns are forgotten without which the
-    prompt takes no more than half of it.
+    prompt takes no more than half of it; likewise where a chat template copes with no more.
     """
 
     def __init__(
@@ -272,22 +273,29 @@ class Chat:
         capacity = self._engine.context_length
         needed = min(MIN_ANSWER_TOKENS, capacity // 4)
         prompts: dict[int, Prompt] = {}  # by the number of turns that leave
+        beyond: set[int] = set()  # where there are too many turns even for the template
 
-        def length(num_leaving: int) -> int:
-            if num_leaving not in prompts:
+        def length(num_leaving: int) -> float:
+            if num_leaving not in prompts and num_leaving not in beyond:
                 kept = turns[num_leaving:]
-                prompts[num_leaving] = self._prompt(question, kept, is_unwanted)
-            return len(prompts[num_leaving].tokens)
+                try:
+                    prompts[num_leaving] = self._prompt(question, kept, is_unwanted)
+                except TemplateLimitError:
+                    if not kept:
+                        raise
+                    beyond.add(num_leaving)
+            return math.inf if num_leaving in beyond else len(prompts[num_leaving].tokens)
 
         sizes = [sum(len(message["content"]) for message in turn) for turn in turns]
         # Down to half, so that the kept turns are not decoded anew at every question.
         num_leaving = num_to_forget(sizes, length, capacity - needed, capacity // 2)
-        if length(num_leaving) >= capacity:
+        prompt = prompts[num_leaving]
+        if len(prompt.tokens) >= capacity:
             raise self._too_long(
-                f"the message makes a prompt of {length(num_leaving)} tokens; "
+                f"the message makes a prompt of {len(prompt.tokens)} tokens; "
                 f"the context holds {capacity}"
             )
-        return prompts[num_leaving], num_leaving
+        return prompt, num_leaving
 
     def _prompt(self, question: Message, turns: list[Turn], is_unwanted: Unwanted) -> Prompt:
         messages = [*self._system, *_messages(turns), question]

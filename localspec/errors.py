@@ -7,7 +7,8 @@
     ├── PairError          target and draft do not fit together
     ├── PresetError        an unknown or malformed preset, or files not there yet
     ├── DownloadError      files could not be fetched, or not what they should be
-    ├── TemplateError      a chat template is missing, broken or out of bounds
+    ├── TemplateError      a chat template is missing or broken
+    │   └── TemplateLimitError  it does more work than any template may
     ├── ContextError       more tokens than the context holds
     ├── SessionError       a conversation on disk that cannot be read or written
     ├── DecodeError        libllama refused or failed a decode
@@ -63,6 +64,10 @@ class DownloadError(LocalspecError):
 
 class TemplateError(LocalspecError):
     """A chat template is missing, broken, or exceeds its bounds."""
+
+
+class TemplateLimitError(TemplateError):
+    """A chat template does more work than any may: it might cope with fewer messages."""
 
 
 class ContextError(LocalspecError):

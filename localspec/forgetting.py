@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 # Of a text: if the newest turns with that many do not fit, no older ones need be looked at.
-_CHARACTERS_PER_TOKEN = 8
+_CHARACTERS_PER_TOKEN = 6
 _MOST_ESTIMATES = 8  # after which the rest is halved, which always comes to an end soon
 
 
 def num_to_forget(
-    sizes: Sequence[int], length: Callable[[int], int], capacity: int, kept: int
+    sizes: Sequence[int], length: Callable[[int], float], capacity: int, kept: float
 ) -> int:
     """0 if the whole has at most `capacity` tokens, else the fewest that leave at most `kept`.
 
     sizes: characters of each turn, oldest first. length: tokens of the prompt without so many
-    oldest turns; they become fewer the more of these are left out. It is what takes time: it is
-    asked a few times, and never about much more text than `capacity` tokens may be. If no
-    number of turns suffices, all are forgotten.
+    oldest turns, or math.inf if nobody can make it; they become fewer the more of these are
+    left out. It is what takes time: it is asked a few times, and never about much more text
+    than `capacity` tokens may be. If no number of turns suffices, all are forgotten. Where
+    what can be made is the limit, at most half of that is left.
     """
     behind = [0, *accumulate(reversed(sizes))][::-1]  # characters without the first 0, 1, 2 …
     too_many = _first_too_many(behind, length, capacity)
     if too_many is None:
         return 0
-    return _fewest(behind, length, too_many, kept)
+    fewest = _fewest(behind, length, too_many, kept)
+    if fewest < len(sizes) and length(fewest - 1) == math.inf:
+        # Half of what there can be, as above: the next question has to have room, too.
+        fewest = _fewest(behind, length, fewest, length(fewest) / 2)
+    return fewest
 
 
 def _first_too_many(
-    behind: Sequence[int], length: Callable[[int], int], capacity: int
+    behind: Sequence[int], length: Callable[[int], float], capacity: int
 ) -> int | None:
     """Without how many turns the prompt is still too long; None if the whole is not.
 
@@ -45,7 +51,7 @@ def _first_too_many(
 
 
 def _fewest(
-    behind: Sequence[int], length: Callable[[int], int], too_few: int, kept: int
+    behind: Sequence[int], length: Callable[[int], float], too_few: int, kept: float
 ) -> int:
     """The fewest, more than `too_few`, without which at most `kept` tokens are left."""
     enough = len(behind) - 1
@@ -54,10 +60,10 @@ def _fewest(
     num_estimates = 0
     while enough - too_few > 1:
         guess = (too_few + enough) // 2
-        if num_estimates < _MOST_ESTIMATES:
+        longer, shorter = length(too_few), length(enough)
+        if num_estimates < _MOST_ESTIMATES and longer < math.inf:
             num_estimates += 1
             # As if all characters between the two had the same share of their tokens.
-            longer, shorter = length(too_few), length(enough)
             share = (kept - shorter) / (longer - shorter)
             most = behind[enough] + share * (behind[too_few] - behind[enough])
             guess = min(max(_first_at_most(behind, most), too_few + 1), enough - 1)

@@ -61,6 +61,10 @@ class Refused(Exception):
     """The template was stopped: by its own words, or at a bound."""
 
 
+class Exhausted(Refused):
+    """It was stopped at a bound on its work, which grows with the messages."""
+
+
 class _Generation(Extension):
     """`{% generation %}`: Hugging Face marks with it what a model learns from."""
 
@@ -124,7 +128,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._spent = 0
 
     def pay(self, work: int) -> None:
-        """Count work. Raises Refused when there is too much of it, or no time left.
+        """Count work. Raises Exhausted when there is too much of it, or no time left.
 
         Raises Interrupted when it has become unwanted.
         """
@@ -132,9 +136,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if self._is_unwanted():
             raise Interrupted("making a prompt was cancelled")
         if self._spent > MAX_WORK:
-            raise Refused(f"it makes values of more than {MAX_WORK} characters")
+            raise Exhausted(f"it makes values of more than {MAX_WORK} characters")
         if time.monotonic() > self._deadline:
-            raise Refused(f"it takes longer than {MAX_SECONDS:.0f} seconds")
+            raise Exhausted(f"it takes longer than {MAX_SECONDS:.0f} seconds")
 
     def keep(self, value: Any) -> Any:
         """The value, paid for with all that is in it, as often as it is in it."""
@@ -285,7 +289,7 @@ def _weight(value: Any) -> int:
     for each in _nested(value):
         size = len(each) if isinstance(each, str) else 0
         if size > MAX_TEXT:
-            raise Refused(f"it makes a text of {size} characters, more than {MAX_TEXT}")
+            raise Exhausted(f"it makes a text of {size} characters, more than {MAX_TEXT}")
         weight += _ELEMENT + size
         if weight > MAX_WORK:
             break

@@ -13,8 +13,8 @@ from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
 from localspec.cancellation import Unwanted, never
-from localspec.errors import Interrupted, TemplateError
-from localspec.sandbox import Refused, Sandbox
+from localspec.errors import Interrupted, TemplateError, TemplateLimitError
+from localspec.sandbox import Exhausted, Refused, Sandbox
 
 MAX_SOURCE = 200_000  # characters
 _MAX_REASON = 300  # characters of a template's own words in an error
@@ -93,8 +93,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], is_unwanted: Unwanted = never) -> str:
         """The prompt that asks for the next answer.
 
-        Raises TemplateError if the template refuses the messages, fails, or exceeds its
-        bounds, Interrupted as soon as it is unwanted.
+        Raises TemplateError if the template refuses the messages or fails, TemplateLimitError
+        if it exceeds its bounds, Interrupted as soon as it is unwanted.
         """
         self._sandbox.restart(is_unwanted)
         try:
@@ -158,7 +158,8 @@ def _call(method: str, arguments: list[nodes.Expr], place: nodes.Node) -> nodes.
 def _unusable(error: Exception) -> TemplateError:
     why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
     shown = "".join(each if each.isprintable() else " " for each in why[:_MAX_REASON])
-    return TemplateError(
+    kind = TemplateLimitError if isinstance(error, Exhausted) else TemplateError
+    return kind(
         f"the chat template cannot be used: {shown}",
         f"Name another with --chat-template: {', '.join(BUILT_IN)}, or a Jinja file.",
     )

@@ -13,7 +13,7 @@ import pytest
 import localspec
 from localspec.cancellation import never
 from localspec.chat import MIN_ANSWER_TOKENS, Chat
-from localspec.errors import ContextError
+from localspec.errors import ContextError, TemplateLimitError
 from localspec.forgetting import num_to_forget
 from localspec.prompt_maker import PromptMaker
 from localspec.sandbox import Sandbox
@@ -152,6 +152,32 @@ def test_a_conversation_beyond_a_template_s_bounds_goes_on(demo_vocabulary):
     prompt, number = chat._make_room({"role": "user", "content": "Hi"}, chat._turns, never)
     assert number == 300
     assert len(prompt.tokens) < 400
+
+
+def test_a_template_that_copes_with_a_part_gets_that_part(demo_vocabulary):
+    """As some that look through all messages at each one; within bounds, it is the context."""
+    quadratic = BUILT_IN["chatml"].replace(
+        "{% for message in messages %}",
+        "{% for message in messages %}{% set all = messages[:] ~ '' %}",
+    )
+    tight, roomy = (
+        Chat(NoModels(demo_vocabulary, length), template=quadratic)
+        for length in (2048, 200_000)
+    )
+    for chat in (tight, roomy):
+        chat.replace(plain_turns(400))
+    question = {"role": "user", "content": "Hi"}
+    assert len(tight._make_room(question, tight._turns, never)[0].tokens) > 900
+    prompt, number = roomy._make_room(question, roomy._turns, never)
+    assert 0 < number < 400
+    assert prompt == roomy._prompt(question, roomy._turns[number:], never)
+    # There is room for some questions more before turns have to leave again.
+    assert roomy._prompt(question, roomy._turns[number - 20 :], never)
+    with pytest.raises(TemplateLimitError):
+        roomy._prompt(question, roomy._turns, never)
+    endless = "{% set text = 'xx' * 99999999 %}"
+    with pytest.raises(TemplateLimitError):
+        Chat(NoModels(demo_vocabulary, 2048), template=endless).prompt_tokens("Hi")
 
 
 def test_a_question_that_fits_alone_is_asked_alone(demo_vocabulary):
