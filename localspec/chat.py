@@ -297,7 +297,9 @@ class Chat:
             )
         return prompt, num_leaving
 
-    def _prompt(self, question: Message, turns: list[Turn], is_unwanted: Unwanted) -> Prompt:
+    def _prompt(
+        self, question: Message, turns: list[Turn], is_unwanted: Unwanted = never
+    ) -> Prompt:
         messages = [*self._system, *_messages(turns), question]
         prompt = self._maker.prompt(messages, is_unwanted)
         return prompt._replace(tokens=self._engine.with_bos(prompt.tokens))

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from localspec.cancellation import Unwanted
+from localspec.cancellation import Unwanted, never
 from localspec.control_guard import ControlGuard, Tokenizer
 from localspec.template import ChatTemplate, Message
 from localspec.thinking import opened_by, tags_of
@@ -37,7 +37,7 @@ class PromptMaker:
         self._guard = ControlGuard(vocabulary)
         self._rendering = threading.Lock()  # the template's meter counts for one at a time
 
-    def prompt(self, messages: Sequence[Message], is_unwanted: Unwanted) -> Prompt:
+    def prompt(self, messages: Sequence[Message], is_unwanted: Unwanted = never) -> Prompt:
         """The prompt that asks for the next answer, without a token that begins every text.
 
         Raises TemplateError if the template refuses the messages, or fails, Interrupted soon

@@ -8,7 +8,6 @@ import pytest
 
 import localspec
 from gguf_maker import write_random_model
-from localspec.cancellation import never
 from localspec.errors import ContextError, EngineError, OptionError, TemplateError
 from localspec.template import BUILT_IN
 
@@ -23,7 +22,7 @@ def engine():
 
 def prompt_of(engine, chat, text):
     """Token ids of the prompt that `text` would make."""
-    return chat._prompt({"role": "user", "content": text}, [], never).tokens
+    return chat._prompt({"role": "user", "content": text}, []).tokens
 
 
 def test_several_turns_are_remembered(engine):
