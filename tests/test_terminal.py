@@ -352,6 +352,31 @@ def test_ctrl_c_while_a_long_prompt_is_read(chat, tmp_path):
     assert terminal.has_its_modes()
 
 
+def test_ctrl_c_while_a_prompt_is_made(chat, tmp_path):
+    """By a template that takes its time, for hundreds of turns that do not fit."""
+    from localspec.template import BUILT_IN
+
+    work = "{% for i in range(600) %}{% for j in range(500) %}{% endfor %}{% endfor %}"
+    (tmp_path / "slow.jinja").write_text(BUILT_IN["chatml"] + work)
+    terminal = chat("--session", "s")
+    terminal.say("Hello!")
+    assert terminal.leave() == 0
+    path = tmp_path / "localspec" / "sessions" / "s.json"
+    saved = json.loads(path.read_text())
+    path.write_text(json.dumps(saved | {"messages": saved["messages"] * 300}))
+    slow = chat("--session", "s", "--ignore-eos", "--chat-template", "slow.jinja")
+    slow.process.send(STORY + "\r")
+    slow.wait_for(lambda _text: b"\x1b[?2004l" in slow.received)  # the line has been left
+    time.sleep(0.3)  # whether the answer has begun or not: it never ends by itself
+    slow.process.send("\x03")
+    assert "(stopped)" in slow.wait_for_prompt(2)
+    slow.process.send("Hello!\r")
+    slow.wait_for(has_begun("Hello!"))
+    slow.process.send("\x03")
+    slow.wait_for_prompt(3)
+    assert slow.leave() == 0
+
+
 @pytest.fixture(scope="module")
 def large_model(tmp_path_factory, demo_target):
     """A file that takes a while to load."""
