@@ -114,7 +114,7 @@ class Conversation:
         finally:
             self.save()
         if num_forgotten == 0 and self.chat.num_forgotten:
-            note("No more turns fit: from here on the oldest are forgotten.")
+            note("No more turns fit: from here on the oldest turns are forgotten.")
 
     def save(self, *, pending: str = "") -> None:
         """Write the session, if there is one. What prevents it is said, and nothing more.
