@@ -167,7 +167,7 @@ class Bench:
         seconds = []
         while not seconds or policy.target_cost.sizes_to_measure(32):
             started = time.perf_counter()
-            self.engine.prepare(lambda: self.prompt(32), owner=self)
+            self.engine.prepare(lambda _is_unwanted: self.prompt(32), owner=self)
             seconds.append(time.perf_counter() - started)
         return seconds
 
