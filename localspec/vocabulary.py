@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import threading
+import unicodedata
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,8 +25,11 @@ _MAX_STACK = 1 << 28 if os.name == "nt" else 1 << 34  # Windows: all that Python
 _stack_size_lock = threading.Lock()  # the stack size of new threads is one for the process
 
 _NEVER_MERGED = "\ue000"  # a private character: no entry of a vocabulary goes on behind it
-# gpt-oss marks its turns with these; libllama shows them in answers, so calls them ordinary.
-_SHOWN_CONTROL_TEXTS = frozenset({"<|start|>", "<|message|>", "<|channel|>", "<|constrain|>"})
+# HTML that Gemma 2 and 3 have as entries of their own, for the text of web pages.
+_HTML_TAG = re.compile(
+    r"</?(?:a|b|blockquote|br|caption|code|dd|div|dl|dt|em|h[1-6]|hr|i|img|li|ol|p|pre|span|"
+    r"strong|sub|sup|table|tbody|td|tfoot|th|thead|tr|u|ul)>"
+)
 
 
 class Vocabulary:
@@ -161,14 +166,23 @@ class Vocabulary:
         return [text for text in map(self.text, steering) if text]
 
     def is_control(self, token: int) -> bool:
-        """Whether the token steers the model rather than spelling text."""
+        """Whether the token steers the model rather than spelling text.
+
+        libllama cuts two kinds of entries out of a text. Control tokens are cut out where it
+        is told to, and steer. User-defined ones are cut out always: most vocabularies have
+        ordinary text there, such as runs of blanks, but some their marks of turns, thoughts
+        and tools, too. What these say tells them apart: see `is_ordinary_text`.
+        """
         return self._steers(token, self._attributes(token))
 
     def _steers(self, token: int, attributes: int) -> bool:
-        control = self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
-        return bool(attributes & control) or (
-            bool(attributes & self._lib.LLAMA_TOKEN_ATTR_USER_DEFINED)
-            and self.text(token) in _SHOWN_CONTROL_TEXTS
+        if attributes & (
+            self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
+        ):
+            return True
+        is_user_defined = bool(attributes & self._lib.LLAMA_TOKEN_ATTR_USER_DEFINED)
+        return is_user_defined and (
+            self.is_end(token) or not is_ordinary_text(self.text(token))
         )
 
     def _starts_text(self, behind: int | None) -> bool:
@@ -202,6 +216,21 @@ class Vocabulary:
         is_end = self._lib.llama_vocab_is_eog
         with self._pointer() as vocab:
             return [token for token in range(self.size) if is_end(vocab, token)]
+
+
+def is_ordinary_text(entry: str) -> bool:
+    """Whether a user-defined entry is what people write, rather than a mark.
+
+    Blanks, words, single characters and tags of HTML are. All else has signs around it that
+    were chosen because nobody writes them, so it is taken for a mark: at worst something
+    harmless is spelled by several tokens.
+    """
+    if len(entry) == 1 or _HTML_TAG.fullmatch(entry):
+        return True
+    return all(
+        char.isspace() or char == "▁" or unicodedata.category(char)[0] in "LMN"
+        for char in entry
+    )
 
 
 def _on_deep_stack(call: Callable[[], list[int]], stack_bytes: int) -> list[int]:

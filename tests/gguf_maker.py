@@ -157,18 +157,109 @@ def copy_tokenizer(
     return num_tokens
 
 
-def write_spm_model(path: Path, *, more: tuple[str, ...] = (), num_bytes: int = 256) -> Path:
+def write_spm_model(
+    path: Path,
+    *,
+    more: tuple[str, ...] = (),
+    num_bytes: int = 256,
+    control: tuple[str, ...] = (),
+    user_defined: tuple[str, ...] = (),
+) -> Path:
     """A random model with a small vocabulary of SentencePiece's kind, as Llama 2 had it.
 
     It begins texts with a space, and spells in bytes what has no token: the letters do.
     more: further tokens, the first of them the likeliest. num_bytes: how many bytes there are.
+    control, user_defined: further tokens of these types, behind all others.
     """
-    tokenizer = path.with_suffix(".tokenizer.gguf")
+    tokenizer, _ = _write_spm_tokenizer(
+        path.with_suffix(".tokenizer.gguf"),
+        more,
+        num_bytes=num_bytes,
+        control=control,
+        user_defined=user_defined,
+    )
+    return write_random_model(path, tokenizer)
+
+
+def write_scripted_model(
+    path: Path,
+    script: dict[str, str],
+    *,
+    control: tuple[str, ...] = (),
+    user_defined: tuple[str, ...] = (),
+) -> Path:
+    """A model that says behind each token what the script has there, else its end token.
+
+    Layers add nothing to an embedding of one number, and the output looks for the one that
+    follows. Vocabulary as for `write_spm_model`, without a space before texts, and with the
+    script's tokens.
+    """
+    named = {*control, *user_defined, "</s>", "<0x0A>", "t"}
+    more = tuple(
+        dict.fromkeys(text for text in (*script, *script.values()) if text not in named)
+    )
+    tokenizer, tokens = _write_spm_tokenizer(
+        path.with_suffix(".tokenizer.gguf"),
+        more,
+        control=control,
+        user_defined=user_defined,
+        space_prefix=False,
+    )
+    width = -(-len(tokens) // 64) * 64
+    follows = np.full(len(tokens), tokens.index("</s>"))
+    for text, following in script.items():
+        follows[tokens.index(text)] = tokens.index(following)
+    embedding = np.eye(len(tokens), width, dtype=np.float32)
+    output = np.zeros((len(tokens), width), dtype=np.float32)
+    output[follows, np.arange(len(tokens))] = 1
+    writer = gguf.GGUFWriter(path, "llama")
+    copy_tokenizer(writer, tokenizer)
+    writer.add_context_length(2048)
+    writer.add_embedding_length(width)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(width // 64)
+    writer.add_head_count_kv(width // 64)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(64)
+    writer.add_tensor("token_embd.weight", embedding)
+    writer.add_tensor("output.weight", output)
+    for name, shape in {
+        "output_norm": width,
+        "blk.0.attn_norm": width,
+        "blk.0.ffn_norm": width,
+    }.items():
+        writer.add_tensor(f"{name}.weight", np.ones(shape, dtype=np.float32))
+    for name, rows, columns in (
+        *((f"attn_{kind}", width, width) for kind in ("q", "k", "v", "output")),
+        ("ffn_gate", 64, width),
+        ("ffn_up", 64, width),
+        ("ffn_down", width, 64),
+    ):
+        writer.add_tensor(f"blk.0.{name}.weight", np.zeros((rows, columns), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _write_spm_tokenizer(
+    path: Path,
+    more: tuple[str, ...],
+    *,
+    num_bytes: int = 256,
+    control: tuple[str, ...],
+    user_defined: tuple[str, ...],
+    space_prefix: bool = True,
+) -> tuple[Path, list[str]]:
+    """A file with nothing but a tokenizer, and its tokens."""
     bytes_ = [f"<0x{byte:02X}>" for byte in range(num_bytes)]
     letters = ["▁", *"abcdefghijklmnopqrstuvwxyz<>/:.!"]
-    tokens = ["<unk>", "<s>", "</s>", *bytes_, *letters, *more]
+    tokens = ["<unk>", "<s>", "</s>", *bytes_, *letters, *more, *control, *user_defined]
     kinds = [2, 3, 3, *[6] * num_bytes, *[1] * (len(letters) + len(more))]
-    writer = gguf.GGUFWriter(tokenizer, "llama")
+    kinds += [3] * len(control) + [4] * len(user_defined)
+    writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
@@ -177,11 +268,11 @@ def write_spm_model(path: Path, *, more: tuple[str, ...] = (), num_bytes: int = 
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_add_bos_token(True)
-    writer.add_add_space_prefix(True)
+    writer.add_add_space_prefix(space_prefix)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    return write_random_model(path, tokenizer)
+    return path, tokens
 
 
 def split_model(source: Path, folder: Path) -> Path:
