@@ -47,8 +47,9 @@ class Server:
             async for piece in stream:
                 if line.done() and not line.result():
                     return  # they are gone; leaving the block stops the engine
-                writer.write(piece.text.replace("\n", " ").encode())
-                await writer.drain()
+                if not piece.is_thought:
+                    writer.write(piece.text.replace("\n", " ").encode())
+                    await writer.drain()
         writer.write(b"\n")
         await writer.drain()
 

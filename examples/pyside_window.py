@@ -50,7 +50,8 @@ class Reader(QObject):
     def _read(self, stream: localspec.Stream) -> None:
         try:
             for piece in stream:
-                self.arrived.emit(piece.text)
+                if not piece.is_thought:
+                    self.arrived.emit(piece.text)
         except localspec.LocalspecError as error:
             self.arrived.emit(f"[{error} {error.hint}]")
         self.finished.emit()

@@ -6,5 +6,5 @@ with localspec.load() as engine:
     chat = engine.chat()
     while question := input("> "):
         for piece in chat.stream(question):
-            print(piece.text, end="", flush=True)
+            print("" if piece.is_thought else piece.text, end="", flush=True)
         print()

@@ -60,7 +60,8 @@ class ChatWindow:
     def _read(self, stream: localspec.Stream) -> None:
         try:
             for piece in stream:
-                self._arrived.put(piece.text)
+                if not piece.is_thought:
+                    self._arrived.put(piece.text)
         except localspec.LocalspecError as error:
             self._arrived.put(f"[{error} {error.hint}]")
         self._arrived.put(None)

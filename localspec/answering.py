@@ -17,6 +17,7 @@ from localspec.chat import Chat
 from localspec.control_guard import Tokenizer
 from localspec.errors import EngineError, OptionError
 from localspec.own_process import OwnProcess
+from localspec.prompt_maker import Prompt
 from localspec.stream import AnswerKeywords, AnswerOptions, Reply, Stream
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Answering(abc.ABC):
     @abc.abstractmethod
     def answer(
         self,
-        prompt_tokens: list[int],
+        prompt: Prompt,
         options: AnswerOptions,
         *,
         turn: int,
@@ -108,7 +109,7 @@ class Answering(abc.ABC):
         else:
             tokens = _token_ids(prompt)
         return self.answer(
-            tokens,
+            Prompt(tokens),
             AnswerOptions(**options),
             turn=0,
             owner=None,

@@ -15,7 +15,6 @@ from localspec.forgetting import num_to_forget
 from localspec.prompt_maker import Prompt, PromptMaker
 from localspec.stream import AnswerKeywords, AnswerOptions, Reply, Stream
 from localspec.template import Message, template_source
-from localspec.thinking import ThoughtStream, without_thoughts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -40,7 +39,7 @@ class Answerer(Protocol):
 
     def answer(
         self,
-        prompt_tokens: list[int],
+        prompt: Prompt,
         options: AnswerOptions,
         *,
         turn: int,
@@ -82,7 +81,6 @@ class Chat:
         self._forgotten: list[Turn] = []
         source = template_source(template, engine.chat_template)
         self._maker = PromptMaker(engine.vocabulary, source, think=think)
-        self._closing_tag: str | None = None  # of the thoughts that the last prompt opened
         self._num_asked = 0
         self._revision = 0  # counts changes, which outdate what was asked for before
 
@@ -116,10 +114,6 @@ class Chat:
         """How many answers were begun. The next one has the random numbers of this turn."""
         return self._num_asked
 
-    def thoughts(self) -> ThoughtStream:
-        """What splits the pieces of the answer that was asked for last; new at each call."""
-        return ThoughtStream(self._maker.thought_tags, self._closing_tag)
-
     def stream(self, text: str, **options: Unpack[AnswerKeywords]) -> Stream:
         """The answer to `text`, piece by piece. Options as for `Engine.stream`.
 
@@ -148,9 +142,7 @@ class Chat:
     ) -> Stream:
         """The answer to `question` behind `turns`, which are all or all but the last."""
         prompt, num_leaving = self._make_room(question, turns, is_unwanted)
-        self._closing_tag = prompt.closing_tag
         turn, revision = self._num_asked, self._revision
-        thoughts = self.thoughts()
         kept, replaced = turns[num_leaving:], self._turns[len(turns) :]
 
         def begin() -> None:
@@ -165,14 +157,14 @@ class Chat:
             self._turns = kept + replaced
 
         def remember(reply: Reply) -> None:
-            said = without_thoughts(reply.text, thoughts)
+            said = reply.text
             if self._revision != revision + 1:
                 return  # it was cleared, say, while the answer came
             if said or reply.finish_reason != "cancelled":
                 self._turns = [*kept, (question, {"role": "assistant", "content": said})]
 
         return self._engine.answer(
-            prompt.tokens, options, turn=turn, owner=self, on_begin=begin, on_end=remember
+            prompt, options, turn=turn, owner=self, on_begin=begin, on_end=remember
         )
 
     def send(self, text: str, **options: Unpack[AnswerKeywords]) -> Reply:

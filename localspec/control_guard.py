@@ -58,14 +58,14 @@ class ControlGuard:
     """Hides the control texts in messages, and tokenises the prompt they were rendered to.
 
     Messages without such text go through unchanged, and are tokenised with their
-    surroundings as they stand.
+    surroundings as they stand. texts: those that are hidden, sorted.
     """
 
     def __init__(self, vocabulary: Tokenizer) -> None:
         self._vocabulary = vocabulary
-        self._texts = sorted(vocabulary.control_texts())
-        self._reversed = sorted(text[::-1] for text in self._texts)
-        self._longest = max(map(len, self._texts), default=0)
+        self.texts = sorted(vocabulary.control_texts())
+        self._reversed = sorted(text[::-1] for text in self.texts)
+        self._longest = max(map(len, self.texts), default=0)
 
     def hide(self, contents: Sequence[str]) -> Hidden:
         """The messages' contents, in which nothing can be taken for a control token."""
@@ -109,7 +109,7 @@ class ControlGuard:
     def _spans(self, content: str) -> list[Span]:
         """What has to be hidden: runs that do not touch, in order."""
         found = list(self._edges(content))
-        for text in self._texts:
+        for text in self.texts:
             begin = content.find(text)
             while begin >= 0:
                 end = begin + len(text)
@@ -136,7 +136,7 @@ class ControlGuard:
             head = content[begin : min(end, begin + self._longest)]
             if size := _overlap(head[::-1], self._reversed):
                 yield begin, begin + size
-            if size := _overlap(content[max(begin, end - self._longest) : end], self._texts):
+            if size := _overlap(content[max(begin, end - self._longest) : end], self.texts):
                 yield end - size, end
 
 

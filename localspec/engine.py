@@ -25,6 +25,7 @@ from localspec.errors import (
 )
 from localspec.kept_texts import KeptTexts
 from localspec.preparation import prepare
+from localspec.prompt_maker import Prompt
 from localspec.proposer_choice import choose_draft_length, choose_proposers
 from localspec.randomness import Randomness, fresh_seed
 from localspec.resolver import Resolver
@@ -119,7 +120,7 @@ class Engine(Answering):
 
     def answer(
         self,
-        prompt_tokens: list[int],
+        prompt: Prompt,
         options: AnswerOptions,
         *,
         turn: int,
@@ -128,19 +129,19 @@ class Engine(Answering):
         on_end: Callable[[Reply], None],
     ) -> Stream:
         """See `Answering.answer`."""
-        room = self.context_length - len(prompt_tokens)
-        if not prompt_tokens:
+        room = self.context_length - len(prompt.tokens)
+        if not prompt.tokens:
             raise OptionError("the prompt is empty", "Give a token or more to go on from.")
         if room < 1:
             raise ContextError(
-                f"the prompt has {len(prompt_tokens)} tokens; "
+                f"the prompt has {len(prompt.tokens)} tokens; "
                 f"the context holds {self.context_length}",
                 "Shorten it, or load the model with a larger context (--ctx).",
             )
         params = options.sampling or self.sampling
         seed = fresh_seed() if options.seed is None else options.seed
         request = Request(
-            transforms=self._resolver.transforms(params, len(prompt_tokens)),
+            transforms=self._resolver.transforms(params, len(prompt.tokens)),
             rule=make_rule(
                 options.verify,
                 is_greedy=params.is_greedy,
@@ -161,7 +162,8 @@ class Engine(Answering):
 
         answer = Answer(
             speculation=self._speculation,
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=prompt.tokens,
+            thoughts=prompt.thoughts,
             request=request,
             vocabulary=self.vocabulary,
             stop=checked_stop_strings(options.stop),

@@ -17,6 +17,7 @@ from localspec.child_process import ChildProcess
 from localspec.errors import EngineError, Interrupted, OptionError
 from localspec.isolated_child import EngineFacts
 from localspec.metrics import Meter
+from localspec.prompt_maker import Prompt
 from localspec.randomness import Randomness
 from localspec.rules import make_rule
 from localspec.sampling import SamplingParams
@@ -153,7 +154,7 @@ class IsolatedEngine(Answering):
 
     def answer(
         self,
-        prompt_tokens: list[int],
+        prompt: Prompt,
         options: AnswerOptions,
         *,
         turn: int,
@@ -169,7 +170,7 @@ class IsolatedEngine(Answering):
             del self._gone_owners[: len(gone)]
             process.call("forget", gone)
             number = None if owner is None else self._owner_number(owner)
-            process.call("begin", self._num_streams, prompt_tokens, options, turn, number)
+            process.call("begin", self._num_streams, prompt, options, turn, number)
             try:
                 on_begin()  # once it is clear that the child refuses nothing
             except BaseException:
@@ -177,7 +178,7 @@ class IsolatedEngine(Answering):
                 raise
             return self._num_streams
 
-        answer = _RemoteAnswer(self, len(prompt_tokens), options, begin, on_end)
+        answer = _RemoteAnswer(self, len(prompt.tokens), options, begin, on_end)
         return self._listed(Stream(answer))
 
     def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from localspec.engine import Engine
 from localspec.errors import EngineError
 from localspec.loading import load
+from localspec.prompt_maker import Prompt
 from localspec.sampling import SamplingParams
 from localspec.stream import AnswerOptions, Piece, Reply, Stream
 
@@ -62,7 +63,7 @@ class Served:
     def begin(
         self,
         number: int,
-        prompt_tokens: list[int],
+        prompt: Prompt,
         options: AnswerOptions,
         turn: int,
         owner: int | None,
@@ -70,7 +71,7 @@ class Served:
         """Make an answer the stream. owner: a number for the conversation."""
         self.end()  # of one that was left, perhaps
         stream = self._engine.answer(
-            prompt_tokens,
+            prompt,
             options,
             turn=turn,
             owner=None if owner is None else self._owner(owner),

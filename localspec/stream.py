@@ -17,6 +17,7 @@ from localspec.rules import RuleName
 from localspec.sampling import SamplingParams
 from localspec.speculative import Request, Speculation
 from localspec.text import TextStream, checked_stop_strings
+from localspec.thinking import Part, Thoughts, ThoughtStream
 
 _NOTICE_S = 0.005  # between two looks at whether a thread has noticed
 
@@ -30,22 +31,27 @@ class Piece:
     text is whatever became certain with this token: it is empty while a character is
     incomplete or a stop string is possible, and then comes with a later token. The last
     piece may bring such text without a token of its own. logprobs: the token's, if asked for.
+    is_thought: in a chat, whether the model thought it rather than said it. The marks between
+    the two are in no text. A token that ends the one and begins the other gives two pieces,
+    the second without a token.
     """
 
     text: str
     token_ids: tuple[int, ...]
     provenance: Provenance
     logprobs: TokenLogprobs | None = None
+    is_thought: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A whole answer.
 
-    token_ids include the end token, if the model ended the answer itself. finish_reason:
-    "stop" (end token or stop string), "length" (max_tokens or the context), "cancelled".
-    seed: the one that was given, or None. verify: the rule that accepted draft tokens.
-    logprobs: one for each of token_ids, or None if they were not asked for.
+    text: what was said. thoughts: what the model thought, in a chat. token_ids include the
+    end token, if the model ended the answer itself. finish_reason: "stop" (end token or stop
+    string), "length" (max_tokens or the context), "cancelled". seed: the one that was given, or
+    None. verify: the rule that accepted draft tokens. logprobs: one for each of token_ids, or
+    None if they were not asked for.
     """
 
     text: str
@@ -55,6 +61,7 @@ class Reply:
     seed: int | None
     verify: RuleName
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    thoughts: str = ""
 
 
 class AnswerKeywords(TypedDict, total=False):
@@ -107,6 +114,9 @@ class Pieces(Protocol):
     def piece(self, token: int) -> bytes:
         """Bytes of a token as they stand in an answer."""
 
+    def text(self, token: int) -> str:
+        """The vocabulary's entry for a token."""
+
 
 @dataclass(slots=True)
 class Answer:
@@ -118,6 +128,7 @@ class Answer:
 
     speculation: Speculation
     prompt_tokens: list[int]
+    thoughts: Thoughts
     request: Request
     vocabulary: Pieces
     stop: tuple[str, ...]
@@ -129,7 +140,7 @@ class Answer:
     release: Callable[[], None]
     on_begin: Callable[[], None]
     on_end: Callable[[Reply], None]
-    texts: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason = "cancelled"
@@ -145,13 +156,14 @@ class Answer:
             cached = self.speculation.start(self.prompt_tokens)
             meter = Meter(len(self.prompt_tokens), cached, started)
             text = TextStream(self.stop)
+            split = ThoughtStream(self.thoughts)
             try:
                 with self.cancellation.obeyed(self.interrupt):
-                    yield from self._decode(meter, text)
+                    yield from self._decode(meter, text, split)
             finally:
                 # A closed stream or a stop string leaves the rest of a step behind.
                 self.speculation.truncate(len(self.prompt_tokens) + len(self.token_ids))
-                self.texts.append(text.finish())
+                self.parts += split.push(text.finish()) + split.finish()
                 outlook = self.speculation.draft_length.outlook()
                 self._conclude(meter.stats(self.clock(), outlook))
         finally:
@@ -159,7 +171,9 @@ class Answer:
             if self.reply is not None:
                 self.on_end(self.reply)
 
-    def _decode(self, meter: Meter, text: TextStream) -> Generator[Piece, None, None]:
+    def _decode(
+        self, meter: Meter, text: TextStream, split: ThoughtStream
+    ) -> Generator[Piece, None, None]:
         provenance = Provenance.PLAIN
         try:
             for step in self.speculation.steps(self.request):
@@ -170,22 +184,37 @@ class Answer:
                     meter.deliver(provenance)
                     self.token_ids.append(token)
                     logprobs = self._logprobs(step, index)
-                    piece = text.push(self.vocabulary.piece(token))
-                    self.texts.append(piece)
-                    yield Piece(piece, (token,), provenance, logprobs)
+                    parts = split.push(self._text(token, text))
+                    self.parts += parts
+                    first, *more = parts or [Part("", split.is_thinking)]
+                    yield Piece(first.text, (token,), provenance, logprobs, first.is_thought)
+                    for part in more:
+                        yield Piece(part.text, (), provenance, is_thought=part.is_thought)
                     if text.stopped:
-                        self.finish_reason = "stop"
+                        yield from self._tail(text, split, provenance)
                         return
             ended = self.request.is_end(self.token_ids[-1])
             self.finish_reason = "stop" if ended else "length"
         except Interrupted:
             pass
-        tail = text.finish()
+        yield from self._tail(text, split, provenance)
+
+    def _tail(
+        self, text: TextStream, split: ThoughtStream, provenance: Provenance
+    ) -> Generator[Piece, None, None]:
+        """What waited for tokens that do not come."""
+        parts = split.push(text.finish()) + split.finish()
         if text.stopped:
             self.finish_reason = "stop"
-        if tail:
-            self.texts.append(tail)
-            yield Piece(tail, (), provenance)
+        self.parts += parts
+        for part in parts:
+            yield Piece(part.text, (), provenance, is_thought=part.is_thought)
+
+    def _text(self, token: int, text: TextStream) -> str:
+        """What became certain with the token. No stop string is found in a mark, or across."""
+        if token in self.thoughts.shown:
+            return text.finish() + self.vocabulary.text(token)
+        return text.push(self.vocabulary.piece(token))
 
     def _logprobs(self, step: Step, index: int) -> TokenLogprobs | None:
         if self.num_logprobs is None:
@@ -197,13 +226,14 @@ class Answer:
 
     def _conclude(self, stats: Stats) -> None:
         self.reply = Reply(
-            text="".join(self.texts),
+            text="".join(part.text for part in self.parts if not part.is_thought),
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason,
             stats=stats,
             seed=self.seed,
             verify=self.request.rule.name,
             logprobs=None if self.num_logprobs is None else tuple(self.logprobs),
+            thoughts="".join(part.text for part in self.parts if part.is_thought),
         )
 
     def abandon(self) -> None:

@@ -27,7 +27,9 @@ class TextStream:
         return self._decide(self._held + self._decoder.decode(data))
 
     def finish(self) -> str:
-        """Whatever waited: nothing more is coming."""
+        """Whatever waited: nothing goes on from it. Behind a stop string that is nothing."""
+        if self.stopped:
+            return ""
         text = self._decide(self._held + self._decoder.decode(b"", final=True))
         text, self._held = text + self._held, ""
         return text

@@ -1,102 +1,200 @@
-"""What a model thinks before it speaks, told apart from what it says.
-
-Reasoning models begin an answer with `<think>…</think>`, or only end it there, when the
-template has opened the tag for them. A tag further on is a text like any other.
-"""
+"""What a model thinks before it speaks, told apart from what it says."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import NamedTuple
 
-# Opening and closing tags of the families that think in their answers.
-_USUAL_TAGS = (
-    ("<think>", "</think>"),
-    ("<thinking>", "</thinking>"),
-    ("<thought>", "</thought>"),
-    ("<seed:think>", "</seed:think>"),
-    ("[THINK]", "[/THINK]"),
-)
+from localspec.thought_families import Behind, Family
+
+_MAX_HEAD = 200  # characters: what is longer is no head of a message
+
+
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """What tells the thoughts of an answer from its speech; by default all of it is speech.
+
+    families: those that it can be of. opened: what the prompt has begun, if it has. head: of
+    the message that the prompt has begun. shown: ids of control tokens that are among the
+    marks, and are rendered to be seen.
+    """
+
+    families: tuple[Family, ...] = ()
+    opened: Behind | None = None
+    head: str = ""
+    shown: frozenset[int] = frozenset()
+
+    def behind(self, prompt: str) -> Thoughts:
+        """Those of an answer to the prompt, whose end can have opened thoughts or a message."""
+        found = (
+            (prompt.rfind(mark) + len(mark), len(mark), family, behind)
+            for family in self.families
+            for mark, behind in family.marks.items()
+            if mark in prompt
+        )
+        last = max(found, key=lambda each: each[:2], default=None)
+        if last is None:
+            return self
+        end, _, family, behind = last
+        rest = prompt[end:]
+        if behind is Behind.HEAD or (behind is Behind.THOUGHT and not rest.strip()):
+            return Thoughts((family,), behind, rest, self.shown)
+        return self
 
 
 class Part(NamedTuple):
-    """Text that became certain: first what was thought, then what is said."""
+    """Text that became certain."""
 
-    thought: str
-    said: str
-
-
-def tags_of(template: str) -> tuple[tuple[str, str], ...]:
-    """Opening and closing tags that the template's source names, or the usual ones."""
-    named = tuple(tags for tags in _USUAL_TAGS if tags[1] in template)
-    return named or _USUAL_TAGS
-
-
-def opened_by(prompt: str, tags: Sequence[tuple[str, str]]) -> str | None:
-    """The closing tag of the thoughts that the prompt has opened, if it ends with them."""
-    end = prompt.rstrip()
-    return next((closing for opening, closing in tags if end.endswith(opening)), None)
+    text: str
+    is_thought: bool
 
 
 class ThoughtStream:
     """Splits an answer into thoughts and speech while it comes.
 
-    closing: the tag that ends the thoughts, if the prompt has begun them. Tags, and the
-    blank space around thoughts, belong to neither part.
+    Marks, the heads of messages, and the blank space between a mark and speech belong to
+    neither.
     """
 
-    def __init__(self, tags: Sequence[tuple[str, str]], closing: str | None) -> None:
-        self._tags = tags
-        self._closing = closing
-        self._state = "deciding" if closing is None else "thinking"
+    def __init__(self, thoughts: Thoughts) -> None:
+        self._families = thoughts.families
+        self._behind = thoughts.opened  # None: speech or a mark may begin here
+        self._named = thoughts.head
+        self._head = ""
         self._held = ""
+        self._has_marks = False
 
-    def push(self, text: str) -> Part:
-        """What is certain now. An unfinished tag waits inside."""
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what comes next is not for the user, unless a mark ends it."""
+        return self._behind not in (None, Behind.SPEECH)
+
+    def push(self, text: str) -> list[Part]:
+        """What is certain now, in order. An unfinished mark waits inside."""
         self._held += text
-        thought = said = ""
-        if self._state == "deciding":
-            self._decide()
-        if self._state == "thinking":
-            thought = self._think()
-        if self._state == "thought":
-            # The blank lines between thoughts and speech.
-            self._held = self._held.lstrip()
-            self._state = "saying" if self._held else "thought"
-        if self._state == "saying":
-            said, self._held = self._held, ""
-        return Part(thought, said)
+        return self._parts(is_whole=False)
 
-    def finish(self) -> Part:
+    def finish(self) -> list[Part]:
         """Whatever waited: nothing more is coming."""
-        held, self._held = self._held, ""
-        return Part(held, "") if self._state == "thinking" else Part("", held)
+        parts = self._parts(is_whole=True)
+        if self._head and not self._has_marks:
+            # It could have been the head of a message, and was all that the model said.
+            parts.append(Part(self._head, is_thought=False))
+            self._head = ""
+        return parts
 
-    def _decide(self) -> None:
+    def _parts(self, *, is_whole: bool) -> list[Part]:
+        parts = []
+        while self._held:
+            if self._behind is None and not self._begin(is_whole=is_whole):
+                break
+            if self._behind is None:
+                continue
+            marks = self._marks()
+            at, mark = _first(self._held, marks)
+            waits = 0 if is_whole else _unfinished(self._held, marks)
+            end = len(self._held) - waits
+            if mark and at < end:
+                text, self._held = self._held[:at], self._held[at + len(mark) :]
+            else:
+                mark, text, self._held = "", self._held[:end], self._held[end:]
+            parts += self._taken(text)
+            if mark:
+                self._enter(mark)
+            elif waits:
+                break
+        return parts
+
+    def _begin(self, *, is_whole: bool) -> bool:
+        """Enter the mark that speech or thoughts begin with, or speech. False: wait."""
         begin = self._held.lstrip()
-        for opening, closing in self._tags:
-            if begin.startswith(opening):
-                self._held = begin.removeprefix(opening)
-                self._state, self._closing = "thinking", closing
-                return
-        if begin and not any(opening.startswith(begin) for opening, _ in self._tags):
-            self._state = "saying"
+        marks = self._marks()
+        mark = max((each for each in marks if begin.startswith(each)), key=len, default="")
+        if not is_whole and any(each.startswith(begin) for each in marks if each != mark):
+            return False
+        if mark:
+            self._held = begin[len(mark) :]
+            self._enter(mark)
+            return True
+        if self._has_marks:
+            self._held = begin
+        self._behind = Behind.SPEECH
+        return True
 
-    def _think(self) -> str:
-        assert self._closing is not None
-        thought, found, rest = self._held.partition(self._closing)
-        if found:
-            self._state, self._held = "thought", rest
-            return thought
-        waits = next(
+    def _marks(self) -> list[str]:
+        """The marks that mean something where the answer is."""
+        return [
+            mark
+            for family in self._families
+            for mark, behind in family.marks.items()
+            if self._counts(family, behind)
+        ]
+
+    def _counts(self, family: Family, behind: Behind) -> bool:
+        if self._behind is Behind.THOUGHT:
+            return behind is not Behind.THOUGHT
+        if self._behind is Behind.SPEECH:
+            return family.are_tokens or (self._has_marks and behind is Behind.NOTHING)
+        return True
+
+    def _taken(self, text: str) -> list[Part]:
+        if self._behind is Behind.HEAD:
+            self._head += text
+            if len(self._head) <= _MAX_HEAD:
+                return []
+            text, self._head, self._behind = self._head, "", Behind.SPEECH
+        if not text or self._behind is Behind.NOTHING:
+            return []
+        return [Part(text, self._behind is Behind.THOUGHT)]
+
+    def _enter(self, mark: str) -> None:
+        family = next(each for each in self._families if mark in each.marks)
+        behind = family.marks[mark]
+        if behind is Behind.BODY:
+            is_thought = re.search(family.thoughtful, self._named + self._head)
+            behind = Behind.THOUGHT if is_thought else Behind.SPEECH
+        if behind is not Behind.HEAD:
+            self._named = self._head = ""
+        self._families, self._has_marks = (family,), True
+        self._behind = None if behind is Behind.SPEECH else behind
+
+
+def said(answer: str, families: tuple[Family, ...]) -> str:
+    """What an answer says that may have come with its thoughts, from elsewhere."""
+    begin = answer.lstrip()
+    opening = (
+        mark
+        for family in families
+        for mark, behind in family.marks.items()
+        if behind is Behind.THOUGHT
+    )
+    if not begin.startswith(tuple(opening)):
+        return answer
+    stream = ThoughtStream(Thoughts(families))
+    parts = stream.push(answer) + stream.finish()
+    return "".join(part.text for part in parts if not part.is_thought)
+
+
+def _first(text: str, marks: Collection[str]) -> tuple[int, str]:
+    """Where the first of the marks begins in the text, and the longest that begins there.
+
+    (-1, "") if there is none.
+    """
+    places = [(text.find(mark), -len(mark), mark) for mark in marks if mark in text]
+    at, _, mark = min(places, default=(-1, 0, ""))
+    return at, mark
+
+
+def _unfinished(text: str, marks: Collection[str]) -> int:
+    """Length of the longest end of the text that is a beginning of a mark."""
+    longest = max(map(len, marks), default=1) - 1
+    return next(
+        (
             size
-            for size in range(len(self._closing) - 1, -1, -1)
-            if self._held.endswith(self._closing[:size])
-        )
-        self._held = thought[len(thought) - waits :]
-        return thought[: len(thought) - waits]
-
-
-def without_thoughts(text: str, splitter: ThoughtStream) -> str:
-    """What a whole answer says. splitter: a new one for it."""
-    return splitter.push(text).said + splitter.finish().said
+            for size in range(min(longest, len(text)), 0, -1)
+            if any(len(mark) > size and mark.startswith(text[-size:]) for mark in marks)
+        ),
+        0,
+    )

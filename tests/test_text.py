@@ -80,3 +80,10 @@ def test_held_back_text_is_no_longer_than_needed():
 
 def test_an_empty_stop_string_is_ignored():
     assert checked_stop_strings(["", "x"]) == ("x",)
+
+
+def test_nothing_waits_behind_a_stop_string():
+    """A token that ends in the midst of a character leaves nothing to be shown."""
+    text = TextStream(("STOP",))
+    assert text.push(b"a STOP b \xe2") == "a "
+    assert text.finish() == ""

@@ -17,7 +17,6 @@ from localspec.cli.waiting import waiting
 from localspec.cli.wrapping import Style, WrappedWriter
 from localspec.engine import Engine
 from localspec.stream import Piece, Reply, Stream
-from localspec.thinking import ThoughtStream
 
 
 class AnswerView(Protocol):
@@ -49,10 +48,18 @@ def show_answer(engine: Engine, stream: Stream, view: AnswerView) -> Reply:
 
 
 class MarkedView:
-    """Every token as it is, marked by where it came from."""
+    """Every token as it is, marked by where it came from; thoughts on lines of their own."""
+
+    def __init__(self) -> None:
+        self._shown: Piece | None = None
 
     def push(self, piece: Piece) -> None:
         """Show one more piece."""
+        if not piece.text:
+            return
+        if self._shown is not None and self._shown.is_thought != piece.is_thought:
+            click.echo()
+        self._shown = piece
         click.echo(marked(piece), nl=False, color=use_colour())
 
     def finish(self) -> None:
@@ -63,8 +70,7 @@ class MarkedView:
 class RenderedView:
     """Markdown rendered, and thoughts as `think` says. On a dumb terminal plain text."""
 
-    def __init__(self, thoughts: ThoughtStream, think: ThoughtView) -> None:
-        self._thoughts = thoughts
+    def __init__(self, think: ThoughtView) -> None:
         self._think = think
         self._has_thought = False
         self._has_said = False
@@ -76,25 +82,29 @@ class RenderedView:
 
     def push(self, piece: Piece) -> None:
         """Show one more piece."""
-        part = self._thoughts.push(printable(piece.text))
-        self._show_thought(part.thought)
-        self._show_said(part.said)
+        text = printable(piece.text)
+        if piece.is_thought:
+            self._show_thought(text)
+        else:
+            self._show_said(text)
 
     def finish(self) -> None:
-        """Show what waits, and end the line."""
-        part = self._thoughts.finish()
-        self._show_thought(part.thought)
-        self._show_said(part.said)
+        """End the line."""
         if self._is_plain or not self._has_said:
             self._out.newline()
         else:
             self._markdown.finish()
 
     def _show_thought(self, text: str) -> None:
-        if not self._has_thought:
+        if self._has_said or not self._has_thought:
             text = text.lstrip()
         if not text:
             return
+        if self._has_said:
+            # Some models think again, or only then.
+            self.finish()
+            self._markdown = MarkdownWriter(self._out)
+            self._has_thought = self._has_said = False
         style = Style() if self._think == "show" or self._is_plain else Style(dim=True)
         if self._think == "hide":
             text = "" if self._has_thought else "(thinking)"

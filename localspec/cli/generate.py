@@ -110,6 +110,7 @@ def _as_object(reply: Reply, engine: Engine) -> dict[str, Any]:
     policy = engine.draft_length
     return {
         "text": reply.text,
+        "thoughts": reply.thoughts,
         "token_ids": list(reply.token_ids),
         "finish_reason": reply.finish_reason,
         "prompt_tokens": stats.prompt_tokens,

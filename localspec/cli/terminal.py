@@ -51,7 +51,7 @@ def write_rendered(conversation: Conversation, stream: Stream) -> Reply:
     """Show an answer, and a line about it."""
     view: AnswerView = MarkedView()
     if not conversation.show_draft:
-        view = RenderedView(conversation.chat.thoughts(), conversation.think)
+        view = RenderedView(conversation.think)
     reply = show_answer(conversation.engine, stream, view)
     if reply.finish_reason == "cancelled":
         note("(stopped)")

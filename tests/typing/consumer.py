@@ -18,7 +18,7 @@ def stream_and_chat() -> float:
         for piece in stream:
             text: str = piece.text
             kind: localspec.Provenance = piece.provenance
-            print(text, kind.value, piece.token_ids[0])
+            print(text, kind.value, piece.token_ids[0], not piece.is_thought)
             if piece.logprobs is not None:
                 token, logprob = piece.logprobs.top_before[0]
                 print(token + 1, logprob / 2, piece.logprobs.after)
@@ -36,7 +36,7 @@ async def in_a_loop(engine: localspec.Engine | localspec.IsolatedEngine) -> str:
         async for piece in stream:
             print(piece.text)
     reply: localspec.Reply = await engine.chat().asend("Hello")
-    return stream.reply.text + reply.text
+    return stream.reply.text + reply.text + reply.thoughts
 
 
 def in_another_process() -> tuple[int | None, localspec.Reply]:

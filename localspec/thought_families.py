@@ -1,0 +1,159 @@
+"""How each family of models marks what it thinks and what it says.
+
+Some put tags around their thoughts and speak behind them; others write messages whose heads say
+what they are. Some marks are control tokens, others are plain text.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+
+class Behind(enum.Enum):
+    """What stands behind a mark."""
+
+    SPEECH = enum.auto()
+    THOUGHT = enum.auto()
+    HEAD = enum.auto()  # of a message, up to its body
+    BODY = enum.auto()  # of a message: what its head says
+    NOTHING = enum.auto()  # up to the next mark
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How the models of a family mark their thoughts.
+
+    signs: texts which a template of the family has, or else its vocabulary. marks: what stands
+    behind each; they belong to neither thoughts nor speech. are_tokens: entries of the
+    vocabulary, so that they mean something wherever they stand. A tag that is mere text does
+    so at the begin of an answer; further on it is a text like any other. thoughtful: matches
+    the heads of messages that are not for the user.
+    """
+
+    signs: tuple[str, ...]
+    marks: Mapping[str, Behind]
+    are_tokens: bool = True
+    thoughtful: str = ""
+
+
+def _tags(opening: str, closing: str) -> Family:
+    marks = {opening: Behind.THOUGHT, closing: Behind.SPEECH}
+    return Family((closing,), marks, are_tokens=False)
+
+
+# In mere text, as many models do that name nothing of it in their templates.
+_TAGS = (
+    _tags("<think>", "</think>"),  # Qwen, DeepSeek, GLM, SmolLM …
+    _tags("<thinking>", "</thinking>"),
+    _tags("<thought>", "</thought>"),
+    _tags("<seed:think>", "</seed:think>"),
+    _tags("<mm:think>", "</mm:think>"),  # MiniMax M3
+    _tags("<think:opensource>", "</think:opensource>"),  # Hunyuan
+    _tags("[THINK]", "[/THINK]"),  # Mistral
+)
+
+# Where a template has the signs of several, those that come first are found first.
+FAMILIES = (
+    # gpt-oss (channels) and Muse (recipients). A call of a tool that nobody offered counts as
+    # a thought.
+    Family(
+        ("<|start|>", "<|message|>"),
+        {
+            "<|start|>": Behind.HEAD,
+            "<|channel|>": Behind.HEAD,
+            "<|message|>": Behind.BODY,
+            "<|end|>": Behind.NOTHING,
+            "<|eom|>": Behind.NOTHING,
+        },
+        thoughtful="analysis| to=(?!assistant|user)",
+    ),
+    # Solar
+    Family(
+        ("<|begin|>", "<|content|>"),
+        {
+            "<|begin|>": Behind.HEAD,
+            "<|think|>": Behind.THOUGHT,
+            "<|tool_calls|>": Behind.THOUGHT,
+            "<|content|>": Behind.SPEECH,
+            "<|end|>": Behind.NOTHING,
+        },
+    ),
+    # Gemma 4
+    Family(
+        ("<|channel>", "<channel|>"),
+        {
+            "<|channel>thought": Behind.THOUGHT,
+            "<|channel>": Behind.THOUGHT,
+            "<channel|>": Behind.SPEECH,
+        },
+    ),
+    # Command-R 7B, Command A, and those that call the response a text
+    Family(
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        {
+            "<|START_THINKING|>": Behind.THOUGHT,
+            "<|END_THINKING|>": Behind.SPEECH,
+            "<|START_RESPONSE|>": Behind.SPEECH,
+            "<|END_RESPONSE|>": Behind.NOTHING,
+            "<|START_TEXT|>": Behind.SPEECH,
+            "<|END_TEXT|>": Behind.NOTHING,
+            "<|START_ACTION|>": Behind.THOUGHT,
+            "<|END_ACTION|>": Behind.NOTHING,
+        },
+    ),
+    # Apertus
+    Family(
+        ("<|inner_prefix|>", "<|inner_suffix|>"),
+        {"<|inner_prefix|>": Behind.THOUGHT, "<|inner_suffix|>": Behind.SPEECH},
+    ),
+    # Kimi K3, whose template puts the marks together
+    Family(
+        ("<|open|>", "<|close|>", "<|end_of_msg|>"),
+        {
+            "<|open|>think<|sep|>": Behind.THOUGHT,
+            "<|close|>think<|sep|>": Behind.NOTHING,
+            "<|open|>response<|sep|>": Behind.SPEECH,
+            "<|close|>response<|sep|>": Behind.NOTHING,
+            "<|open|>tools<|sep|>": Behind.THOUGHT,
+            "<|close|>tools<|sep|>": Behind.NOTHING,
+            "<|close|>message<|sep|>": Behind.NOTHING,
+        },
+    ),
+    # Granite 3.3
+    Family(
+        ("<think></think>", "<response></response>"),
+        {
+            "<think>": Behind.THOUGHT,
+            "</think>": Behind.SPEECH,
+            "<response>": Behind.SPEECH,
+            "</response>": Behind.NOTHING,
+        },
+        are_tokens=False,
+    ),
+    # Apriel
+    Family(
+        ("[BEGIN FINAL RESPONSE]",),
+        {
+            "Here are my reasoning steps:": Behind.THOUGHT,
+            "[BEGIN FINAL RESPONSE]": Behind.SPEECH,
+            "[END FINAL RESPONSE]": Behind.NOTHING,
+        },
+        are_tokens=False,
+    ),
+    *_TAGS,
+)
+
+
+def families_of(template: str, control_texts: Collection[str]) -> tuple[Family, ...]:
+    """Those whose signs the template's source names, or else the vocabulary.
+
+    If neither does, all whose tags are mere text.
+    """
+    texts = set(control_texts)
+    return (
+        tuple(each for each in FAMILIES if all(sign in template for sign in each.signs))
+        or tuple(each for each in FAMILIES if texts.issuperset(each.signs))
+        or _TAGS
+    )
