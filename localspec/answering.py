@@ -199,6 +199,8 @@ def _end_at_exit(engine: weakref.ref[Answering]) -> None:
 
 def _token_ids(prompt: Sequence[int]) -> list[int]:
     try:
+        if isinstance(prompt, bytes):
+            raise TypeError("bytes")
         return [operator.index(token) for token in prompt]
     except TypeError as error:
         raise OptionError(

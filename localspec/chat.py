@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
@@ -236,6 +236,11 @@ class Chat:
         turns and have the random numbers that they would have had; messages are then its
         transcript. Raises OptionError if the messages are no such sequence, or a count none.
         """
+        if not (
+            isinstance(messages, Sequence)
+            and all(isinstance(message, Mapping) for message in messages)
+        ):
+            raise OptionError(f"the messages are {messages!r:.80}", "Give a list of dicts.")
         has_system = bool(messages) and messages[0].get("role") == "system"
         rest = messages[1:] if has_system else messages
         roles = [message.get("role") for message in rest]
@@ -322,6 +327,8 @@ def is_count(value: object) -> TypeGuard[int]:
 
 
 def _question(text: str) -> Message:
+    if not isinstance(text, str):
+        raise OptionError(f"the message is {text!r}", "Give a str.")
     return {"role": "user", "content": text}
 
 
@@ -330,4 +337,6 @@ def _messages(turns: list[Turn]) -> list[Message]:
 
 
 def _system_messages(text: str | None) -> list[Message]:
+    if not isinstance(text, str | None):
+        raise OptionError(f"the system message is {text!r}", "Give a str, or None.")
     return [{"role": "system", "content": text}] if text else []

@@ -195,9 +195,10 @@ class FixedDraftLength:
     num_draft_tokens: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS:
+        count = self.num_draft_tokens
+        if not (isinstance(count, int) and 0 <= count <= MAX_DRAFT_TOKENS):
             raise OptionError(
-                f"the number of draft tokens is {self.num_draft_tokens}",
+                f"the number of draft tokens is {count!r}",
                 f"Choose 0 (plain decoding) to {MAX_DRAFT_TOKENS}.",
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -178,7 +179,7 @@ class Engine(Answering):
         )
         return self._listed(Stream(answer))
 
-    def save_caches(self, chat: object, path: Path) -> bool:
+    def save_caches(self, chat: object, path: str | os.PathLike[str]) -> bool:
         """Keep on disk what the caches hold of a conversation; False if that is nothing.
 
         Raises EngineError while an answer is produced, OSError if the file cannot be written,
@@ -187,10 +188,10 @@ class Engine(Answering):
         with self._held():
             kept = self._kept_texts.text_of(chat)
             if kept is not None:
-                write_caches(path, kept, self._identities())
+                write_caches(Path(path), kept, self._identities())
             return kept is not None
 
-    def load_caches(self, chat: object, path: Path) -> bool:
+    def load_caches(self, chat: object, path: str | os.PathLike[str]) -> bool:
         """Give a conversation what `save_caches` kept of it; False if it is of no use here.
 
         It then is decoded anew when it goes on. Raises EngineError while an answer is produced,
@@ -198,7 +199,7 @@ class Engine(Answering):
         `save_caches` refuses.
         """
         with self._held():
-            kept = read_caches(path, self._identities(), self._kept_texts.make_room)
+            kept = read_caches(Path(path), self._identities(), self._kept_texts.make_room)
             if kept is not None:
                 self._kept_texts.put(chat, kept)
             return kept is not None

@@ -53,8 +53,8 @@ class KeptTexts:
     def __init__(
         self, speculation: Speculation, models: Sequence[SavesState], budget_bytes: int
     ) -> None:
-        if budget_bytes < 0:
-            raise OptionError(f"kept_bytes is {budget_bytes}", "Choose 0 (none) or more.")
+        if not (isinstance(budget_bytes, int) and budget_bytes >= 0):
+            raise OptionError(f"kept_bytes is {budget_bytes!r}", "Choose 0 (none) or more.")
         self._speculation = speculation
         self._models = models
         self._budget_bytes = budget_bytes

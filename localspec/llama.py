@@ -115,6 +115,7 @@ class LlamaModel:
 
     @num_threads.setter
     def num_threads(self, count: int) -> None:
+        LlamaOptions(num_threads=count)  # libllama ends the process where this raises
         self.require_open()
         context = self._handle.context
         of_batches = llama_cpp.llama_n_threads_batch(context)

@@ -23,6 +23,7 @@ _RANGES = {
     "num_threads": (1, 512, "Choose 1 to 512."),
     "num_batch_threads": (1, 512, "Choose 1 to 512."),
     "num_gpu_layers": (0, 10_000, "Choose 0 (CPU only) or more."),
+    "max_outputs": (1, BATCH_SIZE, f"Choose 1 to {BATCH_SIZE}."),
     "main_gpu": (0, 255, "Choose the number of a device, from 0."),
 }
 

@@ -86,6 +86,8 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     Raises PresetError, ModelFileError, MemoryLimitError, PairError or OptionError.
     """
     drafting = Drafting(draft_tokens, proposer)
+    if progress is not None and not callable(progress):
+        raise OptionError(f"progress is {progress!r}", "Give a function of the loaded share.")
     sources, chosen = _sources(preset, target, draft)
     if not drafting.needs_draft_model:
         del sources[1:]
@@ -156,6 +158,8 @@ def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions
     """A model's own options, and what was asked for both where they say nothing."""
     if own is None:
         return common
+    if not isinstance(own, LlamaOptions):
+        raise OptionError(f"a model's options are {own!r}", "Give a LlamaOptions.")
     return replace(
         own,
         context_length=own.context_length or common.context_length,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -132,6 +132,8 @@ class SamplingParams:
 
 
 def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise OptionError(f"logit_bias is {bias!r}", "Map token ids to numbers.")
     checked: dict[int, float] = {}
     for token, value in bias.items():
         try:
@@ -151,9 +153,10 @@ def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
 
 
 def _checked_breakers(breakers: tuple[str, ...]) -> tuple[str, ...]:
-    if isinstance(breakers, str):
+    if isinstance(breakers, str) or not isinstance(breakers, Sequence):
+        what = "the text " if isinstance(breakers, str) else ""
         raise OptionError(
-            f"dry_sequence_breakers is the text {breakers!r}", "Give a tuple of texts."
+            f"dry_sequence_breakers is {what}{breakers!r}", "Give a tuple of texts."
         )
     for text in breakers:
         if not isinstance(text, str) or not 0 < len(text.encode()) <= 40:

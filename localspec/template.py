@@ -49,6 +49,11 @@ def template_source(chosen: str | None, own: str | None) -> str:
 
     Raises TemplateError if there is neither.
     """
+    if not isinstance(chosen, str | None):
+        raise TemplateError(
+            f"the chat template is {chosen!r}",
+            f"Give its Jinja source, or one of: {', '.join(BUILT_IN)}.",
+        )
     if chosen is not None:
         return BUILT_IN.get(chosen, chosen)
     if own is None:

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from localspec.errors import ContextError
+import numpy as np
+
+from localspec.errors import ContextError, OptionError
 
 # libllama splits text with std::regex, whose matcher in libstdc++ calls itself for every
 # character of a run: 320 bytes of stack each, measured. A thread of our own has room for all.
@@ -72,6 +74,8 @@ class Vocabulary:
 
         Raises ContextError for more text than any model reads.
         """
+        if not isinstance(text, str):
+            raise OptionError(f"the text to tokenise is {text!r}", "Give a str.")
         data = text.encode("utf-8", errors="replace")
         if self.kind != self._lib.LLAMA_VOCAB_TYPE_SPM or self._starts_text(behind):
             return self._tokenize(data, parse_special=parse_special)
@@ -112,11 +116,23 @@ class Vocabulary:
         return num_tokens * self._longest_entry
 
     def piece(self, token: int) -> bytes:
-        """Bytes of a token as they stand in an answer: none for a control token."""
+        """Bytes of a token as they stand in an answer: none for a control token.
+
+        Raises OptionError for an id that is none.
+        """
+        if not self._is_id(token):
+            raise OptionError(
+                f"token id {token!r} is none of this vocabulary",
+                f"Give 0 to {self.size - 1}.",
+            )
         known = self._pieces.get(token)
         if known is None:
             known = self._pieces[token] = self._render(token)
         return known
+
+    def _is_id(self, token: int) -> bool:
+        """Whether libllama may be asked about it: any other number ends the process."""
+        return isinstance(token, int | np.integer) and 0 <= token < self.size
 
     def _render(self, token: int) -> bytes:
         capacity = 64
@@ -130,7 +146,7 @@ class Vocabulary:
 
     def text(self, token: int) -> str:
         """The vocabulary's own entry for a token; empty for an id that is none."""
-        if not 0 <= token < self.size:
+        if not self._is_id(token):
             return ""
         with self._pointer() as vocab:
             entry: bytes = self._lib.llama_vocab_get_text(vocab, token)
@@ -197,7 +213,7 @@ class Vocabulary:
         )
 
     def _attributes(self, token: int) -> int:
-        if not 0 <= token < self.size:
+        if not self._is_id(token):
             return 0
         with self._pointer() as vocab:
             attributes: int = self._lib.llama_vocab_get_attr(vocab, token)
@@ -205,6 +221,8 @@ class Vocabulary:
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends an answer: one of a set, not just the eos token."""
+        if not self._is_id(token):
+            return False
         known = self._ends.get(token)
         if known is None:
             with self._pointer() as vocab:

@@ -324,13 +324,13 @@ def test_adopted_llamas_are_asked_for_no_more_rows_than_own_models(
     ]
     with localspec.load(target=llamas[0], draft=llamas[1]) as engine:
         asked = []
-        real = engine._draft.decode
+        real = engine._models[1].decode
 
         def decode(tokens, num_logits):
             asked.append((len(tokens), num_logits))
             return real(tokens, num_logits)
 
-        monkeypatch.setattr(engine._draft, "decode", decode)
+        monkeypatch.setattr(engine._models[1], "decode", decode)
         engine.draft_length = FixedDraftLength(0)
         endless = localspec.SamplingParams(ignore_eos=True)
         engine.generate(STORY, sampling=endless, max_tokens=300)
@@ -528,6 +528,11 @@ def test_an_exception_in_the_progress_callback_cancels_the_load(at):
         ({"draft_tokens": -1}, OptionError, "draft tokens is -1"),
         ({"draft_tokens": 99}, OptionError, "draft tokens is 99"),
         ({"context_length": 0}, OptionError, "context length is 0"),
+        ({"draft_tokens": "4"}, OptionError, "draft tokens is '4'"),
+        ({"kept_bytes": -1}, OptionError, "kept_bytes is -1"),
+        ({"kept_bytes": 0.5}, OptionError, "kept_bytes is 0.5"),
+        ({"target_options": {"num_threads": 1}}, OptionError, "options are {'num_threads'"),
+        ({"progress": 5}, OptionError, "progress is 5"),
     ],
 )
 def test_load_refuses_what_it_cannot_do(arguments, error, message):
@@ -577,3 +582,46 @@ def test_loading_and_closing_again_and_again():
     for _ in range(20):
         localspec.load().close()
     assert peak() - before < 30_000  # kB; one pair is larger
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda engine: engine.generate(b"text"), "neither text nor token ids"),
+        (lambda engine: engine.generate(5), "neither text nor token ids"),
+        (lambda engine: engine.chat(system=5), "system message is 5"),
+        (lambda engine: engine.chat().send(None), "message is None"),
+        (lambda engine: engine.chat().replace(5), "messages are 5"),
+        (lambda engine: engine.chat().replace(["Hello"]), r"messages are \['Hello'\]"),
+        (lambda engine: engine.vocabulary.tokenize(5, parse_special=True), "tokenise is 5"),
+        (lambda engine: engine.vocabulary.piece(10**6), "token id 1000000 is none"),
+        (lambda engine: engine.vocabulary.piece(-1), "token id -1 is none"),
+        (lambda engine: engine.vocabulary.piece(2.0), "token id 2.0 is none"),
+        (lambda _engine: localspec.SamplingParams(logit_bias=[5]), r"logit_bias is \[5\]"),
+        (lambda _engine: localspec.SamplingParams(dry_sequence_breakers=5), "breakers is 5"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_ours_to_refuse(engine, use, message):
+    """Some of them ended the process, in C."""
+    with pytest.raises(OptionError, match=message) as caught:
+        use(engine)
+    assert caught.value.hint
+
+
+def test_ids_beyond_the_vocabulary_are_no_tokens(engine):
+    vocabulary = engine.vocabulary
+    for token in (-1, vocabulary.size, 10**6, 2**32 + 5, 2**80):
+        assert not vocabulary.is_end(token)
+        assert not vocabulary.is_control(token)
+        assert vocabulary.text(token) == ""
+
+
+def test_a_model_takes_no_impossible_number_of_threads():
+    engine = localspec.load(draft_tokens=0)
+    model = engine._target
+    for count in (0, -1, 10**6):
+        with pytest.raises(OptionError, match=f"threads is {count}"):
+            model.num_threads = count
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        _ = model.num_threads

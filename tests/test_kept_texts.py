@@ -59,7 +59,7 @@ def test_a_chat_that_comes_back_decodes_only_what_is_new(engine, monkeypatch):
     replies[chats[0]].append(chats[0].send(QUESTIONS[0], sampling=GREEDY))
     replies[chats[1]].append(chats[1].send(QUESTIONS[0], sampling=GREEDY))
     replies[chats[2]].append(chats[2].send(QUESTIONS[0], sampling=GREEDY))
-    drafted = count_decoded(engine._draft, monkeypatch)
+    drafted = count_decoded(engine._models[1], monkeypatch)
     for question in QUESTIONS[1:]:
         for chat in chats:
             engine.generate("Something in between.", max_tokens=3)

@@ -158,7 +158,7 @@ def test_a_conversation_equals_its_tokens_decoded_from_scratch(demo_target, demo
                 chat.send(text, seed=number, max_tokens=30, stop=["!"] if number % 3 else [])
         tokens = engine._speculation.tokens
         assert len(tokens) > 200
-        for model, path in ((engine._target, demo_target), (engine._draft, demo_draft)):
+        for model, path in ((engine._target, demo_target), (engine._models[1], demo_draft)):
             # Prompts are read in batches of up to hundreds, which round more differently.
             assert_same_cache(model, path, tokens, rounding(path, [20, 50, 400]))
 

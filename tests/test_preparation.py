@@ -205,13 +205,13 @@ def test_a_draft_reads_ahead_only_while_it_follows_the_text(engine):
         engine.draft_length = FixedDraftLength(3)
         chat.send(STORY, sampling=GREEDY)
         chat.prepare()
-        assert engine._draft.num_cached == len(engine._speculation.tokens)
+        assert engine._models[1].num_cached == len(engine._speculation.tokens)
         engine.draft_length = FixedDraftLength(0)
         reply = chat.send(STORY, sampling=GREEDY)
         assert reply.stats.completion_tokens > 40
-        num_read = engine._draft.num_cached
+        num_read = engine._models[1].num_cached
         chat.prepare()
-        assert engine._draft.num_cached == num_read < engine._target.num_cached
+        assert engine._models[1].num_cached == num_read < engine._target.num_cached
     finally:
         engine.draft_length = own
 
@@ -281,7 +281,7 @@ def test_a_question_ends_the_judging_within_a_decode(monkeypatch):
         chat.send(STORY, sampling=GREEDY)
         engine.draft_length = policy
         acceptance = policy.prospects[0].acceptance
-        real, sizes = engine._draft.decode, []
+        real, sizes = engine._models[1].decode, []
 
         def decode(tokens, num_logits):
             sizes.append(len(tokens))
@@ -289,7 +289,7 @@ def test_a_question_ends_the_judging_within_a_decode(monkeypatch):
                 engine.cancel()
             return real(tokens, num_logits)
 
-        monkeypatch.setattr(engine._draft, "decode", decode)
+        monkeypatch.setattr(engine._models[1], "decode", decode)
         chat.prepare()
         check_invariant(engine)
         assert (len(sizes), acceptance.num_seen) == (3, LOOK_BACK_TOKENS)

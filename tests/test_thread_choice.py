@@ -59,6 +59,6 @@ def test_a_large_model_keeps_all(monkeypatch):
 
 def test_what_was_asked_for_is_kept():
     with localspec.load(draft_options=LlamaOptions(num_threads=3)) as engine:
-        assert engine._draft.num_threads == 3
+        assert engine._models[1].num_threads == 3
     with localspec.load() as engine:
-        assert 1 <= engine._draft.num_threads <= engine._target.num_threads
+        assert 1 <= engine._models[1].num_threads <= engine._target.num_threads
