@@ -79,7 +79,6 @@ class AutomaticDraftLength:
 
     def begin(self) -> None:
         """See `DraftLength.begin`. Another text may be another regime."""
-        self._budget.begin()
         self._able = []
         for prospect in self.prospects:
             prospect.has_looked = False
@@ -315,7 +314,6 @@ class AutomaticDraftLength:
             break_even_acceptance(costs, MAX_DRAFT_TOKENS),
             plain_s,
             draft_s,
-            self._budget.answer_saved_s,
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -16,18 +16,12 @@ class Budget:
     have to be paid off, by the grant alone, before a resting draft was looked at again.
 
     All in seconds; plain_s is what a plain step takes now, missed_s what drafting would
-    probably have saved since it was tried. answer_saved_s: saved in this answer, negative if
-    time was lost.
+    probably have saved since it was tried.
     """
 
     def __init__(self) -> None:
-        self.answer_saved_s = 0.0
         self._saved_s = 0.0
         self._granted_s = 0.0
-
-    def begin(self) -> None:
-        """Another answer begins."""
-        self.answer_saved_s = 0.0
 
     def pass_by(self, seconds: float) -> None:
         """Plain decoding would have taken that long: a share of it is granted."""
@@ -35,7 +29,6 @@ class Budget:
 
     def save(self, seconds: float, plain_s: float) -> None:
         """Drafting, looking back or choosing saved that much; it is negative where it cost."""
-        self.answer_saved_s += seconds
         saved_s = max(self._saved_s + seconds, -self._grant_s(plain_s))
         self._saved_s = min(saved_s, _MOST_SAVED_STEPS * plain_s)
 

@@ -142,8 +142,7 @@ class Outlook:
     """What a policy expects of the next step. Times in seconds.
 
     acceptance: of the next draft token, 0 … 1. break_even: the lowest acceptance at which
-    drafting would pay; None if it never does. A plain step costs plain_step_s. saved_s: what
-    drafting has saved in this answer; negative if it lost time.
+    drafting would pay; None if it never does. A plain step costs plain_step_s.
     """
 
     proposer: ProposerKind
@@ -151,7 +150,6 @@ class Outlook:
     break_even: float | None
     plain_step_s: float
     draft_token_s: float
-    saved_s: float
 
 
 class DraftLength(Protocol):

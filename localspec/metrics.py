@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from localspec.draft_length import MAX_DRAFT_TOKENS, DraftOff, Outlook, ProposerKind, Trial
+from localspec.interleaving import Interleaving
+from localspec.ratio_estimate import RatioEstimate
 from localspec.sampling import Distribution, Logits
 
 
@@ -48,7 +50,9 @@ class Stats:
     steps_per_length: (1 + MAX_DRAFT_TOKENS,) steps that proposed 0, 1, 2 … tokens.
     steps_per_proposer: steps in which each kind proposed something. draft_off: why the last
     step that did not draft did not; draft_off_steps: steps per reason. outlook: what the
-    automatic policy expects at the end of the answer; None of any other policy.
+    automatic policy expects at the end of the answer; None of any other policy. speedup: times
+    as fast as plain decoding, with its interval; None unless drafted and plain steps of this
+    answer took turns often enough to tell.
 
     The first step decodes the prompt and draws the first token: that is the prefill, and
     the draft, target and sampler times are those of the steps behind it.
@@ -75,6 +79,7 @@ class Stats:
     draft_off: DraftOff | None
     draft_off_steps: Mapping[DraftOff, int]
     outlook: Outlook | None
+    speedup: RatioEstimate | None
 
     @property
     def decode_time_s(self) -> float:
@@ -110,16 +115,6 @@ class Stats:
         return (self.prompt_tokens - self.cached_prompt_tokens) / self.time_to_first_token_s
 
     @property
-    def speedup(self) -> float | None:
-        """Times faster than plain decoding, by what plain steps cost meanwhile.
-
-        None if nothing was drafted, or the cost is not known.
-        """
-        if self.outlook is None or self.num_draft_tokens == 0 or self.decode_time_s == 0.0:
-            return None
-        return max(self.decode_time_s + self.outlook.saved_s, 0.0) / self.decode_time_s
-
-    @property
     def acceptance_rate(self) -> float:
         """Accepted ÷ proposed draft tokens, 0 … 1; 0 if none was proposed."""
         return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else 0.0
@@ -149,6 +144,7 @@ class Meter:
     proposers: dict[ProposerKind, int] = field(default_factory=dict)
     draft_off: DraftOff | None = None
     draft_off_steps: dict[DraftOff, int] = field(default_factory=dict)
+    interleaving: Interleaving = field(default_factory=Interleaving)
 
     def add(self, step: Step, now_s: float) -> None:
         """Count one step that ended at now_s."""
@@ -158,6 +154,7 @@ class Meter:
             self.draft_time_s += step.trial.look_back_s + step.trial.draft_time_s
             self.target_time_s += step.trial.target_time_s
             self.sampler_time_s += step.trial.sampler_time_s
+            self.interleaving.add(step.trial)
         self.num_steps += 1
         self.lengths[step.num_draft_tokens] += 1
         if step.num_draft_tokens and step.proposer is not None:
@@ -200,4 +197,5 @@ class Meter:
             draft_off=self.draft_off,
             draft_off_steps=dict(self.draft_off_steps),
             outlook=outlook,
+            speedup=self.interleaving.speedup() if any(self.drafted) else None,
         )

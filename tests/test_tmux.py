@@ -27,7 +27,7 @@ STORY = "Tell me a story about a fox."
 HELP = "/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves."
 # What a run's speed decides; the words around the figures are compared.
 FIGURES = {
-    "<status>": "# tokens · # tokens/s(?: · # times plain)? · # of # drafted accepted · "
+    "<status>": "# tokens · # tokens/s · # of # drafted accepted · "
     "# tokens per target decode · context #/2048",
     "<stats>": "read # tokens, # of them cached; the first answer token came after # s "
     "wrote # tokens at # tokens/s, # per target decode "

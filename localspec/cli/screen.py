@@ -114,8 +114,10 @@ def status_line(stats: Stats, context_length: int) -> str:
     parts = [f"{stats.completion_tokens} tokens"]
     if stats.tokens_per_s is not None:
         parts.append(f"{stats.tokens_per_s:.0f} tokens/s")
-    if stats.speedup is not None:
-        parts.append(f"{stats.speedup:.2f} times plain")
+    if (speedup := stats.speedup) is not None:
+        parts.append(
+            f"{speedup.value:.2f} times plain ({speedup.low:.2f} to {speedup.high:.2f})"
+        )
     if stats.num_draft_tokens:
         parts.append(
             f"{stats.acceptance_rate:.0%} of {stats.num_draft_tokens} drafted accepted"

@@ -24,7 +24,6 @@ def stats_as_object(stats: Stats) -> dict[str, Any]:
         "decode_time_s": stats.decode_time_s,
         "tokens_per_s": stats.tokens_per_s,
         "prompt_tokens_per_s": stats.prompt_tokens_per_s,
-        "speedup": stats.speedup,
         "acceptance_rate": stats.acceptance_rate,
         "mean_acceptance_length": stats.mean_acceptance_length,
     }
