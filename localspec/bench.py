@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import enum
 import statistics
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localspec.draft_length import DraftLength, FixedDraftLength
+from localspec.draft_length import DraftLength, DraftOff, FixedDraftLength
 from localspec.engine import Engine
-from localspec.errors import ContextError
+from localspec.errors import ContextError, OptionError
 from localspec.machine import peak_memory_bytes
 from localspec.metrics import Stats
+from localspec.ratio_estimate import RatioEstimate, estimate_ratio
 from localspec.sampling import SamplingParams
 from localspec.speedup import Curve, break_even_acceptance, expected_speedup
 from localspec.step_bench import StepCosts, measure_steps
@@ -23,25 +27,42 @@ _SWEEP_TOKENS = 48
 Progress = Callable[[str, float], None]  # (what is measured, the share that is done)
 
 
+class Outcome(enum.Enum):
+    """What the rounds of a comparison say."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    NO_DIFFERENCE = "no difference seen"  # the interval holds 1
+    NOTHING_DRAFTED = "nothing was drafted"  # both sides are plain decoding
+    ONE_ROUND = "one round cannot tell"  # it says nothing of its noise
+
+
 @dataclass(frozen=True, slots=True)
 class Side:
     """Plain or speculative answers. A value of each round: tokens ÷ seconds of all prompts.
 
-    time_to_first_token_s: the median of all answers. stats: of every answer, in order.
+    The prefill and its token are no part of that. time_to_first_token_s: the median of all
+    answers. stats: of every answer, in order.
     """
 
     tokens_per_s: tuple[float, ...]
     time_to_first_token_s: float
     stats: tuple[Stats, ...]
 
+    @property
+    def token_s(self) -> tuple[float, ...]:
+        """Seconds per token, of each round."""
+        return tuple(1 / rate for rate in self.tokens_per_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Both sides on the same prompts and options, in turn."""
+    """Both sides on the same prompts and options, in turn. round_s: seconds a round took."""
 
     name: str
     plain: Side
     speculative: Side
+    round_s: float
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -51,8 +72,32 @@ class Comparison:
 
     @property
     def speedup(self) -> float:
-        """The median of the rounds."""
-        return statistics.median(self.ratios)
+        """Plain ÷ speculative seconds per token, each the mean of the rounds."""
+        return sum(self.plain.token_s) / sum(self.speculative.token_s)
+
+    @property
+    def estimate(self) -> RatioEstimate | None:
+        """The speed-up with its interval; None of one round."""
+        return estimate_ratio(self.plain.token_s, self.speculative.token_s)
+
+    @property
+    def outcome(self) -> Outcome:
+        """What can be said; wrong about equal sides 5 times in 100."""
+        if not any(self.steps_per_length[1:]):
+            return Outcome.NOTHING_DRAFTED
+        if (estimate := self.estimate) is None:
+            return Outcome.ONE_ROUND
+        if estimate.low > 1.0:
+            return Outcome.FASTER
+        return Outcome.SLOWER if estimate.high < 1.0 else Outcome.NO_DIFFERENCE
+
+    @property
+    def draft_off(self) -> DraftOff | None:
+        """Why most steps that did not draft did not; None if every step did."""
+        reasons: Counter[DraftOff] = Counter()
+        for stats in self.speculative.stats:
+            reasons.update(stats.draft_off_steps)
+        return max(reasons, key=lambda reason: reasons[reason], default=None)
 
     @property
     def acceptance_rate(self) -> float:
@@ -114,8 +159,14 @@ def run_bench(
 ) -> Bench:
     """Measure an engine on prompts of token ids. Its policy is afterwards what it was.
 
-    Raises ContextError for a prompt that leaves no room for an answer.
+    Raises ContextError for a prompt that leaves no room for an answer, OptionError if no
+    answer has a token behind its first: only those take decodes that can be compared.
     """
+    if max_tokens < 2:
+        raise OptionError(
+            f"answers of {max_tokens} tokens take no decode behind the prompt's",
+            "Choose --max-tokens 2 or more.",
+        )
     for prompt in prompts:
         if len(prompt) >= engine.context_length:
             raise ContextError(
@@ -139,7 +190,13 @@ def run_bench(
 
             comparisons.append(runner.compare(name, prompts, num_rounds, show))
         runner = _Runner(engine, policy, GREEDY, min(max_tokens, _SWEEP_TOKENS))
-        sweep = runner.sweep(prompts[0], lambda share: progress("each K", 0.8 + 0.2 * share))
+        longest = max(
+            range(len(prompts)),
+            key=lambda place: comparisons[0].plain.stats[place].completion_tokens,
+        )
+        sweep = runner.sweep(
+            prompts[longest], lambda share: progress("each K", 0.8 + 0.2 * share)
+        )
     finally:
         engine.draft_length = policy
     return Bench(tuple(comparisons), costs, sweep, peak_memory_bytes())
@@ -161,6 +218,7 @@ class _Runner:
     ) -> Comparison:
         policies = (FixedDraftLength(0), self.policy)
         rounds: list[list[list[Stats]]] = [[], []]
+        started = time.perf_counter()
         for number in range(num_rounds):
             answers: list[list[Stats]] = [[], []]
             for place, prompt in enumerate(prompts):
@@ -170,7 +228,9 @@ class _Runner:
                 show((number + (place + 1) / len(prompts)) / num_rounds)
             for side in (0, 1):
                 rounds[side].append(answers[side])
-        return Comparison(name, *(_side(answers) for answers in rounds))
+        plain, speculative = (_side(answers) for answers in rounds)
+        round_s = (time.perf_counter() - started) / num_rounds
+        return Comparison(name, plain, speculative, round_s)
 
     def sweep(self, prompt: list[int], show: Callable[[float], None]) -> dict[int, float]:
         """Fixed numbers of draft tokens, each in turn with plain decoding."""
@@ -209,6 +269,11 @@ def _side(rounds: list[list[Stats]]) -> Side:
 
 
 def _rate(answers: list[Stats]) -> float:
-    """Tokens ÷ seconds behind the prefill, of all answers together; 0 if there are none."""
-    seconds = sum(s.decode_time_s for s in answers)
-    return sum(s.decoded_tokens for s in answers) / seconds if seconds > 0 else 0.0
+    """Tokens ÷ seconds behind the prefill, of all answers together; OptionError of none."""
+    num_tokens = sum(s.decoded_tokens for s in answers)
+    if num_tokens == 0:
+        raise OptionError(
+            "every answer ended with its first token, which comes from the prompt's decode",
+            "Give --prompts with longer answers, or a larger --ctx.",
+        )
+    return num_tokens / sum(s.decode_time_s for s in answers)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 CONFIDENCE = 0.95  # of an interval
 POWER = 0.9  # with which a difference that "would have been seen" is
-_MOST_ROUNDS = 10_000
+_NEARLY_NORMAL = 200  # degrees of freedom from which on Student's t is taken for normal
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,12 @@ class RatioEstimate:
 
     def rounds_to_see(self, share: float) -> int:
         """How many rounds, noisy as these, tell sides apart that differ by such a share."""
-        num_rounds, most = 2, math.log1p(share)
-        while num_rounds < _MOST_ROUNDS and _reach(num_rounds) * self.deviation > most:
+        most = math.log1p(share)
+        quantiles = student_quantile((1 + CONFIDENCE) / 2, _NEARLY_NORMAL)
+        quantiles += student_quantile(POWER, _NEARLY_NORMAL)
+        # As if the deviation were known; with fewer rounds it is less so.
+        num_rounds = max(2, math.ceil((quantiles * self.deviation / most) ** 2))
+        while _reach(num_rounds) * self.deviation > most:
             num_rounds += 1
         return num_rounds
 
@@ -69,6 +74,8 @@ def _reach(num_rounds: int) -> float:
 
 def student_quantile(share: float, freedom: int) -> float:
     """What Student's t of so many degrees of freedom stays below with probability share > ½."""
+    if freedom >= _NEARLY_NORMAL:
+        return NormalDist().inv_cdf(share)
     low, high = 0.0, math.pi / 2  # angles whose tangent is t ÷ √freedom
     while high - low > 1e-12:
         middle = (low + high) / 2

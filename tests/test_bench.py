@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import localspec
 from localspec.automatic import AutomaticDraftLength
-from localspec.bench import Comparison, Side, run_bench
+from localspec.bench import Comparison, Outcome, Side, run_bench
 from localspec.cli import main
 from localspec.cli.bench import verdict
+from localspec.draft_length import DraftOff
+from localspec.metrics import Meter
 
 SMALL = ("--max-tokens", "12", "--rounds", "2")
 
@@ -67,35 +70,104 @@ def test_numbers_of_a_bench_agree():
 def test_a_target_alone_has_no_draft_to_measure(demo_target):
     with localspec.load(target=demo_target) as engine:
         found = run_bench(
-            engine, [[1, 2, 3]], num_rounds=1, max_tokens=4, progress=lambda *_: None
+            engine, [[300] * 9], num_rounds=1, max_tokens=4, progress=lambda *_: None
         )
     assert (found.costs.draft_token_s, found.sweep, found.break_even) == (None, {}, None)
 
 
-def test_the_verdict_is_in_words(prompts_file):
+def test_the_verdict_comes_first_and_the_rest_on_request(prompts_file):
     shown = run("--prompts", prompts_file, *SMALL)
     assert shown.exit_code == 0, shown.output
-    assert "Verdict: " in shown.stdout
-    assert "A decode of n tokens, in plain steps:  1: 1.00" in shown.stdout
-    assert "Peak memory" in shown.stdout
+    first, *others = shown.stdout.splitlines()
+    assert "times plain (" in first
+    assert any(f"{outcome.value}".lower() in first.lower() for outcome in Outcome)
+    assert others[-1] == "Measured in 2 rounds. Costs and the rest: --details."
+    assert len(others) <= 3
+    detailed = run("--prompts", prompts_file, "--details", *SMALL)
+    assert "times plain (" in detailed.stdout.splitlines()[0]
+    assert "A decode of n tokens, in plain steps:  1: 1.00" in detailed.stdout
+    assert "Peak memory" in detailed.stdout
+
+
+def compared(plain_s, ours_s, name="greedy", num_drafted=3):
+    """Seconds per round of 100 tokens, by hand."""
+    meter = Meter(1, 0, 0.0, draft_off_steps={DraftOff.DOES_NOT_PAY: 5})
+    meter.lengths[num_drafted] += 1
+    sides = (
+        Side(tuple(100 / s for s in seconds), 0.1, (meter.stats(1.0, None),))
+        for seconds in (plain_s, ours_s)
+    )
+    return Comparison(name, *sides, round_s=10.0)
 
 
 @pytest.mark.parametrize(
-    ("ratios", "words"),
+    ("ours_s", "outcome", "words"),
     [
-        ((1.3, 1.1, 1.4), "faster (greedy 1.30 times)"),
-        ((1.4, 1.3, 0.9), "too much to tell (greedy 1.30 times)"),
-        ((0.98, 0.99, 1.0), "nothing to gain here"),
-        ((0.86, 0.96, 1.05), "too much to tell"),
-        ((0.8, 0.9, 0.95), "slower (greedy 0.90 times)"),
+        ((0.77, 0.75, 0.76), Outcome.FASTER, "Faster: greedy 1.32 times plain (1.2"),
+        ((1.10, 1.12, 1.11), Outcome.SLOWER, "Slower: greedy 0.90 times plain (0.8"),
+        # What was called faster, and slower, by the median of three.
+        ((0.7, 0.99, 0.81), Outcome.NO_DIFFERENCE, "No difference seen: greedy 1.20 times"),
+        ((1.2, 1.15, 0.99), Outcome.NO_DIFFERENCE, "No difference seen: greedy 0.90 times"),
+        ((0.5,), Outcome.ONE_ROUND, "One round cannot tell: greedy 2.00 times plain."),
     ],
 )
-def test_a_verdict_needs_rounds_that_agree(ratios, words):
-    plain, ours = (
-        Side(tokens_per_s=rates, time_to_first_token_s=0.1, stats=())
-        for rates in ((100.0,) * len(ratios), tuple(100 * ratio for ratio in ratios))
-    )
-    assert words in verdict([Comparison("greedy", plain, ours)])
+def test_a_verdict_needs_an_interval_without_one(ours_s, outcome, words):
+    found = compared([1.0] * len(ours_s), ours_s)
+    assert found.outcome is outcome
+    assert verdict([found])[0].startswith(words)
+
+
+def test_where_nothing_is_drafted_no_side_is_faster():
+    for ours_s in ((0.8, 0.81, 0.82), (1.2, 1.21, 1.22)):
+        found = compared([1.0] * 3, ours_s, num_drafted=0)
+        headline, *advice = verdict([found])
+        assert headline.startswith("Nothing was drafted: greedy")
+        [why] = advice
+        assert why.startswith("Without draft tokens (draft off where it did not pay)")
+
+
+def test_no_difference_comes_with_what_it_takes_to_see_one():
+    quiet = compared([1.0] * 4, (0.80, 0.81, 0.82, 0.81), "sampling")
+    noisy = compared([1.0] * 4, (0.95, 1.10, 0.92, 1.08))
+    headline, advice = verdict([noisy, quiet])
+    assert headline.startswith("Greedy: no difference seen, 0.99 times plain (0.8")
+    assert "Sampling: faster, 1.23 times plain (1.2" in headline
+    estimate = noisy.estimate
+    assert estimate is not None
+    num_rounds = estimate.rounds_to_see(0.1)
+    minutes = f"about {num_rounds * 20 / 60:.0f} minutes"
+    assert f"A difference of {estimate.visible:.0%} would have been seen" in advice
+    assert f"to see one of 10% take --rounds {num_rounds}, {minutes}." in advice
+
+
+def test_equal_sides_are_called_different_5_times_in_100():
+    random = np.random.default_rng(3)
+    wrong = 0
+    for _ in range(400):
+        plain_s, ours_s = np.exp(0.1 * random.normal(size=(2, 5)))
+        found = compared(plain_s.tolist(), ours_s.tolist())
+        wrong += found.outcome is not Outcome.NO_DIFFERENCE
+    assert wrong <= 400 * 0.05 + 4 * np.sqrt(400 * 0.05 * 0.95)
+
+
+@pytest.mark.parametrize("max_tokens", ["1", "0"])
+def test_an_answer_of_one_token_is_refused(max_tokens):
+    """It takes no decode but the prompt's."""
+    refused = run("--max-tokens", max_tokens)
+    assert refused.exit_code == 2
+    assert f"answers of {max_tokens} tokens" in refused.stderr
+    assert "--max-tokens 2 or more" in refused.stderr
+
+
+def test_answers_that_all_end_at_once_cannot_be_compared():
+    with localspec.load(context_length=64) as engine:
+        full = [[300] * 63]
+        with pytest.raises(localspec.OptionError, match="ended with its first token"):
+            run_bench(engine, full, num_rounds=1, max_tokens=8, progress=lambda *_: None)
+        found = run_bench(
+            engine, [*full, [300] * 9], num_rounds=1, max_tokens=8, progress=lambda *_: None
+        )
+    assert all(ratio > 0 for ratio in found.sweep.values())
 
 
 @pytest.mark.parametrize(("name", "begins"), [("b.png", b"\x89PNG"), ("b.html", b"<!doctype")])
@@ -103,6 +175,11 @@ def test_json_and_a_plot(tmp_path, prompts_file, name, begins):
     shown = run("--prompts", prompts_file, "--json", "--plot", tmp_path / name, *SMALL)
     found = json.loads(shown.stdout)
     assert [c["name"] for c in found["comparisons"]] == ["greedy", "sampling"]
+    for comparison in found["comparisons"]:
+        estimate = comparison["estimate"]
+        assert estimate["low"] <= comparison["speedup"] <= estimate["high"]
+        assert estimate["rounds_to_see"]["0.01"] >= estimate["rounds_to_see"]["0.1"]
+        assert comparison["outcome"] in [outcome.value for outcome in Outcome]
     assert len(found["costs"]["ratios"]) == 17
     content = (tmp_path / name).read_bytes()
     assert content.startswith(begins)

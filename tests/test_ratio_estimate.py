@@ -87,6 +87,8 @@ def test_intervals_hold_the_truth(noise):
 
 def test_what_is_said_to_be_visible_is_seen():
     """By as many rounds as it says, 9 times in 10."""
+    wild = RatioEstimate(1.0, 0.1, 10.0, deviation=3.0, num_rounds=2)
+    assert 900_000 < wild.rounds_to_see(0.01) < 1_000_000
     noisy = RatioEstimate(1.0, 0.9, 1.1, deviation=0.05, num_rounds=3)
     num_rounds = noisy.rounds_to_see(0.06)
     assert 9 <= num_rounds <= 12

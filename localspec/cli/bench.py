@@ -12,17 +12,18 @@ from typing import Any
 import click
 
 from localspec import prompts as questions
-from localspec.bench import Bench, Comparison, run_bench
+from localspec.bench import Bench, Comparison, Outcome, run_bench
 from localspec.cli.bars import readable_bytes
 from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.plot import check_plot, write_plot
 from localspec.cli.prompt_tokens import prompt_tokens
-from localspec.cli.screen import printable
+from localspec.cli.screen import printable, why_off
 from localspec.cli.stats_object import stats_as_object
 from localspec.engine import Engine
+from localspec.ratio_estimate import RatioEstimate
 
 _DEFAULT_TOKENS = 128
-_SLOWER, _FASTER = 0.97, 1.03  # times plain: between them it is neither
+_SIZES = (0.1, 0.05, 0.02, 0.01)  # of differences, to say what it takes to see one
 
 
 @click.command()
@@ -33,17 +34,31 @@ _SLOWER, _FASTER = 0.97, 1.03  # times plain: between them it is neither
     show_default=True,
     help="Prompts, one a line.",
 )
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="How often each prompt is answered by either side; more see smaller differences.",
+)
+@click.option("--details", is_flag=True, help="Show what was measured as well.")
 @click.option("--json", "as_json", is_flag=True, help="One object with everything measured.")
 @click.option("--plot", type=Path, metavar="FILE.png|.html", help="Draw costs and speed-ups.")
 @pair_options
 def bench(
-    options: PairOptions, *, prompts: str, rounds: int, as_json: bool, plot: Path | None
+    options: PairOptions,
+    *,
+    prompts: str,
+    rounds: int,
+    details: bool,
+    as_json: bool,
+    plot: Path | None,
 ) -> None:
     """Measure how much faster than plain decoding it is: your pair, your machine.
 
-    Plain and speculative answers to the same prompts, in turn. What is learned about costs
-    is kept for later runs.
+    Plain and speculative answers to the same prompts, in turn. In brackets stands the interval
+    that holds the true ratio 95 times in 100; if it holds 1, no difference was seen. What is
+    learned about costs is kept for later runs.
 
     \b
         localspec bench
@@ -66,15 +81,84 @@ def bench(
                 engine,
                 tokens,
                 num_rounds=rounds,
-                max_tokens=options.max_tokens or _DEFAULT_TOKENS,
+                max_tokens=_DEFAULT_TOKENS
+                if options.max_tokens is None
+                else options.max_tokens,
                 progress=show,
             )
-        click.echo(json.dumps(_as_object(found)) if as_json else _as_text(found, engine))
+        if as_json:
+            click.echo(json.dumps(_as_object(found)))
+        else:
+            click.echo(_as_text(found, engine, details=details))
     if plot is not None:
         write_plot(found, plot)
 
 
-def _as_text(found: Bench, engine: Engine) -> str:
+def _as_text(found: Bench, engine: Engine, *, details: bool) -> str:
+    lines = verdict(found.comparisons)
+    if details:
+        lines += ["", *_details(found, engine)]
+    else:
+        num_rounds = len(found.comparisons[0].ratios)
+        lines.append(f"Measured in {num_rounds} rounds. Costs and the rest: --details.")
+    return printable("\n".join(lines))
+
+
+def verdict(comparisons: Sequence[Comparison]) -> list[str]:
+    """What the measurement says, at first; then what to do about it."""
+    outcomes = {c.outcome: c for c in comparisons}
+    if len(outcomes) == 1:
+        [outcome] = outcomes
+        ratios = ", ".join(f"{c.name} {_times(c)}" for c in comparisons)
+        headline = f"{outcome.value.capitalize()}: {ratios}."
+    else:
+        headline = " ".join(
+            f"{c.name.capitalize()}: {c.outcome.value}, {_times(c)}." for c in comparisons
+        )
+    advice = [_advice(outcome, comparison) for outcome, comparison in outcomes.items()]
+    if Outcome.NO_DIFFERENCE in outcomes:
+        advice.append(_what_it_takes(comparisons))
+    return [headline, *filter(None, advice)]
+
+
+def _times(found: Comparison) -> str:
+    """With the interval in brackets, where there is one."""
+    estimate = found.estimate
+    interval = "" if estimate is None else f" ({estimate.low:.2f} to {estimate.high:.2f})"
+    return f"{found.speedup:.2f} times plain{interval}"
+
+
+def _advice(outcome: Outcome, found: Comparison) -> str:
+    if outcome is Outcome.SLOWER:
+        return "Drafting costs more than it gains here: --no-draft decodes plainly."
+    if outcome is Outcome.ONE_ROUND:
+        return "Take two --rounds or more: one says nothing of its noise."
+    if outcome is Outcome.NOTHING_DRAFTED:
+        reason = "" if found.draft_off is None else f" ({why_off(found.draft_off)})"
+        return f"Without draft tokens{reason} both sides are plain decoding."
+    return ""
+
+
+def _what_it_takes(comparisons: Sequence[Comparison]) -> str:
+    """To see a smaller difference than could have been seen."""
+    unclear = [
+        c.estimate for c in comparisons if c.outcome is Outcome.NO_DIFFERENCE and c.estimate
+    ]
+    noisiest = max(unclear, key=lambda estimate: estimate.visible)
+    aim = next((size for size in _SIZES if size < noisiest.visible), _SIZES[-1])
+    num_rounds = noisiest.rounds_to_see(aim)
+    seconds = num_rounds * sum(comparison.round_s for comparison in comparisons)
+    return (
+        f"A difference of {noisiest.visible:.0%} would have been seen 9 times in 10; to see "
+        f"one of {aim:.0%} take --rounds {num_rounds}, about {_duration(seconds)}."
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+
+
+def _details(found: Bench, engine: Engine) -> list[str]:
     lines = [engine.description, ""]
     for comparison in found.comparisons:
         lines += _comparison_lines(comparison)
@@ -89,29 +173,24 @@ def _as_text(found: Bench, engine: Engine) -> str:
         )
         edge = found.break_even
         lines.append(
-            "No acceptance would pay."
+            "No acceptance would pay at these costs."
             if edge is None
-            else f"It pays from an acceptance of {edge:.2f}."
+            else f"At these costs it pays from an acceptance of {edge:.2f}."
         )
     if found.sweep:
         each = "  ".join(f"K {k}: {ratio:.2f}" for k, ratio in found.sweep.items())
-        lines.append(f"A fixed number of draft tokens, greedy, times plain:  {each}")
-    lines += [
-        f"Peak memory: {readable_bytes(found.peak_memory_bytes)}",
-        "",
-        verdict(found.comparisons),
-    ]
-    return printable("\n".join(lines))
+        lines.append(
+            f"A fixed number of draft tokens, greedy, times plain, by one answer each:  {each}"
+        )
+    return [*lines, f"Peak memory: {readable_bytes(found.peak_memory_bytes)}"]
 
 
 def _comparison_lines(found: Comparison) -> list[str]:
     lengths = ", ".join(
         f"{k}: {count}" for k, count in enumerate(found.steps_per_length) if count
     )
-    lines = [
-        f"{found.name.capitalize()}: {found.speedup:.2f} times plain "
-        f"({min(found.ratios):.2f} to {max(found.ratios):.2f} in {len(found.ratios)} rounds)"
-    ]
+    rounds = "  ".join(f"{ratio:.2f}" for ratio in found.ratios)
+    lines = [f"{found.name.capitalize()}: {_times(found)}; by round:  {rounds}"]
     for name, side in (("plain", found.plain), ("speculative", found.speculative)):
         rates = sorted(side.tokens_per_s)
         lines.append(
@@ -125,28 +204,15 @@ def _comparison_lines(found: Comparison) -> list[str]:
     return [*lines, ""]
 
 
-def verdict(comparisons: Sequence[Comparison]) -> str:
-    """What to do about it; no advice where the rounds contradict each other."""
-    names = " and ".join(f"{c.name} {c.speedup:.2f} times" for c in comparisons)
-    if any(min(c.ratios) < _SLOWER and max(c.ratios) >= _FASTER for c in comparisons):
-        return (
-            f"Verdict: the rounds disagree too much to tell ({names}): close other programs, "
-            "or take more --rounds."
-        )
-    speedup = min(comparison.speedup for comparison in comparisons)
-    if speedup >= _FASTER:
-        return f"Verdict: faster ({names}): keep drafting."
-    if speedup >= _SLOWER:
-        return f"Verdict: nothing to gain here ({names}): drafting stays out of the way."
-    return f"Verdict: slower ({names}): use --no-draft, and please report this."
-
-
 def _as_object(found: Bench) -> dict[str, Any]:
     return {
         "comparisons": [
             {
                 "name": comparison.name,
+                "outcome": comparison.outcome.value,
                 "speedup": comparison.speedup,
+                "estimate": _estimate_as_object(comparison.estimate),
+                "round_s": comparison.round_s,
                 "ratios": comparison.ratios,
                 "acceptance_rate": comparison.acceptance_rate,
                 "steps_per_length": comparison.steps_per_length,
@@ -168,4 +234,15 @@ def _as_object(found: Bench) -> dict[str, Any]:
         "break_even": found.break_even,
         "sweep": found.sweep,
         "peak_memory_bytes": found.peak_memory_bytes,
+    }
+
+
+def _estimate_as_object(estimate: RatioEstimate | None) -> dict[str, Any] | None:
+    """rounds_to_see: how many rounds it takes, by the size of a difference."""
+    if estimate is None:
+        return None
+    return {
+        **dataclasses.asdict(estimate),
+        "visible": estimate.visible,
+        "rounds_to_see": {size: estimate.rounds_to_see(size) for size in _SIZES},
     }

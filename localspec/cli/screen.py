@@ -153,6 +153,11 @@ def _expected(stats: Stats) -> list[str]:
     ]
 
 
+def why_off(reason: DraftOff) -> str:
+    """A reason for not drafting, in words."""
+    return _DRAFT_OFF[reason]
+
+
 def stats_lines(stats: Stats) -> list[str]:
     """All about an answer: what was read, what was written, where the time went."""
     read, written = (
