@@ -1,10 +1,10 @@
 """Do texts sampled with the draft follow the target's own laws?
 
-Every token of such a text is held against the target's law behind everything before it,
-which is computed anew, without draft, after the text is there. Three views, each a
-`CategoryTest`: by rank in the target's law; by token id, in whose order laws are drawn
-from, so that a bad uniform shows; and by whether the draft overrates the token, where
-accepting too readily shows.
+Every token of such a text that came of judging draft tokens is held against the target's law
+behind everything before it, which is computed anew, without draft, after the text is there.
+Three views, each a `CategoryTest`: by rank in the target's law; by token id, in whose order
+laws are drawn from, so that a bad uniform shows; and by whether the draft overrates the token,
+where accepting too readily shows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from localspec.draft_length import FixedDraftLength
 from localspec.martingale import CategoryTest
+from localspec.model import Model
 from localspec.proposers import DraftModel
 from localspec.randomness import Randomness, fresh_seed
 from localspec.rules import RuleName, make_rule
@@ -26,18 +27,24 @@ from localspec.speculative import Request, Speculation
 from localspec.transforms import Transforms
 
 RULES: tuple[RuleName, ...] = ("token", "block", "coupled")
-VIEWS = ("rank", "token id", "overrated by the draft")
-ALPHA = 1e-4  # of a false alarm, over all tests together
+VIEWS = ("rank", "token id", "overrated by the draft")  # the last one of a draft model alone
+# Of suspecting anything that is right, over all tests together. A suspect rule is asked again,
+# with fresh seeds, so a false alarm is at most as likely as ALPHA² / 3.
+ALPHA = 0.01
+BIAS = 0.03  # of a category's probability, that has to be visible
+POWER = 0.95  # each time, hence 9 times in 10 both times
 # Without filters, so that no rounding at the edge of one can let a token in or out.
 UNFILTERED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 NUM_DRAFT_TOKENS = 4
-TEXT_TOKENS = 48
+TEXT_TOKENS = 64
+_ALPHA_EACH = ALPHA / (len(RULES) * len(VIEWS))
 _RANK_EDGES = (1, 2, 4, 16)  # categories: best, second, to 4th, to 16th, others
 
 
 @dataclass(frozen=True, slots=True)
 class LawResult:
-    """One rule in one view. smallest_bias: of a category's probability, to be seen 9 in 10."""
+    """One rule in one view. smallest_bias: of a category's probability, to be seen so often
+    as POWER says."""
 
     rule: RuleName
     view: str
@@ -47,7 +54,7 @@ class LawResult:
 
     @property
     def is_suspect(self) -> bool:
-        return self.p_value < ALPHA / (len(RULES) * len(VIEWS))
+        return self.p_value < _ALPHA_EACH
 
 
 @dataclass(slots=True)
@@ -65,37 +72,43 @@ class LawCheck:
         self,
         rules: Sequence[RuleName],
         deadline: float,
-        max_tokens: int | None,
+        num_tokens: int | None,
         progress: Callable[[float], None],
     ) -> list[LawResult]:
         """Results of every view of the rules, from texts in turn until the deadline.
 
-        deadline: of time.monotonic. max_tokens: enough for a rule (None: no limit).
+        deadline: of time.monotonic. num_tokens: enough for a rule; None: as many as it takes
+        for a bias of BIAS to be visible in every view.
         """
+        num_views = len(VIEWS) if self._draft else len(VIEWS) - 1
         tests = {
-            rule: [CategoryTest(len(_RANK_EDGES) + 1), CategoryTest(2), CategoryTest(2)]
+            rule: [CategoryTest(len(_RANK_EDGES) + 1), CategoryTest(2), CategoryTest(2)][
+                :num_views
+            ]
             for rule in rules
         }
         started, number = time.monotonic(), 0
         while True:
+            shares = {rule: _share_done(views, num_tokens) for rule, views in tests.items()}
+            spent = (time.monotonic() - started) / max(1e-9, deadline - started)
+            progress(min(1.0, max(spent, *shares.values())))
+            unfinished = [rule for rule, share in shares.items() if share < 1.0]
+            if not unfinished or (spent >= 1.0 and number > 0):
+                break
             prompt = self.prompts[number % len(self.prompts)]
-            for rule in rules:
+            for rule in unfinished:
                 self._add_text(prompt, rule, tests[rule])
             number += 1
-            num_tokens = min(views[0].num_tokens for views in tests.values())
-            spent = (time.monotonic() - started) / max(1e-9, deadline - started)
-            done = max(spent, num_tokens / max_tokens if max_tokens else 0.0)
-            progress(min(1.0, done))
-            if done >= 1.0:
-                break
-        alpha = ALPHA / (len(RULES) * len(VIEWS))
         return [
-            LawResult(
-                rule, view, test.num_tokens, test.p_value, test.smallest_visible_bias(alpha)
-            )
+            LawResult(rule, view, test.num_tokens, test.p_value, _visible(test))
             for rule, views in tests.items()
-            for view, test in zip(VIEWS, views, strict=True)
+            for view, test in zip(VIEWS, views, strict=False)
         ]
+
+    @property
+    def _draft(self) -> DraftModel | None:
+        proposers = self.loop.proposers
+        return next((p for p in proposers if isinstance(p, DraftModel)), None)
 
     def _add_text(self, prompt: list[int], rule: RuleName, views: list[CategoryTest]) -> None:
         loop = self.loop
@@ -109,26 +122,45 @@ class LawCheck:
             min(TEXT_TOKENS, room),
             self.is_end,
         )
-        text = [token for step in loop.steps(request) for token in step.tokens]
+        emitted = [
+            (token, step.num_draft_tokens > 0)
+            for step in loop.steps(request)
+            for token in step.tokens
+        ]
+        text = [token for token, _ in emitted]
         # Nothing of what the loop computed is trusted: both caches are emptied.
         loop.truncate(0)
-        by_rank, by_id, by_draft = views
-        drafts = _draft_rows(loop, prompt, text)
-        for token, target_row in zip(text, _target_rows(loop, prompt, text), strict=True):
+        by_rank, by_id, *by_draft = views
+        drafts = _draft_rows(self._draft, prompt, text)
+        targets = _target_rows(loop.target, prompt, text)
+        for (token, is_judged), target_row in zip(emitted, targets, strict=True):
+            draft_row = next(drafts, None)
+            if not is_judged:
+                continue
             target = _dense(target_row)
             by_rank.add(*_rank_category(target, token))
             by_id.add(*_two_halves(np.cumsum(target) < 0.5, target, token))
-            if (draft_row := next(drafts, None)) is None:
+            if draft_row is None:
                 continue
             draft = _dense(draft_row)
             overrated = np.zeros(len(target), dtype=bool)
             overrated[: len(draft)] = draft > target[: len(draft)]
-            by_draft.add(*_two_halves(overrated, target, token))
+            by_draft[0].add(*_two_halves(overrated, target, token))
 
 
-def _target_rows(loop: Speculation, prompt: list[int], text: list[int]) -> Iterator[Logits]:
+def _visible(test: CategoryTest) -> float:
+    return test.smallest_visible_bias(_ALPHA_EACH, POWER)
+
+
+def _share_done(views: list[CategoryTest], num_tokens: int | None) -> float:
+    """Of what is asked of a rule; what can be seen goes with the root of the tokens."""
+    if num_tokens is not None:
+        return min(view.num_tokens for view in views) / num_tokens
+    return min((BIAS / _visible(view)) ** 2 for view in views)
+
+
+def _target_rows(target: Model, prompt: list[int], text: list[int]) -> Iterator[Logits]:
     """The target's rows in front of every token of the text; its cache is left filled."""
-    target = loop.target
     if len(prompt) > 1:
         target.decode(prompt[:-1], 0)
     pending = [prompt[-1], *text[:-1]]
@@ -137,9 +169,10 @@ def _target_rows(loop: Speculation, prompt: list[int], text: list[int]) -> Itera
         yield from target.decode(batch, len(batch))
 
 
-def _draft_rows(loop: Speculation, prompt: list[int], text: list[int]) -> Iterator[Logits]:
+def _draft_rows(
+    draft: DraftModel | None, prompt: list[int], text: list[int]
+) -> Iterator[Logits]:
     """The draft's rows in front of every token, as far as it can follow the text."""
-    draft = next((p for p in loop.proposers if isinstance(p, DraftModel)), None)
     if draft is None:
         return
     missing = prompt
@@ -165,7 +198,8 @@ def _two_halves(chosen: NDArray[np.bool_], probs: Probs, token: int) -> tuple[Pr
 
 def _rank_category(probs: Probs, token: int) -> tuple[Probs, int]:
     """(categories,) probabilities of the ranks in `_RANK_EDGES`, and the token's category."""
-    best = np.argsort(-probs, kind="stable")[: _RANK_EDGES[-1]]
+    best = np.argpartition(-probs, min(_RANK_EDGES[-1], len(probs) - 1))[: _RANK_EDGES[-1]]
+    best = best[np.argsort(-probs[best], kind="stable")]
     reached = np.cumsum(probs[best])
     mass = np.diff([0.0, *(reached[min(e, len(best)) - 1] for e in _RANK_EDGES), 1.0])
     places = np.flatnonzero(best == token)

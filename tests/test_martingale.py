@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from localspec.martingale import CategoryTest, chi_square_tail
+from localspec.martingale import CategoryTest, chi_square_tail, noncentrality
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,63 @@ def test_p_values_are_uniform_when_the_laws_hold():
         assert abs(share - level) < 4 * np.sqrt(level * (1 - level) / 400)
 
 
-def test_a_bias_beyond_the_stated_one_is_seen():
+@pytest.mark.parametrize(
+    ("freedom", "power", "value"),  # Haynam et al., tables of the power of the chi-square test
+    [(1, 0.9, 10.507), (2, 0.9, 12.654), (4, 0.8, 11.935), (4, 0.95, 18.572)],
+)
+def test_noncentralities_match_the_tables(freedom, power, value):
+    assert noncentrality(freedom, 0.05, power) == pytest.approx(value, abs=2e-3)
+
+
+def add_all(test: CategoryTest, law: np.ndarray, counts: np.ndarray) -> None:
+    """As often as counted, each category."""
+    for category, count in enumerate(counts):
+        for _ in range(count):
+            test.add(law, category)
+
+
+@pytest.mark.parametrize(
+    ("law", "num_tokens"),
+    [
+        ([0.5, 0.5], 500),
+        ([0.99, 0.01], 500),  # hardly ever: what falls wrong is rare, too
+        ([0.6, 0.2, 0.1, 0.07, 0.03], 500),
+    ],
+)
+def test_a_bias_of_the_stated_size_is_seen_as_often_as_stated(law, num_tokens):
+    """In whichever category; and where there is none, hardly ever."""
+    alpha, power, law = 0.01, 0.9, np.array(law)
+    random = np.random.default_rng(0)
+
+    def seen(real: np.ndarray) -> float:
+        num_seen = 0
+        for draws in random.multinomial(num_tokens, real, size=120):
+            test = CategoryTest(len(law))
+            add_all(test, law, draws)
+            num_seen += test.p_value < alpha
+        return num_seen / 120
+
+    test = CategoryTest(len(law))
+    add_all(test, law, random.multinomial(num_tokens, law))
+    bias = test.smallest_visible_bias(alpha, power)
+    for category in range(len(law)):
+        real = law * (1 - law[category] - bias) / (1 - law[category])
+        real[category] = law[category] + bias
+        if real[category] < 1:
+            assert seen(real) >= power - 4 * np.sqrt(power * (1 - power) / 120)
+    assert seen(law) <= alpha + 4 * np.sqrt(alpha / 120)
+
+
+def test_what_is_visible_shrinks_with_the_root_of_the_tokens():
     test = CategoryTest(2)
+    assert test.smallest_visible_bias(1e-3, 0.95) == 1.0
     for _ in range(4000):
         test.add(np.array([0.5, 0.5]), 0)
-    visible = test.smallest_visible_bias(1e-4)
+    visible = test.smallest_visible_bias(1e-3, 0.95)
     assert 0.03 < visible < 0.05
+    for _ in range(12000):
+        test.add(np.array([0.5, 0.5]), 0)
+    assert test.smallest_visible_bias(1e-3, 0.95) == pytest.approx(visible / 2, rel=0.02)
     assert p_value(0.2, 1, 4000) < 1e-10
 
 

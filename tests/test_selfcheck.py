@@ -11,41 +11,83 @@ from click.testing import CliRunner
 import localspec
 from localspec import rules, speculative, verify
 from localspec.cli import main
+from localspec.identity_check import ENOUGH_ACCEPTED
+from localspec.law_check import BIAS, VIEWS
 from localspec.rounding import Rounding
-from localspec.selfcheck import check
+from localspec.selfcheck import Finding, check
 from localspec.verify import Verdict
 
 
-def run_check(engine, num_prompts=2, samples=700):
+def run_check(engine, samples=700, names=("a fox", "rain"), seconds=600):
     chat = engine.chat()
-    prompts = [chat.prompt_tokens(f"Tell me a story about {who}.") for who in ("a fox", "rain")]
     return check(
         engine,
-        prompts[:num_prompts],
-        budget_s=600,
-        max_samples=samples,
+        [chat.prompt_tokens(f"Tell me a story about {name}.") for name in names],
+        budget_s=seconds,
+        num_samples=samples,
         progress=lambda _stage, _share: None,
     )
 
 
-def test_the_demo_pair_holds():
+def test_the_demo_pair_is_lossless():
+    """With as much evidence as a verdict takes, and no more."""
     with localspec.load() as engine:
         policy = engine.draft_length
-        report = run_check(engine)
+        report = run_check(engine, None, ("a fox", "rain", "an owl", "a whale", "two mice"))
         assert engine.draft_length is policy
         assert engine.generate("Once", max_tokens=3).token_ids
-    assert report.holds
-    assert report.bugs == []
+    assert report.finding is report.identity is report.statistics is Finding.LOSSLESS
+    assert (report.identity_bugs, report.law_bugs) == ([], [])
     assert report.rounding.num_rows > 200
-    assert report.greedy.num_texts == report.seeded.num_texts == 8
-    assert report.greedy.num_accepted > 100
+    for identity in (report.greedy, report.seeded):
+        assert ENOUGH_ACCEPTED <= identity.num_accepted < ENOUGH_ACCEPTED + 192
+        assert identity.num_accepted < identity.num_tokens
+        assert identity.smallest_fault < 0.012
     assert {(law.rule, law.view) for law in report.laws} == {
-        (rule, view)
-        for rule in ("token", "block", "coupled")
-        for view in ("rank", "token id", "overrated by the draft")
+        (rule, view) for rule in ("token", "block", "coupled") for view in VIEWS
     }
-    assert all(law.num_tokens >= 700 for law in report.laws if law.view == "rank")
-    assert report.confirmations == ()
+    assert all(law.smallest_bias <= BIAS for law in report.laws)
+    assert report.visible_bias > 0.8 * BIAS
+
+
+def test_little_evidence_is_no_verdict():
+    """Identity and statistics are judged apart, and what is missing is said."""
+    with localspec.load() as engine:
+        few = run_check(engine, 100, ("a fox", "rain", "an owl", "a whale", "two mice"))
+        hurried = run_check(engine, None, seconds=0.1)
+    assert (few.identity, few.statistics) == (Finding.LOSSLESS, Finding.NOT_ENOUGH)
+    assert few.finding is Finding.NOT_ENOUGH
+    assert few.visible_bias > BIAS
+    assert (hurried.identity, hurried.statistics) == (Finding.NOT_ENOUGH, Finding.NOT_ENOUGH)
+    for report in (few, hurried):
+        assert (report.identity_bugs, report.law_bugs) == ([], [])
+        assert report.seconds_needed > 2 * report.time_s
+
+
+def test_a_draft_that_is_never_right_proves_no_identity(demo_target, unrelated_draft):
+    """However long it takes: every text is the target's, for none of it was the draft's."""
+    with localspec.load(target=demo_target, draft=unrelated_draft) as engine:
+        report = run_check(engine, 100)
+    assert report.identity is Finding.NOT_ENOUGH
+    assert report.greedy.num_tokens > 400 > 20 > report.greedy.num_accepted
+    assert report.seconds_needed is None
+
+
+def test_tokens_that_no_draft_token_was_judged_for_are_no_evidence(demo_target):
+    """A lookup finds little to propose; what is decoded plainly cannot be wrong."""
+    with localspec.load(target=demo_target, proposer="lookup") as engine:
+        report = run_check(engine, None, seconds=2)
+    assert {law.view for law in report.laws} == set(VIEWS[:2])
+    assert report.statistics is Finding.NOT_ENOUGH
+    assert max(law.num_tokens for law in report.laws) < 200
+
+
+def test_without_a_proposer_there_is_nothing_to_check(demo_target):
+    with (
+        localspec.load(target=demo_target, proposer="none") as engine,
+        pytest.raises(localspec.OptionError, match="nothing to check"),
+    ):
+        run_check(engine)
 
 
 def too_ready(targets, drafts, draft_tokens, accept_uniforms, residual_uniform):
@@ -102,10 +144,14 @@ def test_planted_bugs_are_found(monkeypatch, place, name, planted, words):
             return
         report = run_check(engine)
     monkeypatch.undo()
+    bugs = [*report.identity_bugs, *report.law_bugs]
     if words is None:
-        assert report.holds
-    else:
-        assert any(words in line for line in report.bugs), report
+        assert bugs == []
+        return
+    assert any(words in line for line in bugs), report
+    assert report.finding is Finding.NOT_LOSSLESS
+    if words in ("rule token", "rule block"):
+        assert report.identity is not Finding.NOT_LOSSLESS
 
 
 def test_rounding_is_measured_where_it_matters():
@@ -123,25 +169,60 @@ def run(*arguments):
     return CliRunner().invoke(main, ["verify", *arguments])
 
 
-def test_the_command_says_so_in_words_and_in_json(tmp_path):
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("Hello!\n\nTell me a joke.\n")
-    common = ["--prompts", str(prompts), "--samples", "100", "--seconds", "60"]
-    spoken = run(*common)
+@pytest.fixture
+def stories(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text(
+        "".join(f"Tell me a story about {x}.\n" for x in ("a fox", "an owl", "rain"))
+    )
+    return str(path)
+
+
+def test_the_verdict_comes_first_and_the_rest_on_request(stories):
+    spoken = run("--prompts", stories)
     assert spoken.exit_code == 0, spoken.output
-    assert spoken.stdout.splitlines()[-1].startswith("Verdict: lossless here")
-    found = json.loads(run(*common, "--json").stdout)
-    assert found["holds"] is True
-    assert found["greedy"]["num_texts"] == 8
+    first, identity, statistics, more = spoken.stdout.splitlines()
+    assert first.startswith("Lossless: with the draft the text is the target's own")
+    assert identity.startswith("Identity: lossless. 2")
+    assert statistics.startswith("Statistics: lossless. Of ")
+    assert "a bias of 3.0% would have been seen." in statistics
+    assert "--details" in more
+
+
+def test_too_little_has_an_exit_code_and_words_of_its_own(stories):
+    common = ("--prompts", stories, "--samples", "100")
+    spoken = run(*common, "--details")
+    assert spoken.exit_code == 3
+    first, identity, statistics, advice, *others = spoken.stdout.splitlines()
+    assert first.startswith("Not enough evidence: nothing wrong was seen")
+    assert identity.startswith("Identity: lossless. ")
+    assert statistics.startswith("Statistics: not enough evidence. Of 3")
+    assert "(3% is asked for)" in statistics
+    assert advice.startswith("It takes about --seconds ")
+    assert sum("p = " in line for line in others) == 9
+    as_json = run(*common, "--json")
+    found = json.loads(as_json.stdout)
+    assert as_json.exit_code == 3
+    assert found["finding"] == found["statistics"] == "not enough evidence"
+    assert found["identity"] == "lossless"
+    assert found["seconds_needed"] > 0
     assert len(found["laws"]) == 9
 
 
-def test_the_command_fails_when_it_does_not_hold(monkeypatch):
+def test_nothing_seen_is_not_called_a_bias_that_would_have_been(stories):
+    spoken = run("--prompts", stories, "--proposer", "lookup", "--seconds", "1")
+    assert spoken.exit_code == 3
+    assert "100.0%" not in spoken.stdout
+
+
+def test_the_command_fails_when_it_does_not_hold(monkeypatch, stories):
     monkeypatch.setattr(verify, "match", off_by_one)
-    failed = run("--samples", "100", "--seconds", "20")
+    failed = run("--prompts", stories, "--samples", "100")
     assert failed.exit_code == 1
-    assert "NOT lossless" in failed.stdout
-    assert "Bug: greedy text of prompt 1" in failed.stdout
+    lines = failed.stdout.splitlines()
+    assert lines[0] == "NOT lossless: please report this."
+    assert lines[1].startswith("Identity: NOT lossless. ")
+    assert lines[3].startswith("Bug: greedy text of prompt 1")
 
 
 @pytest.mark.parametrize(
