@@ -41,8 +41,6 @@ from localspec.vocabulary import Vocabulary
 
 __all__ = ["Llama", "LlamaModel"]
 
-NO_POOLING = (llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED, llama_cpp.LLAMA_POOLING_TYPE_NONE)
-
 complaints = native.capture_logs(llama_cpp)
 amx_is_left_out = amx.leave_out_if_wrong(llama_cpp)
 _stop_callback = native.stop_callback(llama_cpp)
@@ -81,6 +79,7 @@ class LlamaModel:
         self.content: str | None = None  # see `content`; None if nobody knows what it is
         self.name = name
         context, model = handle.context, handle.model
+        llama_params.check_pools_nothing(llama_cpp, context, name)
         self.vocabulary = Vocabulary(
             llama_cpp, llama_cpp.llama_model_get_vocab(model), handle.require_open
         )
@@ -396,7 +395,4 @@ def _new_context(model: int, path: Path, options: LlamaOptions, length: int) -> 
             f"no context of {length} tokens for {path}",
             "A cache type may need flash attention (--flash-attn on).",
         )
-    if llama_cpp.llama_pooling_type(context) not in NO_POOLING:
-        llama_cpp.llama_free(context)
-        raise ModelFileError(f"{path} is an embedding model", "Choose a text generation model.")
     return context

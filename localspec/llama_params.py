@@ -90,6 +90,13 @@ def check_generates(llama_cpp: Any, model: int, path: Path) -> None:
         )
 
 
+def check_pools_nothing(llama_cpp: Any, context: Any, name: str) -> None:
+    """Raise ModelFileError for a context that makes one vector of a text."""
+    no_pooling = (llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED, llama_cpp.LLAMA_POOLING_TYPE_NONE)
+    if llama_cpp.llama_pooling_type(context) not in no_pooling:
+        raise ModelFileError(f"{name} is an embedding model", "Choose a text generation model.")
+
+
 def num_usable_cores() -> int:
     """Cores this process may run on. More threads than that wait for each other."""
     if hasattr(os, "sched_getaffinity"):
