@@ -136,9 +136,16 @@ BUGS = [
     Bug(
         "believe every cache removal",
         "llama.py",
-        "if not removed or oldest > oldest_needed:",
-        "if False:",
+        "if can_keep and self._is_whole(num_cached):",
+        "if num_cached > 0:",
         "tests/test_llama.py",
+    ),
+    Bug(
+        "take every sliding window for whole",
+        "llama.py",
+        "return oldest <= oldest_needed",
+        "return True",
+        "tests/test_sliding_window.py",
     ),
     # 7. Padded vocabularies.
     Bug(

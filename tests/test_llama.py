@@ -195,6 +195,19 @@ def test_an_adopted_llama_that_embeds_is_refused(demo_target):
     llama.close()
 
 
+def test_a_model_that_makes_one_vector_of_a_text_is_refused(tmp_path, demo_target):
+    """As its file says; by default a context does what that wants."""
+    path = write_random_model(
+        tmp_path / "pooling.gguf", demo_target, extra={"llama.pooling_type": 1}
+    )
+    with pytest.raises(ModelFileError, match="is an embedding model"):
+        LlamaModel.open(path, LlamaOptions())
+    llama = llama_cpp.Llama(str(path), n_ctx=64, verbose=False)
+    with pytest.raises(ModelFileError, match="is an embedding model"):
+        LlamaModel.adopt(llama, 3)
+    llama.close()
+
+
 def test_a_closed_model_refuses_politely(demo_draft):
     model = LlamaModel.open(demo_draft, LlamaOptions())
     model.close()

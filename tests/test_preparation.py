@@ -82,7 +82,7 @@ def hold_at_decode(engine, monkeypatch, number):
     def decode(tokens, num_logits):
         if next(count) == number:
             reached.set()
-            while not engine._target._stop.raw[0]:
+            while not engine._target.is_interrupted:
                 threading.Event().wait(0.001)
         return real(tokens, num_logits)
 

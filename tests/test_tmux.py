@@ -29,7 +29,8 @@ HELP = "/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves."
 FIGURES = {
     "<status>": "# tokens · # tokens/s · # of # drafted accepted · "
     "# tokens per target decode · context #/2048",
-    "<stats>": "read # tokens, # of them cached; the first answer token came after # s "
+    "<stats>": "read # tokens, # of them cached, the others at # tokens/s; "
+    "the first answer token came after # s "
     "wrote # tokens at # tokens/s, # per target decode "
     r"drafted #, accepted # \(#\); recovered #, bonus #, plain # "
     "accepted by position: #, #, # seconds: draft #, target #, sampler #, in all #",
