@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import localspec
-from localspec import rules, speculative, verify
+from localspec import rules, selfcheck, speculative, verify
 from localspec.cli import main
 from localspec.identity_check import ENOUGH_ACCEPTED
 from localspec.law_check import BIAS, VIEWS
@@ -152,6 +152,31 @@ def test_planted_bugs_are_found(monkeypatch, place, name, planted, words):
     assert report.finding is Finding.NOT_LOSSLESS
     if words in ("rule token", "rule block"):
         assert report.identity is not Finding.NOT_LOSSLESS
+
+
+def test_a_suspicion_is_decided_by_four_times_the_tokens(monkeypatch):
+    """Here it was right at first, and would not be borne out."""
+    monkeypatch.setattr(verify, "token", too_ready)
+    real = selfcheck._Check._confirm
+
+    def mended(self, *arguments):
+        monkeypatch.undo()
+        return real(self, *arguments)
+
+    monkeypatch.setattr(selfcheck._Check, "_confirm", mended)
+    with localspec.load() as engine:
+        report = run_check(engine)
+    [first] = [law for law in report.laws if (law.rule, law.view) == ("token", "rank")]
+    again = {law.view: law for law in report.confirmations if law.rule == "token"}
+    assert again["rank"].num_tokens >= 4 * first.num_tokens
+    assert report.law_bugs == []
+    assert report.statistics is not Finding.NOT_LOSSLESS
+
+
+def test_no_number_of_seconds_is_told():
+    result = run("--seconds", "nan")
+    assert result.exit_code == 2
+    assert "nan is no number of seconds" in result.stderr
 
 
 def test_rounding_is_measured_where_it_matters():

@@ -100,7 +100,8 @@ def _as_text(found: Bench, engine: Engine, *, details: bool) -> str:
         lines += ["", *_details(found, engine)]
     else:
         num_rounds = len(found.comparisons[0].ratios)
-        lines.append(f"Measured in {num_rounds} rounds. Costs and the rest: --details.")
+        rounds = "1 round" if num_rounds == 1 else f"{num_rounds} rounds"
+        lines.append(f"Measured in {rounds}. Costs and the rest: --details.")
     return printable("\n".join(lines))
 
 
@@ -116,6 +117,11 @@ def verdict(comparisons: Sequence[Comparison]) -> list[str]:
             f"{c.name.capitalize()}: {c.outcome.value}, {_times(c)}." for c in comparisons
         )
     advice = [_advice(outcome, comparison) for outcome, comparison in outcomes.items()]
+    if len(outcomes) > 1:  # it then is of one of them
+        names = [comparison.name.capitalize() for comparison in outcomes.values()]
+        advice = [
+            f"{name}: {said}" if said else "" for name, said in zip(names, advice, strict=True)
+        ]
     if Outcome.NO_DIFFERENCE in outcomes:
         advice.append(_what_it_takes(comparisons))
     return [headline, *filter(None, advice)]

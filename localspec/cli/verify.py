@@ -22,6 +22,12 @@ from localspec.law_check import ALPHA, BIAS, VIEWS
 from localspec.selfcheck import Finding, Report, check
 
 
+def _no_nan(_context: click.Context, _option: click.Parameter, value: float) -> float:
+    if math.isnan(value):  # which no range excludes
+        raise click.BadParameter("nan is no number of seconds.")
+    return value
+
+
 @click.command()
 @click.option("--prompts", type=Path, metavar="FILE", help="Prompts of your own, one a line.")
 @click.option(
@@ -33,6 +39,7 @@ from localspec.selfcheck import Finding, Report, check
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1),
+    callback=_no_nan,
     default=180,
     show_default=True,
     help="Time to spend at the most.",
@@ -135,7 +142,11 @@ def _statistics_line(report: Report) -> str:
     bias = report.visible_bias
     line += f"{'no bias' if bias == 1.0 else f'a bias of {bias:.1%}'} would have been seen"
     asked = f" ({BIAS:.0%} is asked for)"
-    return line + ("." if report.statistics is Finding.LOSSLESS else f"{asked}.")
+    line += "." if report.statistics is Finding.LOSSLESS else f"{asked}."
+    if report.confirmations:
+        num_more = sum(law.num_tokens for law in report.confirmations if law.view == VIEWS[0])
+        line += f" What looked suspect at first was not borne out by {num_more} more."
+    return line
 
 
 def _what_it_takes(report: Report) -> str:
