@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Thread
 from types import TracebackType
+from typing import Any
 
 from localspec.cancellation import Unwanted
 from localspec.errors import EngineError, Interrupted
 from localspec.stream import Piece, Reply, Stream
+
+_Call = tuple[Future[Any], Callable[[], Any]]
 
 
 class _Work:
@@ -40,6 +45,44 @@ class _Work:
             self.stream.close()
 
 
+class _Worker:
+    """A thread that makes calls, one after the other, until it is stopped.
+
+    A daemon, where those of a pool would keep the interpreter from its end until an answer is
+    whole: then the engine ends its streams.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._has_begun = False
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        """What comes of the call, in its turn."""
+        if not self._has_begun:
+            self._has_begun = True
+            Thread(
+                target=_work_off, args=(self._calls,), name="localspec-async", daemon=True
+            ).start()
+        future: Future[Any] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def stop(self) -> None:
+        """Let the thread end when it has done what it was given."""
+        self._calls.put(None)
+
+
+def _work_off(calls: SimpleQueue[_Call | None]) -> None:
+    while (given := calls.get()) is not None:
+        future, call = given
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+        del given, future, call  # while it waits for the next, it keeps nothing of the last
+
+
 class AsyncStream:
     """An asynchronous iterator over the pieces of an answer; afterwards `reply` is the whole.
 
@@ -53,7 +96,7 @@ class AsyncStream:
 
     def __init__(self, open_stream: Callable[[Unwanted], Stream]) -> None:
         self._work = _Work(open_stream)
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="localspec")
+        self._worker = _Worker()
         self._reading: asyncio.Future[Piece | None] | None = None
         self._awaited = False
         self._closing: asyncio.Task[None] | None = None
@@ -69,8 +112,7 @@ class AsyncStream:
             )
         if self._closing is not None:
             raise StopAsyncIteration
-        loop = asyncio.get_running_loop()
-        self._reading = loop.run_in_executor(self._worker, self._work.next)
+        self._reading = asyncio.wrap_future(self._worker.submit(self._work.next))
         self._awaited = True
         try:
             # Shielded: the thread goes on, whoever gives up waiting for it.
@@ -107,7 +149,7 @@ class AsyncStream:
                 await asyncio.wait([self._reading])
         finally:
             closing = asyncio.wrap_future(self._worker.submit(self._work.close))
-            self._worker.shutdown(wait=False)
+            self._worker.stop()
             await asyncio.shield(closing)
 
     @property
@@ -136,6 +178,7 @@ class AsyncStream:
 
     def __del__(self) -> None:
         # If the thread is at work, it drops the stream when it is done.
+        self._worker.stop()
         if self._closing is None and not self._is_reading():
             self._work.close()
 

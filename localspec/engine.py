@@ -15,6 +15,7 @@ from localspec.answering import Answering
 from localspec.automatic import AutomaticDraftLength
 from localspec.cache_file import read_caches, write_caches
 from localspec.cancellation import Unwanted
+from localspec.chat import Chat
 from localspec.draft_length import DraftLength
 from localspec.drafting import Drafting
 from localspec.errors import (
@@ -179,25 +180,27 @@ class Engine(Answering):
         )
         return self._listed(Stream(answer))
 
-    def save_caches(self, chat: object, path: str | os.PathLike[str]) -> bool:
+    def save_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
         """Keep on disk what the caches hold of a conversation; False if that is nothing.
 
         Raises EngineError while an answer is produced, OSError if the file cannot be written,
         CacheError if `load_caches` would refuse it.
         """
+        _require_chat(chat)
         with self._held():
             kept = self._kept_texts.text_of(chat)
             if kept is not None:
                 write_caches(Path(path), kept, self._identities())
             return kept is not None
 
-    def load_caches(self, chat: object, path: str | os.PathLike[str]) -> bool:
+    def load_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
         """Give a conversation what `save_caches` kept of it; False if it is of no use here.
 
         It then is decoded anew when it goes on. Raises EngineError while an answer is produced,
         CacheError if it takes more memory than was granted, or the models are such as
         `save_caches` refuses.
         """
+        _require_chat(chat)
         with self._held():
             kept = read_caches(Path(path), self._identities(), self._kept_texts.make_room)
             if kept is not None:
@@ -304,3 +307,8 @@ class Engine(Answering):
 def _interrupt(models: list[LlamaModel]) -> None:
     for model in models:
         model.interrupt()
+
+
+def _require_chat(chat: object) -> None:
+    if not isinstance(chat, Chat):
+        raise OptionError(f"the chat is {chat!r}", "Give one of this engine's chats.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,8 @@ class Handle:
     lib: the llama_cpp module. context: libllama's pointer. name: of the model, for errors.
     stop_callback: see `native.stop_callback`. owner: the application's `Llama` that the
     context belongs to; without one the context and its model are freed.
+
+    in_use: held by a thread that uses a pointer while others may close this.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class Handle:
         self.memory: int | None = lib.llama_get_memory(context)
         self.model: int | None = lib.llama_get_model(context)
         self.owner = owner
+        self.in_use = threading.Lock()
         self._name = name
         self._stop = ctypes.create_string_buffer(2)
         lib.llama_set_abort_callback(
@@ -40,9 +44,15 @@ class Handle:
             give_back = functools.partial(_free, lib, context, self.model)
         else:
             give_back = functools.partial(_return, lib, context, owner)
-        # libllama reads the stop signal, so it goes last; a reference to self would keep it.
+        # libllama reads the stop signal, so that goes last; a reference to self would keep it.
         self._finalizer = weakref.finalize(
-            self, _finish, weakref.ref(self), self._own_process, give_back, self._stop
+            self,
+            _finish,
+            weakref.ref(self),
+            self._own_process,
+            self.in_use,
+            give_back,
+            self._stop,
         )
 
     def require_open(self) -> None:
@@ -85,15 +95,17 @@ class Handle:
 def _finish(
     handle: weakref.ref[Handle],
     own_process: OwnProcess,
+    in_use: threading.Lock,
     give_back: Callable[[], None],
     _stop: object,
 ) -> None:
     if not own_process.is_this():
         return  # a fork's memory goes with the fork; the threads behind it never came along
     alive = handle()
-    if alive is not None:  # it was closed, or the interpreter ends
-        alive.let_go()
-    give_back()
+    with in_use:
+        if alive is not None:  # it was closed, or the interpreter ends
+            alive.let_go()
+        give_back()
 
 
 def _free(lib: Any, context: int, model: int) -> None:

@@ -45,6 +45,7 @@ complaints = native.capture_logs(llama_cpp)
 amx_is_left_out = amx.leave_out_if_wrong(llama_cpp)
 _stop_callback = native.stop_callback(llama_cpp)
 _adopted: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
+_UNUSED = -1  # in place of the first token that the owner of an adopted `Llama` decodes
 _own_process = OwnProcess()  # whose threads and devices libllama has from now on
 
 
@@ -81,7 +82,10 @@ class LlamaModel:
         context, model = handle.context, handle.model
         llama_params.check_pools_nothing(llama_cpp, context, name)
         self.vocabulary = Vocabulary(
-            llama_cpp, llama_cpp.llama_model_get_vocab(model), handle.require_open
+            llama_cpp,
+            llama_cpp.llama_model_get_vocab(model),
+            handle.require_open,
+            handle.in_use,
         )
         template: bytes | None = llama_cpp.llama_model_chat_template(model, None)
         self.chat_template = template.decode("utf-8", errors="replace") if template else None
@@ -237,9 +241,11 @@ class LlamaModel:
         llama = self._handle.owner
         if llama is None:
             return
-        if llama.n_tokens or not self._is_whole(self.num_cached):
+        is_used = llama.n_tokens or llama.input_ids[0] != _UNUSED
+        if is_used or not self._is_whole(self.num_cached):
             llama.reset()
             self._clear()
+        llama.input_ids[0] = _UNUSED
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         """See `Model.decode`. Raises ContextError, DecodeError, or Interrupted."""
@@ -380,11 +386,7 @@ class LlamaModel:
 
         So does dropping the last reference, and the interpreter's end.
         """
-        if not _own_process.is_this():
-            self._handle.close()  # frees nothing; the lock's copy may be taken for ever
-            return
-        with self.vocabulary.in_use:
-            self._handle.close()
+        self._handle.close()
 
 
 def _new_context(model: int, path: Path, options: LlamaOptions, length: int) -> int:

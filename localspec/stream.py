@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from localspec.speculative import Request, Speculation
 from localspec.text import TextStream, checked_stop_strings
 from localspec.thinking import Part, Thoughts, ThoughtStream
 
+_ALREADY_RUNS = ("generator already executing",)
 _NOTICE_S = 0.005  # between two looks at whether a thread has noticed
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -276,12 +278,25 @@ class Stream:
     def __init__(self, answer: Produced) -> None:
         self._answer = answer
         self._pieces = answer.pieces()
+        self._reader = 0  # the thread that asked for a piece last
+        self._is_closing = False
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> Piece:
-        return next(self._pieces)
+        self._reader = threading.get_ident()
+        try:
+            return next(self._pieces)
+        except ValueError as error:
+            if error.args != _ALREADY_RUNS:
+                raise
+            if not self._is_closing:
+                raise _read_elsewhere() from error
+        # Another thread closes it, and has the reply in a moment.
+        while self._is_running():
+            time.sleep(_NOTICE_S)
+        raise StopIteration
 
     def close(self) -> None:
         """Stop here. Idempotent.
@@ -289,12 +304,15 @@ class Stream:
         Raises EngineError while another thread waits for a piece.
         """
         has_begun = inspect.getgeneratorstate(self._pieces) != inspect.GEN_CREATED
+        self._is_closing = True
         try:
             self._pieces.close()
-        except ValueError as error:  # "generator already executing"
-            raise EngineError(
-                "the stream is being read by another thread", "Stop it with its cancel()."
-            ) from error
+        except ValueError as error:
+            if error.args != _ALREADY_RUNS:
+                raise
+            raise _read_elsewhere() from error
+        finally:
+            self._is_closing = False
         if not has_begun:
             self._answer.abandon()
 
@@ -307,11 +325,22 @@ class Stream:
         self._answer.cancellation.request()
 
     def end(self) -> None:
-        """`cancel`, wait until a thread that reads it has noticed, and `close`."""
-        while inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING:
-            self.cancel()
+        """`cancel`, wait until a thread that reads it has noticed, and `close`.
+
+        Raises EngineError where this very thread reads it, and a signal handler came between.
+        """
+        self.cancel()
+        while self._is_running():
+            if self._reader == threading.get_ident():
+                raise EngineError(
+                    "the answer is being read by the thread that is to end it",
+                    "It was cancelled; close the engine when the reading has returned.",
+                )
             time.sleep(_NOTICE_S)
         self.close()
+
+    def _is_running(self) -> bool:
+        return inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING
 
     def __enter__(self) -> Stream:
         return self
@@ -331,3 +360,9 @@ class Stream:
         Raises EngineError before that.
         """
         return self._answer.final_reply()
+
+
+def _read_elsewhere() -> EngineError:
+    return EngineError(
+        "the stream is being read by another thread", "Stop it with its cancel()."
+    )

@@ -9,7 +9,6 @@ import re
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -42,11 +41,13 @@ class Vocabulary:
     held by whoever frees what it points to.
     """
 
-    def __init__(self, lib: Any, vocab: int, require_open: Callable[[], None]) -> None:
+    def __init__(
+        self, lib: Any, vocab: int, require_open: Callable[[], None], in_use: threading.Lock
+    ) -> None:
         self._lib = lib
         self._vocab = vocab
         self._require_open = require_open
-        self.in_use = threading.Lock()
+        self._in_use = in_use
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
         self._longest_entry = 0  # bytes; 0 until it is asked for
@@ -60,7 +61,7 @@ class Vocabulary:
     def _pointer(self) -> Iterator[int]:
         """What libllama is given, which nobody frees while the block runs."""
         self._require_open()  # a fork may have a copy of the lock that is taken for ever
-        with self.in_use:
+        with self._in_use:
             self._require_open()
             yield self._vocab
 
@@ -256,17 +257,29 @@ def _on_deep_stack(call: Callable[[], list[int]], stack_bytes: int) -> list[int]
 
     The system gives memory to a stack as it is used: an ordinary text uses little of it.
     """
-    # Leaving the pool waits for the thread: an interrupt must not free the model under it.
-    with ThreadPoolExecutor(1, "localspec-tokenize") as pool:
-        with _stack_size_lock:
-            usual = threading.stack_size(stack_bytes)
-            try:
-                future = pool.submit(call)
-            except RuntimeError as error:
-                raise ContextError(
-                    f"no room to tokenise so long a text (a stack of {stack_bytes >> 20} MiB)",
-                    "Shorten it.",
-                ) from error
-            finally:
-                threading.stack_size(usual)
-        return future.result()
+    results: list[list[int]] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as failure:
+            failures.append(failure)
+
+    # No pool: those refuse work once the main thread has ended, while others go on.
+    thread = threading.Thread(target=run, name="localspec-tokenize")
+    with _stack_size_lock:
+        usual = threading.stack_size(stack_bytes)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise ContextError(
+                f"no room to tokenise so long a text (a stack of {stack_bytes >> 20} MiB)",
+                "Shorten it.",
+            ) from error
+        finally:
+            threading.stack_size(usual)
+    thread.join()
+    if failures:
+        raise failures[0]
+    return results[0]

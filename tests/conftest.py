@@ -75,11 +75,13 @@ def demo_vocab(demo_target: Path) -> Iterator[int]:
 @pytest.fixture(scope="session")
 def demo_vocabulary(demo_vocab: int) -> Vocabulary:
     """The demo pair's tokens, without its weights."""
+    import threading
+
     import llama_cpp
 
     from localspec.vocabulary import Vocabulary
 
-    return Vocabulary(llama_cpp, demo_vocab, lambda: None)
+    return Vocabulary(llama_cpp, demo_vocab, lambda: None, threading.Lock())
 
 
 @pytest.fixture(scope="session")

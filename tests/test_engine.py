@@ -414,6 +414,21 @@ def test_an_adopted_llama_may_be_used_and_closed_by_its_owner(demo_target):
     engine.close()
 
 
+def test_an_adopted_llama_that_its_owner_has_reset_is_read_anew(demo_target):
+    """Its cache is as long as before, and of another text."""
+    llama = llama_cpp.Llama(str(demo_target), n_ctx=256, verbose=False)
+    with localspec.load(target=llama, draft_tokens=0) as engine:
+        expected = engine.generate(STORY, sampling=GREEDY, max_tokens=20)
+        engine.generate(STORY, sampling=GREEDY, max_tokens=20)
+        llama.reset()
+        llama.eval([7] * engine._target.num_cached)
+        llama.reset()
+        again = engine.generate(STORY, sampling=GREEDY, max_tokens=20)
+        assert again.stats.cached_prompt_tokens == 0
+        assert again.token_ids == expected.token_ids
+    llama.close()
+
+
 def test_nothing_reaches_a_freed_model(demo_draft):
     engine = localspec.load(target=demo_draft)
     chat = engine.chat()
@@ -590,6 +605,8 @@ def test_loading_and_closing_again_and_again():
         (lambda engine: engine.generate(b"text"), "neither text nor token ids"),
         (lambda engine: engine.generate(5), "neither text nor token ids"),
         (lambda engine: engine.chat(system=5), "system message is 5"),
+        (lambda engine: engine.save_caches("abc", "x"), "chat is 'abc'"),
+        (lambda engine: engine.load_caches(None, "x"), "chat is None"),
         (lambda engine: engine.chat().send(None), "message is None"),
         (lambda engine: engine.chat().replace(5), "messages are 5"),
         (lambda engine: engine.chat().replace(["Hello"]), r"messages are \['Hello'\]"),

@@ -161,6 +161,52 @@ def test_leaving_the_block_ends_what_other_threads_read(any_engine):
     assert replies[-1].finish_reason == "cancelled"
 
 
+def test_a_stream_that_another_thread_closes_just_ends(kept_engine):
+    """At whatever moment of its reading; never with an error of Python's."""
+    for delay in range(0, 30_000, 1_000):
+        stream = kept_engine.stream(STORY, sampling=ENDLESS)
+        ends = []
+
+        def read(stream=stream, ends=ends):
+            try:
+                ends.append(sum(1 for _ in stream))
+            except BaseException as error:
+                ends.append(error)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        for _ in range(delay):
+            pass
+        stream.end()
+        reader.join()
+        assert isinstance(ends[0], int), ends
+        assert stream.reply.finish_reason == "cancelled"
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer here")
+def test_a_signal_handler_that_leaves_the_block_does_not_wait_for_itself():
+    """It cannot close what it has interrupted, and says so; the answer ends."""
+    engine = localspec.load()
+    errors = []
+
+    def leave(*_signal):
+        try:
+            engine.__exit__(None, None, None)
+        except EngineError as error:
+            errors.append(str(error))
+
+    previous = signal.signal(signal.SIGALRM, leave)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        reply = engine.generate(STORY, sampling=ENDLESS)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert reply.finish_reason == "cancelled"
+    # None if the handler came between two pieces: then it could close.
+    assert [error for error in errors if "thread that is to end it" not in error] == []
+    engine.close()
+
+
 def test_a_stream_that_is_closed_before_it_begins_says_nothing(kept_engine):
     """No trace but an empty reply, which says how it would have been made."""
     chat = kept_engine.chat()
@@ -210,6 +256,14 @@ else:
     print(next(stream).token_ids)
 prepared = threading.Thread(target=chat.prepare, daemon=True)
 prepared.start()
+if {threaded} and {adopts}:
+    # Whose engine is gone.
+    vocabulary = localspec.load(draft_tokens=0).vocabulary
+    def spell():
+        with contextlib.suppress(localspec.EngineError):
+          while True:
+            vocabulary.spellings()
+    threading.Thread(target=spell, daemon=True).start()
 if {adopts}:
     import llama_cpp
     from localspec.hub import locate
@@ -235,6 +289,56 @@ def test_the_interpreter_ends_quietly(tmp_path, kind, threaded):
     )
     assert done.stdout.endswith("the end\n")
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+LATE_WORK = """
+import asyncio, threading, time
+import localspec
+engine = localspec.load()
+greedy = localspec.SamplingParams(temperature=0)
+def work():
+    time.sleep(0.3)  # by now the main thread has ended
+    assert not threading.main_thread().is_alive()
+    print(engine.vocabulary.tokenize("word " * 500, parse_special=False)[:1] != [])
+    async def ask():
+        reply = await engine.agenerate("A fox", sampling=greedy, max_tokens=4)
+        return len(reply.token_ids)
+    print(asyncio.run(ask()))
+    print(len(engine.generate("A fox", sampling=greedy, max_tokens=4).token_ids))
+threading.Thread(target=work).start()
+"""
+
+
+def test_a_thread_that_outlives_the_main_one_has_all_of_its_engine(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(LATE_WORK)
+    done = subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.stdout.split(), done.stderr) == (["True", "4", "4"], "")
+
+
+def test_an_asynchronous_stream_that_is_left_open_does_not_hold_up_the_exit(tmp_path):
+    """The prompt alone takes seconds; whoever stops the loop does not wait for it."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        """
+import asyncio, time
+import localspec
+engine = localspec.load()
+stream = engine.astream([5] * 2000)
+loop = asyncio.new_event_loop()
+task = loop.create_task(stream.__anext__())
+loop.run_until_complete(asyncio.sleep(0.2))
+print(len(engine._streams), engine.reading[0] < 2000, flush=True)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("1 ")
+    assert "Traceback" not in done.stderr
 
 
 def run_in_fork(work):
