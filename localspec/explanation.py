@@ -22,12 +22,12 @@ from localspec.room import (
     PairMemory,
     Planned,
     Room,
-    context_to_open,
     fitting_preset,
     largest_context,
     most_gpu_layers,
     pair_memory,
     room_here,
+    target_context_length,
 )
 from localspec.speedup import (
     Costs,
@@ -150,7 +150,7 @@ def explain(
     room = room_here()
     options = LlamaOptions(num_gpu_layers=num_gpu_layers)
     planned = [Planned(header, options) for header in headers]
-    length = context_to_open(headers[0], context_length)
+    length = target_context_length(headers[0], context_length)
     memory = pair_memory(planned, length, room)
     smaller = fitting_preset(room) if room.shortages(memory) else None
     return Explanation(

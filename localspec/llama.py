@@ -33,7 +33,7 @@ from localspec.errors import (
 )
 from localspec.handle import Handle
 from localspec.huge_pages import asking_for_huge_pages
-from localspec.llama_options import LlamaOptions
+from localspec.llama_options import LlamaOptions, context_to_open
 from localspec.own_process import OwnProcess
 from localspec.sampling import Logits
 from localspec.token_batch import TokenBatch
@@ -180,7 +180,8 @@ class LlamaModel:
             )
         try:
             llama_params.check_generates(llama_cpp, model, path)
-            length = llama_params.context_length(llama_cpp, model, path, options.context_length)
+            trained = llama_cpp.llama_model_n_ctx_train(model)
+            length = context_to_open(options.context_length, trained, path.name)
             context = _new_context(model, path, options, length)
         except BaseException:
             llama_cpp.llama_model_free(model)

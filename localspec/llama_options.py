@@ -17,6 +17,8 @@ BATCH_SIZE = 512  # tokens that one call of libllama takes
 # 0.5B on one core; flash attention takes 4.3).
 _STEP_WITHOUT_FLASH = 128
 
+DEFAULT_CONTEXT_LENGTH = 8192
+
 # Lowest and highest value of the whole numbers, and what to do about any other.
 _RANGES = {
     "context_length": (1, 1 << 60, "Choose 1 token or more."),
@@ -99,6 +101,19 @@ class LlamaOptions:
             f"cache {self.cache_type_k}/{self.cache_type_v}, main GPU {self.main_gpu}, "
             f"split {self.tensor_split}"
         )
+
+
+def context_to_open(wanted: int | None, trained: int, name: str) -> int:
+    """The tokens to open a model's context for; wanted None leaves the choice to us.
+
+    trained: tokens that the model was trained for. Raises OptionError beyond them.
+    """
+    if wanted is not None and wanted > trained:
+        raise OptionError(
+            f"a context of {wanted} tokens is asked for; {name} was trained for {trained}",
+            f"Choose --ctx {trained} or less.",
+        )
+    return wanted or min(trained, DEFAULT_CONTEXT_LENGTH)
 
 
 def graph_batch_size(flash_attention: FlashAttention, context_length: int) -> int:

@@ -16,7 +16,6 @@ from localspec.llama_options import BATCH_SIZE, LlamaOptions, graph_batch_size
 from localspec.placement import usable_gpus
 from localspec.tensor_types import type_number
 
-DEFAULT_CONTEXT_LENGTH = 8192
 _FLASH_ATTENTION = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}
 
 
@@ -69,17 +68,6 @@ def context_params(llama_cpp: Any, options: LlamaOptions, context_length: int) -
         if name is not None:
             setattr(params, field, type_number(name))
     return params
-
-
-def context_length(llama_cpp: Any, model: int, path: Path, wanted: int | None) -> int:
-    """The tokens to open a context for. Raises OptionError beyond what it was trained for."""
-    trained: int = llama_cpp.llama_model_n_ctx_train(model)
-    if wanted is not None and wanted > trained:
-        raise OptionError(
-            f"a context of {wanted} tokens is asked for; {path.name} was trained for {trained}",
-            f"Choose --ctx {trained} or less.",
-        )
-    return wanted or min(trained, DEFAULT_CONTEXT_LENGTH)
 
 
 def check_generates(llama_cpp: Any, model: int, path: Path) -> None:

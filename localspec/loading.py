@@ -23,7 +23,7 @@ from localspec.model_file import check_model_file
 from localspec.model_source import Role
 from localspec.preset import Preset
 from localspec.presets import DEFAULT_PRESET, find_preset
-from localspec.room import check_room, context_to_open, repacked_here, uses_gpu
+from localspec.room import check_room, repacked_here, target_context_length, uses_gpu
 from localspec.sampling import SamplingParams
 from localspec.thread_choice import choose_threads
 
@@ -231,7 +231,7 @@ def _open(
         return adopted
     path = Path(source)
     header = check_model_file(path)
-    context = context_to_open(header, options.context_length)
+    context = target_context_length(header, options.context_length)
     options = with_suited_attention(
         options, header, context, uses_gpu=uses_gpu(options.num_gpu_layers)
     )

@@ -12,8 +12,7 @@ from localspec.devices import Device
 from localspec.draft_length import LOOK_BACK_TOKENS, MAX_DRAFT_TOKENS
 from localspec.errors import MemoryLimitError
 from localspec.header import Header
-from localspec.llama_options import LlamaOptions
-from localspec.llama_params import DEFAULT_CONTEXT_LENGTH
+from localspec.llama_options import LlamaOptions, context_to_open
 from localspec.machine import memory_here
 from localspec.mapping import with_suited_mapping
 from localspec.memory import (
@@ -189,9 +188,9 @@ def fitting_preset(room: Room) -> Preset | None:
     return sizes[max(fitting)] if fitting else None
 
 
-def context_to_open(header: Header, wanted: int | None) -> int:
-    """The context that a target is opened with."""
-    return wanted or min(ModelShape(header).context_length, DEFAULT_CONTEXT_LENGTH)
+def target_context_length(header: Header, wanted: int | None) -> int:
+    """The context that a target is opened with. Raises OptionError: see `context_to_open`."""
+    return context_to_open(wanted, ModelShape(header).context_length, header.path.name)
 
 
 def check_room(paths: Sequence[Path], options: Sequence[LlamaOptions]) -> None:
@@ -204,7 +203,7 @@ def check_room(paths: Sequence[Path], options: Sequence[LlamaOptions]) -> None:
         Planned(check_model_file(path), one) for path, one in zip(paths, options, strict=True)
     ]
     room = room_here()
-    context_length = context_to_open(models[0].header, models[0].options.context_length)
+    context_length = target_context_length(models[0].header, models[0].options.context_length)
     shortages = room.shortages(pair_memory(models, context_length, room))
     if shortages:
         names = " and ".join(path.name for path in paths)

@@ -109,6 +109,23 @@ def test_a_context_that_does_not_fit_is_said_to(tmp_path, demo_target):
     assert "none: plain decoding" in shown
 
 
+@pytest.mark.parametrize("context_length", [2049, 99999999999999999999])
+def test_a_context_beyond_the_training_is_refused_as_by_load(demo_target, context_length):
+    trained = explain().target.trained_context
+    assert trained < context_length
+    messages = set()
+    for ask in (explain, load):
+        with pytest.raises(OptionError) as caught:
+            ask(
+                target=demo_target if ask is load else str(demo_target),
+                context_length=context_length,
+            )
+        messages.add(str(caught.value))
+    assert all(str(context_length) in message for message in messages)
+    if context_length < 1 << 60:
+        assert len(messages) == 1
+
+
 @pytest.fixture
 def learn(tmp_path, monkeypatch, demo_target, demo_draft):
     """Keeps costs of the demo pair, as an engine of it would."""
