@@ -8,20 +8,24 @@ Imports are late: huggingface_hub takes longer to load than everything else here
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from localspec import __version__
 from localspec.errors import DownloadError, OptionError
 from localspec.patience import HubBusyError, patiently, stated_wait
-from localspec.preset import HubFile, all_parts
+from localspec.preset import HubFile, choose_quantization
 
 Result = TypeVar("Result")
 OnWait = Callable[[], None]
 
+_COMMIT = re.compile("[0-9a-f]{40}")
+_ETAG = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # it becomes the name of a file
 _TRANSIENT = {408, 429, 500, 502, 503, 504}
 # What the HTTP libraries call a connection that was there and broke: another one may hold.
 # One that cannot be made at all is told about at once.
@@ -53,23 +57,17 @@ class RemoteFile:
 
 def cache_folder() -> Path:
     """The hub's cache, which other tools share."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE)
+    return Path(_settings().HF_HUB_CACHE)
 
 
 def is_offline() -> bool:
     """Whether the user wants no requests to the hub."""
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)
+    return bool(_settings().HF_HUB_OFFLINE)
 
 
 def download_timeout_s() -> float:
     """Seconds that a connection may stay silent."""
-    from huggingface_hub import constants
-
-    return float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    return float(_settings().HF_HUB_DOWNLOAD_TIMEOUT)
 
 
 def request_headers() -> dict[str, str]:
@@ -88,9 +86,9 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
     on_wait: see `patiently`. Raises HubBusyError if waiting did not help, DownloadError if
     the file is not to be had or is another one than pinned.
     """
+    url = _url_at(file, file.revision or "main")
     from huggingface_hub import get_hf_file_metadata
 
-    url = _url_at(file, file.revision or "main")
     found = _asking(file.repo, file, lambda: get_hf_file_metadata(url), on_wait)
     commit, etag, size = found.commit_hash, found.etag, found.size
     if not commit or not etag or not size:
@@ -98,9 +96,9 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
             f"{_endpoint()} answers without commit, hash or size of {file.name}",
             "Check HF_ENDPOINT: a mirror has to send the hub's headers.",
         )
-    if not re.fullmatch("[0-9a-f]{40}", commit) or not re.fullmatch("[0-9A-Za-z._-]+", etag):
+    if not _COMMIT.fullmatch(commit) or not _ETAG.fullmatch(etag) or size < 1:
         raise DownloadError(
-            f"{_endpoint()} sends a commit or hash that is none",
+            f"{_endpoint()} sends a commit, hash or size of {file.name} that is none",
             "Check HF_ENDPOINT: a mirror has to send the hub's headers.",
         )
     if file.sha256 not in (None, etag) and len(etag) == 64:
@@ -137,9 +135,10 @@ def list_files(
     Files whose names localspec would not write to a disk are left out. on_wait: see
     `patiently`. Raises HubBusyError or DownloadError.
     """
-    from huggingface_hub import HfApi, constants
+    address = _address()
+    from huggingface_hub import HfApi
 
-    api = HfApi(endpoint=constants.ENDPOINT)
+    api = HfApi(endpoint=address)
     info = _asking(
         repo,
         None,
@@ -148,18 +147,30 @@ def list_files(
     )
     files = []
     for entry in info.siblings or ():
-        if entry.rfilename.endswith(".gguf"):
+        name, size = entry.rfilename, entry.size
+        sha256 = entry.lfs.sha256 if entry.lfs else None
+        if not _are_facts(name, size, sha256):
+            raise DownloadError(
+                f"{_endpoint()} lists a file of {repo} with a name, size or hash that is none",
+                "Try again later; check HF_ENDPOINT.",
+            )
+        if name.endswith(".gguf"):
             with contextlib.suppress(OptionError):
                 files.append(
                     HubFile(
-                        repo=repo,
-                        file=entry.rfilename,
-                        revision=revision,
-                        size_bytes=entry.size,
-                        sha256=entry.lfs.sha256 if entry.lfs else None,
+                        repo=repo, file=name, revision=revision, size_bytes=size, sha256=sha256
                     )
                 )
     return files
+
+
+def _are_facts(name: object, size: object, sha256: object) -> bool:
+    """Whether what the hub says of a file has the right types."""
+    return (
+        isinstance(name, str)
+        and (size is None or type(size) is int)  # true is no size
+        and (sha256 is None or isinstance(sha256, str))
+    )
 
 
 def find_quantization(
@@ -171,29 +182,6 @@ def find_quantization(
     """
     files = {file.file: file for file in list_files(repo, on_wait=on_wait)}
     return [files[name] for name in choose_quantization(repo, quantization, list(files))]
-
-
-def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[str]:
-    """Of the file names those of the one model in that quantization, all parts in order.
-
-    A single file is preferred to the same model in parts. Raises DownloadError if there is
-    none, or more than one.
-    """
-    pattern = re.compile(
-        rf"(^|[-._/]){re.escape(quantization)}(-\d{{5}}-of-\d{{5}})?\.gguf$", re.IGNORECASE
-    )
-    found = sorted({all_parts(name)[0] for name in names if pattern.search(name)})
-    found = [name for name in found if "mmproj" not in name]
-    whole = [name for name in found if len(all_parts(name)) == 1]
-    chosen = whole or found
-    missing = [part for name in chosen for part in all_parts(name) if part not in names]
-    if len(chosen) != 1 or missing:
-        what = ", ".join(missing or chosen or sorted(names)) or "no GGUF file"
-        raise DownloadError(
-            f"{repo} has {len(chosen)} models in {quantization!r}; it has: {what}",
-            f"Name one file: hf:{repo}/NAME.gguf",
-        )
-    return all_parts(chosen[0])
 
 
 def _other_file(file: HubFile, served: str, pinned: str) -> DownloadError:
@@ -211,15 +199,43 @@ def without_secrets(text: str) -> str:
 
 def _endpoint() -> str:
     """The hub's address, to be shown."""
+    return without_secrets(_address())
+
+
+def _address() -> str:
+    return str(_settings().ENDPOINT)
+
+
+def _settings() -> Any:
+    """What huggingface_hub takes from the environment.
+
+    Raises OptionError for what would end its import, or a request, in a ValueError.
+    """
+    for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
+        value = os.environ.get(name, "0")
+        if not re.fullmatch("[0-9]{1,6}", value):
+            raise OptionError(
+                f"{name} is {value!r}",
+                "Give a number of seconds from 1 to 999999, or unset it.",
+            )
+    address = os.environ.get("HF_ENDPOINT", "")
+    try:
+        _ = urlsplit(address).port  # raises for what is no number
+    except ValueError as error:
+        raise OptionError(
+            f"HF_ENDPOINT is {without_secrets(address)!r}: {without_secrets(str(error))}",
+            "Write https://host, or unset it.",
+        ) from None
     from huggingface_hub import constants
 
-    return without_secrets(constants.ENDPOINT)
+    return constants
 
 
 def _url_at(file: HubFile, revision: str) -> str:
-    from huggingface_hub import constants, hf_hub_url
+    address = _address()
+    from huggingface_hub import hf_hub_url
 
-    return str(hf_hub_url(file.repo, file.file, revision=revision, endpoint=constants.ENDPOINT))
+    return str(hf_hub_url(file.repo, file.file, revision=revision, endpoint=address))
 
 
 def _asking(

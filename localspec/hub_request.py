@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from urllib.parse import urljoin, urlsplit
 
 import requests
+from urllib3.exceptions import HTTPError
 
 from localspec.errors import DownloadError
 from localspec.hub_api import RemoteFile, download_timeout_s, request_headers, without_secrets
 from localspec.patience import HubBusyError, stated_wait
 
 _MAX_REDIRECTS = 10
+_NO_ADDRESS = "an address that is none"
 
 
 @contextlib.contextmanager
@@ -39,7 +41,8 @@ def content_of(remote: RemoteFile, byte_range: str | None) -> Iterator[requests.
         ):
             _check_status(remote, response)
             yield response
-    except requests.RequestException as error:
+    except (requests.RequestException, HTTPError) as error:
+        # requests lets some of urllib3's through: a host that there cannot be.
         raise _told(remote, error) from None
 
 
@@ -67,8 +70,12 @@ class _HubSession(requests.Session):
 
     def get_redirect_target(self, resp: requests.Response) -> str | None:
         """Where the answer leads. Raises DownloadError for what a download may not follow."""
-        target = super().get_redirect_target(resp)
-        if target is not None and (fault := _redirect_fault(resp.url, target)):
+        try:
+            target = super().get_redirect_target(resp)
+            fault = None if target is None else _redirect_fault(resp.url, target)
+        except UnicodeDecodeError:
+            fault = _NO_ADDRESS
+        if fault is not None:
             resp.close()
             raise DownloadError(
                 f"the server of {self._remote.file.name} leads to {fault}",
@@ -83,7 +90,7 @@ def _redirect_fault(url: str, target: str) -> str | None:
         here, there = urlsplit(url), urlsplit(urljoin(url, target))
         _ = there.port  # raises for what is no number
     except ValueError:
-        return "an address that is none"
+        return _NO_ADDRESS
     if there.scheme not in ("http", "https") or not there.hostname:
         return f"an address of the kind {there.scheme!r}"
     if (here.scheme, there.scheme) == ("https", "http"):
@@ -122,7 +129,7 @@ def _check_status(remote: RemoteFile, response: requests.Response) -> None:
     )
 
 
-def _told(remote: RemoteFile, error: requests.RequestException) -> DownloadError:
+def _told(remote: RemoteFile, error: requests.RequestException | HTTPError) -> DownloadError:
     name = remote.file.name
     if isinstance(error, requests.TooManyRedirects):
         return DownloadError(

@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
-from localspec.errors import OptionError
+from localspec.errors import DownloadError, OptionError
 from localspec.sampling import SamplingParams
 
 # What a hub allows and no file system misreads: no "..", no drive, no backslash.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO = re.compile(f"{_NAME}/{_NAME}")
 _FILE_PART = re.compile(r"(?!\.+$)[A-Za-z0-9._+=@,() -]+")
+# llama.cpp counts tokens in 32 bits.
+MAX_CONTEXT_LENGTH = 2**31 - 1
+# The longest models have some two hundred; each is a file to look for.
+_MAX_PARTS = 1024
+_MAX_NAMED = 10  # files that an error names
 _PART_NUMBER = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
 
 
@@ -44,7 +49,7 @@ class HubFile:
         if part is not None and not _is_part(part):
             raise OptionError(
                 f"{self.file!r} is part {int(part[1])} of {int(part[2])}",
-                "Parts are counted from 00001 up to their number.",
+                f"Parts are counted from 00001 up to their number, at most {_MAX_PARTS:05}.",
             )
         if self.revision is not None and not re.fullmatch(_NAME, self.revision):
             raise OptionError(
@@ -158,6 +163,41 @@ def all_parts(file: str) -> list[str]:
     ]
 
 
+def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[str]:
+    """Of the file names those of the one model in that quantization, all parts in order.
+
+    A single file is preferred to the same model in parts. Raises DownloadError if there is
+    none, or more than one.
+    """
+    pattern = re.compile(
+        rf"(^|[-._/]){re.escape(quantization)}(-\d{{5}}-of-\d{{5}})?\.gguf$", re.IGNORECASE
+    )
+    found = sorted({all_parts(name)[0] for name in names if pattern.search(name)})
+    found = [name for name in found if "mmproj" not in name]
+    whole = [name for name in found if len(all_parts(name)) == 1]
+    chosen = whole or found
+    if len(chosen) != 1:
+        raise DownloadError(
+            f"{repo} has {len(chosen)} models in {quantization!r}; it has: "
+            f"{_named(chosen or sorted(names)) or 'no GGUF file'}",
+            f"Name one file: hf:{repo}/NAME.gguf",
+        )
+    parts = all_parts(chosen[0])
+    if missing := sorted({*parts}.difference(names)):
+        raise DownloadError(
+            f"{repo} lacks {len(missing)} of {len(parts)} parts of its model in "
+            f"{quantization!r}: {_named(missing)}",
+            f"Name one file: hf:{repo}/NAME.gguf",
+        )
+    return parts
+
+
+def _named(files: list[str]) -> str:
+    """The first of the names, and how many more there are."""
+    more = f" and {len(files) - _MAX_NAMED} more" if len(files) > _MAX_NAMED else ""
+    return ", ".join(files[:_MAX_NAMED]) + more
+
+
 def _is_part(found: re.Match[str]) -> bool:
     """Whether a name says a part that there can be: 00000-of-00000 is none."""
-    return 1 <= int(found[1]) <= int(found[2])
+    return 1 <= int(found[1]) <= int(found[2]) <= _MAX_PARTS

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import OptionError, PresetError
-from localspec.preset import HubFile, HubModel, LocalModel, Model, PackagedModel, Preset
+from localspec.preset import (
+    MAX_CONTEXT_LENGTH,
+    HubFile,
+    HubModel,
+    LocalModel,
+    Model,
+    PackagedModel,
+    Preset,
+)
 from localspec.sampling import SamplingParams
 
 if sys.version_info >= (3, 11):
@@ -56,14 +64,15 @@ def read_presets(name: str, text: str, known: Mapping[str, Preset]) -> dict[str,
     name: of the file, for errors. known: presets that `extends` may name, besides those
     further up in the text. Raises PresetError with file, line and key.
     """
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise PresetError(f"{name}: {error}", "Correct the line.") from error
     found: dict[str, Preset] = {}
-    for preset_name, table in tables.items():
-        reader = _Reader(name, text, preset_name)
-        found[preset_name] = reader.preset(table, {**known, **found})
+    try:
+        for preset_name, table in tomllib.loads(text).items():
+            reader = _Reader(name, text, preset_name)
+            found[preset_name] = reader.preset(table, {**known, **found})
+    except ValueError as error:  # a TOMLDecodeError, or a number of too many digits
+        raise PresetError(f"{name}: {error}", "Correct the line.") from error
+    except RecursionError:
+        raise PresetError(f"{name}: it is nested too deeply", "Correct it.") from None
     return found
 
 
@@ -93,8 +102,7 @@ class _Reader:
         for key in ("description", "context_length", "target"):
             if key not in values:
                 raise self._error(here, None, f"lacks the key {key!r}")
-        if values["context_length"] < 1:
-            raise self._error(here, "context_length", "is below 1")
+        self._check_lengths(values)
         return Preset(**{**values, "name": self._preset})
 
     def _base(self, table: Table, known: Mapping[str, Preset]) -> Table:
@@ -173,6 +181,15 @@ class _Reader:
                     path, inside or key, f"is {value!r}, not of type {wanted.__name__}"
                 )
 
+    def _check_lengths(self, values: Table) -> None:
+        """There can be contexts of these lengths."""
+        for key in ("context_length", "max_context_length"):
+            length = values[key]
+            if length is not None and length < 1:
+                raise self._error((self._preset,), key, "is below 1")
+            if length is not None and length > MAX_CONTEXT_LENGTH:
+                raise self._error((self._preset,), key, f"is above {MAX_CONTEXT_LENGTH}")
+
     def _error(self, path: tuple[str, ...], key: str | None, what: str) -> PresetError:
         table = "".join(f"[{'.'.join(path)}] " if path else "")
         named = f"{key}: " if key else ""
@@ -190,7 +207,7 @@ def line_of(text: str, path: tuple[str, ...], key: str | None) -> int:
     has no header of its own.
     """
     found, current = 1, ()
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if header := re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line):
             current = tuple(a or b for a, b in re.findall(r'"([^"]*)"|([\w-]+)', header[1]))
             if current == path or (found == 1 and current[: len(path)] == path):

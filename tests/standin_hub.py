@@ -265,6 +265,8 @@ class _HubHandler(_Handler):
         if not files:
             return self.reply(404, {"X-Error-Code": "RepoNotFound"})
         if fault := self.next_fault(repo, on_head=False, at_hub=True):
+            if fault.content is not None:
+                return self.reply(200, {"Content-Type": "application/json"}, fault.content)
             return (
                 self.stall()
                 if fault.status is None

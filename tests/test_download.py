@@ -12,7 +12,8 @@ import localspec
 from localspec.cache import HubCache
 from localspec.errors import DownloadError
 from localspec.hub import locate, locate_source, missing_files
-from localspec.hub_api import cache_folder, choose_quantization
+from localspec.hub_api import cache_folder
+from localspec.preset import choose_quantization
 from localspec.presets import find_preset
 from standin_hub import COMMIT, StandinHub
 

@@ -7,6 +7,7 @@ file stands under its final name that is not whole and right.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -357,7 +358,14 @@ def test_led_in_a_circle(hub: StandinHub):
 
 
 @pytest.mark.parametrize(
-    "target", ["file:///etc/passwd", "ftp://localhost/x", "http://[x/", "data:,x"]
+    "target",
+    [
+        "file:///etc/passwd",
+        "ftp://localhost/x",
+        "http://[x/",
+        "data:,x",
+        "http://localhost/\xff",
+    ],
 )
 def test_led_astray(hub: StandinHub, target):
     """The server redirects to a file, another protocol or nowhere
@@ -365,6 +373,17 @@ def test_led_astray(hub: StandinHub, target):
     """
     hub.faults[TARGET] = [Fault(at_hub=True, redirect=target)] * 9
     with pytest.raises(DownloadError, match="leads to an address"):
+        localspec.download("qwen2-7b")
+    assert len(gets_at_hub(hub)) == 1
+
+
+@pytest.mark.parametrize("host", ["a..b", ".com", "a" * 300])
+def test_led_to_no_host(hub: StandinHub, host):
+    """The server redirects to a host name that there cannot be
+    An error at once
+    """
+    hub.faults[TARGET] = [Fault(at_hub=True, redirect=f"http://{host}/x")] * 9
+    with pytest.raises(DownloadError, match="cannot be asked"):
         localspec.download("qwen2-7b")
     assert len(gets_at_hub(hub)) == 1
 
@@ -681,6 +700,81 @@ def test_a_mirror_without_the_hubs_headers(hub: StandinHub):
     with pytest.raises(DownloadError, match="without commit, hash or size") as caught:
         localspec.download("qwen2-7b")
     assert "HF_ENDPOINT" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("X-Repo-Commit", "main"),
+        ("X-Linked-Size", "-5"),
+        ("X-Linked-Etag", '"' + "g" * 64 + '"'),
+        ("X-Linked-Etag", '"' + "A" * 64 + '"'),
+        ("X-Linked-Etag", '"x.localspec-part"'),
+    ],
+)
+def test_a_mirror_with_wrong_headers(hub: StandinHub, name, value):
+    """An endpoint sends a commit, a hash or a size that is none
+    An error that names the endpoint; nothing is fetched
+    """
+    file = "unpinned.gguf"
+    etag = hub.add(REPO, file, b"x" * 5000).etag
+    headers = {
+        "X-Repo-Commit": standin_hub.COMMIT,
+        "X-Linked-Etag": f'"{etag}"',
+        "X-Linked-Size": "5000",
+    }
+    hub.faults[file] = [Fault(on_head=True, status=200, headers={**headers, name: value})]
+    with pytest.raises(DownloadError, match="that is none") as caught:
+        localspec.download(f"hf:{REPO}/{file}")
+    assert hub.endpoint in str(caught.value)
+    assert not hub.gets(file)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"rfilename": 5},
+        {"rfilename": None},
+        {"size": "x"},
+        {"size": [1]},
+        {"size": {}},
+        {"size": 1.5},
+        {"size": True},
+        {"lfs": {"sha256": 5, "size": 5, "pointerSize": 1}},
+        {"lfs": {"sha256": ["a"], "size": 5, "pointerSize": 1}},
+    ],
+)
+def test_a_list_with_wrong_facts(hub: StandinHub, facts):
+    """The hub's list of files has names, sizes or hashes that are none
+    An error that names the repository
+    """
+    listed = {"rfilename": "a-Q4_0.gguf", "size": 5, **facts}
+    answer = {"id": REPO, "sha": standin_hub.COMMIT, "siblings": [listed], "tags": []}
+    hub.faults[REPO] = [Fault(at_hub=True, content=json.dumps(answer).encode())]
+    with pytest.raises(DownloadError, match=f"a file of {REPO}"):
+        localspec.download(f"{REPO}:Q4_0")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_ENDPOINT", "http://[::1"),
+        ("HF_ENDPOINT", "http://localhost:x"),
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "-1"),
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "abc"),
+        ("HF_HUB_ETAG_TIMEOUT", ""),
+    ],
+)
+def test_wrong_settings(hub: StandinHub, name, value):
+    """A variable of the environment has a value that it cannot have
+    An error that names the variable and the value
+    """
+    hub.environment[name] = value
+    process = command(hub, "download", f"hf:{REPO}/{TARGET}")
+    output, errors = process.communicate()
+    assert (process.returncode, output) == (2, "")
+    assert f"{name} is {value!r}" in errors
+    assert "Traceback" not in errors
 
 
 def test_offline(hub: StandinHub, tmp_path):

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from localspec.errors import OptionError, PresetError
+from localspec.errors import DownloadError, OptionError, PresetError
 from localspec.hub import locate
 from localspec.model_source import Quantized, parse_source
-from localspec.preset import HubFile, HubModel, LocalModel, PackagedModel, all_parts, hub_files
+from localspec.preset import (
+    HubFile,
+    HubModel,
+    LocalModel,
+    PackagedModel,
+    all_parts,
+    choose_quantization,
+    hub_files,
+)
 from localspec.preset_file import read_presets
 from localspec.presets import find_preset, load_presets, user_presets_file
 from localspec.sampling import SamplingParams
@@ -137,6 +146,36 @@ def test_a_users_file_that_cannot_be_read_is_an_error(users_file):
         load_presets()
 
 
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 100_000, "a" + ".a" * 2000 + " = 1", "a = " + "9" * 10_000]
+)
+def test_a_users_file_beyond_all_bounds_is_an_error(users_file, text):
+    users_file.write_text(text)
+    with pytest.raises(PresetError, match=r"models\.toml"):
+        load_presets()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes and devices have no names here")
+def test_a_users_file_that_is_no_file_is_an_error(users_file):
+    """Neither waited for nor read without end."""
+    os.mkfifo(users_file)
+    with pytest.raises(PresetError, match="no regular file"):
+        load_presets()
+    users_file.unlink()
+    users_file.symlink_to("/dev/zero")
+    with pytest.raises(PresetError, match="no regular file"):
+        load_presets()
+
+
+@pytest.mark.parametrize("path", ["~nouser/x.gguf", "a\\u0000b", "", "absent.gguf"])
+def test_a_preset_whose_model_is_not_there_is_told(users_file, path):
+    users_file.write_text(
+        f'[a]\ndescription = "d"\ncontext_length = 5\n[a.target]\npath = "{path}"\n'
+    )
+    with pytest.raises(PresetError, match="there is no file"):
+        locate(find_preset("a"))
+
+
 def test_the_users_file_stands_in_the_platforms_place(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     path = user_presets_file()
@@ -158,6 +197,8 @@ PLAIN = '[a]\ndescription = "d"\ncontext_length = 5\n'
         (PLAIN.replace("5", '"5"') + TARGET, 3, "context_length: is '5', not of type int"),
         (PLAIN.replace("5", "true") + TARGET, 3, "context_length: is True"),
         (PLAIN.replace("5", "0") + TARGET, 3, "context_length: is below 1"),
+        (PLAIN.replace("5", "9" * 23) + TARGET, 3, "context_length: is above 2147483647"),
+        (PLAIN + "max_context_length = -1\n" + TARGET, 4, "max_context_length: is below 1"),
         (PLAIN + "colour = 3\n" + TARGET, 4, "colour: is no key here"),
         (PLAIN + 'extends = "b"\n' + TARGET, 4, "extends: names no preset further up"),
         (PLAIN + TARGET + "sise_bytes = 3\n", 7, "sise_bytes: is no key here"),
@@ -215,6 +256,19 @@ def test_what_exists_is_a_path(tmp_path, monkeypatch):
 def test_half_a_hub_name_is_refused(text):
     with pytest.raises(OptionError):
         parse_source(text, "target", PRESETS)
+
+
+def test_a_model_in_countless_parts_is_refused():
+    with pytest.raises(OptionError, match="part 1 of 99999"):
+        parse_source("hf:o/r/x-00001-of-99999.gguf", "target", {})
+    assert all_parts("x-00001-of-99999.gguf") == ["x-00001-of-99999.gguf"]
+
+
+def test_an_error_names_a_few_of_many_files():
+    for names in ([f"a{n}-Q4_0.gguf" for n in range(5000)], ["a-Q4_0-00001-of-01000.gguf"]):
+        with pytest.raises(DownloadError, match=r" more$") as caught:
+            choose_quantization("o/r", "Q4_0", names)
+        assert len(str(caught.value)) < 1000
 
 
 def test_the_parts_of_a_split_model():

@@ -52,6 +52,11 @@ FAILURES = [
     (Fault(cut_after=1000), "cannot be read"),
     (Fault(status=500), "500"),
 ]
+ASTRAY = [
+    ("http://a..b/x", "cannot be asked"),
+    ("http://.com/", "cannot be asked"),
+    ("http://localhost/\xff", "leads to an address that is none"),
+]
 
 
 @pytest.mark.parametrize("fault", [fault for fault, _ in FAILURES])
@@ -70,6 +75,13 @@ def test_a_failure_is_told(hub: StandinHub, model, fault, message):
     with pytest.raises(DownloadError, match=message) as caught:
         source.read(0, 4096)
     assert "owner/repo/large.gguf" in str(caught.value)
+
+
+@pytest.mark.parametrize(("target", "message"), ASTRAY)
+def test_a_redirect_to_no_address_is_told(hub: StandinHub, model, target, message):
+    hub.faults[FILE.file] = [Fault(at_hub=True, redirect=target)]
+    with pytest.raises(DownloadError, match=message):
+        RemoteSource(remote_file(FILE)).read(0, 4096)
 
 
 def test_the_token_goes_to_the_hub_only(hub: StandinHub, model, monkeypatch):
