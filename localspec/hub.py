@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from localspec.cache import HubCache
 from localspec.errors import DownloadError, PresetError
-from localspec.hub_api import cache_folder, choose_quantization
+from localspec.hub_api import cache_folder
 from localspec.model_source import Quantized, Role, parse_source
 from localspec.preset import (
     HubFile,
@@ -15,16 +16,17 @@ from localspec.preset import (
     Model,
     PackagedModel,
     Preset,
+    choose_quantization,
     hub_files,
 )
-from localspec.presets import load_presets
+from localspec.presets import load_presets, user_presets_file
 
 
 def locate(preset: Preset) -> tuple[Path, Path | None]:
     """Paths of target and draft, from the package, the hub's cache or the user's folders.
 
-    Asks no network. Raises PresetError, with the command that fetches them, if files are
-    missing.
+    Asks no network. Raises PresetError if files are missing, with the command that fetches
+    them.
     """
     absent = missing_files(preset)
     if absent:
@@ -34,6 +36,12 @@ def locate(preset: Preset) -> tuple[Path, Path | None]:
             f"Fetch with: localspec download {preset.name}",
         )
     paths = [path_of(model) for model in preset.models]
+    for path in paths:
+        if not os.path.isfile(path):
+            raise PresetError(
+                f"preset {preset.name!r}: there is no file {str(path)!r}",
+                f"Correct its path in {user_presets_file()}.",
+            )
     return paths[0], paths[1] if len(paths) > 1 else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from importlib import resources
 from pathlib import Path
 
@@ -29,6 +30,8 @@ def load_presets() -> dict[str, Preset]:
     presets = read_presets("models.toml", shipped, {})
     path = user_presets_file()
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise PresetError(f"{path} is no regular file", "Remove it.")
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return presets

@@ -10,7 +10,14 @@ from localspec.errors import OptionError, PresetError
 from localspec.hub_api import find_quantization, remote_file
 from localspec.model_file import check_model_file
 from localspec.model_source import Quantized, Role, parse_source
-from localspec.preset import HubFile, HubModel, LocalModel, PackagedModel, Preset
+from localspec.preset import (
+    MAX_CONTEXT_LENGTH,
+    HubFile,
+    HubModel,
+    LocalModel,
+    PackagedModel,
+    Preset,
+)
 from localspec.preset_file import PRESET_NAME, read_presets
 from localspec.presets import load_presets, user_presets_file
 
@@ -30,29 +37,26 @@ class NewPreset:
             value = getattr(self, name)
             if not isinstance(value, str) and (name, value) != ("draft", None):
                 raise OptionError(f"{name} is {value!r}, no text", "Give a string.")
-        if type(self.context_length) is not int or self.context_length < 1:
+        length = self.context_length
+        if type(length) is not int or not 1 <= length <= MAX_CONTEXT_LENGTH:
             raise OptionError(
-                f"context_length is {self.context_length!r}", "Give a number of tokens from 1."
+                f"context_length is {length!r}",
+                f"Give a number of tokens from 1 to {MAX_CONTEXT_LENGTH}.",
             )
 
 
 def add_preset(new: NewPreset) -> Preset:
     """Write the preset behind the others in the user's file, models of the hub pinned.
 
-    Asks the hub about files that it names. Raises OptionError for a name that is none,
-    PresetError if the user's file has it already, ModelFileError for a path without a model,
-    DownloadError if the hub does not know a file.
+    Asks the hub about files that it names. Raises OptionError for a name that is none or a
+    text that no file can hold, PresetError if the user's file has it already, ModelFileError
+    for a path without a model, DownloadError if the hub does not know a file.
     """
     if not PRESET_NAME.fullmatch(new.name):
         raise OptionError(
             f"{new.name!r} is no name for a preset", "Use letters, digits, dots and dashes."
         )
-    path = user_presets_file()
-    if new.name in load_presets():
-        raise PresetError(
-            f"there is a preset {new.name!r} already", f"Choose another name, or edit {path}."
-        )
-    text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
+    _check_free(new.name)
     lines = [
         f"[{_quoted(new.name)}]",
         f"description = {_quoted(new.description)}",
@@ -60,13 +64,28 @@ def add_preset(new: NewPreset) -> Preset:
         *_model_lines(new, "target", new.target),
         *(_model_lines(new, "draft", new.draft) if new.draft else []),
     ]
-    text = "\n".join([*([text.rstrip("\n"), ""] if text else []), *lines, ""])
-    preset = read_presets(str(path), text, load_presets())[new.name]
+    import filelock  # late, as this module is imported by every command
+
+    path = user_presets_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.new")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+    # Others may add theirs at the same time. Not held while the hub is asked.
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+        _check_free(new.name)
+        text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
+        text = "\n".join([*([text.rstrip("\n"), ""] if text else []), *lines, ""])
+        preset = read_presets(str(path), text, load_presets())[new.name]
+        draft = path.with_name(f"{path.name}.{os.getpid()}.new")
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
     return preset
+
+
+def _check_free(name: str) -> None:
+    if name in load_presets():
+        raise PresetError(
+            f"there is a preset {name!r} already",
+            f"Choose another name, or edit {user_presets_file()}.",
+        )
 
 
 def _model_lines(new: NewPreset, role: Role, source: str) -> list[str]:
@@ -103,5 +122,15 @@ def _facts(file: HubFile) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string; JSON writes the same escapes."""
-    return json.dumps(text.replace("\x7f", ""))
+    """A TOML string; JSON writes the same escapes, but for DEL.
+
+    Raises OptionError for what is no Unicode text, as the name of a file may be.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise OptionError(
+            f"{text!r} is no Unicode text, which a file of presets has to be",
+            "Give the file or its folder a name of ordinary characters.",
+        ) from None
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from localspec.cli import main
-from localspec.presets import find_preset, user_presets_file
+from localspec.presets import find_preset, load_presets, user_presets_file
+from localspec.user_presets import NewPreset, add_preset
 from standin_hub import COMMIT, StandinHub
 
 TARGET = "qwen2-7b-instruct-q4_k_m.gguf"
@@ -247,6 +249,51 @@ def test_add_pins_what_the_hub_has(hub: StandinHub, demo_target):
     assert len(run("models", "path", "mine@q4").stdout.splitlines()) == 2
 
 
+@pytest.mark.parametrize("text", ["Fun \U0001f600", 'a"b\\c', "\x7f\x1b\t\r\n\u2028"])
+def test_add_keeps_every_character(hub: StandinHub, tmp_path, demo_target, text):
+    folder = tmp_path / (text if os.name == "posix" else "Fun \U0001f600")
+    folder.mkdir()
+    path = folder / "m.gguf"
+    path.write_bytes(demo_target.read_bytes())
+    added = add_preset(
+        NewPreset(name="mine", target=str(path), draft=None, description=text, context_length=9)
+    )
+    assert find_preset("mine") == added
+    assert (added.description, added.target.path) == (text, path.resolve())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other file names are always Unicode")
+def test_add_refuses_a_path_that_is_no_text(hub: StandinHub, tmp_path, demo_target):
+    path = tmp_path / "m\udcff.gguf"
+    path.write_bytes(demo_target.read_bytes())
+    before = user_presets_file().read_bytes()
+    result = run("models", "add", "mine", "--target", path)
+    assert result.exit_code == 2
+    assert "is no Unicode text" in result.stderr
+    assert user_presets_file().read_bytes() == before
+
+
+def test_added_at_once_all_are_there(hub: StandinHub, demo_target):
+    names = [f"mine-{number}" for number in range(12)]
+
+    def add(name: str) -> None:
+        add_preset(
+            NewPreset(
+                name=name,
+                target=str(demo_target),
+                draft=None,
+                description=name,
+                context_length=9,
+            )
+        )
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(add, names))
+    assert {*names, "qwen2-7b"} <= load_presets().keys()
+    path = user_presets_file()
+    assert not list(path.parent.glob("*.new"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -265,6 +312,11 @@ def test_add_pins_what_the_hub_has(hub: StandinHub, demo_target):
         (["models", "add", "demo", "--target", "qwen2-7b"], 1, "a preset 'demo' already"),
         (["models", "add", "x", "--target", "o/absent:Q4_0"], 1, "does not exist, or is priv"),
         (["models", "add", "x", "--target", "demo", "--ctx", "0"], 2, "0 is not in the range"),
+        (
+            ["models", "add", "x", "--target", "demo", "--ctx", "9" * 23],
+            2,
+            "from 1 to 2147483647",
+        ),
     ],
 )
 def test_bad_input_is_two_lines_and_an_exit_code(hub: StandinHub, arguments, code, words):
