@@ -146,9 +146,7 @@ def test_a_users_file_that_cannot_be_read_is_an_error(users_file):
         load_presets()
 
 
-@pytest.mark.parametrize(
-    "text", ["a = " + "[" * 100_000, "a" + ".a" * 2000 + " = 1", "a = " + "9" * 10_000]
-)
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = " + "9" * 10_000])
 def test_a_users_file_beyond_all_bounds_is_an_error(users_file, text):
     users_file.write_text(text)
     with pytest.raises(PresetError, match=r"models\.toml"):
