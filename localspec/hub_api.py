@@ -96,6 +96,8 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
             f"{_endpoint()} answers without commit, hash or size of {file.name}",
             "Check HF_ENDPOINT: a mirror has to send the hub's headers.",
         )
+    if file.sha256 is not None and not _ETAG.fullmatch(etag):
+        etag = file.sha256  # a mirror has marks of its own, and the pin says what is right
     if not _COMMIT.fullmatch(commit) or not _ETAG.fullmatch(etag) or size < 1:
         raise DownloadError(
             f"{_endpoint()} sends a commit, hash or size of {file.name} that is none",

@@ -953,3 +953,18 @@ def test_presets_that_lead_elsewhere(hub: StandinHub, tmp_path):
     with pytest.raises(LocalspecError, match=r"models\.toml, line \d+: \[qwen2-7b\.draft\]"):
         localspec.download("qwen2-7b")
     assert hub.seen == []
+
+
+def test_a_mirror_with_marks_of_its_own(hub: StandinHub, tmp_path):
+    """An endpoint sends an ETag of its own for a file that is pinned
+    What is pinned is fetched, and checked by its pin
+    """
+    headers = {
+        "X-Repo-Commit": standin_hub.COMMIT,
+        "X-Linked-Etag": '"5f3a-61"',
+        "X-Linked-Size": str(len(hub.files[REPO, TARGET].content)),
+    }
+    hub.faults[TARGET] = [Fault(on_head=True, status=200, headers=headers)]
+    paths = localspec.download("qwen2-7b")
+    sha256 = find_preset("qwen2-7b").target.files[0].sha256
+    assert [path.resolve().name for path in paths][0] == sha256
