@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Protocol, TypedDict
 
+from localspec.answer_text import AnswerText, Pieces
 from localspec.cancellation import Cancellation
 from localspec.errors import EngineError, Interrupted, OptionError
 from localspec.logprobs import TokenLogprobs, token_logprobs
@@ -17,8 +18,8 @@ from localspec.metrics import Meter, Provenance, Stats, Step
 from localspec.rules import RuleName
 from localspec.sampling import SamplingParams
 from localspec.speculative import Request, Speculation
-from localspec.text import TextStream, checked_stop_strings
-from localspec.thinking import Part, Thoughts, ThoughtStream
+from localspec.text import checked_stop_strings
+from localspec.thinking import Part, Thoughts
 
 _ALREADY_RUNS = ("generator already executing",)
 _NOTICE_S = 0.005  # between two looks at whether a thread has noticed
@@ -110,16 +111,6 @@ class AnswerOptions:
                 raise OptionError(f"{name} is {value!r}", f"Choose {lowest} or more.")
 
 
-class Pieces(Protocol):
-    """Token ids → their bytes."""
-
-    def piece(self, token: int) -> bytes:
-        """Bytes of a token as they stand in an answer."""
-
-    def text(self, token: int) -> str:
-        """The vocabulary's entry for a token."""
-
-
 @dataclass(slots=True)
 class Answer:
     """Everything one answer needs while it is produced, apart from the iterator itself.
@@ -157,15 +148,14 @@ class Answer:
             self.on_begin()
             cached = self.speculation.start(self.prompt_tokens)
             meter = Meter(len(self.prompt_tokens), cached, started)
-            text = TextStream(self.stop)
-            split = ThoughtStream(self.thoughts)
+            text = AnswerText(self.vocabulary, self.thoughts, self.stop)
             try:
                 with self.cancellation.obeyed(self.interrupt):
-                    yield from self._decode(meter, text, split)
+                    yield from self._decode(meter, text)
             finally:
                 # A closed stream or a stop string leaves the rest of a step behind.
                 self.speculation.truncate(len(self.prompt_tokens) + len(self.token_ids))
-                self.parts += split.push(text.finish()) + split.finish()
+                self.parts += text.finish()
                 outlook = self.speculation.draft_length.outlook()
                 self._conclude(meter.stats(self.clock(), outlook))
         finally:
@@ -173,9 +163,7 @@ class Answer:
             if self.reply is not None:
                 self.on_end(self.reply)
 
-    def _decode(
-        self, meter: Meter, text: TextStream, split: ThoughtStream
-    ) -> Generator[Piece, None, None]:
+    def _decode(self, meter: Meter, text: AnswerText) -> Generator[Piece, None, None]:
         provenance = Provenance.PLAIN
         try:
             for step in self.speculation.steps(self.request):
@@ -186,37 +174,29 @@ class Answer:
                     meter.deliver(provenance)
                     self.token_ids.append(token)
                     logprobs = self._logprobs(step, index)
-                    parts = split.push(self._text(token, text))
+                    parts = text.push(token)
                     self.parts += parts
-                    first, *more = parts or [Part("", split.is_thinking)]
+                    first, *more = parts or [Part("", text.is_thinking)]
                     yield Piece(first.text, (token,), provenance, logprobs, first.is_thought)
                     for part in more:
                         yield Piece(part.text, (), provenance, is_thought=part.is_thought)
                     if text.stopped:
-                        yield from self._tail(text, split, provenance)
+                        yield from self._tail(text, provenance)
                         return
             ended = self.request.is_end(self.token_ids[-1])
             self.finish_reason = "stop" if ended else "length"
         except Interrupted:
             pass
-        yield from self._tail(text, split, provenance)
+        yield from self._tail(text, provenance)
 
-    def _tail(
-        self, text: TextStream, split: ThoughtStream, provenance: Provenance
-    ) -> Generator[Piece, None, None]:
+    def _tail(self, text: AnswerText, provenance: Provenance) -> Generator[Piece, None, None]:
         """What waited for tokens that do not come."""
-        parts = split.push(text.finish()) + split.finish()
+        parts = text.finish()
         if text.stopped:
             self.finish_reason = "stop"
         self.parts += parts
         for part in parts:
             yield Piece(part.text, (), provenance, is_thought=part.is_thought)
-
-    def _text(self, token: int, text: TextStream) -> str:
-        """What became certain with the token. No stop string is found in a mark, or across."""
-        if token in self.thoughts.shown:
-            return text.finish() + self.vocabulary.text(token)
-        return text.push(self.vocabulary.piece(token))
 
     def _logprobs(self, step: Step, index: int) -> TokenLogprobs | None:
         if self.num_logprobs is None:

@@ -1,37 +1,31 @@
-"""Bytes of tokens → text that can be shown: whole characters, and no part of a stop string."""
+"""Text up to a stop string."""
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterable, Sequence
 
 from localspec.errors import OptionError
 
 
-class TextStream:
-    """Decodes the bytes of one answer, token by token.
+class StopSearch:
+    """Looks for stop strings in text that comes piece by piece.
 
     `push` and `finish` return text that is final. What could still become part of a stop
-    string, or is an unfinished UTF-8 character, waits inside. Bytes that are not UTF-8 come
-    out as U+FFFD.
+    string waits inside. Behind a stop string there is nothing more.
     """
 
-    def __init__(self, stop: Sequence[str] = ()) -> None:
+    def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
         self.stopped = False
 
-    def push(self, data: bytes) -> str:
+    def push(self, text: str) -> str:
         """Text that is decided now. Sets `stopped` when a stop string is complete."""
-        return self._decide(self._held + self._decoder.decode(data))
+        return "" if self.stopped else self._decide(self._held + text)
 
     def finish(self) -> str:
-        """Whatever waited: nothing goes on from it. Behind a stop string that is nothing."""
-        if self.stopped:
-            return ""
-        text = self._decide(self._held + self._decoder.decode(b"", final=True))
-        text, self._held = text + self._held, ""
+        """Whatever waited: nothing goes on from it."""
+        text, self._held = self._held, ""
         return text
 
     def _decide(self, text: str) -> str:

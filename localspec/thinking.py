@@ -45,7 +45,7 @@ class Thoughts:
 
 
 class Part(NamedTuple):
-    """Text that became certain."""
+    """Text that became certain. One without text stands where a mark was."""
 
     text: str
     is_thought: bool
@@ -103,6 +103,7 @@ class ThoughtStream:
             parts += self._taken(text)
             if mark:
                 self._enter(mark)
+                parts.append(Part("", self.is_thinking))
             elif waits:
                 break
         return parts

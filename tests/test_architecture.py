@@ -77,6 +77,7 @@ LAYERS = [
     ["kept_texts", "preparation", "proposer_choice"],
     ["cache_file"],
     ["identity_check", "law_check"],
+    ["answer_text"],
     ["stream"],
     ["async_stream", "attachment", "prompt_maker"],
     ["chat"],

@@ -6,18 +6,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.text import TextStream, checked_stop_strings
+from localspec.answer_text import AnswerText
+from localspec.text import StopSearch, checked_stop_strings
+from localspec.thinking import Thoughts
+
+
+class Spelled:
+    """Tokens that are spelled so, each once."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+
+    def piece(self, token: int) -> bytes:
+        return self._pieces[token]
+
+    def text(self, token: int) -> str:
+        return self._pieces[token].decode()
 
 
 def stream(pieces: list[bytes], stop: tuple[str, ...] = ()) -> tuple[list[str], bool]:
     """What comes out after each piece, then at the end; and whether a stop string did."""
-    text = TextStream(stop)
+    text = AnswerText(Spelled(pieces), Thoughts(), stop)
     out = []
-    for piece in pieces:
-        out.append(text.push(piece))
+    for token in range(len(pieces)):
+        out.append("".join(part.text for part in text.push(token)))
         if text.stopped:
             return out, True
-    out.append(text.finish())
+    out.append("".join(part.text for part in text.finish()))
     return out, text.stopped
 
 
@@ -84,6 +99,9 @@ def test_an_empty_stop_string_is_ignored():
 
 def test_nothing_waits_behind_a_stop_string():
     """A token that ends in the midst of a character leaves nothing to be shown."""
-    text = TextStream(("STOP",))
-    assert text.push(b"a STOP b \xe2") == "a "
-    assert text.finish() == ""
+    text = AnswerText(Spelled([b"a STOP b \xe2"]), Thoughts(), ("STOP",))
+    assert text.push(0) == [("a ", False)]
+    assert text.finish() == []
+    search = StopSearch(("STOP",))
+    assert search.push("a STOP b S") == "a "
+    assert search.push("T") + search.finish() == ""

@@ -15,9 +15,12 @@ import pytest
 
 import localspec
 from gguf_maker import write_scripted_model
+from localspec.answer_text import AnswerText
 from localspec.cli.answer_view import MarkedView, RenderedView
 from localspec.metrics import Provenance
 from localspec.stream import Piece
+from localspec.thinking import Thoughts
+from localspec.thought_families import FAMILIES
 
 GREEDY = localspec.SamplingParams(temperature=0)
 
@@ -221,6 +224,51 @@ def test_a_stop_string_is_not_found_in_a_mark_or_across(files):
         assert (reply.thoughts, reply.text) == ("Hm.", "Hello.")
         reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop="llo")
         assert (reply.thoughts, reply.text, reply.finish_reason) == ("Hm.", "He", "stop")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gpt-oss", ["analysis", "final", "assistant", "s", "channel"]),
+        ("Solar", ["assistant", "content"]),
+        ("Gemma 4", ["thought", "channel"]),
+    ],
+)
+def test_a_stop_string_is_not_found_in_the_head_of_a_message(files, name, words):
+    """It is in no text. In thoughts and speech it is found."""
+    with localspec.load(target=files[name]) as engine:
+        chat = engine.chat(template=MODELS[name].template)
+        for stop in [*words, words]:
+            reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop=stop)
+            assert (reply.thoughts, reply.text) == ("Hm.", "Hello.")
+            assert chat.undo() == "hi"
+        reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop=[*words, "lo"])
+        assert (reply.thoughts, reply.text, reply.finish_reason) == ("Hm.", "Hel", "stop")
+        assert chat.undo() == "hi"
+        reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop=["m", "lo"])
+        assert (reply.thoughts, reply.text, reply.finish_reason) == ("H", "", "stop")
+
+
+def test_a_stop_string_is_not_found_across_messages():
+    """Two thoughts in a row, say, with a head between them: what waited stays before it."""
+    text = "<|channel|>analysis<|message|>one ST<|end|><|start|>assistant<|channel|>analysis"
+    answer = text + "<|message|>OP two<|end|>"
+    stop_strings = ("STOP", "ne STO")
+    stream = AnswerText(Letters(answer), Thoughts(FAMILIES[:1]), stop_strings)
+    parts = [part for token in range(len(answer)) for part in stream.push(token)]
+    assert not stream.stopped
+    parts += stream.finish()
+    assert "".join(part.text for part in parts if part.is_thought) == "one STOP two"
+
+
+class Letters:
+    """Tokens that are one character each."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text.__getitem__
+
+    def piece(self, token: int) -> bytes:
+        return self.text(token).encode()
 
 
 def test_a_conversation_from_elsewhere_may_have_thoughts(files):
