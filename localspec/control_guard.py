@@ -2,8 +2,9 @@
 
 A rendered prompt is tokenised with special tokens on, for the template's own. So what spells
 one in a message is hidden from the template: a placeholder goes through it in its stead, and
-the text is tokenised as mere text where the placeholder comes out. A template that cuts or
-repeats what it was given can lose or repeat text, but not let it through.
+the text is tokenised as mere text where the placeholder comes out. What a template cuts out of
+a message could join the rest to such a text, though: how much is hidden depends on what comes
+out (see `prompt_maker`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 import secrets
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,19 +67,39 @@ class ControlGuard:
         self.texts = sorted(vocabulary.control_texts())
         self._reversed = sorted(text[::-1] for text in self.texts)
         self._longest = max(map(len, self.texts), default=0)
+        self._ends = {end for text in self.texts for end in (text[0], text[-1])}
 
     def hide(self, contents: Sequence[str]) -> Hidden:
-        """The messages' contents, in which nothing can be taken for a control token."""
-        hidden = Hidden([], _new_mark(contents), {})
-        for content in contents:
-            shown, at = "", 0
-            for begin, end in self._spans(content):
-                index = f"{len(hidden.texts):0{_INDEX_DIGITS}}"
-                hidden.texts[index] = content[begin:end]
-                shown += content[at:begin] + hidden.mark + index
-                at = end
-            hidden.contents.append(shown + content[at:])
-        return hidden
+        """The messages' contents, in which nothing can be taken for a control token.
+
+        This holds where the template lets them be, but for their edges.
+        """
+        return _hidden(contents, self._spans)
+
+    def hide_words(self, contents: Sequence[str]) -> Hidden:
+        """The same, and every word that could be the begin or the end of a control text.
+
+        What is left cannot be joined to one, unless the template writes both its ends.
+        """
+        return _hidden(contents, lambda content: _merged(self._words(content)))
+
+    def hide_all(self, contents: Sequence[str]) -> Hidden:
+        """The messages' contents, of which the template sees the blank space around them."""
+        return _hidden(contents, _whole)
+
+    def shows_ends(self, hidden: Hidden) -> bool:
+        """Whether `hide_words` would hide more."""
+        return not all(map(self._ends.isdisjoint, hidden.contents))
+
+    def found(self, prompt: str) -> list[str]:
+        """The control texts in a prompt whose messages are hidden, in order."""
+        places = []
+        for text in self.texts:
+            at = prompt.find(text)
+            while at >= 0:
+                places.append((at, text))
+                at = prompt.find(text, at + 1)
+        return [text for _, text in sorted(places)]
 
     def tokenize(self, prompt: str, hidden: Hidden) -> list[int]:
         """Ids of the prompt that the hidden messages were rendered to."""
@@ -116,13 +137,14 @@ class ControlGuard:
                 found.append((begin, end))
                 # What overlaps with it is not spelled any more where it is cut out.
                 begin = content.find(text, end)
-        merged: list[Span] = []
-        for begin, end in sorted(found):
-            if merged and begin <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-            else:
-                merged.append((begin, end))
-        return merged
+        return _merged(found)
+
+    def _words(self, content: str) -> Iterator[Span]:
+        """What `hide_words` hides. Runs can overlap."""
+        yield from self._spans(content)
+        for word in re.finditer(r"\S+", content):
+            if not self._ends.isdisjoint(word.group()):
+                yield word.span()
 
     def _edges(self, content: str) -> Iterator[Span]:
         """Where the message could complete a text that the template begins, or begin one.
@@ -138,6 +160,36 @@ class ControlGuard:
                 yield begin, begin + size
             if size := _overlap(content[max(begin, end - self._longest) : end], self.texts):
                 yield end - size, end
+
+
+def _hidden(contents: Sequence[str], spans: Callable[[str], Iterable[Span]]) -> Hidden:
+    hidden = Hidden([], _new_mark(contents), {})
+    for content in contents:
+        shown, at = "", 0
+        for begin, end in spans(content):
+            index = f"{len(hidden.texts):0{_INDEX_DIGITS}}"
+            hidden.texts[index] = content[begin:end]
+            shown += content[at:begin] + hidden.mark + index
+            at = end
+        hidden.contents.append(shown + content[at:])
+    return hidden
+
+
+def _merged(spans: Iterable[Span]) -> list[Span]:
+    """Runs that do not touch, in order."""
+    merged: list[Span] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _whole(content: str) -> list[Span]:
+    """All but the blank space around it."""
+    begin, end = len(content) - len(content.lstrip()), len(content.rstrip())
+    return [(begin, end)] if begin < end else []
 
 
 def _new_mark(contents: Sequence[str]) -> str:
