@@ -453,6 +453,46 @@ def test_a_dumb_terminal_gets_plain_text(chat):
     assert terminal.has_its_modes()
 
 
+def left_unanswered(chat, question):
+    """A session in whose midst the process was killed."""
+    terminal = chat("--session", "s", "--ignore-eos")
+    terminal.process.send(question + "\r")
+    terminal.wait_for(has_begun(question))
+    terminal.process.kill(signal.SIGKILL)
+    terminal.ended()
+
+
+def test_a_dumb_terminal_asks_again_what_was_not_answered(chat):
+    """Enter alone does, also behind a command that saves the session."""
+    left_unanswered(chat, STORY)
+    terminal = chat("--session", "s", *TERSE, TERM="dumb")
+    assert terminal.text().endswith(f"Enter asks it again.\n{STORY}\n>")
+    terminal.process.send("/save s\r")
+    terminal.wait_for(lambda text: text.count(f"Enter asks it again.\n{STORY}\n>") == 2)
+    assert terminal.leave() == 0
+    again = chat("--session", "s", *TERSE, TERM="dumb")
+    again.process.send("\r")
+    again.wait_for(lambda text: "tokens/s" in text)
+    again.process.send("/undo\r")
+    again.wait_for(lambda text: "Took back: Tell me" in text)
+    assert again.text().count("not answered yet") == 1
+
+
+def test_a_question_that_was_not_answered_outlives_a_command(chat, tmp_path):
+    """The line is emptied, and the session saved: it is offered again. An answer ends that."""
+    left_unanswered(chat, STORY)
+    terminal = chat("--session", "s", *TERSE, begins_with=STORY)
+    terminal.process.send("\x03")
+    terminal.wait_for_prompt(2)
+    terminal.process.send("/save s\r")
+    terminal.wait_for(lambda text: text.count("not answered yet") == 2)
+    terminal.process.send("\x03")
+    terminal.wait_for(lambda text: text.endswith("\n>"))
+    assert "not answered yet" not in last_part(terminal.say("Hello!"))
+    assert terminal.leave() == 0
+    assert chat("--session", "s", *TERSE).text().count("not answered yet") == 0
+
+
 def test_what_a_model_says_cannot_drive_the_terminal(chat, tmp_path):
     """Nor what its file says of itself: titles, the clipboard, links with another target."""
     from gguf_maker import write_random_model

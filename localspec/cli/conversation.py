@@ -107,6 +107,8 @@ class Conversation:
             max_tokens=options.max_tokens,
         )
         num_forgotten = self.chat.num_forgotten
+        if question:
+            self.pending = ""  # what was asked now takes its place
         # Whatever happens while the answer comes, the question is not lost.
         self.save(pending=question)
         try:

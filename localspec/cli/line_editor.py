@@ -20,6 +20,7 @@ from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.utils import is_dumb_terminal
 
 from localspec.cli.narrowed import NarrowedWindow
+from localspec.cli.screen import printable
 
 # The texts that can stand behind a command; None for paths.
 Values = Callable[[], Iterable[str]] | None
@@ -45,27 +46,33 @@ class LineEditor:
     ) -> Iterator[str]:
         """What is typed, until Ctrl-D. Ctrl-C empties the line.
 
-        prefill: asked before every message for what the line holds at first. meanwhile:
+        prefill: asked before every message for what the line holds at first, unless it was
+        emptied. A dumb terminal shows it above the line, and Enter alone means it. meanwhile:
         entered whenever the person's turn begins, and left when it ends.
         """
+        was_emptied = False
         while True:
             click.echo()
-            begun = prefill()
+            begun = "" if was_emptied else prefill()
             try:
                 with meanwhile():
                     text = self._read(begun)
             except EOFError:
                 return
             except KeyboardInterrupt:
+                was_emptied = True
                 continue
             # Bytes that are no UTF-8 come as halves of surrogate pairs.
             text = text.encode(errors="replace").decode()
-            if text.strip():
+            was_emptied = not text.strip()
+            if not was_emptied:
                 yield text
 
     def _read(self, prefill: str) -> str:
         if self._session is None:
-            return input(PROMPT)
+            if prefill:
+                click.echo(printable(prefill))
+            return input(PROMPT) or prefill
         self._is_reading = True
         try:
             return self._session.prompt(PROMPT, default=prefill, pre_run=self._leave)

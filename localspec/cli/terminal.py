@@ -24,10 +24,9 @@ def converse(conversation: Conversation) -> None:
     editor = LineEditor({name: command.values for name, command in COMMANDS.items()})
 
     def prefill() -> str:
-        question, conversation.pending = conversation.pending, ""
-        if question:
+        if conversation.pending:
             note("This question was not answered yet; Enter asks it again.")
-        return question
+        return conversation.pending
 
     def meanwhile() -> contextlib.AbstractContextManager[None]:
         return idle_time(conversation.engine, conversation.chat)
