@@ -81,12 +81,8 @@ class LlamaModel:
         self.name = name
         context, model = handle.context, handle.model
         llama_params.check_pools_nothing(llama_cpp, context, name)
-        self.vocabulary = Vocabulary(
-            llama_cpp,
-            llama_cpp.llama_model_get_vocab(model),
-            handle.require_open,
-            handle.in_use,
-        )
+        vocab = llama_cpp.llama_model_get_vocab(model)
+        self.vocabulary = Vocabulary(llama_cpp, vocab, handle.require_open, handle.in_use)
         template: bytes | None = llama_cpp.llama_model_chat_template(model, None)
         self.chat_template = template.decode("utf-8", errors="replace") if template else None
         self.trained_context_length: int = llama_cpp.llama_model_n_ctx_train(model)
