@@ -967,4 +967,4 @@ def test_a_mirror_with_marks_of_its_own(hub: StandinHub, tmp_path):
     hub.faults[TARGET] = [Fault(on_head=True, status=200, headers=headers)]
     paths = localspec.download("qwen2-7b")
     sha256 = find_preset("qwen2-7b").target.files[0].sha256
-    assert [path.resolve().name for path in paths][0] == sha256
+    assert paths[0].resolve().name == sha256
