@@ -16,10 +16,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from localspec.async_stream import AsyncStream
-    from localspec.chat import Chat
-    from localspec.draft_length import DraftOff
-    from localspec.engine import Engine
+    from localspec.chat.chat import Chat
+    from localspec.engine.engine import Engine
+    from localspec.engine.isolated import IsolatedEngine
+    from localspec.engine.loading import load
     from localspec.errors import (
         CacheError,
         ContextError,
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
         TemplateError,
         TemplateLimitError,
     )
-    from localspec.explanation import Explanation, explain
-    from localspec.fetch import download
-    from localspec.isolated import IsolatedEngine
-    from localspec.loading import load
-    from localspec.logprobs import TokenLogprob, TokenLogprobs
-    from localspec.metrics import Provenance, Stats
-    from localspec.preset import Preset
-    from localspec.progress import Progress
-    from localspec.sampling import SamplingParams
-    from localspec.stream import Piece, Reply, Stream
+    from localspec.models.fetch import download
+    from localspec.models.preset import Preset
+    from localspec.models.progress import Progress
+    from localspec.preflight.explanation import Explanation, explain
+    from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
+    from localspec.sampling.params import SamplingParams
+    from localspec.speculative.metrics import Provenance, Stats
+    from localspec.speculative.policy_api import DraftOff
+    from localspec.streaming.async_stream import AsyncStream
+    from localspec.streaming.stream import Piece, Reply, Stream
 
 __version__ = "0.1.0"
 
@@ -88,25 +88,25 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "AsyncStream": "async_stream",
-    "Chat": "chat",
-    "DraftOff": "draft_length",
-    "Engine": "engine",
-    "Explanation": "explanation",
-    "IsolatedEngine": "isolated",
-    "Piece": "stream",
-    "Preset": "preset",
-    "Progress": "progress",
-    "Provenance": "metrics",
-    "Reply": "stream",
-    "SamplingParams": "sampling",
-    "Stats": "metrics",
-    "Stream": "stream",
-    "TokenLogprob": "logprobs",
-    "TokenLogprobs": "logprobs",
-    "download": "fetch",
-    "explain": "explanation",
-    "load": "loading",
+    "AsyncStream": "streaming.async_stream",
+    "Chat": "chat.chat",
+    "DraftOff": "speculative.policy_api",
+    "Engine": "engine.engine",
+    "Explanation": "preflight.explanation",
+    "IsolatedEngine": "engine.isolated",
+    "Piece": "streaming.stream",
+    "Preset": "models.preset",
+    "Progress": "models.progress",
+    "Provenance": "speculative.metrics",
+    "Reply": "streaming.stream",
+    "SamplingParams": "sampling.params",
+    "Stats": "speculative.metrics",
+    "Stream": "streaming.stream",
+    "TokenLogprob": "sampling.logprobs",
+    "TokenLogprobs": "sampling.logprobs",
+    "download": "models.fetch",
+    "explain": "preflight.explanation",
+    "load": "engine.loading",
 }
 
 

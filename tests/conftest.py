@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from localspec.vocabulary import Vocabulary
+    from localspec.llama.vocabulary import Vocabulary
     from standin_hub import StandinHub
 
 TARGET_FILE = "qwen2-7b-instruct-q4_k_m.gguf"
@@ -38,8 +38,8 @@ def _own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def demo_target() -> Path:
     """The target of the pair that ships with the package."""
-    from localspec.hub import locate
-    from localspec.presets import find_preset
+    from localspec.models.hub import locate
+    from localspec.models.presets import find_preset
 
     return locate(find_preset("demo"))[0]
 
@@ -47,8 +47,8 @@ def demo_target() -> Path:
 @pytest.fixture(scope="session")
 def demo_draft() -> Path:
     """The draft of the pair that ships with the package."""
-    from localspec.hub import locate
-    from localspec.presets import find_preset
+    from localspec.models.hub import locate
+    from localspec.models.presets import find_preset
 
     draft = locate(find_preset("demo"))[1]
     assert draft is not None
@@ -79,7 +79,7 @@ def demo_vocabulary(demo_vocab: int) -> Vocabulary:
 
     import llama_cpp
 
-    from localspec.vocabulary import Vocabulary
+    from localspec.llama.vocabulary import Vocabulary
 
     return Vocabulary(llama_cpp, demo_vocab, lambda: None, threading.Lock())
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from localspec.sampling import Distribution
+from localspec.sampling.params import Distribution
 
 
 class Enumeration:

@@ -16,8 +16,8 @@ import llama_cpp
 import numpy as np
 
 from gguf_maker import copy_tokenizer
-from localspec.llama_options import LlamaOptions
-from localspec.llama_params import context_params
+from localspec.llama.options import LlamaOptions
+from localspec.llama.params import context_params
 
 _ALIGNMENT = 32
 

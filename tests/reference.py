@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.sampling import Logits, SamplingParams
+from localspec.sampling.params import Logits, SamplingParams
 from toy import TableModel
 
 Row = NDArray[np.float64]

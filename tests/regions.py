@@ -9,8 +9,8 @@ import mmap
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from localspec.llama import LlamaModel
-from localspec.llama_options import LlamaOptions
+from localspec.llama.model import LlamaModel
+from localspec.llama.options import LlamaOptions
 
 MIB = 1 << 20
 

@@ -9,7 +9,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from localspec.draft_length import (
+from localspec.sampling.params import CERTAIN, Distribution, Logits, SamplingParams
+from localspec.sampling.transforms import Transforms
+from localspec.speculative.loop import Request, Speculation
+from localspec.speculative.policy_api import (
     LOOK_BACK_TOKENS,
     MAX_DRAFT_TOKENS,
     DraftLength,
@@ -19,12 +22,9 @@ from localspec.draft_length import (
     Offer,
     ProposerKind,
 )
-from localspec.proposers import DraftModel, Draw, Proposal, Proposer
-from localspec.randomness import Randomness
-from localspec.rules import make_rule
-from localspec.sampling import CERTAIN, Distribution, Logits, SamplingParams
-from localspec.speculative import Request, Speculation
-from localspec.transforms import Transforms
+from localspec.speculative.proposers import DraftModel, Draw, Proposal, Proposer
+from localspec.speculative.randomness import Randomness
+from localspec.speculative.rules import make_rule
 from toy import all_shared
 
 VOCAB = 1024

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from gguf_maker import write_random_model
-from localspec import amx, amx_trial
-from localspec.llama import LlamaModel, amx_is_left_out, system_info
-from localspec.llama_options import LlamaOptions
-from localspec.tensor_types import repacked_types
+from localspec.gguf_file.tensor_types import repacked_types
+from localspec.llama import amx, amx_trial
+from localspec.llama.model import LlamaModel, amx_is_left_out, system_info
+from localspec.llama.options import LlamaOptions
 
 GGML = llama_cpp.llama_cpp._lib
 HAS_KERNELS = sys.platform == "linux" and (

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from localspec.attachment import MAX_BYTES, Attachment, attached, read_attachment
+from localspec.chat.attachment import MAX_BYTES, Attachment, attached, read_attachment
 from localspec.errors import OptionError
 
 

@@ -10,11 +10,11 @@ import pytest
 import localspec
 from gguf_maker import write_random_model
 from hollow_model import SHAPES, write_hollow_model
-from localspec.attention import suited_attention, with_suited_attention
-from localspec.llama import LlamaModel
-from localspec.llama_options import LlamaOptions
-from localspec.memory import compute_bytes
-from localspec.model_file import check_model_file
+from localspec.gguf_file.check import check_model_file
+from localspec.llama.model import LlamaModel
+from localspec.llama.options import LlamaOptions
+from localspec.preflight.memory import compute_bytes
+from localspec.preflight.settings import suited_attention, with_suited_attention
 
 
 @pytest.mark.parametrize(

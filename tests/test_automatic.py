@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from simulated import FLAT, Q4_0, Q4_K, VOCAB, FreeProposer, at_random, run
 
-from localspec.automatic import AutomaticDraftLength
-from localspec.budget import Budget
-from localspec.cost import DraftCost, TargetCost
-from localspec.draft_length import (
+from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.budget import Budget
+from localspec.policy.cost import DraftCost, TargetCost
+from localspec.speculative.policy_api import (
     DraftOff,
     FixedDraftLength,
     Moment,

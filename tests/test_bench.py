@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 import localspec
-from localspec.automatic import AutomaticDraftLength
-from localspec.bench import Comparison, Outcome, Side, run_bench
+from localspec.checks.bench import Comparison, Outcome, Side, run_bench
 from localspec.cli import main
 from localspec.cli.bench import verdict
-from localspec.draft_length import DraftOff
-from localspec.metrics import Meter
+from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.speculative.metrics import Meter
+from localspec.speculative.policy_api import DraftOff
 
 SMALL = ("--max-tokens", "12", "--rounds", "2")
 

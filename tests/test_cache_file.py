@@ -11,14 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 import localspec
-from localspec.cache_file import read_caches, write_caches
-from localspec.cache_state import CacheState
+from localspec.chat.session import caches_file, read_session
 from localspec.cli import main
 from localspec.cli.conversation import Conversation
+from localspec.engine.cache_file import read_caches, write_caches
+from localspec.engine.cache_pool import KeptText
 from localspec.errors import CacheError
-from localspec.kept_texts import KeptText
-from localspec.session import caches_file, read_session
-from localspec.stream import AnswerOptions
+from localspec.llama.cache_state import CacheState
+from localspec.streaming.stream import AnswerOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
 QUESTIONS = ("Tell me a story about a fox.", "And then?", "What is 2 times 3?")

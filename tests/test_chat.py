@@ -8,8 +8,8 @@ import pytest
 
 import localspec
 from gguf_maker import write_random_model
+from localspec.chat.template import BUILT_IN
 from localspec.errors import ContextError, EngineError, OptionError, TemplateError
-from localspec.template import BUILT_IN
 
 GREEDY = localspec.SamplingParams(temperature=0)
 

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from localspec.cli import main
-from localspec.presets import find_preset, load_presets, user_presets_file
-from localspec.user_presets import NewPreset, add_preset
+from localspec.models.presets import find_preset, load_presets, user_presets_file
+from localspec.models.user_presets import NewPreset, add_preset
 from standin_hub import COMMIT, StandinHub
 
 TARGET = "qwen2-7b-instruct-q4_k_m.gguf"
@@ -205,7 +205,7 @@ def test_remove_keeps_what_another_preset_uses(hub: StandinHub):
 def test_remove_keeps_what_another_tool_fetched(hub: StandinHub):
     import huggingface_hub
 
-    from localspec.hub_api import cache_folder
+    from localspec.models.hub_api import cache_folder
 
     huggingface_hub.hf_hub_download(
         "Qwen/Qwen2-7B-Instruct-GGUF",

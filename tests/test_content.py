@@ -16,11 +16,11 @@ import pytest
 import localspec
 from gguf_maker import split_model, write_random_model
 from hollow_model import HollowShape, write_hollow_model
-from localspec.content import FileContent
 from localspec.errors import CacheError
-from localspec.explanation import explain
-from localspec.header import read_header
-from localspec.model_file import check_model_file
+from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.header import read_header
+from localspec.preflight.content import FileContent
+from localspec.preflight.explanation import explain
 
 GREEDY = localspec.SamplingParams(temperature=0)
 NAME = "ggml-model-Q4_K_M.gguf"

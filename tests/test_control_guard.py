@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import localspec
 from gguf_maker import write_random_model, write_spm_model
-from localspec.control_guard import ControlGuard
+from localspec.chat.control_guard import ControlGuard
 
 PLAIN = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
 

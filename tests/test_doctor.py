@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from localspec.cli import main
-from localspec.devices import Device
-from localspec.installation import inspect_installation
+from localspec.llama.devices import Device
 from localspec.machine import Cores, Memory
-from localspec.preset import hub_files
-from localspec.presets import find_preset, user_presets_file
-from localspec.problems import find_problems
+from localspec.models.preset import hub_files
+from localspec.models.presets import find_preset, user_presets_file
+from localspec.preflight.installation import inspect_installation
+from localspec.preflight.problems import find_problems
 from standin_hub import StandinHub
 
 

@@ -9,12 +9,12 @@ import huggingface_hub
 import pytest
 
 import localspec
-from localspec.cache import HubCache
 from localspec.errors import DownloadError
-from localspec.hub import locate, locate_source, missing_files
-from localspec.hub_api import cache_folder
-from localspec.preset import choose_quantization
-from localspec.presets import find_preset
+from localspec.models.cache import HubCache
+from localspec.models.hub import locate, locate_source, missing_files
+from localspec.models.hub_api import cache_folder
+from localspec.models.preset import choose_quantization
+from localspec.models.presets import find_preset
 from standin_hub import COMMIT, StandinHub
 
 TARGET = "qwen2-7b-instruct-q4_k_m.gguf"

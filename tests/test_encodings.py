@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gguf_maker import write_random_model
-from localspec.prompts import read_prompts
-from localspec.template import BUILT_IN
+from localspec.chat.template import BUILT_IN
+from localspec.checks.prompts import read_prompts
 
 SIGNS = "日本✓ “é” ─"
 TERSE = ("--max-tokens", "4", "--ctx", "512")

@@ -14,7 +14,6 @@ import pytest
 
 import localspec
 from gguf_maker import write_random_model
-from localspec.draft_length import MAX_DRAFT_TOKENS, FixedDraftLength
 from localspec.errors import (
     ContextError,
     EngineError,
@@ -23,7 +22,8 @@ from localspec.errors import (
     PairError,
     PresetError,
 )
-from localspec.stream import AnswerKeywords, AnswerOptions
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, FixedDraftLength
+from localspec.streaming.stream import AnswerKeywords, AnswerOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
 STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"

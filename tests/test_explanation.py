@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from test_speedup import STAIRS
 
 from gguf_maker import write_random_model
-from localspec.automatic import AutomaticDraftLength
 from localspec.cli import main
 from localspec.cli.explain import as_text
-from localspec.draft_length import ProposerKind
+from localspec.engine.loading import load
 from localspec.errors import DownloadError, ModelFileError, OptionError
-from localspec.explanation import explain
-from localspec.loading import load
-from localspec.profile import Profile
+from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.profile import Profile
+from localspec.preflight.explanation import explain
+from localspec.speculative.policy_api import ProposerKind
 from standin_hub import Fault, StandinHub
 
 FIRST_READ = 8 << 20

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.errors import DecodeError
-from localspec.filters import distribution
-from localspec.sampling import Distribution, SamplingParams
+from localspec.sampling.filters import distribution
+from localspec.sampling.params import Distribution, SamplingParams
 from reference import target_probs
 from toy import TableModel
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import localspec
-from localspec.cancellation import never
-from localspec.chat import MIN_ANSWER_TOKENS, Chat
+from localspec.chat.chat import MIN_ANSWER_TOKENS, Chat
+from localspec.chat.forgetting import num_to_forget
+from localspec.chat.prompt import PromptMaker
+from localspec.chat.sandbox import Sandbox
+from localspec.chat.template import BUILT_IN, ChatTemplate
 from localspec.errors import ContextError, TemplateLimitError
-from localspec.forgetting import num_to_forget
-from localspec.prompt_maker import PromptMaker
-from localspec.sandbox import Sandbox
-from localspec.template import BUILT_IN, ChatTemplate
+from localspec.streaming.cancellation import never
 
 TEMPLATES = {
     **BUILT_IN,

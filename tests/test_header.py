@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.errors import ModelFileError
-from localspec.header import read_header, read_source_header
+from localspec.gguf_file.header import read_header, read_source_header
 
 MAGIC = b"GGUF"
 

@@ -9,9 +9,9 @@ import pytest
 from llama_chain import vocabulary_of
 
 from gguf_maker import write_random_model, write_spm_model
-from localspec.header import read_header
-from localspec.header_vocabulary import HeaderVocabulary
-from localspec.vocabulary import Vocabulary
+from localspec.gguf_file.header import read_header
+from localspec.gguf_file.header_vocabulary import HeaderVocabulary
+from localspec.llama.vocabulary import Vocabulary
 
 BEGINS = "tokenizer.ggml.add_bos_token"
 

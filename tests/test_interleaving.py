@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from simulated import Q4_0, Q4_K, VOCAB, Clock, TimedModel, at_random
 
-from localspec.automatic import AutomaticDraftLength
-from localspec.draft_length import LOOK_BACK_TOKENS, ProposerKind, Trial
-from localspec.interleaving import Interleaving
-from localspec.proposers import DraftModel
-from localspec.randomness import Randomness
-from localspec.ratio_estimate import RatioEstimate
-from localspec.rules import make_rule
-from localspec.sampling import Logits, SamplingParams
-from localspec.speculative import Request, Speculation
-from localspec.transforms import Transforms
+from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.sampling.params import Logits, SamplingParams
+from localspec.sampling.transforms import Transforms
+from localspec.speculative.interleaving import Interleaving
+from localspec.speculative.loop import Request, Speculation
+from localspec.speculative.policy_api import LOOK_BACK_TOKENS, ProposerKind, Trial
+from localspec.speculative.proposers import DraftModel
+from localspec.speculative.randomness import Randomness
+from localspec.speculative.ratio_estimate import RatioEstimate
+from localspec.speculative.rules import make_rule
 from toy import all_shared
 
 

@@ -9,17 +9,17 @@ import pytest
 
 import localspec
 from gguf_maker import write_random_model
-from localspec.cache_state import CacheState
-from localspec.draft_length import FixedDraftLength
+from localspec.engine.cache_pool import KeptTexts
 from localspec.errors import CacheError, OptionError
-from localspec.kept_texts import KeptTexts
-from localspec.llama import LlamaModel
-from localspec.llama_options import LlamaOptions
-from localspec.proposers import DraftModel
-from localspec.randomness import Randomness
-from localspec.rules import make_rule
-from localspec.speculative import Request, Speculation
-from localspec.transforms import Transforms
+from localspec.llama.cache_state import CacheState
+from localspec.llama.model import LlamaModel
+from localspec.llama.options import LlamaOptions
+from localspec.sampling.transforms import Transforms
+from localspec.speculative.loop import Request, Speculation
+from localspec.speculative.policy_api import FixedDraftLength
+from localspec.speculative.proposers import DraftModel
+from localspec.speculative.randomness import Randomness
+from localspec.speculative.rules import make_rule
 from toy import TableModel, all_shared
 
 GREEDY = localspec.SamplingParams(temperature=0)

@@ -104,7 +104,7 @@ def test_a_dropped_engine_gives_an_adopted_llama_back(demo_target):
 
 
 def test_a_failed_load_frees_what_it_has_opened(freed, demo_target, monkeypatch):
-    from localspec.llama import LlamaModel
+    from localspec.llama.model import LlamaModel
 
     def fail(_self):
         raise RuntimeError("as if a trial decode had failed")
@@ -266,8 +266,8 @@ if {threaded} and {adopts}:
     threading.Thread(target=spell, daemon=True).start()
 if {adopts}:
     import llama_cpp
-    from localspec.hub import locate
-    from localspec.presets import find_preset
+    from localspec.models.hub import locate
+    from localspec.models.presets import find_preset
     llama = llama_cpp.Llama(str(locate(find_preset("demo"))[0]), n_ctx=128, verbose=False)
     other = localspec.load(target=llama, draft_tokens=0)
     kept = other.stream("A fox", sampling=sampling)

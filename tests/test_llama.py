@@ -21,8 +21,8 @@ from localspec.errors import (
     ModelFileError,
     OptionError,
 )
-from localspec.llama import LlamaModel, LlamaOptions
-from localspec.native import LoadWatch
+from localspec.llama.model import LlamaModel, LlamaOptions
+from localspec.llama.native import LoadWatch
 
 TEXT = "Once upon a time a fox found a lantern by the river, and it began to shine."
 
@@ -269,7 +269,7 @@ def test_ctrl_c_ends_a_load(tmp_path, demo_target, monkeypatch):
     """Also when it strikes inside of libllama's callbacks, where exceptions are lost."""
     import signal
 
-    from localspec import native
+    from localspec.llama import native
 
     seen = []
     monkeypatch.setattr(

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from localspec.filters import distribution
-from localspec.logprobs import token_logprobs, top_of_law, top_of_row
-from localspec.sampling import Distribution, SamplingParams
+from localspec.sampling.filters import distribution
+from localspec.sampling.logprobs import token_logprobs, top_of_law, top_of_row
+from localspec.sampling.params import Distribution, SamplingParams
 
 
 @pytest.mark.parametrize("size", [5, 3000, 152_064])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.draft_length import Choice, FixedDraftLength, Moment
-from localspec.lookup import Lookup
-from localspec.proposers import DraftModel
-from localspec.randomness import Randomness
-from localspec.rules import Place, make_rule
-from localspec.sampling import SamplingParams
-from localspec.speculative import Request, Speculation
-from localspec.transforms import Transforms
+from localspec.sampling.params import SamplingParams
+from localspec.sampling.transforms import Transforms
+from localspec.speculative.lookup import Lookup
+from localspec.speculative.loop import Request, Speculation
+from localspec.speculative.policy_api import Choice, FixedDraftLength, Moment
+from localspec.speculative.proposers import DraftModel
+from localspec.speculative.randomness import Randomness
+from localspec.speculative.rules import Place, make_rule
 from toy import TableModel, all_shared
 
 SAMPLED = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.draft_length import DraftOff, FixedDraftLength, Moment
-from localspec.lookup import Lookup
-from localspec.sampling import SamplingParams
-from localspec.transforms import Transforms
+from localspec.sampling.params import SamplingParams
+from localspec.sampling.transforms import Transforms
+from localspec.speculative.lookup import Lookup
+from localspec.speculative.policy_api import DraftOff, FixedDraftLength, Moment
 
 
 def never(_token: int) -> bool:

@@ -13,13 +13,13 @@ from dataclasses import replace
 import pytest
 
 from enumeration import Enumeration
-from localspec.automatic import AutomaticDraftLength
-from localspec.draft_length import FixedDraftLength, ProposerKind
-from localspec.proposers import DraftModel
-from localspec.rules import make_rule
-from localspec.sampling import SamplingParams
-from localspec.speculative import Request, Speculation
-from localspec.transforms import Transforms
+from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.sampling.params import SamplingParams
+from localspec.sampling.transforms import Transforms
+from localspec.speculative.loop import Request, Speculation
+from localspec.speculative.policy_api import FixedDraftLength, ProposerKind
+from localspec.speculative.proposers import DraftModel
+from localspec.speculative.rules import make_rule
 from reference import target_probs
 from toy import TableModel, all_shared
 

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 import localspec
-from localspec.engine import Engine
-from localspec.identity_check import IdentityCheck
-from localspec.law_check import RULES, VIEWS, LawCheck
-from localspec.llama import LlamaModel
-from localspec.llama_options import LlamaOptions
-from localspec.rounding import Rounding
-from localspec.transforms import Transforms
+from localspec.checks.distribution_check import RULES, VIEWS, LawCheck
+from localspec.checks.identity import IdentityCheck
+from localspec.checks.rounding import Rounding
+from localspec.engine.engine import Engine
+from localspec.llama.model import LlamaModel
+from localspec.llama.options import LlamaOptions
+from localspec.sampling.transforms import Transforms
 
 GREEDY = localspec.SamplingParams(temperature=0)
 HEROES = ["a fox", "an owl", "a dragon", "two mice", "a robot", "a girl called Mia", "a whale"]

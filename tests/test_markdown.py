@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.cli.markdown import MarkdownWriter
 from localspec.cli.screen import printable
-from localspec.cli.wrapping import WrappedWriter
+from localspec.cli.terminal.markdown import MarkdownWriter
+from localspec.cli.terminal.wrapping import WrappedWriter
 
 _STYLES = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from localspec.martingale import CategoryTest, chi_square_tail, noncentrality
+from localspec.checks.martingale import CategoryTest, chi_square_tail, noncentrality
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ import pytest
 
 from gguf_maker import split_model, write_random_model
 from hollow_model import SHAPES, simulate_load, write_hollow_model
-from localspec.llama import LlamaModel, system_info
-from localspec.llama_options import CacheType, LlamaOptions
-from localspec.memory import cache_bytes, estimate_memory, graph_bytes
-from localspec.model_file import check_model_file
-from localspec.model_shape import ModelShape
-from localspec.placement import place_layers
-from localspec.tensor_types import repacked_types, type_name
+from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.tensor_types import repacked_types, type_name
+from localspec.llama.model import LlamaModel, system_info
+from localspec.llama.options import CacheType, LlamaOptions
+from localspec.llama.placement import place_layers
+from localspec.preflight.memory import cache_bytes, estimate_memory, graph_bytes
 from shape_pair.bigrams import TextSpec
 from shape_pair.pair import PairSpec, make_pair
 

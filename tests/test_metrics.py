@@ -7,8 +7,8 @@ import pytest
 
 from localspec.cli.screen import stats_lines, status_line
 from localspec.cli.stats_object import stats_as_object
-from localspec.draft_length import DraftOff, Outlook, ProposerKind, Trial
-from localspec.metrics import Meter, Provenance, Step
+from localspec.speculative.metrics import Meter, Provenance, Step
+from localspec.speculative.policy_api import DraftOff, Outlook, ProposerKind, Trial
 
 A, R, B, P = Provenance.ACCEPTED, Provenance.RECOVERED, Provenance.BONUS, Provenance.PLAIN
 

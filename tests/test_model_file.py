@@ -9,7 +9,7 @@ import pytest
 
 from gguf_maker import write_random_model, write_spm_model
 from localspec.errors import ModelFileError
-from localspec.model_file import check_model_file
+from localspec.gguf_file.check import check_model_file
 
 
 def test_the_demo_pair_passes(demo_target, demo_draft):

@@ -9,18 +9,18 @@ import pytest
 
 from gguf_maker import write_random_model
 from hollow_model import HollowShape, write_hollow_model
-from localspec.devices import Device
 from localspec.errors import ModelFileError, OptionError
-from localspec.llama import LlamaModel
-from localspec.llama_options import LlamaOptions
+from localspec.llama.devices import Device
+from localspec.llama.model import LlamaModel
+from localspec.llama.options import LlamaOptions
 
 # In a process of its own, which may take no more than 300 MB beside what it has.
 OPEN = """
 import resource, sys
 from pathlib import Path
 from localspec.errors import LocalspecError
-from localspec.llama import LlamaModel
-from localspec.llama_options import LlamaOptions
+from localspec.llama.model import LlamaModel
+from localspec.llama.options import LlamaOptions
 
 taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + 300_000_000,) * 2)
@@ -84,7 +84,7 @@ def test_a_gpu_that_is_not_there_is_not_taken_for_that(demo_target, monkeypatch)
     """libllama refuses to load; without any GPU it computes on the processor."""
     LlamaModel.open(demo_target, LlamaOptions(main_gpu=3, context_length=256)).close()
     gpu = Device(name="CUDA0", description="", kind="GPU", free_bytes=1, total_bytes=1)
-    monkeypatch.setattr("localspec.llama_params.list_devices", lambda _lib: (gpu,))
+    monkeypatch.setattr("localspec.llama.params.list_devices", lambda _lib: (gpu,))
     with pytest.raises(OptionError, match="no GPU 3") as caught:
         LlamaModel.open(demo_target, LlamaOptions(main_gpu=3, context_length=256))
     assert "0 for CUDA0" in caught.value.hint

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from localspec.errors import PairError
-from localspec.pair import shared_vocabulary
+from localspec.speculative.shared_vocabulary import shared_vocabulary
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""`scripts/plant_bugs.py` stays in step with the code that it plants its bugs in."""
+"""`scripts/develop/plant_bugs.py` stays in step with the code that it plants its bugs in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "plant_bugs.py"
+SCRIPT = Path(__file__).parent.parent / "scripts/develop/plant_bugs.py"
 
 
 @pytest.mark.slow

@@ -11,20 +11,20 @@ from simulated import Q4_0, Q4_K, VOCAB, Clock, TimedModel, at_random
 
 import localspec
 from gguf_maker import write_random_model
-from localspec.acceptance import RATES
-from localspec.access import Access
-from localspec.automatic import AutomaticDraftLength
-from localspec.cancellation import never
-from localspec.cli.idle_time import idle_time
-from localspec.draft_length import LOOK_BACK_TOKENS, FixedDraftLength, ProposerKind
+from localspec.chat.template import BUILT_IN
+from localspec.cli.terminal.dialogue import idle_time
+from localspec.engine.access import Access
+from localspec.engine.prefill import prepare
 from localspec.errors import ContextError, DecodeError
-from localspec.preparation import prepare
-from localspec.proposers import DraftModel
-from localspec.randomness import Randomness
-from localspec.rules import make_rule
-from localspec.speculative import Request, Speculation
-from localspec.template import BUILT_IN
-from localspec.transforms import Transforms
+from localspec.policy.acceptance import RATES
+from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.sampling.transforms import Transforms
+from localspec.speculative.loop import Request, Speculation
+from localspec.speculative.policy_api import LOOK_BACK_TOKENS, FixedDraftLength, ProposerKind
+from localspec.speculative.proposers import DraftModel
+from localspec.speculative.randomness import Randomness
+from localspec.speculative.rules import make_rule
+from localspec.streaming.cancellation import never
 from toy import all_shared
 
 GREEDY = localspec.SamplingParams(temperature=0)

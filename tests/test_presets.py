@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from localspec.errors import DownloadError, OptionError, PresetError
-from localspec.hub import locate
-from localspec.model_source import Quantized, parse_source
-from localspec.preset import (
+from localspec.models.hub import locate
+from localspec.models.preset import (
     HubFile,
     HubModel,
     LocalModel,
@@ -21,9 +20,10 @@ from localspec.preset import (
     choose_quantization,
     hub_files,
 )
-from localspec.preset_file import read_presets
-from localspec.presets import find_preset, load_presets, user_presets_file
-from localspec.sampling import SamplingParams
+from localspec.models.preset_file import read_presets
+from localspec.models.presets import find_preset, load_presets, user_presets_file
+from localspec.models.source import Quantized, parse_source
+from localspec.sampling.params import SamplingParams
 
 PRESETS = load_presets()
 
@@ -52,7 +52,9 @@ NUM_BYTES = {
 
 @pytest.fixture
 def users_file(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setattr("localspec.presets.user_presets_file", lambda: tmp_path / "models.toml")
+    monkeypatch.setattr(
+        "localspec.models.presets.user_presets_file", lambda: tmp_path / "models.toml"
+    )
     return tmp_path / "models.toml"
 
 
@@ -278,7 +280,7 @@ def test_the_parts_of_a_split_model():
 
 def test_the_maintainers_check_compares_with_the_hub(hub, monkeypatch, capsys):
     """Right pins pass; a wrong hash, a wrong size and a missing file do not."""
-    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "scripts")
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "scripts/develop")
     import check_presets
 
     assert check_presets.main(["qwen2-7b"]) == 0

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from localspec.profile import Profile, profiles_folder
+from localspec.policy.profile import Profile, profiles_folder
 
 
 @pytest.fixture(autouse=True)

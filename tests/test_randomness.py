@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from localspec.errors import OptionError
-from localspec.randomness import MAX_SEED, Randomness, fresh_seed
-from localspec.sampling import Distribution
+from localspec.sampling.params import Distribution
+from localspec.speculative.randomness import MAX_SEED, Randomness, fresh_seed
 
 IDS = np.arange(40)
 

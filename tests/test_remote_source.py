@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gguf_maker import write_random_model
-from localspec import patience
 from localspec.errors import DownloadError
-from localspec.header import read_header, read_source_header
-from localspec.hub_api import remote_file
-from localspec.preset import HubFile
-from localspec.remote_source import RemoteSource
+from localspec.gguf_file.header import read_header, read_source_header
+from localspec.models import patience
+from localspec.models.hub_api import remote_file
+from localspec.models.preset import HubFile
+from localspec.models.remote_source import RemoteSource
 from standin_hub import Fault, StandinHub
 
 FILE = HubFile(repo="owner/repo", file="large.gguf")

@@ -15,14 +15,13 @@ from click.testing import CliRunner
 import localspec
 from gguf_maker import write_random_model
 from localspec.cli import main
-from localspec.devices import Device
 from localspec.errors import MemoryLimitError
-from localspec.llama_options import LlamaOptions
+from localspec.gguf_file.check import check_model_file
+from localspec.llama.devices import Device
+from localspec.llama.options import LlamaOptions
+from localspec.llama.placement import MAIN_MEMORY, place_layers, usable_gpus
 from localspec.machine import memory_here
-from localspec.memory import estimate_memory
-from localspec.model_file import check_model_file
-from localspec.placement import MAIN_MEMORY, place_layers, usable_gpus
-from localspec.room import (
+from localspec.preflight.fit import (
     Planned,
     Room,
     check_room,
@@ -32,6 +31,7 @@ from localspec.room import (
     pair_memory,
     room_here,
 )
+from localspec.preflight.memory import estimate_memory
 
 SMALL = Room(main_bytes=100 << 20, gpus=(), repacked={})
 LARGE = replace(SMALL, main_bytes=1 << 40)
@@ -232,7 +232,7 @@ def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(eight_layers, monk
     free = pair_memory([Planned(header, half)], 2048, roomy).gpu_bytes[0]
     room = replace(LARGE, gpus=(gpu("CUDA0", free),))
     assert most_gpu_layers([Planned(header)], 2048, room) == 5
-    monkeypatch.setattr("localspec.room.room_here", lambda: room)
+    monkeypatch.setattr("localspec.preflight.fit.room_here", lambda: room)
     with pytest.raises(MemoryLimitError) as caught:
         check_room([eight_layers], [LlamaOptions()])
     assert re.fullmatch(
@@ -252,7 +252,7 @@ def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(eight_layers, monk
 
 def test_explain_says_what_each_place_needs(eight_layers, monkeypatch):
     room = replace(LARGE, gpus=(gpu("CUDA0", 40 << 20), gpu("CUDA1", 1 << 30)))
-    monkeypatch.setattr("localspec.explanation.room_here", lambda: room)
+    monkeypatch.setattr("localspec.preflight.explanation.room_here", lambda: room)
     shown = CliRunner().invoke(main, ["explain", "--target", str(eight_layers)]).output
     assert re.search(r"of main memory, where .* are free", shown)
     for name in ("CUDA0", "CUDA1"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from localspec.errors import OptionError
-from localspec.sampling import Distribution, SamplingParams
+from localspec.sampling.params import Distribution, SamplingParams
 
 
 def test_draw_follows_the_law():

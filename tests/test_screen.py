@@ -7,9 +7,9 @@ import re
 import pytest
 
 from localspec.cli.screen import error_lines, printable, stats_lines, status_line
-from localspec.draft_length import DraftOff, Outlook, ProposerKind
 from localspec.errors import LocalspecError
-from localspec.metrics import Meter
+from localspec.speculative.metrics import Meter
+from localspec.speculative.policy_api import DraftOff, Outlook, ProposerKind
 
 
 @pytest.mark.parametrize(

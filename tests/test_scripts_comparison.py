@@ -24,9 +24,9 @@ from comparison.workers import (
     localspec_plain,
 )
 from localspec.machine import peak_memory_bytes
-from localspec.sampling import SamplingParams
+from localspec.sampling.params import SamplingParams
 
-SCRIPTS = Path(__file__).parent.parent / "scripts"
+SCRIPTS = Path(__file__).parent.parent / "scripts/compare"
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 REQUEST = Request(
     CHAT.format("Tell me a story about a fox."), max_tokens=24, temperature=0.0, seed=0

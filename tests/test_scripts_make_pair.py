@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import localspec
-from localspec.header import read_header
-from localspec.sampling import SamplingParams
+from localspec.gguf_file.header import read_header
+from localspec.sampling.params import SamplingParams
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "make_pair.py"
+SCRIPT = Path(__file__).parent.parent / "scripts/measure/make_pair.py"
 GREEDY = SamplingParams(temperature=0.0)
 
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 from measure_memory import measured_peak_bytes
 
-from localspec.model_file import check_model_file
-from localspec.room import Planned, pair_memory, room_here
+from localspec.gguf_file.check import check_model_file
+from localspec.preflight.fit import Planned, pair_memory, room_here
 from shape_pair.bigrams import TextSpec
 from shape_pair.pair import PairSpec, make_pair
 

@@ -10,13 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 import localspec
-from localspec import rules, selfcheck, speculative, verify
+from localspec.checks import selfcheck
+from localspec.checks.distribution_check import BIAS, TEXT_TOKENS, VIEWS
+from localspec.checks.identity import ENOUGH_ACCEPTED
+from localspec.checks.rounding import Rounding
+from localspec.checks.selfcheck import Finding, check
 from localspec.cli import main
-from localspec.identity_check import ENOUGH_ACCEPTED
-from localspec.law_check import BIAS, TEXT_TOKENS, VIEWS
-from localspec.rounding import Rounding
-from localspec.selfcheck import Finding, check
-from localspec.verify import Verdict
+from localspec.speculative import loop as speculative
+from localspec.speculative import rules, verify
+from localspec.speculative.verify import Verdict
 
 
 def run_check(engine, samples=700, names=("a fox", "rain"), seconds=600):

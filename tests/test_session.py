@@ -12,15 +12,15 @@ import time
 import pytest
 
 import localspec
-from localspec import session
-from localspec.errors import OptionError, SessionError
-from localspec.session import (
+from localspec.chat import session
+from localspec.chat.session import (
     lock_session,
     read_session,
     save_session,
     session_file,
     session_names,
 )
+from localspec.errors import OptionError, SessionError
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_forgotten_turns_stay_in_the_file_and_forgotten(engine, demo_target):
 
 def test_a_session_is_kept_by_one_process_at_a_time(folder):
     code = (
-        "import sys; from localspec.session import lock_session; lock = lock_session('x');"
+        "import sys; from localspec.chat.session import lock_session; lock = lock_session('x');"
         "print('locked', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -203,7 +203,7 @@ def test_what_an_application_adds_to_messages_and_counts_cannot_spoil_a_session(
 
 _SAVER = """
 import itertools, sys, localspec
-from localspec.session import save_session
+from localspec.chat.session import save_session
 class Chat:
     num_asked = num_forgotten = 0
 chat = Chat()

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.draft_length import DraftOff, FixedDraftLength, Moment
 from localspec.errors import DecodeError
-from localspec.metrics import Provenance
-from localspec.proposers import DraftModel
-from localspec.randomness import Randomness
-from localspec.rules import Place, make_rule
-from localspec.sampling import SamplingParams
-from localspec.speculative import Request, Speculation
-from localspec.transforms import Transforms
+from localspec.sampling.params import SamplingParams
+from localspec.sampling.transforms import Transforms
+from localspec.speculative.loop import Request, Speculation
+from localspec.speculative.metrics import Provenance
+from localspec.speculative.policy_api import DraftOff, FixedDraftLength, Moment
+from localspec.speculative.proposers import DraftModel
+from localspec.speculative.randomness import Randomness
+from localspec.speculative.rules import Place, make_rule
 from reference import greedy_text
 from toy import TableModel, all_shared
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from localspec.speedup import (
+from localspec.policy.speedup import (
     best_draft_tokens,
     break_even_acceptance,
     expected_speedup,

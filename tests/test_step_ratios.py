@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.elasticity import Elasticity
-from localspec.step_ratios import StepRatios
+from localspec.policy.elasticity import Elasticity
+from localspec.policy.step_ratios import StepRatios
 
 SIZES = (4, 8, 16)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from localspec.chat.template import BUILT_IN, ChatTemplate
 from localspec.errors import TemplateError
-from localspec.template import BUILT_IN, ChatTemplate
 
 TEMPLATES = Path(__file__).parent / "templates"
 TURNS = [
@@ -151,7 +151,7 @@ def test_templates_that_are_in_use_render_as_by_jinja_itself():
 )
 def test_broken_and_hostile_templates_end_in_an_error(source, monkeypatch):
     """Soon, in little memory, and without effect on anything else."""
-    monkeypatch.setattr("localspec.sandbox.MAX_SECONDS", 1.0)
+    monkeypatch.setattr("localspec.chat.sandbox.MAX_SECONDS", 1.0)
     started = time.monotonic()
     with pytest.raises(TemplateError) as caught:
         render(source)
@@ -165,7 +165,7 @@ def test_hostile_templates_use_little_memory(tmp_path):
     code = (
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
-        "from localspec.template import ChatTemplate\n"
+        "from localspec.chat.template import ChatTemplate\n"
         "from localspec.errors import TemplateError\n"
         "for source in sys.stdin.read().split('\\0'):\n"
         "    try:\n"

@@ -327,8 +327,8 @@ def test_ctrl_c_empties_the_line_and_ctrl_d_needs_it_empty(chat):
 def test_ctrl_c_while_a_long_prompt_is_read(chat, tmp_path):
     """The terminal says what it waits for; afterwards nothing of the turn remains."""
     from gguf_maker import write_random_model
-    from localspec.hub import locate
-    from localspec.presets import find_preset
+    from localspec.models.hub import locate
+    from localspec.models.presets import find_preset
 
     slow = write_random_model(
         tmp_path / "slow.gguf",
@@ -354,7 +354,7 @@ def test_ctrl_c_while_a_long_prompt_is_read(chat, tmp_path):
 
 def test_ctrl_c_while_a_prompt_is_made(chat, tmp_path):
     """By a template that takes its time, for hundreds of turns that do not fit."""
-    from localspec.template import BUILT_IN
+    from localspec.chat.template import BUILT_IN
 
     work = "{% for i in range(600) %}{% for j in range(500) %}{% endfor %}{% endfor %}"
     (tmp_path / "slow.jinja").write_text(BUILT_IN["chatml"] + work)
@@ -496,8 +496,8 @@ def test_a_question_that_was_not_answered_outlives_a_command(chat, tmp_path):
 def test_what_a_model_says_cannot_drive_the_terminal(chat, tmp_path):
     """Nor what its file says of itself: titles, the clipboard, links with another target."""
     from gguf_maker import write_random_model
-    from localspec.hub import locate
-    from localspec.presets import find_preset
+    from localspec.models.hub import locate
+    from localspec.models.presets import find_preset
 
     escape = "ě]0;ownedć ě]52;c;eHg=ć ě]8;;http://evilć[link=http://evil]x[/link]"
     evil = write_random_model(
@@ -516,9 +516,9 @@ def test_what_a_model_says_cannot_drive_the_terminal(chat, tmp_path):
 def test_thoughts_are_dimmed_hidden_or_shown(chat, tmp_path):
     """A model that has thought after its first token, as its template has begun to."""
     from gguf_maker import write_random_model
-    from localspec.hub import locate
-    from localspec.presets import find_preset
-    from localspec.template import BUILT_IN
+    from localspec.chat.template import BUILT_IN
+    from localspec.models.hub import locate
+    from localspec.models.presets import find_preset
 
     thinker = write_random_model(
         tmp_path / "thinker.gguf",

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.answer_text import AnswerText
-from localspec.text import StopSearch, checked_stop_strings
-from localspec.thinking import Thoughts
+from localspec.streaming.answer_text import AnswerText
+from localspec.streaming.stops import StopSearch, checked_stop_strings
+from localspec.streaming.thinking import Thoughts
 
 
 class Spelled:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.thinking import Thoughts, ThoughtStream, said
-from localspec.thought_families import families_of
+from localspec.streaming.thinking import Thoughts, ThoughtStream, said
+from localspec.streaming.thought_families import families_of
 
 USUAL = Thoughts(families_of("", ()))
 

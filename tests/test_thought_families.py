@@ -15,12 +15,12 @@ import pytest
 
 import localspec
 from gguf_maker import write_scripted_model
-from localspec.answer_text import AnswerText
-from localspec.cli.answer_view import MarkedView, RenderedView
-from localspec.metrics import Provenance
-from localspec.stream import Piece
-from localspec.thinking import Thoughts
-from localspec.thought_families import FAMILIES
+from localspec.cli.terminal.answer_view import MarkedView, RenderedView
+from localspec.speculative.metrics import Provenance
+from localspec.streaming.answer_text import AnswerText
+from localspec.streaming.stream import Piece
+from localspec.streaming.thinking import Thoughts
+from localspec.streaming.thought_families import FAMILIES
 
 GREEDY = localspec.SamplingParams(temperature=0)
 

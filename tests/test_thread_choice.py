@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import localspec
-from localspec import thread_choice
-from localspec.llama_options import LlamaOptions
+from localspec.engine import loading
+from localspec.llama.options import LlamaOptions
 
 
 class TimedModel:
@@ -20,7 +20,7 @@ class TimedModel:
         self.num_cached = 0
         self.num_decodes = 0
         self._milliseconds, self._now = milliseconds, 0.0
-        monkeypatch.setattr(thread_choice.time, "perf_counter", lambda: self._now)
+        monkeypatch.setattr(loading.time, "perf_counter", lambda: self._now)
 
     def decode(self, tokens, num_logits):
         assert self.num_cached == 0
@@ -46,14 +46,14 @@ class TimedModel:
 )
 def test_the_fewest_that_are_fastest(milliseconds, chosen, monkeypatch):
     model = TimedModel(milliseconds, monkeypatch)
-    thread_choice.choose_threads(model)
+    loading.choose_threads(model)
     assert (model.num_threads, model.num_cached) == (chosen, 0)
 
 
 def test_a_large_model_keeps_all(monkeypatch):
     model = TimedModel({1: 1.0, 2: 5.0}, monkeypatch)
     model.num_weight_bytes = 1_000_000_000
-    thread_choice.choose_threads(model)
+    loading.choose_threads(model)
     assert (model.num_threads, model.num_decodes) == (2, 0)
 
 

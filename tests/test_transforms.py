@@ -11,9 +11,9 @@ import pytest
 from llama_chain import chain_probs
 
 from localspec.errors import DecodeError
-from localspec.resolver import Resolver
-from localspec.sampling import SamplingParams
-from localspec.transforms import Transforms
+from localspec.sampling.params import SamplingParams
+from localspec.sampling.resolver import Resolver
+from localspec.sampling.transforms import Transforms
 from toy import TableModel
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

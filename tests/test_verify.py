@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from enumeration import Enumeration
-from localspec import verify
-from localspec.sampling import Distribution
+from localspec.sampling.params import Distribution
+from localspec.speculative import verify
 
 Row = np.ndarray
 Rows = Callable[[tuple[int, ...]], Row]  # prefix of drafted tokens → dense row (vocab,)

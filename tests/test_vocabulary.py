@@ -12,8 +12,8 @@ import pytest
 
 from gguf_maker import write_random_model, write_spm_model
 from localspec.errors import ContextError, EngineError
-from localspec.llama import LlamaModel
-from localspec.llama_options import LlamaOptions
+from localspec.llama.model import LlamaModel
+from localspec.llama.options import LlamaOptions
 
 PARAGRAPH = (
     "Once upon a time, a fox met 12 owls; they said: “Who — are you?”\n\n"
@@ -22,8 +22,8 @@ PARAGRAPH = (
 LONG_RUNS = """
 import sys
 from pathlib import Path
-from localspec.llama import LlamaModel
-from localspec.llama_options import LlamaOptions
+from localspec.llama.model import LlamaModel
+from localspec.llama.options import LlamaOptions
 
 vocabulary = LlamaModel.open(Path(sys.argv[1]), LlamaOptions()).vocabulary
 for character in "aA !1é\\n":

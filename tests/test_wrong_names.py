@@ -8,13 +8,13 @@ import pytest
 
 import localspec
 from localspec.errors import LocalspecError, OptionError, PresetError
-from localspec.hub import locate
-from localspec.hub_api import list_files
-from localspec.installed import state_of
-from localspec.preset import HubFile, HubModel, all_parts
-from localspec.preset_file import read_presets
-from localspec.presets import load_presets
-from localspec.user_presets import NewPreset, add_preset
+from localspec.models.hub import locate
+from localspec.models.hub_api import list_files
+from localspec.models.installed import state_of
+from localspec.models.preset import HubFile, HubModel, all_parts
+from localspec.models.preset_file import read_presets
+from localspec.models.presets import load_presets
+from localspec.models.user_presets import NewPreset, add_preset
 from standin_hub import StandinHub
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from localspec.errors import CacheError, ContextError, DecodeError
-from localspec.pair import Difference, SharedVocabulary
-from localspec.sampling import Logits
+from localspec.sampling.params import Logits
+from localspec.speculative.shared_vocabulary import Difference, SharedVocabulary
 
 
 def all_shared(

@@ -6,7 +6,7 @@ import click
 
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.screen import marked, printable, use_colour
-from localspec.stream import Reply, Stream
+from localspec.streaming.stream import Reply, Stream
 
 
 def write_answer(stream: Stream, *, show_draft: bool) -> Reply:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from localspec import downloads, progress
-from localspec.preset import HubFile
+from localspec.models import downloads, progress
+from localspec.models.preset import HubFile
 
 _STATES = {
     "checking": "checking what is here",

@@ -11,7 +11,7 @@ from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.screen import error_lines, legend, note, use_colour
 from localspec.cli.standard_input import holds_conversation, piped_lines
 from localspec.errors import LocalspecError, OptionError
-from localspec.stream import AnswerOptions, Reply, Stream
+from localspec.streaming.stream import AnswerOptions, Reply, Stream
 
 
 @click.command()
@@ -62,7 +62,7 @@ def chat(
             conversation.leave()
             return
         # Here, so that a pipe does without the libraries that draw and edit.
-        from localspec.cli.terminal import converse, write_rendered
+        from localspec.cli.terminal.dialogue import converse, write_rendered
 
         conversation.write = write_rendered
         note(f"{engine.description}.")

@@ -11,20 +11,20 @@ from typing import Literal
 import click
 from filelock import FileLock
 
-from localspec.attachment import Attachment, attached
-from localspec.chat import Chat
-from localspec.cli.screen import error_lines, note
-from localspec.draft_length import DraftLength
-from localspec.engine import Engine
-from localspec.errors import CacheError, ContextError, OptionError, SessionError
-from localspec.session import (
+from localspec.chat.attachment import Attachment, attached
+from localspec.chat.chat import Chat
+from localspec.chat.session import (
     caches_file,
     lock_session,
     read_session,
     save_session,
     session_file,
 )
-from localspec.stream import AnswerOptions, Reply, Stream
+from localspec.cli.screen import error_lines, note
+from localspec.engine.engine import Engine
+from localspec.errors import CacheError, ContextError, OptionError, SessionError
+from localspec.speculative.policy_api import DraftLength
+from localspec.streaming.stream import AnswerOptions, Reply, Stream
 
 ThoughtView = Literal["show", "dim", "hide"]
 

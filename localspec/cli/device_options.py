@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import click
 
-from localspec.llama_options import CacheType, FlashAttention, LlamaOptions
+from localspec.llama.options import CacheType, FlashAttention, LlamaOptions
 
 _CACHE_TYPE = click.Choice(get_args(CacheType))
 

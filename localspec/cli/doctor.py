@@ -10,8 +10,8 @@ import click
 
 from localspec.cli.bars import readable_bytes
 from localspec.cli.screen import printable
-from localspec.installation import Installation, inspect_installation
-from localspec.problems import Problem, find_problems
+from localspec.preflight.installation import Installation, inspect_installation
+from localspec.preflight.problems import Problem, find_problems
 
 
 @click.command()

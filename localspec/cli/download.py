@@ -1,4 +1,4 @@
-"""`localspec download`"""
+"""`localspec download`, and the offer to do it for a command that needs the files."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
-from localspec.cli.bars import fetch_with_bars, readable_bytes
+from localspec.cli.bars import fetch_with_bars, readable_bytes, shows_bars
 from localspec.cli.standard_input import on_terminal
 from localspec.cli.waiting import waiting
-from localspec.downloads import Plan, plan_download
-from localspec.fetch import files_to_download, place_for
-from localspec.preset import HubFile
+from localspec.models.downloads import Plan, plan_download
+from localspec.models.fetch import files_to_download, place_for
+from localspec.models.hub import missing_files
+from localspec.models.preset import HubFile, hub_files
+from localspec.models.presets import find_preset
 
 
 @click.command()
@@ -76,3 +78,21 @@ def ask_reuse(plan: Plan) -> bool:
         click.echo("To take it instead of fetching it again: --reuse", err=True)
         return False
     return click.confirm("Take it instead of fetching it again?", default=True, err=True)
+
+
+def offer_download(name: str) -> None:
+    """On a terminal, ask whether to fetch what is missing, and do so.
+
+    Elsewhere, and after a no, it does nothing: loading the preset tells what to type.
+    """
+    preset = find_preset(name)
+    if not missing_files(preset) or not (on_terminal() and shows_bars()):
+        return
+    with waiting(lambda: "Asking the hub …"):
+        plan = plan_download(hub_files(preset.models), place_for(None), lambda _progress: None)
+    question = (
+        f"{name} is not on this machine. Fetch {readable_bytes(plan.num_bytes)} into "
+        f"{plan.place.root} ({readable_bytes(plan.free_bytes)} free)?"
+    )
+    if click.confirm(question, default=True, err=True):
+        fetch_with_bars(plan, reuse=ask_reuse(plan))

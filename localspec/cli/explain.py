@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from localspec import explanation
 from localspec.cli.bars import readable_bytes
 from localspec.cli.screen import printable
 from localspec.cli.waiting import waiting
-from localspec.explanation import Explanation, ModelFacts
+from localspec.preflight import explanation
+from localspec.preflight.explanation import Explanation, ModelFacts
 
 _NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
 

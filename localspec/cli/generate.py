@@ -8,16 +8,16 @@ from typing import Any
 
 import click
 
-from localspec.attachment import attached, read_attachment
+from localspec.chat.attachment import attached, read_attachment
 from localspec.cli.answer import write_answer
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.screen import legend, use_colour
 from localspec.cli.standard_input import on_terminal, read_text
 from localspec.cli.stats_object import stats_as_object
-from localspec.draft_length import FixedDraftLength
-from localspec.engine import Engine
-from localspec.stream import Reply, Stream
+from localspec.engine.engine import Engine
+from localspec.speculative.policy_api import FixedDraftLength
+from localspec.streaming.stream import Reply, Stream
 
 
 @click.command()

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from localspec.stream import Stream
+from localspec.streaming.stream import Stream
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""`localspec models`: the list, and the commands on single presets"""
+"""`localspec models`: the list of presets, and what can be done with one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 import click
 
 from localspec.cli.bars import readable_bytes
-from localspec.cli.models_add import add
-from localspec.cli.models_remove import remove
-from localspec.cli.models_verify import verify
 from localspec.cli.screen import printable
-from localspec.hub import locate
-from localspec.installed import PresetState, state_of
-from localspec.preset import HubModel, PackagedModel
-from localspec.presets import find_preset, load_presets
+from localspec.cli.waiting import waiting
+from localspec.errors import DownloadError
+from localspec.models import installed
+from localspec.models.hub import locate
+from localspec.models.installed import PresetState, damaged_files, state_of
+from localspec.models.preset import HubModel, PackagedModel
+from localspec.models.presets import find_preset, load_presets, user_presets_file
+from localspec.models.user_presets import NewPreset, add_preset
 
 
 @click.group(invoke_without_command=True)
@@ -57,9 +58,77 @@ def path(*, preset: str) -> None:
             click.echo(found)
 
 
-models.add_command(remove)
-models.add_command(verify)
-models.add_command(add)
+@models.command()
+@click.argument("name")
+@click.option("--target", required=True, metavar="MODEL", help="The model that answers.")
+@click.option("--draft", metavar="MODEL", help="A small model of the same family.")
+@click.option("--description", default="", help="For the list of models.")
+@click.option("--ctx", type=click.IntRange(min=1), default=8192, show_default=True)
+def add(*, name: str, target: str, draft: str | None, description: str, ctx: int) -> None:
+    """Name a pair of your own.
+
+    A MODEL is a GGUF file, hf:owner/repo/file.gguf, owner/repo:QUANT, or a preset's. Models
+    of the hub are pinned to what it has now.
+
+    \b
+        localspec models add mine --target T.gguf --draft D.gguf
+        localspec models add qwen --target Qwen/Qwen2.5-7B-Instruct-GGUF:Q8_0 --draft qwen2.5-7b
+    """
+    new = NewPreset(
+        name=name,
+        target=target,
+        draft=draft,
+        description=description or name,
+        context_length=ctx,
+    )
+    with waiting(lambda: "Looking at the models …"):
+        add_preset(new)
+    click.echo(f"{name} added to {user_presets_file()}", err=True)
+
+
+@models.command()
+@click.argument("preset")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def remove(*, preset: str, yes: bool) -> None:
+    """Delete the files that localspec fetched for a preset.
+
+    Files that another preset uses, or that another tool put into the cache, stay.
+    """
+    removal = installed.removal_of(find_preset(preset))
+    for file, users in removal.shared.items():
+        click.echo(f"{file.name} stays: {', '.join(users)} uses it", err=True)
+    for file in removal.foreign:
+        click.echo(f"{file.name} stays: another tool put it there", err=True)
+    if not removal.owned:
+        click.echo("Nothing to remove.", err=True)
+        return
+    for file, size in removal.owned.items():
+        click.echo(f"{file.repo} {file.file}: {readable_bytes(size)}", err=True)
+    if not yes:
+        question = f"Remove and free {readable_bytes(removal.num_bytes)}?"
+        click.confirm(question, abort=True, err=True)
+    click.echo(f"{readable_bytes(installed.remove(removal))} freed", err=True)
+
+
+@models.command()
+@click.argument("presets", nargs=-1, metavar="[PRESET]...")
+def verify(*, presets: tuple[str, ...]) -> None:
+    """Read files again and compare them with their sums; without names, all that are here."""
+    chosen = (
+        [find_preset(name) for name in presets]
+        if presets
+        else [p for p in load_presets().values() if state_of(p).state == "ready"]
+    )
+    damaged = []
+    for preset in chosen:
+        found = damaged_files(preset, lambda _num_bytes: None)
+        click.echo(f"{preset.name}: {'damaged' if found else 'ok'}")
+        damaged += found
+    if damaged:
+        raise DownloadError(
+            f"damaged: {', '.join(str(path) for path in dict.fromkeys(damaged))}",
+            "Remove them (localspec models remove PRESET) and download again.",
+        )
 
 
 def _as_object(state: PresetState) -> dict[str, Any]:

@@ -10,19 +10,19 @@ from typing import Any, get_args
 
 import click
 
+from localspec.chat.template import BUILT_IN
 from localspec.cli import device_options, sampling_options
-from localspec.cli.offer import offer_download
+from localspec.cli.download import offer_download
 from localspec.cli.waiting import waiting
-from localspec.draft_length import MAX_DRAFT_TOKENS
-from localspec.drafting import ProposerName
-from localspec.engine import Engine
+from localspec.engine.engine import Engine
+from localspec.engine.loading import load
 from localspec.errors import TemplateError
-from localspec.llama_options import LlamaOptions
-from localspec.loading import load
-from localspec.presets import DEFAULT_PRESET
-from localspec.rules import RuleName
-from localspec.sampling import SamplingParams
-from localspec.template import BUILT_IN
+from localspec.llama.options import LlamaOptions
+from localspec.models.presets import DEFAULT_PRESET
+from localspec.policy.drafting import ProposerName
+from localspec.sampling.params import SamplingParams
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
+from localspec.speculative.rules import RuleName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,3 +172,13 @@ _OPTIONS = [
     click.option("--force", is_flag=True, help="Load even what seems too large for memory."),
     click.option("--show-draft", is_flag=True, help="Colour tokens by where they came from."),
 ]
+
+
+def prompt_tokens(engine: Engine, options: PairOptions, text: str) -> list[int]:
+    """A prompt of `verify` or `bench` as the pair would get it in a conversation.
+
+    Through the chat template, or as it is where there is none.
+    """
+    if engine.chat_template is None and options.chat_template is None:
+        return engine.with_bos(engine.vocabulary.tokenize(text, parse_special=False))
+    return engine.chat(system=options.system, template=options.template()).prompt_tokens(text)

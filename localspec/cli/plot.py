@@ -6,7 +6,7 @@ import importlib.util
 import io
 from pathlib import Path
 
-from localspec.bench import Bench
+from localspec.checks.bench import Bench
 from localspec.errors import OptionError
 
 

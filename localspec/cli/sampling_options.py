@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from localspec.engine import Engine
+from localspec.engine.engine import Engine
 from localspec.errors import OptionError
-from localspec.sampling import SamplingParams
+from localspec.sampling.params import SamplingParams
 
 _DEFAULTS = SamplingParams()
 

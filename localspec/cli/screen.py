@@ -10,10 +10,10 @@ import unicodedata
 
 import click
 
-from localspec.draft_length import DraftOff
 from localspec.errors import LocalspecError
-from localspec.metrics import Provenance, Stats
-from localspec.stream import Piece
+from localspec.speculative.metrics import Provenance, Stats
+from localspec.speculative.policy_api import DraftOff
+from localspec.streaming.stream import Piece
 
 _COLOURS = {
     Provenance.ACCEPTED: "green",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from localspec.metrics import Stats
+from localspec.speculative.metrics import Stats
 
 
 def stats_as_object(stats: Stats) -> dict[str, Any]:

@@ -11,15 +11,14 @@ from typing import Any
 
 import click
 
-from localspec import prompts as questions
+from localspec.checks import prompts as questions
+from localspec.checks.distribution_check import ALPHA, BIAS, VIEWS
+from localspec.checks.identity import ENOUGH_ACCEPTED
+from localspec.checks.selfcheck import Finding, Report, check
 from localspec.cli import exit_codes
-from localspec.cli.options import PairOptions, pair_options
-from localspec.cli.prompt_tokens import prompt_tokens
+from localspec.cli.options import PairOptions, pair_options, prompt_tokens
 from localspec.cli.screen import printable
-from localspec.engine import Engine
-from localspec.identity_check import ENOUGH_ACCEPTED
-from localspec.law_check import ALPHA, BIAS, VIEWS
-from localspec.selfcheck import Finding, Report, check
+from localspec.engine.engine import Engine
 
 
 def _no_nan(_context: click.Context, _option: click.Parameter, value: float) -> float:

@@ -1,0 +1,1 @@
+"""Messages to prompts, and conversations."""

@@ -1,0 +1,342 @@
+"""A conversation: messages → prompt tokens, and what happens when it grows long."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Protocol, TypeGuard
+
+from localspec.chat.control_guard import Tokenizer
+from localspec.chat.forgetting import num_to_forget
+from localspec.chat.prompt import Prompt, PromptMaker
+from localspec.chat.template import Message, template_source
+from localspec.errors import ContextError, EngineError, OptionError, TemplateLimitError
+from localspec.streaming.async_stream import AsyncStream, whole_reply
+from localspec.streaming.cancellation import Unwanted, never
+from localspec.streaming.stream import AnswerKeywords, AnswerOptions, Reply, Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
+
+MAX_COUNT = 2**31 - 1  # of turns
+MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below this
+
+
+class Answerer(Protocol):
+    """The engine, as far as a conversation knows it."""
+
+    @property
+    def vocabulary(self) -> Tokenizer: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    def with_bos(self, tokens: list[int]) -> list[int]: ...
+
+    def answer(
+        self,
+        prompt: Prompt,
+        options: AnswerOptions,
+        *,
+        turn: int,
+        owner: object | None,
+        on_begin: Callable[[], None],
+        on_end: Callable[[Reply], None],
+    ) -> Stream: ...
+
+    def prepare(
+        self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object
+    ) -> None: ...
+
+
+Turn = tuple[Message, Message]  # question and answer
+
+# Questions that have nothing in common, and may merge with what a template puts before them.
+_PROBES = ("a", "\n1")
+
+
+class Chat:
+    """Turns of a conversation over an engine. Made by `Engine.chat`.
+
+    What was said stays when an answer is stopped early; what was thought before is dropped.
+    When the context is full the fewest whole oldest turns are forgotten without which the
+    prompt takes no more than half of it; likewise where a chat template copes with no more.
+    """
+
+    def __init__(
+        self,
+        engine: Answerer,
+        *,
+        system: str | None = None,
+        template: str | None = None,
+        think: bool = True,
+    ) -> None:
+        self._engine = engine
+        self._system = _system_messages(system)
+        self._turns: list[Turn] = []
+        self._forgotten: list[Turn] = []
+        source = template_source(template, engine.chat_template)
+        self._maker = PromptMaker(engine.vocabulary, source, think=think)
+        self._num_asked = 0
+        self._revision = 0  # counts changes, which outdate what was asked for before
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation as the model will see it next: role and content of each message."""
+        return (*self._system, *_messages(self._turns))
+
+    @property
+    def transcript(self) -> tuple[Message, ...]:
+        """The conversation from its begin, with the turns that were forgotten."""
+        return (*self._system, *_messages(self._forgotten + self._turns))
+
+    @property
+    def num_forgotten(self) -> int:
+        """Turns that the model does not see any more, because the context was full."""
+        return len(self._forgotten)
+
+    @property
+    def system(self) -> str | None:
+        """The system message. Setting it counts for the next answer; None or "" is none."""
+        return self._system[0]["content"] if self._system else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        self._system = _system_messages(text)
+        self._revision += 1
+
+    @property
+    def num_asked(self) -> int:
+        """How many answers were begun. The next one has the random numbers of this turn."""
+        return self._num_asked
+
+    def stream(self, text: str, **options: Unpack[AnswerKeywords]) -> Stream:
+        """The answer to `text`, piece by piece. Options as for `Engine.stream`.
+
+        The conversation changes only when the answer is read: a stream that is never begun
+        leaves no trace. Raises ContextError if the message alone does not fit the context;
+        the conversation then goes on as if it had not been asked.
+        """
+        return self._ask(_question(text), self._turns, AnswerOptions(**options))
+
+    def retry(self, **options: Unpack[AnswerKeywords]) -> Stream:
+        """Another answer to the last question, with the options of `stream`.
+
+        It is a turn of its own, with other random numbers, and takes the old answer's place
+        as soon as it says anything. Raises OptionError if there was no question.
+        """
+        if not self._turns:
+            raise OptionError("there is no question to answer again", "Ask one.")
+        return self._ask(self._turns[-1][0], self._turns[:-1], AnswerOptions(**options))
+
+    def _ask(
+        self,
+        question: Message,
+        turns: list[Turn],
+        options: AnswerOptions,
+        is_unwanted: Unwanted = never,
+    ) -> Stream:
+        """The answer to `question` behind `turns`, which are all or all but the last."""
+        prompt, num_leaving = self._make_room(question, turns, is_unwanted)
+        turn, revision = self._num_asked, self._revision
+        kept, replaced = turns[num_leaving:], self._turns[len(turns) :]
+
+        def begin() -> None:
+            if revision != self._revision:
+                raise EngineError(
+                    "the conversation has changed, or another answer of it came first",
+                    "Ask again.",
+                )
+            self._revision += 1
+            self._num_asked += 1
+            self._forgotten = self._forgotten + turns[:num_leaving]
+            self._turns = kept + replaced
+
+        def remember(reply: Reply) -> None:
+            said = reply.text
+            if self._revision != revision + 1:
+                return  # it was cleared, say, while the answer came
+            if said or reply.finish_reason != "cancelled":
+                self._turns = [*kept, (question, {"role": "assistant", "content": said})]
+
+        return self._engine.answer(
+            prompt, options, turn=turn, owner=self, on_begin=begin, on_end=remember
+        )
+
+    def send(self, text: str, **options: Unpack[AnswerKeywords]) -> Reply:
+        """The whole answer to `text`, with the options of `stream`."""
+        stream = self.stream(text, **options)
+        for _ in stream:
+            pass
+        return stream.reply
+
+    def astream(self, text: str, **options: Unpack[AnswerKeywords]) -> AsyncStream:
+        """`stream` for `async for`. A message too long is refused when it is read."""
+        return AsyncStream(
+            lambda is_unwanted: self._ask(
+                _question(text), self._turns, AnswerOptions(**options), is_unwanted
+            )
+        )
+
+    async def asend(self, text: str, **options: Unpack[AnswerKeywords]) -> Reply:
+        """`send` without blocking the event loop."""
+        return await whole_reply(self.astream(text, **options))
+
+    def prompt_tokens(self, text: str) -> list[int]:
+        """What the model would read if it were asked `text` now."""
+        return self._make_room(_question(text), self._turns, never)[0].tokens
+
+    def prepare(self) -> None:
+        """Use idle time, as while a person types: call it in a thread of its own.
+
+        What the next prompt will begin with and the caches lack is decoded: a new system
+        message, turns that were resumed, an answer whose thoughts are left out from now on.
+        Then a few decodes are timed of sizes whose cost is unknown yet, until none is. It ends
+        within one decode when any answer begins, or `Engine.cancel` is called, and changes
+        nothing that is said. While an answer is produced, or another chat prepares, it does
+        nothing.
+
+        Raises what `stream` raises.
+        """
+        self._engine.prepare(self._beginning, owner=self)
+
+    def _beginning(self, is_unwanted: Unwanted) -> list[int]:
+        """What the next prompt begins with, whatever is asked. Raises Interrupted."""
+        first, second = map(_question, _PROBES)
+        turns = self._turns
+        prompt, num_leaving = self._make_room(first, turns, is_unwanted)
+        other = self._prompt(second, turns[num_leaving:], is_unwanted)
+        pairs = zip(prompt.tokens, other.tokens, strict=False)
+        return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+
+    def clear(self) -> None:
+        """Forget every turn; the system message stays."""
+        self._turns, self._forgotten = [], []
+        self._revision += 1
+
+    def undo(self) -> str:
+        """Take the last turn back; its question. Raises OptionError if there is none."""
+        if not self._turns:
+            raise OptionError("there is no turn to take back", "Ask something first.")
+        question, _ = self._turns[-1]
+        self._turns = self._turns[:-1]
+        self._revision += 1
+        return question["content"]
+
+    def replace(
+        self, messages: Sequence[Message], *, num_asked: int = 0, num_forgotten: int = 0
+    ) -> None:
+        """Go on from another conversation: perhaps a system message, then whole turns.
+
+        num_asked, num_forgotten: that conversation's, so that its answers to come see the
+        turns and have the random numbers that they would have had; messages are then its
+        transcript. Raises OptionError if the messages are no such sequence, or a count none.
+        """
+        if not (
+            isinstance(messages, Sequence)
+            and all(isinstance(message, Mapping) for message in messages)
+        ):
+            raise OptionError(f"the messages are {messages!r:.80}", "Give a list of dicts.")
+        has_system = bool(messages) and messages[0].get("role") == "system"
+        rest = messages[1:] if has_system else messages
+        roles = [message.get("role") for message in rest]
+        if roles != ["user", "assistant"] * (len(rest) // 2):
+            raise OptionError(
+                f"the messages' roles are {', '.join(map(repr, roles))}",
+                "Give user and assistant in turn, behind at most one system message.",
+            )
+        if not all(isinstance(message.get("content"), str) for message in messages):
+            raise OptionError("a message has no text as its content", "Give a str.")
+        for name, value in (("num_asked", num_asked), ("num_forgotten", num_forgotten)):
+            if not is_count(value):
+                raise OptionError(f"{name} is {value!r}", f"Give 0 to {MAX_COUNT}.")
+        self.system = messages[0]["content"] if has_system else None
+        turns = list(zip(rest[::2], rest[1::2], strict=True))
+        self._forgotten, self._turns = turns[:num_forgotten], turns[num_forgotten:]
+        self._num_asked = max(self._num_asked, num_asked)
+
+    def _make_room(
+        self, question: Message, turns: list[Turn], is_unwanted: Unwanted
+    ) -> tuple[Prompt, int]:
+        """The prompt of the next answer, and how many oldest turns leave for it.
+
+        Raises ContextError if even the question alone does not fit, Interrupted.
+        """
+        self._check_length(question)
+        capacity = self._engine.context_length
+        needed = min(MIN_ANSWER_TOKENS, capacity // 4)
+        prompts: dict[int, Prompt] = {}  # by the number of turns that leave
+        beyond: set[int] = set()  # where there are too many turns even for the template
+
+        def length(num_leaving: int) -> float:
+            if num_leaving not in prompts and num_leaving not in beyond:
+                kept = turns[num_leaving:]
+                try:
+                    prompts[num_leaving] = self._prompt(question, kept, is_unwanted)
+                except TemplateLimitError:
+                    if not kept:
+                        raise
+                    beyond.add(num_leaving)
+            return math.inf if num_leaving in beyond else len(prompts[num_leaving].tokens)
+
+        sizes = [sum(len(message["content"]) for message in turn) for turn in turns]
+        # Down to half, so that the kept turns are not decoded anew at every question.
+        num_leaving = num_to_forget(sizes, length, capacity - needed, capacity // 2)
+        prompt = prompts[num_leaving]
+        if len(prompt.tokens) >= capacity:
+            raise self._too_long(
+                f"the message makes a prompt of {len(prompt.tokens)} tokens; "
+                f"the context holds {capacity}"
+            )
+        return prompt, num_leaving
+
+    def _prompt(
+        self, question: Message, turns: list[Turn], is_unwanted: Unwanted = never
+    ) -> Prompt:
+        messages = [*self._system, *_messages(turns), question]
+        prompt = self._maker.prompt(messages, is_unwanted)
+        return prompt._replace(tokens=self._engine.with_bos(prompt.tokens))
+
+    def _check_length(self, question: Message) -> None:
+        """Refuse what cannot fit however it is tokenised, before that takes its time."""
+        capacity = self._engine.context_length
+        longest = self._engine.vocabulary.max_text_bytes(capacity)
+        length = sum(
+            len(each["content"].encode(errors="replace")) for each in (*self._system, question)
+        )
+        if length > longest:
+            raise self._too_long(
+                f"the message has {length} bytes; the {capacity} tokens of the context "
+                f"cannot hold more than {longest}"
+            )
+
+    def _too_long(self, what: str) -> ContextError:
+        shorter = "Shorten it or the system message" if self._system else "Shorten it"
+        return ContextError(
+            what, f"{shorter}, or load the model with a larger context (--ctx)."
+        )
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether it can be a number of turns: 0 to MAX_COUNT."""
+    return isinstance(value, int) and 0 <= value <= MAX_COUNT
+
+
+def _question(text: str) -> Message:
+    if not isinstance(text, str):
+        raise OptionError(f"the message is {text!r}", "Give a str.")
+    return {"role": "user", "content": text}
+
+
+def _messages(turns: list[Turn]) -> list[Message]:
+    return [message for turn in turns for message in turn]
+
+
+def _system_messages(text: str | None) -> list[Message]:
+    if not isinstance(text, str | None):
+        raise OptionError(f"the system message is {text!r}", "Give a str, or None.")
+    return [{"role": "system", "content": text}] if text else []

@@ -1,0 +1,198 @@
+"""A conversation on disk: written whole or not at all, read back or refused.
+
+One JSON file holds what was said, and nothing of the models: the state of the caches, which is
+large and of use only with the very same files, can be kept beside it (see `cache_file`).
+Without it a resumed conversation decodes its messages once. Thoughts of reasoning models are
+not part of a conversation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from filelock import FileLock, Timeout
+
+from localspec.atomic_write import write_whole
+from localspec.chat.chat import Chat, is_count
+from localspec.errors import OptionError, SessionError
+
+FORMAT, VERSION = "localspec-session", 1
+MAX_BYTES = 512_000_000  # of a file, written or read: what people say in years is less
+_NAME = re.compile(r"[\w][\w.-]{0,99}")
+# Windows takes these for devices, whatever the ending.
+_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A conversation by name, as `Chat.replace` takes it.
+
+    pending: a question whose answer was never finished, or "".
+    """
+
+    name: str
+    messages: list[dict[str, str]]
+    num_asked: int
+    num_forgotten: int
+    pending: str
+
+    def resume(self, chat: Chat) -> None:
+        """Let the chat go on from here. Raises SessionError if the messages are no turns."""
+        try:
+            chat.replace(
+                self.messages, num_asked=self.num_asked, num_forgotten=self.num_forgotten
+            )
+        except OptionError as error:
+            raise _unreadable(session_file(self.name), str(error)) from error
+
+
+def session_file(name: str) -> Path:
+    """Where the session is kept. Raises OptionError for a name that is none."""
+    if not _NAME.fullmatch(name) or _DEVICES.fullmatch(name):
+        raise OptionError(
+            f"{name!r} is no name for a session",
+            "Use letters, digits, dots, dashes and underscores; begin with a letter or digit.",
+        )
+    return _folder() / f"{name}.json"
+
+
+def caches_file(name: str) -> Path:
+    """Where the session's caches are kept. Raises OptionError for a name that is none."""
+    return session_file(name).with_suffix(".caches")
+
+
+def session_names() -> list[str]:
+    """Names of the sessions that are there, sorted."""
+    return sorted(path.stem for path in _folder().glob("*.json"))
+
+
+def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
+    """Write the conversation, in place of an older one of that name; where it is.
+
+    Whatever happens meanwhile, the file holds the one or the other. Raises SessionError, also
+    for a conversation so long that `read_session` would refuse it.
+    """
+    path = session_file(name)
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "messages": [
+            {"role": message["role"], "content": message["content"]}
+            for message in chat.transcript
+        ],
+        "num_asked": chat.num_asked,
+        "num_forgotten": chat.num_forgotten,
+        "pending": pending,
+    }
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    # A message can hold half of a surrogate pair, which UTF-8 cannot: Python's escape for it
+    # is JSON's, too.
+    data = text.encode(errors="backslashreplace")
+    if len(data) > MAX_BYTES:
+        raise SessionError(
+            f"the session {name!r} would have {len(data)} bytes; {MAX_BYTES} are the most "
+            "that can be read again",
+            "The file stays as it is. /copy what matters, and begin another session.",
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, data)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    return path
+
+
+def read_session(name: str) -> Session | None:
+    """The session of that name, None if there is none.
+
+    Raises SessionError for a file that is no session, or of another format's version.
+    """
+    path = session_file(name)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unreadable(path, str(error.strerror)) from error
+    if len(data) > MAX_BYTES:
+        raise _unreadable(path, f"it has more than {MAX_BYTES} bytes")
+    try:
+        content = json.loads(data)
+    # Nesting without end is a RecursionError.
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(path, f"it is no JSON ({error})") from error
+    return _session(name, path, content)
+
+
+def lock_session(name: str) -> FileLock:
+    """Keep other processes from keeping a session of that name, until it is released.
+
+    The lock ends with the process, too. Raises SessionError if another one has it.
+    """
+    path = session_file(name)
+    lock = FileLock(path.with_name(f".{name}.lock"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise SessionError(
+            f"the session {name!r} is open in another localspec",
+            "Leave that one first, or use another name.",
+        ) from error
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    return lock
+
+
+def _session(name: str, path: Path, content: Any) -> Session:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise _unreadable(path, "it is no session of localspec")
+    if content.get("version") != VERSION:
+        raise SessionError(
+            f"{path} has version {content.get('version')!r} of the format; "
+            f"this localspec reads version {VERSION}",
+            "Use the localspec that wrote it, or another name.",
+        )
+    messages = content.get("messages")
+    num_asked, num_forgotten = content.get("num_asked"), content.get("num_forgotten")
+    pending = content.get("pending")
+    if not (
+        isinstance(messages, list)
+        and all(_is_message(message) for message in messages)
+        and is_count(num_asked)
+        and is_count(num_forgotten)
+        and isinstance(pending, str)
+    ):
+        raise _unreadable(path, "its messages, counts or pending are not what they should be")
+    return Session(name, messages, num_asked, num_forgotten, pending)
+
+
+def _is_message(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and set(value) == {"role", "content"}
+        and all(isinstance(each, str) for each in value.values())
+    )
+
+
+def _folder() -> Path:
+    return platformdirs.user_data_path("localspec", appauthor=False) / "sessions"
+
+
+def _unwritable(path: Path, error: OSError) -> SessionError:
+    return SessionError(
+        f"the session cannot be written to {path}: {error.strerror}",
+        "Make room or check the folder's permissions.",
+    )
+
+
+def _unreadable(path: Path, reason: str) -> SessionError:
+    return SessionError(
+        f"{path} cannot be read: {reason}", "Move it away, or use another name."
+    )

@@ -1,0 +1,170 @@
+"""Chat templates: messages → prompt.
+
+A template comes with a model file, so it is somebody's code: it is compiled for the sandbox
+that bounds what it can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from jinja2 import nodes
+from jinja2.visitor import NodeTransformer
+
+from localspec.chat.sandbox import Exhausted, Refused, Sandbox
+from localspec.errors import Interrupted, TemplateError, TemplateLimitError
+from localspec.streaming.cancellation import Unwanted, never
+
+MAX_SOURCE = 200_000  # characters
+_MAX_REASON = 300  # characters of a template's own words in an error
+
+Message = Mapping[str, str]  # keys: role, content
+
+BUILT_IN = {
+    "chatml": (
+        "{% for message in messages %}"
+        "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+    "llama-3": (
+        "{{ bos_token }}{% for message in messages %}"
+        "{{ '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' }}"
+        "{{ message.content | trim + '<|eot_id|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}"
+        "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+    ),
+    "gemma": (
+        "{{ bos_token }}{% for message in messages %}"
+        "{{ '<start_of_turn>' + ('model' if message.role == 'assistant' else 'user') + '\n' }}"
+        "{{ message.content | trim + '<end_of_turn>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+    ),
+}
+
+
+def template_source(chosen: str | None, own: str | None) -> str:
+    """The source that was chosen, as such or by a built-in name, or else the model's own.
+
+    Raises TemplateError if there is neither.
+    """
+    if not isinstance(chosen, str | None):
+        raise TemplateError(
+            f"the chat template is {chosen!r}",
+            f"Give its Jinja source, or one of: {', '.join(BUILT_IN)}.",
+        )
+    if chosen is not None:
+        return BUILT_IN.get(chosen, chosen)
+    if own is None:
+        raise TemplateError(
+            "the model file has no chat template",
+            f"Name one with --chat-template: {', '.join(BUILT_IN)}, or a Jinja file.",
+        )
+    return own
+
+
+class ChatTemplate:
+    """A compiled template.
+
+    think: False tells it that the model shall not think. Raises TemplateError if `source`
+    is no valid Jinja, or knows nothing of that.
+    """
+
+    def __init__(self, source: str, *, bos: str, eos: str, think: bool = True) -> None:
+        self._variables: dict[str, str | bool] = {"bos_token": bos, "eos_token": eos}
+        self._sandbox = Sandbox()
+        try:
+            if len(source) > MAX_SOURCE:
+                raise Refused(f"it has {len(source)} characters, more than {MAX_SOURCE}")
+            tree = self._sandbox.parse(source)
+            read = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"}
+            tree = _Metered().visit(tree)
+            code = self._sandbox.compile(tree)
+            self._template = self._sandbox.template_class.from_code(
+                self._sandbox, code, self._sandbox.make_globals(None)
+            )
+        # Beyond Jinja's there are the errors and limits of Python's compiler.
+        except Exception as error:
+            raise _unusable(error) from error
+        if not think:
+            if "enable_thinking" not in read:
+                raise TemplateError(
+                    "the chat template has no switch for thinking (enable_thinking)",
+                    "Leave out --no-think; /set think hide hides thoughts.",
+                )
+            self._variables["enable_thinking"] = False
+
+    def render(self, messages: Sequence[Message], is_unwanted: Unwanted = never) -> str:
+        """The prompt that asks for the next answer.
+
+        Raises TemplateError if the template refuses the messages or fails, TemplateLimitError
+        if it exceeds its bounds, Interrupted as soon as it is unwanted.
+        """
+        self._sandbox.restart(is_unwanted)
+        try:
+            return "".join(
+                self._template.generate(
+                    messages=[dict(message) for message in messages],
+                    add_generation_prompt=True,
+                    **self._variables,
+                )
+            )
+        except Interrupted:
+            raise
+        # The template is foreign code: whatever it raises is its own failure.
+        except Exception as error:
+            raise _unusable(error) from error
+
+
+class _Metered(NodeTransformer):
+    """Rewrites a template so that the environment sees every value that it makes.
+
+    What is called are attributes of the environment, which no variable can stand in for.
+    """
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
+        return nodes.Const(node.data, lineno=node.lineno)  # written like any expression
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("glue", node.nodes, node)
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(
+            0, nodes.ExprStmt(_call("pay", [nodes.Const(1)], node), lineno=node.lineno)
+        )
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("keep", [node], node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("keep", [node], node) if node.ctx == "load" else node
+
+    def visit_List(self, node: nodes.List | nodes.Dict) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("keep", [node], node)
+
+    visit_Dict = visit_List
+
+    def visit_ScopedEvalContextModifier(self, _node: nodes.Node) -> NoReturn:
+        raise Refused("it uses autoescape, which is for HTML")
+
+
+def _call(method: str, arguments: list[nodes.Expr], place: nodes.Node) -> nodes.Call:
+    function = nodes.EnvironmentAttribute(method, lineno=place.lineno)
+    return nodes.Call(function, arguments, [], None, None, lineno=place.lineno)
+
+
+def _unusable(error: Exception) -> TemplateError:
+    why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+    shown = "".join(each if each.isprintable() else " " for each in why[:_MAX_REASON])
+    kind = TemplateLimitError if isinstance(error, Exhausted) else TemplateError
+    return kind(
+        f"the chat template cannot be used: {shown}",
+        f"Name another with --chat-template: {', '.join(BUILT_IN)}, or a Jinja file.",
+    )

@@ -1,0 +1,1 @@
+"""Behind `verify` and `bench`: evidence, and what drafting gains."""

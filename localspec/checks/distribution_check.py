@@ -1,0 +1,207 @@
+"""Do texts sampled with the draft follow the target's own laws?
+
+Every token of such a text that came of judging draft tokens is held against the target's law
+behind everything before it, which is computed anew, without draft, after the text is there.
+Three views, each a `CategoryTest`: by rank in the target's law; by token id, in whose order
+laws are drawn from, so that a bad uniform shows; and by whether the draft overrates the token,
+where accepting too readily shows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localspec.checks.martingale import CategoryTest
+from localspec.sampling.params import Logits, Probs, SamplingParams
+from localspec.sampling.transforms import Transforms
+from localspec.speculative.loop import Request, Speculation
+from localspec.speculative.model import Model
+from localspec.speculative.policy_api import FixedDraftLength
+from localspec.speculative.proposers import DraftModel
+from localspec.speculative.randomness import Randomness, fresh_seed
+from localspec.speculative.rules import RuleName, make_rule
+
+RULES: tuple[RuleName, ...] = ("token", "block", "coupled")
+VIEWS = ("rank", "token id", "overrated by the draft")  # the last one of a draft model alone
+# Of suspecting anything that is right, over all tests together. A suspect rule is asked again,
+# with fresh seeds, so a false alarm is at most as likely as ALPHA² / 3.
+ALPHA = 0.01
+BIAS = 0.03  # of a category's probability, that has to be visible
+POWER = 0.95  # each time, hence 9 times in 10 both times
+# Without filters, so that no rounding at the edge of one can let a token in or out.
+UNFILTERED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+NUM_DRAFT_TOKENS = 4
+TEXT_TOKENS = 64
+_ALPHA_EACH = ALPHA / (len(RULES) * len(VIEWS))
+_RANK_EDGES = (1, 2, 4, 16)  # categories: best, second, to 4th, to 16th, others
+
+
+@dataclass(frozen=True, slots=True)
+class LawResult:
+    """One rule in one view. smallest_bias: of a category's probability, to be seen so often
+    as POWER says."""
+
+    rule: RuleName
+    view: str
+    num_tokens: int
+    p_value: float
+    smallest_bias: float
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.p_value < _ALPHA_EACH
+
+
+@dataclass(slots=True)
+class LawCheck:
+    """Samples texts and holds them against the target's laws.
+
+    prompts: token ids. is_end: the target's end-of-generation test.
+    """
+
+    loop: Speculation
+    prompts: Sequence[list[int]]
+    is_end: Callable[[int], bool]
+
+    def run(
+        self,
+        rules: Sequence[RuleName],
+        deadline: float,
+        num_tokens: int | None,
+        progress: Callable[[float], None],
+    ) -> list[LawResult]:
+        """Results of every view of the rules, from texts in turn until the deadline.
+
+        deadline: of time.monotonic. num_tokens: enough for a rule; None: as many as it takes
+        for a bias of BIAS to be visible in every view.
+        """
+        num_views = len(VIEWS) if self._draft else len(VIEWS) - 1
+        tests = {
+            rule: [CategoryTest(len(_RANK_EDGES) + 1), CategoryTest(2), CategoryTest(2)][
+                :num_views
+            ]
+            for rule in rules
+        }
+        started, number = time.monotonic(), 0
+        while True:
+            shares = {rule: _share_done(views, num_tokens) for rule, views in tests.items()}
+            spent = (time.monotonic() - started) / max(1e-9, deadline - started)
+            progress(min(1.0, max(spent, *shares.values())))
+            unfinished = [rule for rule, share in shares.items() if share < 1.0]
+            if not unfinished or (spent >= 1.0 and number > 0):
+                break
+            prompt = self.prompts[number % len(self.prompts)]
+            for rule in unfinished:
+                self._add_text(prompt, rule, tests[rule])
+            number += 1
+        return [
+            LawResult(rule, view, test.num_tokens, test.p_value, _visible(test))
+            for rule, views in tests.items()
+            for view, test in zip(VIEWS, views, strict=False)
+        ]
+
+    @property
+    def _draft(self) -> DraftModel | None:
+        proposers = self.loop.proposers
+        return next((p for p in proposers if isinstance(p, DraftModel)), None)
+
+    def _add_text(self, prompt: list[int], rule: RuleName, views: list[CategoryTest]) -> None:
+        loop = self.loop
+        room = loop.target.context_length - len(prompt)
+        loop.draft_length = FixedDraftLength(NUM_DRAFT_TOKENS)
+        loop.start(prompt)
+        made = make_rule(rule, is_greedy=False, seed=None, randomness=Randomness(fresh_seed()))
+        request = Request(
+            Transforms(UNFILTERED, num_prompt_tokens=len(prompt)),
+            made,
+            min(TEXT_TOKENS, room),
+            self.is_end,
+        )
+        emitted = [
+            (token, step.num_draft_tokens > 0)
+            for step in loop.steps(request)
+            for token in step.tokens
+        ]
+        text = [token for token, _ in emitted]
+        # Nothing of what the loop computed is trusted: both caches are emptied.
+        loop.truncate(0)
+        by_rank, by_id, *by_draft = views
+        drafts = _draft_rows(self._draft, prompt, text)
+        targets = _target_rows(loop.target, prompt, text)
+        for (token, is_judged), target_row in zip(emitted, targets, strict=True):
+            draft_row = next(drafts, None)
+            if not is_judged:
+                continue
+            target = _dense(target_row)
+            by_rank.add(*_rank_category(target, token))
+            by_id.add(*_two_halves(np.cumsum(target) < 0.5, target, token))
+            if draft_row is None:
+                continue
+            draft = _dense(draft_row)
+            overrated = np.zeros(len(target), dtype=bool)
+            overrated[: len(draft)] = draft > target[: len(draft)]
+            by_draft[0].add(*_two_halves(overrated, target, token))
+
+
+def _visible(test: CategoryTest) -> float:
+    return test.smallest_visible_bias(_ALPHA_EACH, POWER)
+
+
+def _share_done(views: list[CategoryTest], num_tokens: int | None) -> float:
+    """Of what is asked of a rule; what can be seen goes with the root of the tokens."""
+    if num_tokens is not None:
+        return min(view.num_tokens for view in views) / num_tokens
+    return min((BIAS / _visible(view)) ** 2 for view in views)
+
+
+def _target_rows(target: Model, prompt: list[int], text: list[int]) -> Iterator[Logits]:
+    """The target's rows in front of every token of the text; its cache is left filled."""
+    if len(prompt) > 1:
+        target.decode(prompt[:-1], 0)
+    pending = [prompt[-1], *text[:-1]]
+    for begin in range(0, len(pending), target.max_outputs):
+        batch = pending[begin : begin + target.max_outputs]
+        yield from target.decode(batch, len(batch))
+
+
+def _draft_rows(
+    draft: DraftModel | None, prompt: list[int], text: list[int]
+) -> Iterator[Logits]:
+    """The draft's rows in front of every token, as far as it can follow the text."""
+    if draft is None:
+        return
+    missing = prompt
+    for length, token in enumerate(text, len(prompt)):
+        if length >= draft.context_length or not draft.knows(missing):
+            return
+        yield draft.next_row(missing)
+        missing = [token]
+
+
+def _dense(row: Logits) -> Probs:
+    """(vocab,) probabilities of a row of logits, unfiltered."""
+    weights: Probs = np.exp(row - row.max(), dtype=np.float64)
+    weights /= weights.sum()
+    return weights
+
+
+def _two_halves(chosen: NDArray[np.bool_], probs: Probs, token: int) -> tuple[Probs, int]:
+    """(2,) probabilities of the others and the chosen tokens (vocab,), and this one's half."""
+    share = float(probs[chosen].sum())
+    return np.array([1.0 - share, share]), int(chosen[token])
+
+
+def _rank_category(probs: Probs, token: int) -> tuple[Probs, int]:
+    """(categories,) probabilities of the ranks in `_RANK_EDGES`, and the token's category."""
+    best = np.argpartition(-probs, min(_RANK_EDGES[-1], len(probs) - 1))[: _RANK_EDGES[-1]]
+    best = best[np.argsort(-probs[best], kind="stable")]
+    reached = np.cumsum(probs[best])
+    mass = np.diff([0.0, *(reached[min(e, len(best)) - 1] for e in _RANK_EDGES), 1.0])
+    places = np.flatnonzero(best == token)
+    rank = int(places[0]) if len(places) else len(probs)
+    return mass, int(np.searchsorted(_RANK_EDGES, rank, side="right"))

@@ -1,0 +1,171 @@
+"""Is a text with the draft, token by token, the text without?
+
+True of the rules greedy and coupled, whose choices are functions of the target's row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from localspec.checks.rounding import Rounding, single_rows
+from localspec.sampling.params import Logits
+from localspec.sampling.transforms import Transforms
+from localspec.speculative.loop import Request, Speculation
+from localspec.speculative.metrics import Provenance
+from localspec.speculative.policy_api import FixedDraftLength
+from localspec.speculative.randomness import Randomness
+from localspec.speculative.rules import Place, make_rule
+
+NUMS_DRAFT_TOKENS = (1, 3, 8)
+ENOUGH_ACCEPTED = 200  # tokens of the draft's, to see 9 times in 10 that 1.2 % are wrong
+TEXT_TOKENS = 64
+_FARTHEST = 100.0  # logits
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A token that the target, asked alone, would not have chosen there (-1: no token).
+
+    gap: how far apart, in logits, the two are in the row from a batch of one: as much as
+    they would have to move together for the other to be chosen. Within the bound of
+    `Rounding` it is a near tie; beyond, a bug.
+    """
+
+    prompt: int
+    seed: int | None
+    num_draft_tokens: int
+    position: int
+    expected_token: int
+    token: int
+    gap: float
+
+
+@dataclass(slots=True)
+class Identity:
+    """What comparing texts found.
+
+    num_tokens: compared, those of a text behind its first divergence not among them;
+    num_accepted: of these, proposed by the draft and kept.
+    """
+
+    num_texts: int = 0
+    num_tokens: int = 0
+    num_accepted: int = 0
+    divergences: list[Divergence] = field(default_factory=list)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether enough tokens were the draft's for the comparison to say something."""
+        return self.num_accepted >= ENOUGH_ACCEPTED
+
+    @property
+    def smallest_fault(self) -> float:
+        """The share of the draft's tokens that, were they wrong, would be seen 9 in 10."""
+        return 1.0 - 0.1 ** (1 / self.num_accepted) if self.num_accepted else 1.0
+
+    def bugs(self, bound: float) -> list[Divergence]:
+        """Divergences that rounding does not explain."""
+        return [found for found in self.divergences if found.gap > bound]
+
+
+@dataclass(slots=True)
+class IdentityCheck:
+    """Compares texts of one rule, prompt by prompt, and measures rounding on the way.
+
+    The rule is greedy at temperature 0, else coupled. make_transforms: of a text whose
+    prompt has so many tokens.
+    """
+
+    loop: Speculation
+    is_end: Callable[[int], bool]
+    make_transforms: Callable[[int], Transforms]
+    rounding: Rounding
+    result: Identity = field(default_factory=Identity)
+
+    def run(self, prompt: int, prompt_tokens: list[int], seed: int | None) -> None:
+        """Add a prompt (its number, and its tokens): one text without draft, one for each K."""
+        plain, plain_provenance = self._text(prompt_tokens, seed, 0)
+        tokens = [*prompt_tokens, *plain[:-1]]
+        rows = single_rows(self.loop.target, tokens, len(plain))
+        self.rounding.measure(self.loop.target, rows, tokens)
+        judge = _Judge(self._request(seed, prompt_tokens), prompt_tokens, plain, rows)
+        for num_draft_tokens in (0, *NUMS_DRAFT_TOKENS):
+            text, provenance = plain, plain_provenance
+            if num_draft_tokens:
+                text, provenance = self._text(prompt_tokens, seed, num_draft_tokens)
+            found = judge.first_divergence(text)
+            compared = provenance if found is None else provenance[: found[0] + 1]
+            self.result.num_texts += 1
+            self.result.num_tokens += len(compared)
+            self.result.num_accepted += compared.count(Provenance.ACCEPTED)
+            if found is not None:
+                self.result.divergences.append(
+                    Divergence(prompt, seed, num_draft_tokens, *found)
+                )
+
+    def _request(self, seed: int | None, prompt_tokens: list[int]) -> Request:
+        transforms = self.make_transforms(len(prompt_tokens))
+        is_greedy = transforms.params.is_greedy
+        rule = make_rule(
+            None if is_greedy else "coupled",
+            is_greedy=is_greedy,
+            seed=seed,
+            randomness=Randomness(seed or 0),
+        )
+        room = self.loop.target.context_length - len(prompt_tokens)
+        return Request(transforms, rule, min(TEXT_TOKENS, room), self.is_end)
+
+    def _text(
+        self, prompt: list[int], seed: int | None, k: int
+    ) -> tuple[list[int], list[Provenance]]:
+        self.loop.truncate(0)
+        self.loop.start(prompt)
+        self.loop.draft_length = FixedDraftLength(k)
+        steps = list(self.loop.steps(self._request(seed, prompt)))
+        text = [token for step in steps for token in step.tokens]
+        return text, [provenance for step in steps for provenance in step.provenance]
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """What the target, asked alone and behind the plain text, says to a token."""
+
+    request: Request
+    prompt_tokens: list[int]
+    plain: list[int]
+    rows: Logits
+
+    def first_divergence(self, text: list[int]) -> tuple[int, int, int, float] | None:
+        """Position, expected token, token and gap of the first that it would not choose."""
+        for position, row in enumerate(self.rows):
+            expected = self._choice(position, row)
+            token = text[position] if position < len(text) else -1
+            if token != expected:
+                return position, expected, token, self._gap(position, expected, token)
+            if token != self.plain[position]:
+                return None  # the rows are those of the plain text, and only of that
+        if len(text) > len(self.plain):
+            return len(self.plain), -1, text[len(self.plain)], math.inf
+        return None
+
+    def _choice(self, position: int, row: Logits) -> int:
+        history = [*self.prompt_tokens, *self.plain[:position]]
+        law = self.request.transforms.law(row, history)
+        return self.request.rule.draw(Place(0, position))(0, law)
+
+    def _gap(self, position: int, expected: int, token: int) -> float:
+        def is_chosen(gap: float) -> bool:
+            moved = self.rows[position].copy()
+            moved[token] += gap / 2
+            moved[expected] -= gap / 2
+            return self._choice(position, moved) == token
+
+        low, high = 0.0, _FARTHEST
+        if token < 0 or not is_chosen(high):
+            return math.inf
+        while high - low > 1e-5:
+            middle = (low + high) / 2
+            low, high = (low, middle) if is_chosen(middle) else (middle, high)
+        return high

@@ -1,0 +1,80 @@
+"""How far a batch of several tokens rounds away from a batch of one.
+
+Both compute the same row of logits with other kernels. Where two candidates are as good as
+tied, the choice between them may fall otherwise; nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from localspec.sampling.params import Logits
+from localspec.speculative.model import Model
+
+_NEAR_TOP = 10.0  # logits: only tokens so close to the best have a part in a choice
+_BATCH_SIZES = (2, 4, 9, 17)  # of steps with 1, 3, 8 and 16 draft tokens
+
+
+@dataclass(slots=True)
+class Rounding:
+    """Rows of logits behind the same tokens, from a batch of one and from a batch of several.
+
+    largest_difference: of a logit near the top of its row. widest_gap_changed: between the
+    two best tokens, in logits, where they changed places.
+    """
+
+    num_rows: int = 0
+    num_argmax_changed: int = 0
+    largest_difference: float = 0.0
+    widest_gap_changed: float = 0.0
+
+    @property
+    def bound(self) -> float:
+        """Logits less far apart than this may change places: each can move by the largest."""
+        return 2.0 * self.largest_difference
+
+    def add(self, single: Logits, batched: Logits) -> None:
+        """Compare two (vocab,) rows."""
+        near = single >= single.max() - _NEAR_TOP
+        self.num_rows += 1
+        difference = float(np.abs(single[near] - batched[near]).max())
+        self.largest_difference = max(self.largest_difference, difference)
+        best, other = int(single.argmax()), int(batched.argmax())
+        if best != other:
+            self.num_argmax_changed += 1
+            gap = float(single[best] - single[other])
+            self.widest_gap_changed = max(self.widest_gap_changed, gap)
+
+    def measure(self, target: Model, rows: Logits, tokens: Sequence[int]) -> None:
+        """Compare `rows`, of `single_rows`, with those of batches of other sizes.
+
+        tokens: as given there. The cache is left with some of them.
+        """
+        num_before = len(tokens) - len(rows)
+        for size in sorted({min(size, target.max_outputs) for size in _BATCH_SIZES}):
+            target.truncate(num_before)
+            if missing := tokens[target.num_cached : num_before]:
+                target.decode(missing, 0)  # of a sliding window that could not be cut so far
+            for begin in range(0, len(rows) - size + 1, size):
+                at = num_before + begin
+                batch = target.decode(tokens[at : at + size], size)
+                for single, batched in zip(rows[begin:], batch, strict=False):
+                    self.add(single, batched)
+
+
+def single_rows(target: Model, tokens: Sequence[int], num_rows: int) -> Logits:
+    """Rows behind each of the last num_rows of `tokens`, each decoded in a batch of one.
+
+    (num_rows, vocab) float32, a new array; the cache holds `tokens` afterwards.
+    """
+    num_before = len(tokens) - num_rows
+    target.truncate(0)
+    if num_before:
+        target.decode(tokens[:num_before], 0)
+    rows = np.empty((num_rows, target.vocab_size), dtype=np.float32)
+    for index in range(num_rows):
+        rows[index] = target.decode([tokens[num_before + index]], 1)[0]
+    return rows

@@ -1,0 +1,244 @@
+"""Is it lossless here? Checks that users run on their own pair and their own machine.
+
+Greedy text and seeded text with the draft must be those without it, up to near ties, whose
+width is measured; sampled text must follow the target's own laws.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from localspec.checks.distribution_check import BIAS, RULES, LawCheck, LawResult
+from localspec.checks.identity import (
+    ENOUGH_ACCEPTED,
+    NUMS_DRAFT_TOKENS,
+    Identity,
+    IdentityCheck,
+)
+from localspec.checks.rounding import Rounding
+from localspec.engine.engine import Engine
+from localspec.errors import ContextError, OptionError
+from localspec.sampling.params import SamplingParams
+from localspec.sampling.resolver import Resolver
+from localspec.speculative.loop import Speculation
+
+GREEDY = SamplingParams(temperature=0)
+_IDENTITY_SHARE = 0.5  # of the time, that comparing texts may take
+_SPARE = 1.2  # more seconds than were worked out to be needed
+_CONFIRMING = 4  # times the tokens, with which a bias of half the size is visible
+
+Progress = Callable[[str, float], None]  # (what is being done, share done of all, 0 … 1)
+
+
+class Finding(enum.Enum):
+    """What a check says."""
+
+    LOSSLESS = "lossless"
+    NOT_LOSSLESS = "NOT lossless"
+    NOT_ENOUGH = "not enough evidence"  # nothing is wrong, but little was looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a check found. confirmations: suspect rules again, with fresh seeds.
+
+    seconds_needed: that are probably enough for a finding; None if with these prompts no time
+    is, since too few tokens are the draft's.
+    """
+
+    rounding: Rounding
+    greedy: Identity
+    seeded: Identity
+    laws: tuple[LawResult, ...]
+    confirmations: tuple[LawResult, ...]
+    time_s: float
+    seconds_needed: float | None
+
+    @property
+    def identity_bugs(self) -> list[str]:
+        """Where texts differ from the target's, a line each."""
+        bound = self.rounding.bound
+        return [
+            f"{name} text of prompt {found.prompt + 1} with {found.num_draft_tokens} draft "
+            f"tokens leaves the target's at token {found.position + 1}: {found.token} in place "
+            f"of {found.expected_token}, {found.gap:.3g} logits apart (rounding: {bound:.3g})"
+            for name, identity in (("greedy", self.greedy), ("seeded", self.seeded))
+            for found in identity.bugs(bound)
+        ]
+
+    @property
+    def law_bugs(self) -> list[str]:
+        """Which rules do not follow the target's law, a line each."""
+        return [
+            f"texts by the rule {law.rule} do not follow the target's law "
+            f"(by {law.view}: p = {law.p_value:.1e} over {law.num_tokens} tokens, confirmed)"
+            for law in self.confirmations
+            if law.is_suspect
+        ]
+
+    @property
+    def identity(self) -> Finding:
+        """Of greedy and seeded text."""
+        is_enough = self.greedy.is_enough and self.seeded.is_enough
+        return _finding(self.identity_bugs, is_enough=is_enough)
+
+    @property
+    def statistics(self) -> Finding:
+        """Of sampled text."""
+        return _finding(self.law_bugs, is_enough=self.visible_bias <= BIAS)
+
+    @property
+    def visible_bias(self) -> float:
+        """The smallest bias that would have been seen in every rule and view."""
+        return max(law.smallest_bias for law in self.laws)
+
+    @property
+    def finding(self) -> Finding:
+        """Of all: lossless only if both are."""
+        both = (self.identity, self.statistics)
+        for finding in (Finding.NOT_LOSSLESS, Finding.NOT_ENOUGH):
+            if finding in both:
+                return finding
+        return Finding.LOSSLESS
+
+
+def _finding(bugs: Sequence[str], *, is_enough: bool) -> Finding:
+    if bugs:
+        return Finding.NOT_LOSSLESS
+    return Finding.LOSSLESS if is_enough else Finding.NOT_ENOUGH
+
+
+def check(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    *,
+    budget_s: float,
+    num_samples: int | None,
+    progress: Progress,
+) -> Report:
+    """Check an engine on prompts of token ids, until there is enough evidence.
+
+    It takes about budget_s seconds at the most, and four times as long as sampling if a rule
+    is suspect.
+    num_samples: tokens to sample per rule (None: as many as evidence takes). The engine's
+    draft length is afterwards what it was. Raises ContextError for a prompt that leaves no
+    room for an answer, OptionError where nobody proposes tokens.
+    """
+    for prompt in prompts:
+        if len(prompt) >= engine.context_length:
+            raise ContextError(
+                f"a prompt has {len(prompt)} tokens; the context holds {engine.context_length}",
+                "Leave it out, or choose a larger context (--ctx).",
+            )
+    chosen = engine.draft_length
+    try:
+        with engine.exclusively() as loop:
+            if not loop.proposers:
+                raise OptionError(
+                    "there is nothing to check: no tokens are proposed for this target",
+                    "Name a --draft whose target can take tokens back, without --no-draft.",
+                )
+            return _Check(engine, loop, prompts, budget_s, num_samples, progress).run()
+    finally:
+        engine.draft_length = chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    engine: Engine
+    loop: Speculation
+    prompts: Sequence[list[int]]
+    budget_s: float
+    num_samples: int | None
+    progress: Progress
+
+    def run(self) -> Report:
+        started = time.monotonic()
+        rounding = Rounding()
+        greedy, seeded = self._compare(started + _IDENTITY_SHARE * self.budget_s, rounding)
+        identity_s = time.monotonic() - started
+        check = LawCheck(self.loop, self.prompts, self.engine.vocabulary.is_end)
+        laws = check.run(
+            RULES,
+            started + self.budget_s,
+            self.num_samples,
+            lambda share: self.progress("sampled text", 0.3 + share * 0.6),
+        )
+        laws_s = time.monotonic() - started - identity_s
+        confirmations = self._confirm(check, laws, laws_s)
+        self.progress("done", 1.0)
+        num_texts = (1 + len(NUMS_DRAFT_TOKENS)) * len(self.prompts)
+        compare_s = _compare_needs_s(identity_s, (greedy, seeded), num_texts)
+        return Report(
+            rounding,
+            greedy,
+            seeded,
+            tuple(laws),
+            tuple(confirmations),
+            time.monotonic() - started,
+            _check_needs_s(compare_s, _laws_need_s(laws_s, laws)),
+        )
+
+    def _compare(self, deadline: float, rounding: Rounding) -> tuple[Identity, Identity]:
+        """Greedy and seeded texts, until they are enough or the deadline; a prompt at least."""
+        sampling = self.engine.sampling
+        sampled = SamplingParams() if sampling.is_greedy else sampling
+        transforms = Resolver(self.engine.vocabulary).transforms
+        is_end = self.engine.vocabulary.is_end
+        greedy, seeded = (
+            IdentityCheck(self.loop, is_end, functools.partial(transforms, params), rounding)
+            for params in (GREEDY, sampled)
+        )
+        for number, prompt in enumerate(self.prompts):
+            self.progress("greedy and seeded text", 0.3 * number / len(self.prompts))
+            if not greedy.result.is_enough:
+                greedy.run(number, prompt, None)
+            if not seeded.result.is_enough:
+                seeded.run(number, prompt, number)
+            is_enough = greedy.result.is_enough and seeded.result.is_enough
+            if is_enough or time.monotonic() > deadline:
+                break
+        return greedy.result, seeded.result
+
+    def _confirm(
+        self, check: LawCheck, laws: Sequence[LawResult], laws_s: float
+    ) -> list[LawResult]:
+        """Suspect rules once more, by so many more tokens that a suspicion is decided."""
+        suspects = [
+            rule for rule in RULES if any(r.is_suspect and r.rule == rule for r in laws)
+        ]
+        if not suspects:
+            return []
+        return check.run(
+            suspects,
+            time.monotonic() + _CONFIRMING * laws_s,
+            _CONFIRMING * max(law.num_tokens for law in laws if law.rule in suspects),
+            lambda share: self.progress("suspects again", 0.9 + share * 0.1),
+        )
+
+
+def _compare_needs_s(
+    seconds: float, identities: Sequence[Identity], num_texts: int
+) -> float | None:
+    """Of comparing texts, for enough of them; None if there are no more. seconds: so far."""
+    share = min(1.0, *(found.num_accepted / ENOUGH_ACCEPTED for found in identities))
+    has_more = all(found.is_enough or found.num_texts < num_texts for found in identities)
+    return seconds / share if share > 0.0 and has_more else None
+
+
+def _laws_need_s(seconds: float, laws: Sequence[LawResult]) -> float | None:
+    """Of sampling, for enough tokens; None if none was judged. seconds: so far."""
+    if not all(law.num_tokens for law in laws):
+        return None
+    # What can be seen goes with the root of the tokens.
+    return seconds * max(1.0, *((law.smallest_bias / BIAS) ** 2 for law in laws))
+
+
+def _check_needs_s(compare_s: float | None, laws_s: float | None) -> float | None:
+    if compare_s is None or laws_s is None:
+        return None
+    return _SPARE * max(compare_s / _IDENTITY_SHARE, compare_s + laws_s)

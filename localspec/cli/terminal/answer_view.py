@@ -1,0 +1,141 @@
+"""Shows an answer to a person while it comes: rendered, thoughts apart, or marked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Protocol
+
+import click
+
+from localspec.cli.conversation import ThoughtView
+from localspec.cli.interrupt import cancel_on_interrupt
+from localspec.cli.screen import marked, printable, use_colour
+from localspec.cli.terminal.markdown import MarkdownWriter
+from localspec.cli.terminal.modes import echo_off
+from localspec.cli.terminal.wrapping import Style, WrappedWriter
+from localspec.cli.waiting import waiting
+from localspec.engine.engine import Engine
+from localspec.streaming.stream import Piece, Reply, Stream
+
+
+class AnswerView(Protocol):
+    """Where the pieces of an answer go."""
+
+    def push(self, piece: Piece) -> None:
+        """Show one more piece."""
+
+    def finish(self) -> None:
+        """Show what waits, and end the line."""
+
+
+def show_answer(engine: Engine, stream: Stream, view: AnswerView) -> Reply:
+    """Show the answer as it comes. Ctrl-C stops it at once and keeps what was said."""
+
+    def progress() -> str:
+        num_decoded, num_tokens = engine.reading
+        return f"Reading {num_decoded} of {num_tokens} tokens …"
+
+    with cancel_on_interrupt(stream), echo_off(), stream:
+        with waiting(progress):
+            first = next(stream, None)
+        if first is not None:
+            view.push(first)
+        for piece in stream:
+            view.push(piece)
+    view.finish()
+    return stream.reply
+
+
+class MarkedView:
+    """Every token as it is, marked by where it came from; thoughts on lines of their own."""
+
+    def __init__(self) -> None:
+        self._shown: Piece | None = None
+
+    def push(self, piece: Piece) -> None:
+        """Show one more piece."""
+        if not piece.text:
+            return
+        if self._shown is not None and self._shown.is_thought != piece.is_thought:
+            click.echo()
+        self._shown = piece
+        click.echo(marked(piece), nl=False, color=use_colour())
+
+    def finish(self) -> None:
+        """End the line."""
+        click.echo()
+
+
+class RenderedView:
+    """Markdown rendered, and thoughts as `think` says. On a dumb terminal plain text."""
+
+    def __init__(self, think: ThoughtView) -> None:
+        self._think = think
+        self._has_thought = False
+        self._has_said = False
+        self._is_plain = os.environ.get("TERM") == "dumb"
+        self._out = WrappedWriter(
+            _write, _columns, colourful=use_colour() is None and not self._is_plain
+        )
+        self._markdown = MarkdownWriter(self._out)
+
+    def push(self, piece: Piece) -> None:
+        """Show one more piece."""
+        text = printable(piece.text)
+        if piece.is_thought:
+            self._show_thought(text)
+        else:
+            self._show_said(text)
+
+    def finish(self) -> None:
+        """End the line."""
+        if self._is_plain or not self._has_said:
+            self._out.newline()
+        else:
+            self._markdown.finish()
+
+    def _show_thought(self, text: str) -> None:
+        if self._has_said or not self._has_thought:
+            text = text.lstrip()
+        if not text:
+            return
+        if self._has_said:
+            # Some models think again, or only then.
+            self.finish()
+            self._markdown = MarkdownWriter(self._out)
+            self._has_thought = self._has_said = False
+        style = Style() if self._think == "show" or self._is_plain else Style(dim=True)
+        if self._think == "hide":
+            text = "" if self._has_thought else "(thinking)"
+        self._has_thought = True
+        self._show_lines(text, style)
+
+    def _show_said(self, text: str) -> None:
+        if not text:
+            return
+        if self._has_thought and not self._has_said:
+            # What was said stands apart from what was thought.
+            self._out.newline()
+            self._out.newline()
+        self._has_said = True
+        if self._is_plain:
+            self._show_lines(text, Style())
+        else:
+            self._markdown.push(text)
+
+    def _show_lines(self, text: str, style: Style) -> None:
+        """Text as it is, wrapped."""
+        first, *more = text.split("\n")
+        self._out.words(first, style)
+        for line in more:
+            self._out.newline()
+            self._out.words(line, style)
+
+
+def _write(text: str) -> None:
+    click.echo(text, nl=False)
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns

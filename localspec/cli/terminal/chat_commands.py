@@ -1,0 +1,214 @@
+"""What a person can type instead of a message: one function a command."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from localspec.chat.attachment import read_attachment
+from localspec.chat.session import session_names
+from localspec.cli.conversation import Conversation
+from localspec.cli.screen import legend, note, stats_lines, use_colour
+from localspec.cli.terminal.line_editor import Values
+from localspec.cli.terminal.settings import change_setting, setting_names, settings_lines
+from localspec.errors import OptionError
+from localspec.speculative.policy_api import FixedDraftLength
+
+# A path such as /etc/hosts is a message, and so is what begins with a space.
+_COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*))?", re.DOTALL)
+_MAX_COPIED = 74_000  # bytes; many terminals ignore a longer sequence
+_SHOWN = 60  # characters of a text that is quoted
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """argument: as /help shows it. values: what can be completed there."""
+
+    run: Callable[[Conversation, str], None]
+    argument: str
+    help: str
+    values: Values = tuple
+
+
+def run_command(conversation: Conversation, text: str) -> bool:
+    """Do what the text commands; whether it is a command at all.
+
+    Raises OptionError for an unknown one, and what the command raises.
+    """
+    found = _COMMAND.fullmatch(text.rstrip())
+    if found is None:
+        return False
+    name, argument = found[1], (found[2] or "").strip()
+    command = COMMANDS.get(name)
+    if command is None:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"Perhaps {near[0]}? " if near else ""
+        raise OptionError(
+            f"there is no command {name}",
+            f"{hint}/help lists them; a space before the slash makes it a message.",
+        )
+    command.run(conversation, argument)
+    conversation.save()
+    return True
+
+
+def _help(_conversation: Conversation, _argument: str) -> None:
+    names = {name: f"{name} {command.argument}".strip() for name, command in COMMANDS.items()}
+    width = max(map(len, names.values()))
+    lines = [f"{shown:{width}}  {COMMANDS[name].help}" for name, shown in names.items()]
+    lines += [
+        "Alt-Enter, or a backslash at the end, begins another line of a message.",
+        "Ctrl-C stops an answer or empties the line; Ctrl-D leaves.",
+    ]
+    note("\n".join(lines))
+
+
+def _stats(conversation: Conversation, _argument: str) -> None:
+    if conversation.last is None:
+        raise OptionError("there was no answer yet", "Ask something first.")
+    note("\n".join(stats_lines(conversation.last.stats)))
+
+
+def _set(conversation: Conversation, argument: str) -> None:
+    name, _, value = argument.partition(" ")
+    if not value.strip():
+        lines = settings_lines(conversation)
+        chosen = [line for line in lines if not name or line.split()[0] == name]
+        note("\n".join(chosen or lines))
+        return
+    note(change_setting(conversation, name, value.strip()))
+
+
+def _system(conversation: Conversation, argument: str) -> None:
+    if argument:
+        conversation.chat.system = None if argument == "none" else argument
+    note(f"System message: {conversation.chat.system or 'none'}")
+
+
+def _retry(conversation: Conversation, _argument: str) -> None:
+    conversation.retry()
+
+
+def _undo(conversation: Conversation, _argument: str) -> None:
+    question = " ".join(conversation.chat.undo().split())
+    note(f"Took back: {question[:_SHOWN]}{'…' if len(question) > _SHOWN else ''}")
+
+
+def _save(conversation: Conversation, argument: str) -> None:
+    name = argument or conversation.session
+    if name is None:
+        raise OptionError("the session has no name yet", "Give one: /save NAME.")
+    question = f"There is another session {name}, which would be lost. Replace it?"
+    if conversation.keep_as(name, may_replace=lambda: _agrees(question)):
+        note(f"Saved as {name}; from now on after every answer.")
+    else:
+        note("Nothing was saved. /load goes on with that session.")
+
+
+def _load(conversation: Conversation, argument: str) -> None:
+    if not argument:
+        note("Sessions: " + (", ".join(session_names()) or "none"))
+        return
+    is_kept = conversation.is_saved or not conversation.chat.transcript
+    if not is_kept and not _agrees("This conversation is not saved and would be lost. Go on?"):
+        note("Nothing was loaded. /save NAME keeps this conversation.")
+        return
+    conversation.resume(argument, must_exist=True)
+    num_turns = sum(message["role"] == "user" for message in conversation.chat.messages)
+    note(f"Going on with {argument}: {num_turns} turns.")
+
+
+def _agrees(question: str) -> bool:
+    """Whether the person says yes; anything else, Ctrl-C and Ctrl-D too, is a no."""
+    try:
+        return click.confirm(question, default=False, err=True)
+    except click.Abort:
+        click.echo(err=True)
+        return False
+
+
+def _draft(conversation: Conversation, argument: str) -> None:
+    engine = conversation.engine
+    if conversation.draft_length is None and engine.draft_length == FixedDraftLength(0):
+        raise OptionError("nothing drafts in this chat", "Start it without --no-draft.")
+    if argument not in ("", "on", "off"):
+        raise OptionError(f"the draft cannot be {argument!r}", "Choose on or off.")
+    if argument == "off" and conversation.draft_length is None:
+        conversation.draft_length = engine.draft_length
+        engine.draft_length = FixedDraftLength(0)
+    elif argument == "on" and conversation.draft_length is not None:
+        engine.draft_length = conversation.draft_length
+        conversation.draft_length = None
+    note(f"Draft {'on' if conversation.draft_length is None else 'off'}.")
+
+
+def _clear(conversation: Conversation, _argument: str) -> None:
+    conversation.chat.clear()
+    conversation.attachments.clear()
+    note("The conversation begins anew; the system message stays.")
+
+
+def _copy(conversation: Conversation, _argument: str) -> None:
+    if not conversation.chat.messages or conversation.chat.messages[-1]["role"] != "assistant":
+        raise OptionError("there is no answer to copy", "Ask something first.")
+    text = conversation.chat.messages[-1]["content"]
+    copy_text(text)
+    note(f"Gave {len(text)} characters to the terminal's clipboard (if it takes them: OSC 52).")
+
+
+def _show(conversation: Conversation, _argument: str) -> None:
+    conversation.show_draft = not conversation.show_draft
+    if conversation.show_draft:
+        click.echo(legend(), err=True, color=use_colour())
+    else:
+        note("Answers are shown as Markdown again.")
+
+
+def _file(conversation: Conversation, argument: str) -> None:
+    if argument == "none":
+        conversation.attachments.clear()
+    elif argument:
+        attachment = read_attachment(Path(os.path.expanduser(argument)))
+        conversation.attach(attachment)
+        size = len(attachment.text)
+        note(f"{attachment.name} ({size} characters) goes with the next message.")
+        return
+    note("Files for the next message: " + (conversation.file_names() or "none"))
+
+
+COMMANDS = {
+    "/help": Command(_help, "", "these commands"),
+    "/stats": Command(_stats, "", "what the last answer cost"),
+    "/set": Command(_set, "[NAME VALUE]", "sampling, seed, max_tokens, think", setting_names),
+    "/system": Command(_system, "[TEXT|none]", "the system message"),
+    "/retry": Command(_retry, "", "another answer to the last question"),
+    "/undo": Command(_undo, "", "take the last turn back"),
+    "/save": Command(_save, "[NAME]", "keep the conversation as a session", session_names),
+    "/load": Command(_load, "[NAME]", "go on with a session", session_names),
+    "/draft": Command(
+        _draft, "[on|off]", "let the draft propose, or not", lambda: ("on", "off")
+    ),
+    "/clear": Command(_clear, "", "forget every turn"),
+    "/copy": Command(_copy, "", "the last answer to the clipboard"),
+    "/show": Command(_show, "", "mark tokens by where they came from, or not"),
+    "/file": Command(_file, "[PATH|none]", "a text file for the next message", None),
+}
+
+
+def copy_text(text: str) -> None:
+    """Ask the terminal to keep the text (OSC 52). Raises OptionError if it is too long."""
+    data = text.encode(errors="replace")
+    if len(data) > _MAX_COPIED:
+        raise OptionError(
+            f"the answer has {len(data)} bytes; terminals take {_MAX_COPIED}",
+            "Select it with the mouse, or /save the conversation.",
+        )
+    # The base64 alphabet has no character that could end the sequence.
+    click.echo(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07", nl=False, color=True)

@@ -1,0 +1,204 @@
+"""Markdown on a terminal while it is written: text is only ever appended.
+
+Nothing on the screen is taken back, so that a resize, a narrow window or a slow line cannot
+leave a mess behind. What cannot be decided yet waits: a marker until its partner or the end
+of the line, a table until it is whole. Text comes in harmless (`screen.printable`), and what
+is no Markdown comes out as it is.
+"""
+
+from __future__ import annotations
+
+import re
+
+from localspec.cli.terminal.table import table_lines
+from localspec.cli.terminal.wrapping import Style, WrappedWriter
+
+_RULE_COLUMNS = 40
+_MAX_WAIT = 400  # characters that a marker is held back for its partner
+
+# Constructs within a line. Emphasis does not begin before a space, nor "_" within a word.
+# Of what can be escaped only Markdown's own markers count: other backslashes are LaTeX.
+_INLINE = re.compile(
+    r"(?P<code>(?P<ticks>`+)(?!`)(?P<code_text>.+?)(?<!`)(?P=ticks)(?!`))"
+    r"|\*\*(?=\S)(?P<strong>.+?)(?<=\S)\*\*(?!\*)"
+    r"|(?<!\w)__(?=\S)(?P<strong_>.+?)(?<=\S)__(?!\w)"
+    r"|\*(?![\s*])(?P<emphasis>[^*]*[^\s*])\*(?!\*)"
+    r"|(?<!\w)_(?![\s_])(?P<emphasis_>[^_]*[^\s_])_(?!\w)"
+    r"|!?\[(?P<label>[^\[\]]*)\]\((?P<address>[^()\s]*)\)"
+    r"|\\(?P<escaped>[-*_`#|~.+\\])"
+)
+_MARKER = re.compile(r"[`*\[\\!]|(?<!\w)_")
+# What may still become one of the constructs when more comes.
+_OPEN = re.compile(
+    r"`.*|\*{1,3}(?:[^\s*].*)?|_{1,2}(?:[^\s_].*)?"
+    r"|!?\[[^\[\]]*(?:\](?:\([^()\s]*)?)?|!|\\"
+)
+_BLOCK = re.compile(
+    r" *(?P<fence>`{3,}|~{3,})"
+    r"|(?P<heading> {0,3}#{1,6} +)"
+    r"|(?P<indent> *)(?P<bullet>[-*+]|\d{1,9}[.)]) +"
+    r"|(?P<quote> {0,3}(?:> ?)+)"
+)
+_RULE = re.compile(r" {0,3}([-*_])( *\1){2,} *")
+# What a line can begin with as long as it may still become one of the above.
+_UNDECIDED = re.compile(r" *([-*+_>#|`~ ]*|\d{1,9}[.)]?|\d{1,9}[.)] +|[-*+] +)")
+
+
+class MarkdownWriter:
+    """Writes an answer, as it comes, to `out`."""
+
+    def __init__(self, out: WrappedWriter) -> None:
+        self._out = out
+        self._width = out.width
+        self._line = ""  # the current line so far
+        self._begun = False  # whether its kind is known and its text is being written
+        self._done = 0  # characters of it that are written
+        self._style = Style()  # of the current line
+        self._fence = ""  # the one that the code around us began with
+        self._table: list[str] = []
+
+    def push(self, text: str) -> None:
+        """More of the answer."""
+        while text:
+            piece, newline, text = text.partition("\n")
+            self._line += piece
+            if newline:
+                self._end_line()
+            elif self._begun or self._begin_line():
+                self._write_decided()
+
+    def finish(self) -> None:
+        """The answer is over: whatever waits is written, and the line is ended."""
+        if self._line or self._begun:
+            self._end_line()
+        self._flush_table()
+
+    def _end_line(self) -> None:
+        """The current line is whole."""
+        line, begun = self._line, self._begun
+        if not begun and self._is_block_line(line):
+            self._line = ""
+            return
+        if not begun:
+            self._flush_table()
+            self._start_style()
+        self._write_styled(self._line, self._style, self._done, len(self._line))
+        self._out.newline()
+        self._line, self._begun, self._done, self._style = "", False, 0, Style()
+
+    def _is_block_line(self, line: str) -> bool:
+        """Write a line that is something as a whole: code, a fence, a rule, a table's row."""
+        if self._fence:
+            if _closes(line, self._fence):
+                self._fence = ""
+            else:
+                self._out.verbatim(line, Style(colour="cyan"))
+                self._out.newline()
+            return True
+        if line.lstrip().startswith("|"):
+            self._table.append(line)
+            return True
+        if _RULE.fullmatch(line):
+            self._flush_table()
+            self._out.verbatim("─" * min(self._width() - 1, _RULE_COLUMNS), Style(dim=True))
+            self._out.newline()
+            return True
+        block = _BLOCK.match(line)
+        if block and block["fence"] and "`" not in line[block.end() :]:
+            self._flush_table()
+            self._fence = block["fence"]
+            return True
+        return False
+
+    def _begin_line(self) -> bool:
+        """Whether the line's kind is known and it can be written word by word."""
+        if self._fence or self._line.lstrip().startswith(("|", "```", "~~~")):
+            return False
+        if _UNDECIDED.fullmatch(self._line):
+            return False
+        self._flush_table()
+        self._start_style()
+        self._begun = True
+        return True
+
+    def _start_style(self) -> None:
+        """Take the line's prefix off, and write what stands for it."""
+        block = _BLOCK.match(self._line)
+        if block is None or block["fence"]:
+            self._done = len(self._line) - len(self._line.lstrip(" "))
+            self._out.begin(" " * min(self._done, self._width() // 3))
+            return
+        self._done = block.end()
+        if block["heading"]:
+            self._style = Style(bold=True, colour="magenta")
+            self._out.begin("")
+        elif block["quote"]:
+            self._style = Style(italic=True)
+            self._out.begin("│ " * block["quote"].count(">"))
+        else:
+            mark = block["bullet"]
+            indent = " " * min(len(block["indent"]), self._width() // 3)
+            self._out.begin(indent + ("• " if mark in "-*+" else f"{mark} "))
+
+    def _write_decided(self) -> None:
+        """Write the line's text up to what may become more than itself."""
+        at = self._done
+        while marker := _MARKER.search(self._line, at):
+            begin = marker.start()
+            found = _INLINE.match(self._line, begin)
+            if found and found.end() < len(self._line):
+                at = found.end()
+                continue
+            # A construct that ends where the text ends so far can go on: "*", then "*".
+            if len(self._line) - begin <= _MAX_WAIT and (
+                found or _OPEN.fullmatch(self._line, begin)
+            ):
+                break
+            at = marker.end()
+        decided = marker.start() if marker else len(self._line)
+        self._write_styled(self._line, self._style, self._done, decided)
+        self._done = decided
+
+    def _write_styled(self, text: str, style: Style, at: int, end: int) -> None:
+        """Write text[at:end]; what stands before it decides whether "_" is a marker."""
+        while found := _INLINE.search(text, at, end):
+            self._out.words(text[at : found.start()], style)
+            at = found.end()
+            if found["code"]:
+                self._out.words(found["code_text"], style.with_colour("cyan"))
+            elif inner := found["strong"] or found["strong_"]:
+                self._write_styled(inner, style.made_bold(), 0, len(inner))
+            elif inner := found["emphasis"] or found["emphasis_"]:
+                self._write_styled(inner, style.made_italic(), 0, len(inner))
+            elif found["escaped"]:
+                self._out.words(found["escaped"], style)
+            else:
+                # Where a link leads is written out: the label cannot pretend another.
+                self._out.words(found["label"], style.with_colour("blue"))
+                self._out.words(f" ({found['address']})", style)
+        self._out.words(text[at:end], style)
+
+    def _flush_table(self) -> None:
+        rows, self._table = self._table, []
+        for line in table_lines([_cells(row) for row in rows], self._width() - 1) or rows:
+            self._out.verbatim(line, Style())
+            self._out.newline()
+
+
+def _cells(row: str) -> list[str]:
+    """The texts between a row's bars, without markers."""
+    cells = re.split(r"(?<!\\)\|", row.strip().removeprefix("|").removesuffix("|"))
+    return [_INLINE.sub(_bare, cell.strip()) for cell in cells]
+
+
+def _bare(found: re.Match[str]) -> str:
+    """What a construct says, where there is no room for style."""
+    if found["address"] is not None:
+        return f"{found['label']} ({found['address']})"
+    names = ("code_text", "strong", "strong_", "emphasis", "emphasis_", "escaped")
+    return next(text for text in map(found.group, names) if text is not None)
+
+
+def _closes(line: str, fence: str) -> bool:
+    bare = line.strip()
+    return len(bare) >= len(fence) and set(bare) == {fence[0]}

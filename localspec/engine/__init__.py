@@ -1,0 +1,1 @@
+"""Who owns the models, who may use them, and who proposes."""

@@ -1,0 +1,125 @@
+"""The process of an `IsolatedEngine`, as the application's process sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from localspec.engine.isolated_child import EngineFacts, serve
+from localspec.errors import EngineError
+
+if TYPE_CHECKING:
+    from localspec.engine.loading import LoadKeywords
+
+_PATIENCE_S = 10.0  # for the process to free its models, before it is killed
+
+
+class ChildProcess:
+    """A running child with its two lines: requests that are answered, and cancels."""
+
+    def __init__(
+        self,
+        preset: str | None,
+        arguments: LoadKeywords,
+        progress: Callable[[float], None] | None,
+    ) -> None:
+        if multiprocessing.current_process().daemon:
+            raise EngineError(
+                "a daemonic process may have no child, and an isolated engine is one",
+                "Start the process with daemon=False, or use localspec.load in it.",
+            )
+        context = multiprocessing.get_context("spawn")
+        self._calls, calls = context.Pipe()
+        cancels, self._cancels = context.Pipe(duplex=False)
+        self._one_call = threading.Lock()
+        self._num_calls = 0
+        self._caller: int | None = None  # the thread that makes a call
+        self._has_ended = False
+        self._process = context.Process(
+            target=serve,
+            args=(calls, cancels, preset, arguments),
+            daemon=True,
+            name="localspec",
+        )
+        self._process.start()
+        # Their last copies here, so that the end of the child is the end of the line.
+        calls.close()
+        cancels.close()
+        self.number = self._process.pid
+        try:
+            self.facts: EngineFacts = self._answer(progress)  # to no call: number 0
+        except BaseException:
+            self.stop()
+            raise
+
+    def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """What `Served.method` returns or raises. Raises EngineError if the child is gone."""
+        with self._one_call:
+            self._caller = threading.get_ident()
+            try:
+                self._num_calls += 1
+                with contextlib.suppress(OSError):  # what is wrong is found out below
+                    self._calls.send((self._num_calls, method, arguments, keywords))
+                return self._answer(None)
+            finally:
+                self._caller = None
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether this very thread makes a call, which a finalizer or a signal interrupted."""
+        return self._caller == threading.get_ident()
+
+    def _answer(self, progress: Callable[[float], None] | None) -> Any:
+        number, kind, value = -1, "", None
+        # A call that an exception of a signal handler ended has left its answer behind.
+        while number != self._num_calls or kind == "progress":
+            try:
+                number, kind, value = self._calls.recv()
+            except (EOFError, OSError) as error:
+                self._has_ended = True
+                raise EngineError(
+                    f"the process of the engine ended: {self._how_it_ended()}",
+                    "Ask again: it is started anew.",
+                ) from error
+            if kind == "progress" and progress is not None:
+                progress(value)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def _how_it_ended(self) -> str:
+        self._process.join(_PATIENCE_S)
+        code = self._process.exitcode
+        if code is None:  # the application lets the system clear its children away
+            return "nobody knows how"
+        if code >= 0:
+            return f"exit code {code}"
+        known = {number.value: number.name for number in signal.Signals}
+        return known.get(-code, f"signal {-code}")
+
+    def is_running(self) -> bool:
+        """Whether the child has not ended yet."""
+        return not self._has_ended and self._process.is_alive()
+
+    def cancel(self, stream_number: int) -> None:
+        """Have that stream cancelled, if it is still the one. From any thread."""
+        with contextlib.suppress(OSError, TypeError):  # it may be closed at this moment
+            self._cancels.send(stream_number)
+
+    def stop(self) -> None:
+        """End the child, once a call that another thread makes is answered. Idempotent."""
+        if not self.is_in_call:
+            if not self._one_call.acquire(timeout=_PATIENCE_S):
+                self._process.kill()  # which ends that call
+                self._one_call.acquire()
+            self._calls.close()
+            self._cancels.close()
+            self._one_call.release()
+            self._process.join(_PATIENCE_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()

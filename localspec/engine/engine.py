@@ -1,0 +1,314 @@
+"""Owns the models: streams answers, cancels, closes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from localspec.chat.chat import Chat
+from localspec.chat.prompt import Prompt
+from localspec.engine.access import Access, busy
+from localspec.engine.base import Answering
+from localspec.engine.cache_file import read_caches, write_caches
+from localspec.engine.cache_pool import KeptTexts
+from localspec.engine.prefill import prepare
+from localspec.engine.proposer_choice import choose_draft_length, choose_proposers
+from localspec.errors import (
+    CacheError,
+    ContextError,
+    EngineError,
+    Interrupted,
+    OptionError,
+)
+from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.drafting import Drafting
+from localspec.sampling.params import SamplingParams
+from localspec.sampling.resolver import Resolver
+from localspec.speculative.loop import Request, Speculation
+from localspec.speculative.policy_api import DraftLength
+from localspec.speculative.randomness import Randomness, fresh_seed
+from localspec.speculative.rules import make_rule
+from localspec.streaming.cancellation import Unwanted
+from localspec.streaming.stops import checked_stop_strings
+from localspec.streaming.stream import Answer, AnswerOptions, Reply, Stream
+
+if TYPE_CHECKING:
+    from localspec.llama.model import LlamaModel
+    from localspec.llama.vocabulary import Vocabulary
+
+
+class Engine(Answering):
+    """A target, perhaps a draft, and one text in their caches. Made by `localspec.load`.
+
+    From any thread, but one answer at a time: a second stream that starts while another is
+    unfinished raises EngineError. sampling: what an answer
+    uses by default. description: the pair, for people. kept_bytes: memory for the caches of
+    conversations that wait. shared_vocabulary: what target and
+    draft have in common, None without a draft.
+    """
+
+    def __init__(
+        self,
+        target: LlamaModel,
+        draft: LlamaModel | None,
+        drafting: Drafting,
+        sampling: SamplingParams,
+        description: str,
+        kept_bytes: int,
+    ) -> None:
+        super().__init__()
+        self.sampling = sampling
+        self.description = description
+        self._target = target
+        self._models = [target] if draft is None else [target, draft]
+        self._resolver = Resolver(target.vocabulary)
+        self.shared_vocabulary, proposers, off = choose_proposers(target, draft, drafting)
+        draft_length, self._profile = choose_draft_length(target, draft, drafting, proposers)
+        self._speculation = Speculation(target, proposers, draft_length, off, time.perf_counter)
+        self._kept_texts = KeptTexts(self._speculation, self._models, kept_bytes)
+        # Nothing of an engine refers back to it: so it is freed when it is dropped.
+        self._access = Access(functools.partial(_interrupt, self._models))
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The target's tokens."""
+        return self._target.vocabulary
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self._target.context_length
+
+    @property
+    def reading(self) -> tuple[int, int]:
+        """How many tokens of the text the target has decoded, and how many there are.
+
+        From any thread, to show how far a long prompt is.
+        """
+        return self._target.num_cached, len(self._speculation.tokens)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source in the target's file, if it has one."""
+        return self._target.chat_template
+
+    @property
+    def draft_length(self) -> DraftLength:
+        """The policy of how many tokens a step proposes. May be set between two answers."""
+        return self._speculation.draft_length
+
+    @draft_length.setter
+    def draft_length(self, draft_length: DraftLength) -> None:
+        self._speculation.draft_length = draft_length
+
+    @contextlib.contextmanager
+    def exclusively(self) -> Iterator[Speculation]:
+        """The loop below the streams, its text empty, while no stream may run.
+
+        For checks and measurements. Raises EngineError while an answer is produced.
+        """
+        with self._held():
+            self._kept_texts.switch_to(None)
+            self._speculation.truncate(0)
+            try:
+                yield self._speculation
+            finally:
+                self._speculation.truncate(0)
+
+    def answer(
+        self,
+        prompt: Prompt,
+        options: AnswerOptions,
+        *,
+        turn: int,
+        owner: object | None,
+        on_begin: Callable[[], None],
+        on_end: Callable[[Reply], None],
+    ) -> Stream:
+        """See `Answering.answer`."""
+        room = self.context_length - len(prompt.tokens)
+        if not prompt.tokens:
+            raise OptionError("the prompt is empty", "Give a token or more to go on from.")
+        if room < 1:
+            raise ContextError(
+                f"the prompt has {len(prompt.tokens)} tokens; "
+                f"the context holds {self.context_length}",
+                "Shorten it, or load the model with a larger context (--ctx).",
+            )
+        params = options.sampling or self.sampling
+        seed = fresh_seed() if options.seed is None else options.seed
+        request = Request(
+            transforms=self._resolver.transforms(params, len(prompt.tokens)),
+            rule=make_rule(
+                options.verify,
+                is_greedy=params.is_greedy,
+                seed=options.seed,
+                randomness=Randomness(seed, turn),
+            ),
+            max_tokens=min(room, options.max_tokens or room),
+            is_end=self.vocabulary.is_end,
+        )
+
+        def begin() -> None:
+            on_begin()
+            self._kept_texts.switch_to(owner)
+
+        def end(reply: Reply) -> None:
+            self._save_profile()
+            on_end(reply)
+
+        answer = Answer(
+            speculation=self._speculation,
+            prompt_tokens=prompt.tokens,
+            thoughts=prompt.thoughts,
+            request=request,
+            vocabulary=self.vocabulary,
+            stop=checked_stop_strings(options.stop),
+            seed=options.seed,
+            num_logprobs=options.logprobs,
+            clock=time.perf_counter,
+            acquire=self._acquire,
+            release=self._access.release,
+            interrupt=self.cancel,
+            on_begin=begin,
+            on_end=end,
+        )
+        return self._listed(Stream(answer))
+
+    def save_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
+        """Keep on disk what the caches hold of a conversation; False if that is nothing.
+
+        Raises EngineError while an answer is produced, OSError if the file cannot be written,
+        CacheError if `load_caches` would refuse it.
+        """
+        _require_chat(chat)
+        with self._held():
+            kept = self._kept_texts.text_of(chat)
+            if kept is not None:
+                write_caches(Path(path), kept, self._identities())
+            return kept is not None
+
+    def load_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
+        """Give a conversation what `save_caches` kept of it; False if it is of no use here.
+
+        It then is decoded anew when it goes on. Raises EngineError while an answer is produced,
+        CacheError if it takes more memory than was granted, or the models are such as
+        `save_caches` refuses.
+        """
+        _require_chat(chat)
+        with self._held():
+            kept = read_caches(Path(path), self._identities(), self._kept_texts.make_room)
+            if kept is not None:
+                self._kept_texts.put(chat, kept)
+            return kept is not None
+
+    def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
+        """See `Answering.prepare`."""
+        self._require_open()
+        with self._access.for_idle_work() as has_access:
+            if not has_access:
+                return
+            self._begin()
+            # Now that no answer can change what they are.
+            tokens: list[int] = []
+            with contextlib.suppress(Interrupted):
+                tokens = make_tokens(lambda: self._target.is_interrupted)
+            if not tokens:
+                return
+            self._kept_texts.switch_to(owner)
+            transforms = self._resolver.transforms(self.sampling, len(tokens))
+            with contextlib.suppress(Interrupted):
+                prepare(self._speculation, tokens, transforms, time.perf_counter)
+            self._save_profile()
+
+    def cancel(self) -> None:
+        """See `Answering.cancel`."""
+        _interrupt(self._models)
+
+    def close(self) -> None:
+        """Free the models, and give adopted ones back. Idempotent.
+
+        Raises EngineError while a stream is unfinished.
+        """
+        if not self._own_process.is_this():
+            # Its copy of the lock may be taken, and no thread is there to give it back.
+            self._free()
+            return
+        if not self._access.take():
+            raise EngineError("the engine is producing an answer", "Close the stream first.")
+        try:
+            self._free()
+        finally:
+            self._access.release()
+
+    def _free(self) -> None:
+        self._kept_texts.clear()
+        for model in self._models:
+            model.close()
+
+    def _save_profile(self) -> None:
+        policy = self._speculation.draft_length
+        if self._profile is not None and isinstance(policy, AutomaticDraftLength):
+            self._profile.save(policy.as_dict())
+
+    def __reduce__(self) -> NoReturn:
+        raise EngineError(
+            "an engine cannot be sent to another process",
+            "Load it there, or use localspec.IsolatedEngine.",
+        )
+
+    def _identities(self) -> list[str]:
+        """Of the models. Raises CacheError if it is not known what one of them is."""
+        identities = []
+        for model in self._models:
+            if model.identity is None:
+                raise CacheError(
+                    f"the file of {model.name} is gone, or has changed while it was loaded, so "
+                    "that its caches cannot be told from another model's",
+                    "Load it again from a file that stays as it is.",
+                )
+            identities.append(model.identity)
+        return identities
+
+    def _acquire(self) -> None:
+        self._require_open()
+        if not self._access.take():
+            raise busy()
+        try:
+            self._begin()
+        except BaseException:
+            self._access.release()
+            raise
+
+    def _begin(self) -> None:
+        for model in self._models:
+            model.begin()
+
+    def _require_open(self) -> None:
+        self._require_not_ending()
+        # Before the lock, which a fork may have copied as it was: taken.
+        for model in self._models:
+            model.require_open()
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        self._acquire()
+        try:
+            yield
+        finally:
+            self._access.release()
+
+
+def _interrupt(models: list[LlamaModel]) -> None:
+    for model in models:
+        model.interrupt()
+
+
+def _require_chat(chat: object) -> None:
+    if not isinstance(chat, Chat):
+        raise OptionError(f"the chat is {chat!r}", "Give one of this engine's chats.")

@@ -1,0 +1,307 @@
+"""An engine in a process of its own: a native crash there is an exception here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from localspec.chat.prompt import Prompt
+from localspec.engine.access import busy
+from localspec.engine.base import Answering
+from localspec.engine.child_process import ChildProcess
+from localspec.engine.isolated_child import EngineFacts
+from localspec.errors import EngineError, Interrupted, OptionError
+from localspec.sampling.params import SamplingParams
+from localspec.speculative.metrics import Meter
+from localspec.speculative.randomness import Randomness
+from localspec.speculative.rules import make_rule
+from localspec.streaming.cancellation import Cancellation, Unwanted
+from localspec.streaming.stream import AnswerOptions, Piece, Reply, Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
+
+    from localspec.engine.loading import LoadKeywords
+
+_POLL_S = 0.02  # between two looks at whether idle work goes on
+
+
+class _RemoteVocabulary:
+    """The vocabulary's methods, asked of the child."""
+
+    def __init__(self, engine: IsolatedEngine, facts: EngineFacts) -> None:
+        self._engine = engine
+        self.bos, self.eos, self.add_bos = facts.bos, facts.eos, facts.add_bos
+
+    def tokenize(
+        self, text: str, *, parse_special: bool, behind: int | None = None
+    ) -> list[int]:
+        keywords = {"parse_special": parse_special, "behind": behind}
+        return list(self._ask("tokenize", text, **keywords))
+
+    def text(self, token: int) -> str:
+        return str(self._ask("text", token))
+
+    def control_texts(self) -> list[str]:
+        return list(self._ask("control_texts"))
+
+    def is_control(self, token: int) -> bool:
+        return bool(self._ask("is_control", token))
+
+    def max_text_bytes(self, num_tokens: int) -> int:
+        return int(self._ask("max_text_bytes", num_tokens))
+
+    def _ask(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        return self._engine.running().call("vocabulary", method, arguments, **keywords)
+
+
+class IsolatedEngine(Answering):
+    """An `Engine` in a child process, with the same streams, chats and asynchronous twins.
+
+    If libllama crashes, whoever reads the answer gets EngineError, and the next question
+    starts the process again; conversations live on this side and go on. An answer's options
+    are checked when it is read. preset, arguments: as for `localspec.load`, but for
+    `llama_cpp.Llama` objects, which belong to this process.
+
+    The process is started by spawn: a script needs its `if __name__ == "__main__":`.
+    Raises what `localspec.load` raises.
+    """
+
+    def __init__(
+        self,
+        preset: str | None = None,
+        *,
+        progress: Callable[[float], None] | None = None,
+        **arguments: Unpack[LoadKeywords],
+    ) -> None:
+        for role in ("target", "draft"):
+            if not isinstance(arguments.get(role), str | os.PathLike | None):
+                raise OptionError(
+                    f"the {role} of an isolated engine is an object of this process",
+                    "Name its file instead.",
+                )
+        super().__init__()
+        self._preset, self._arguments = preset, arguments
+        self._starting = threading.Lock()
+        self._busy = threading.Lock()
+        self._closed = False
+        self._num_streams = 0
+        self._num_cancels = 0
+        self._owner_numbers: weakref.WeakKeyDictionary[object, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._num_owners = 0
+        self._numbering = threading.Lock()  # of those
+        self._gone_owners: list[int] = []
+        self._process = ChildProcess(preset, arguments, progress)
+        self._facts = self._process.facts
+
+    @property
+    def vocabulary(self) -> _RemoteVocabulary:
+        """The target's tokens."""
+        return _RemoteVocabulary(self, self._facts)  # kept here it would keep the engine
+
+    @property
+    def description(self) -> str:
+        """The pair, for people."""
+        return self._facts.description
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What an answer uses by default."""
+        return self._facts.sampling
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self._facts.context_length
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source in the target's file, if it has one."""
+        return self._facts.chat_template
+
+    @property
+    def process_id(self) -> int | None:
+        """The child's number, for whoever watches processes."""
+        return self._process.number
+
+    def running(self) -> ChildProcess:
+        """The child, started again if it has ended. Raises EngineError once this is closed."""
+        self._own_process.require("the isolated engine")
+        self._require_not_ending()
+        with self._starting:
+            if self._closed:
+                raise EngineError("the engine is closed", "Load it again.")
+            if not self._process.is_running():
+                self._process.stop()
+                self._process = ChildProcess(self._preset, self._arguments, None)
+            return self._process
+
+    def can_ask(self, process: ChildProcess) -> bool:
+        """Whether the child can be asked something now, by whoever finds a stream unfinished.
+
+        A fork must not, nor a finalizer in the midst of another question: the child ends the
+        stream itself when the next begins.
+        """
+        is_ours = self._own_process.is_this()
+        return is_ours and process.is_running() and not process.is_in_call
+
+    def answer(
+        self,
+        prompt: Prompt,
+        options: AnswerOptions,
+        *,
+        turn: int,
+        owner: object | None,
+        on_begin: Callable[[], None],
+        on_end: Callable[[Reply], None],
+    ) -> Stream:
+        """See `Answering.answer`."""
+
+        def begin(process: ChildProcess) -> int:
+            self._num_streams += 1
+            gone = self._gone_owners[:]
+            del self._gone_owners[: len(gone)]
+            process.call("forget", gone)
+            number = None if owner is None else self._owner_number(owner)
+            process.call("begin", self._num_streams, prompt, options, turn, number)
+            try:
+                on_begin()  # once it is clear that the child refuses nothing
+            except BaseException:
+                process.call("end")
+                raise
+            return self._num_streams
+
+        answer = _RemoteAnswer(self, len(prompt.tokens), options, begin, on_end)
+        return self._listed(Stream(answer))
+
+    def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
+        """See `Answering.prepare`."""
+        if self._busy.locked():
+            return
+        process = self.running()
+        before = self._num_streams, self._num_cancels
+
+        def is_unwanted() -> bool:
+            return before != (self._num_streams, self._num_cancels)
+
+        try:
+            tokens = make_tokens(is_unwanted)
+            if not tokens or is_unwanted():
+                return
+            if process.call("prepare", tokens, self._owner_number(owner)):
+                while process.call("is_preparing"):
+                    time.sleep(_POLL_S)
+        except Interrupted:
+            pass
+        except EngineError:
+            if not self._closed:
+                raise
+
+    def _owner_number(self, owner: object) -> int:
+        with self._numbering:
+            number = self._owner_numbers.get(owner)
+            if number is None:
+                self._num_owners += 1
+                number = self._owner_numbers[owner] = self._num_owners
+                weakref.finalize(owner, self._gone_owners.append, number)
+            return number
+
+    @contextlib.contextmanager
+    def exclusively(self) -> Generator[ChildProcess, None, None]:
+        """The child, while no other stream may run. Raises EngineError if one does."""
+        if not self._busy.acquire(blocking=False):
+            raise busy()
+        try:
+            yield self.running()
+        finally:
+            self._busy.release()
+
+    def cancel(self) -> None:
+        """See `Answering.cancel`."""
+        if self._own_process.is_this():
+            self._num_cancels += 1
+            self._process.cancel(self._num_streams)
+
+    def close(self) -> None:
+        """End the process. Idempotent. Raises EngineError while a stream is unfinished."""
+        if self._closed or not self._own_process.is_this():
+            return
+        if not self._busy.acquire(blocking=False):
+            raise EngineError("the engine is producing an answer", "Close the stream first.")
+        try:
+            with self._starting:  # `running` may be about to start another process
+                self._closed = True
+                self._process.stop()
+        finally:
+            self._busy.release()
+
+
+class _RemoteAnswer:
+    """An answer whose pieces come from the child, each when it is asked for."""
+
+    def __init__(
+        self,
+        engine: IsolatedEngine,
+        num_prompt_tokens: int,
+        options: AnswerOptions,
+        begin: Callable[[ChildProcess], int],
+        on_end: Callable[[Reply], None],
+    ) -> None:
+        self._engine = engine
+        self._num_prompt_tokens = num_prompt_tokens
+        self._options = options
+        self._begin = begin
+        self._on_end = on_end
+        self._reply: Reply | None = None
+        self.cancellation = Cancellation()
+
+    def pieces(self) -> Generator[Piece, None, None]:
+        try:
+            with self._engine.exclusively() as process:
+                number = self._begin(process)
+                if self.cancellation.is_requested:
+                    process.call("cancel", number)  # on this line it comes before the first
+                try:
+                    with self.cancellation.obeyed(lambda: process.cancel(number)):
+                        while (piece := process.call("next_piece")) is not None:
+                            yield piece
+                finally:
+                    if self._engine.can_ask(process):
+                        self._reply = process.call("end")
+        finally:
+            if self._reply is not None:
+                self._on_end(self._reply)
+
+    def abandon(self) -> None:
+        """See `stream.Produced.abandon`. Raises OptionError for a bad option."""
+        options = self._options
+        params = options.sampling or self._engine.sampling
+        rule = make_rule(
+            options.verify,
+            is_greedy=params.is_greedy,
+            seed=options.seed,
+            randomness=Randomness(0),
+        )
+        self._reply = Reply(
+            text="",
+            token_ids=(),
+            finish_reason="cancelled",
+            stats=Meter(self._num_prompt_tokens, 0, 0.0).stats(0.0, None),
+            seed=options.seed,
+            verify=rule.name,
+            logprobs=None if options.logprobs is None else (),
+        )
+
+    def final_reply(self) -> Reply:
+        if self._reply is None:
+            raise EngineError(
+                "the answer has not been produced yet", "Iterate over the stream, or close it."
+            )
+        return self._reply

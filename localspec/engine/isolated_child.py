@@ -1,0 +1,191 @@
+"""The process of an `IsolatedEngine`: loads an engine and does what it is told.
+
+Requests are (number, method of `Served`, arguments), answers (the request's number, kind,
+value): under number 0 "progress" while the models load, then for each "done" or "error".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import signal
+import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from localspec.chat.prompt import Prompt
+from localspec.engine.engine import Engine
+from localspec.engine.loading import load
+from localspec.errors import EngineError
+from localspec.sampling.params import SamplingParams
+from localspec.streaming.stream import AnswerOptions, Piece, Reply, Stream
+
+if TYPE_CHECKING:
+    from localspec.engine.loading import LoadKeywords
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What never changes while an engine is open."""
+
+    description: str
+    sampling: SamplingParams
+    context_length: int
+    chat_template: str | None
+    bos: int
+    eos: int
+    add_bos: bool
+
+
+class _Owner:
+    """Stands for a conversation of the other process."""
+
+
+class Served:
+    """An engine, and at most one stream: the one that is being read."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._stream: Stream | None = None
+        self._stream_number = 0
+        self._idle_work: threading.Thread | None = None
+        self._changing = threading.Lock()  # what can be cancelled
+        self._owners: dict[int, _Owner] = {}
+
+    def vocabulary(self, method: str, arguments: Sequence[Any], **keywords: Any) -> Any:
+        """What a method of the vocabulary returns."""
+        return getattr(self._engine.vocabulary, method)(*arguments, **keywords)
+
+    def begin(
+        self,
+        number: int,
+        prompt: Prompt,
+        options: AnswerOptions,
+        turn: int,
+        owner: int | None,
+    ) -> None:
+        """Make an answer the stream. owner: a number for the conversation."""
+        self.end()  # of one that was left, perhaps
+        stream = self._engine.answer(
+            prompt,
+            options,
+            turn=turn,
+            owner=None if owner is None else self._owner(owner),
+            on_begin=lambda: None,
+            on_end=lambda _reply: None,
+        )
+        with self._changing:
+            self._stream, self._stream_number = stream, number
+
+    def next_piece(self) -> Piece | None:
+        """The stream's next piece; None at its end."""
+        return next(self._stream, None) if self._stream is not None else None
+
+    def end(self) -> Reply | None:
+        """Close the stream. Its reply, if it had begun."""
+        with self._changing:
+            stream, self._stream = self._stream, None
+        if stream is None:
+            return None
+        stream.close()
+        with contextlib.suppress(EngineError):
+            return stream.reply
+        return None
+
+    def prepare(self, tokens: list[int], owner: int) -> bool:
+        """Begin `Engine.prepare` in a thread, so that other requests are answered meanwhile.
+
+        False if one goes on.
+        """
+        if self.is_preparing():
+            return False
+
+        def work() -> None:
+            try:
+                self._engine.prepare(lambda _is_unwanted: tokens, owner=self._owner(owner))
+            except Exception:
+                logger.info("idle time was of no use", exc_info=True)
+
+        self._idle_work = threading.Thread(target=work, name="localspec-idle", daemon=True)
+        self._idle_work.start()
+        return True
+
+    def is_preparing(self) -> bool:
+        """Whether that goes on."""
+        return self._idle_work is not None and self._idle_work.is_alive()
+
+    def forget(self, owners: list[int]) -> None:
+        """Free what was kept for conversations that are gone."""
+        for owner in owners:
+            self._owners.pop(owner, None)
+
+    def cancel(self, number: int) -> None:
+        """Cancel the stream of that number, if it is still the one. From any thread.
+
+        Without a stream it ends what is prepared.
+        """
+        with self._changing:
+            if self._stream is None:
+                if self.is_preparing():
+                    self._engine.cancel()
+            elif number == self._stream_number:
+                self._stream.cancel()
+
+    def _owner(self, number: int) -> _Owner:
+        return self._owners.setdefault(number, _Owner())
+
+
+def serve(
+    calls: Connection, cancels: Connection, preset: str | None, arguments: LoadKeywords
+) -> None:
+    """Load an engine, then answer requests until the other process closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle
+    with contextlib.suppress(EOFError, OSError):
+        try:
+            engine = load(
+                preset, **arguments, progress=lambda share: calls.send((0, "progress", share))
+            )
+        except Exception as error:
+            calls.send((0, "error", error))
+            return
+        with engine:
+            served = Served(engine)
+            threading.Thread(target=_obey, args=(cancels, served), daemon=True).start()
+            calls.send((0, "done", _facts(engine)))
+            try:
+                while True:
+                    _answer_request(calls, served)
+            finally:
+                served.end()
+
+
+def _answer_request(calls: Connection, served: Served) -> None:
+    number, method, arguments, keywords = calls.recv()
+    try:
+        answer = (number, "done", getattr(served, method)(*arguments, **keywords))
+    except Exception as error:
+        answer = (number, "error", error)
+    calls.send(answer)
+
+
+def _obey(cancels: Connection, served: Served) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            served.cancel(cancels.recv())
+
+
+def _facts(engine: Engine) -> EngineFacts:
+    vocabulary = engine.vocabulary
+    return EngineFacts(
+        description=engine.description,
+        sampling=engine.sampling,
+        context_length=engine.context_length,
+        chat_template=engine.chat_template,
+        bos=vocabulary.bos,
+        eos=vocabulary.eos,
+        add_bos=vocabulary.add_bos,
+    )

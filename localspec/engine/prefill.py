@@ -1,0 +1,178 @@
+"""What can be done for the next answer before it is asked for, while a person types.
+
+Whatever ends it, as `Interrupted` does when the question comes, the loop's invariant holds: the
+caches have a prefix of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.cost import TargetCost
+from localspec.sampling.params import Distribution
+from localspec.sampling.transforms import Transforms
+from localspec.speculative.loop import Speculation
+from localspec.speculative.model import Model
+from localspec.speculative.policy_api import UpTo
+from localspec.speculative.proposers import DraftModel
+
+_CHUNK = 128  # tokens that are decoded at once: what an interruption can lose
+_FOLLOWING = 32  # tokens that a draft lags behind at most while it is being asked
+_MOST_STEPS = 12  # that are timed in one pause, each beside a plain one
+_NUM_DRAFTS = 4  # that are timed, the first of which reads
+_DRAFT_TOKENS = 4  # in each of them
+_MOST_READ = 512  # tokens that a draft reads for no other reason than to be timed or judged
+_MOST_JUDGED = 64  # of its tokens, in one pause
+_ENOUGH_JUDGED = 256  # at any time, to know how its tokens fare
+
+
+def prepare(
+    speculation: Speculation,
+    tokens: list[int],
+    transforms: Transforms,
+    clock: Callable[[], float],
+) -> None:
+    """Read `tokens`, with which the next prompt begins; find out what a policy has to know.
+
+    transforms: those of a usual answer, whose time belongs to a step's. Raises Interrupted.
+    """
+    policy = speculation.draft_length
+    if isinstance(policy, AutomaticDraftLength):
+        _judge_drafts(speculation, policy)
+    _read_ahead(speculation, tokens)
+    if isinstance(policy, AutomaticDraftLength):
+        _measure_costs(speculation, policy, transforms, clock)
+
+
+def _judge_drafts(speculation: Speculation, policy: AutomaticDraftLength) -> None:
+    """Ask a draft that rested what it would have proposed in the answer.
+
+    So the next one begins with that knowledge, and need not pay for it. Later, when enough of
+    a draft's tokens were judged, nothing is done any more.
+    """
+    tokens = speculation.tokens
+    for proposer, prospect in zip(speculation.proposers, policy.prospects, strict=False):
+        if not isinstance(proposer, DraftModel):
+            continue
+        offer = proposer.offer(tokens)
+        num_tokens = min(offer.num_unjudged, speculation.num_answered, _MOST_JUDGED)
+        is_known = prospect.acceptance.num_seen >= _ENOUGH_JUDGED
+        if num_tokens == 0 or is_known or offer.num_missing > _MOST_READ:
+            continue
+        _read(proposer.model, tokens[proposer.begins_at : len(tokens) - num_tokens - 1])
+        for hindsight in speculation.hindsights(proposer, num_tokens):
+            for confidence, chance in hindsight.chances:
+                prospect.acceptance.learn(confidence, chance)
+
+
+def _read_ahead(speculation: Speculation, tokens: list[int]) -> None:
+    """Make `tokens` the text, and decode what is missing.
+
+    A draft that has kept up reads it, too; one that rests costs no time, idle or not.
+    """
+    following = [
+        draft
+        for draft in speculation.proposers
+        if isinstance(draft, DraftModel)
+        and 0 <= len(speculation.tokens) - draft.begins_at - draft.model.num_cached < _FOLLOWING
+    ]
+    if speculation.tokens != tokens:
+        speculation.start(tokens)
+    _read(speculation.target, tokens)
+    for draft in following:
+        end = min(len(tokens), draft.begins_at + draft.model.context_length)
+        if draft.model.num_cached > 0 and draft.knows(tokens):
+            _read(draft.model, tokens[draft.begins_at : end])
+
+
+def _measure_costs(
+    speculation: Speculation,
+    policy: AutomaticDraftLength,
+    transforms: Transforms,
+    clock: Callable[[], float],
+) -> None:
+    """Time steps of sizes that were not timed yet behind the text, which is cached, and drafts.
+
+    A few of them: when all is known nothing is done any more.
+    """
+    if not (speculation.proposers and speculation.target.can_truncate):
+        return
+    plain_s = policy.target_cost.plain_s
+    try:
+        with policy.target_cost.apart():
+            _measure_steps(speculation, policy.target_cost, transforms, clock)
+            plain_s = policy.target_cost.plain_s or plain_s
+            if plain_s is not None:
+                _measure_drafts(speculation, policy, plain_s, transforms, clock)
+    finally:
+        speculation.truncate(len(speculation.tokens))
+
+
+def _read(model: Model, tokens: list[int]) -> None:
+    """Decode what the cache lacks of `tokens`, the text from its first token on."""
+    for begin in range(model.num_cached, len(tokens), _CHUNK):
+        model.decode(tokens[begin : begin + _CHUNK], 0)
+
+
+def _measure_steps(
+    speculation: Speculation,
+    cost: TargetCost,
+    transforms: Transforms,
+    clock: Callable[[], float],
+) -> None:
+    """A plain step beside each of the others, since the ratio counts; sampler included."""
+    target, tokens = speculation.target, speculation.tokens
+    room = min(target.context_length - len(tokens), target.max_outputs)
+    wanted = (size for size in cost.sizes_to_measure(len(tokens)) if size <= room)
+    for size in islice(wanted, _MOST_STEPS):
+        for num_tokens in (1, size):
+            # Words of the text itself: where experts share the work, it matters which.
+            batch = (tokens[-num_tokens:] * num_tokens)[:num_tokens]
+            started = clock()
+            logits = target.decode(batch, num_tokens)
+            transforms.laws(logits, tokens, batch[:-1])
+            seconds = clock() - started
+            target.truncate(len(tokens))
+            if target.num_cached < len(tokens):
+                return  # emptied: another batch would be decoded in the text's place
+            cost.learn(num_tokens, len(tokens), seconds)
+
+
+def _measure_drafts(
+    speculation: Speculation,
+    policy: AutomaticDraftLength,
+    plain_s: float,
+    transforms: Transforms,
+    clock: Callable[[], float],
+) -> None:
+    """Those that were not timed yet. plain_s: what a plain step takes, in seconds."""
+    for proposer, prospect in zip(speculation.proposers, policy.prospects, strict=False):
+        if isinstance(proposer, DraftModel) and not prospect.cost.is_measured:
+            for timed in _timed_drafts(proposer, speculation.tokens, transforms, clock):
+                prospect.cost.learn(*timed, plain_s)
+
+
+def _timed_drafts(
+    draft: DraftModel,
+    tokens: list[int],
+    transforms: Transforms,
+    clock: Callable[[], float],
+) -> Iterator[tuple[int, int, float]]:
+    """Tokens read, tokens drafted, seconds. The first ones read, the others only draft."""
+    # As in a step: the last token, the pending one, is missing.
+    draft.truncate(len(tokens) - 1)
+    offer = draft.offer(tokens)
+    if offer.max_tokens < _DRAFT_TOKENS or offer.num_missing > _MOST_READ:
+        return
+    for _ in range(_NUM_DRAFTS):
+        started = clock()
+        proposal = draft.propose(tokens, UpTo(_DRAFT_TOKENS), transforms, _likeliest)
+        seconds = clock() - started
+        draft.truncate(len(tokens) - 1)
+        yield proposal.num_read, len(proposal.draft_tokens), seconds
+
+
+def _likeliest(_index: int, law: Distribution) -> int:
+    return int(law.ids[law.probs.argmax()])

@@ -1,0 +1,76 @@
+"""Who proposes for a pair of models, and by which policy: what an engine is opened with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.drafting import Drafting
+from localspec.policy.profile import Profile
+from localspec.speculative.lookup import Lookup
+from localspec.speculative.policy_api import (
+    DraftLength,
+    DraftOff,
+    FixedDraftLength,
+    ProposerKind,
+)
+from localspec.speculative.proposers import DraftModel, Proposer
+from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
+
+if TYPE_CHECKING:
+    from localspec.llama.model import LlamaModel
+
+logger = logging.getLogger(__name__)
+
+
+def choose_proposers(
+    target: LlamaModel, draft: LlamaModel | None, drafting: Drafting
+) -> tuple[SharedVocabulary | None, list[Proposer], DraftOff | None]:
+    """What the two have in common, if that was compared; who can propose; why nobody can.
+
+    Raises PairError if they have too little in common.
+    """
+    if drafting.is_off:
+        return None, [], DraftOff.SET_TO_ZERO
+    vocabulary = target.vocabulary
+    shared = None if draft is None else shared_vocabulary(vocabulary, draft.vocabulary)
+    if not target.can_truncate:
+        return shared, [], DraftOff.TARGET_CANNOT_ROLL_BACK
+    proposers: list[Proposer] = []
+    if draft is not None and shared is not None and draft.can_truncate:
+        proposers.append(DraftModel(draft, shared, vocabulary.is_end))
+    if drafting.proposer in ("auto", "lookup"):
+        proposers.append(Lookup(vocabulary.is_end))
+    off = DraftOff.NO_DRAFT if draft is None else DraftOff.DRAFT_CANNOT_ROLL_BACK
+    return shared, proposers, None if proposers else off
+
+
+def choose_draft_length(
+    target: LlamaModel,
+    draft: LlamaModel | None,
+    drafting: Drafting,
+    proposers: Sequence[Proposer],
+) -> tuple[DraftLength, Profile | None]:
+    """The policy, and where what it learns is kept, if that can be known to be of this pair."""
+    if drafting.is_off:
+        return FixedDraftLength(0), None
+    if drafting.num_draft_tokens is not None:
+        return FixedDraftLength(drafting.num_draft_tokens), None
+    # A decode reads all weights once, which is most of what it costs.
+    draft_share = 0.0 if draft is None else draft.num_weight_bytes / target.num_weight_bytes
+    shares = {ProposerKind.DRAFT: draft_share, ProposerKind.LOOKUP: 0.0}
+    policy = AutomaticDraftLength({p.kind: shares[p.kind] for p in proposers})
+    identities = [each.identity for each in (target, draft) if each is not None]
+    known = [identity for identity in identities if identity is not None]
+    if len(known) < len(identities):
+        return policy, None
+    profile = Profile(known)
+    kept = profile.load()
+    if kept is not None:
+        try:
+            policy.restore(kept)
+        except (ValueError, TypeError, KeyError) as error:
+            logger.warning("%s is damaged and will be replaced: %s", profile.path, error)
+    return policy, profile

@@ -1,0 +1,1 @@
+"""GGUF headers, read with bounds."""

@@ -1,0 +1,175 @@
+"""Is this file a model we can run? Answered from its header, before libllama maps it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+from localspec.errors import ModelFileError
+from localspec.gguf_file.header import Header, Value, read_header
+
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_NOT_TEXT_MODELS = {
+    "clip": "an image encoder",
+    "t5encoder": "an encoder",
+    "wavtokenizer-dec": "a vocoder",
+}
+# What libllama asserts of a model's numbers, or computes with unasked: least and largest.
+_BOUNDS = {
+    "block_count": (1, 512),
+    "context_length": (1, 2**31 - 1),
+    "embedding_length": (1, 2**24),
+    "attention.head_count": (0, 2**16),
+    "attention.head_count_kv": (0, 2**16),
+    "attention.layer_norm_epsilon": (0.0, 1.0),
+    "attention.layer_norm_rms_epsilon": (0.0, 1.0),
+    "attention.group_norm_epsilon": (0.0, 1.0),
+    "expert_count": (0, 1024),
+}
+_ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+
+
+def check_model_file(path: Path) -> Header:
+    """The header of a text generation model, with the tensors of its parts beside it.
+
+    Raises ModelFileError if the file is something else, a part is missing, or its numbers or
+    its vocabulary would end the process inside libllama.
+    """
+    first = read_header(path)
+    return check_parts([first, *(read_header(part) for part in _other_parts(first))])
+
+
+def check_parts(parts: Sequence[Header]) -> Header:
+    """The header of the model in these parts, its first one's with the tensors of all.
+
+    Raises ModelFileError as `check_model_file` does.
+    """
+    tensors = tuple(tensor for part in parts for tensor in part.tensors)
+    header = replace(parts[0], tensors=tensors, parts=tuple(parts))
+    path = header.path
+    if not tensors:
+        raise ModelFileError(
+            f"{path} holds a vocabulary and no weights", "Choose the file of the whole model."
+        )
+    kind = header.metadata.get("general.type", "model")
+    if kind != "model":
+        raise ModelFileError(
+            f"{path} holds a {kind}, not a model", "Choose the model's own file."
+        )
+    architecture = header.architecture
+    if architecture in _NOT_TEXT_MODELS:
+        raise ModelFileError(
+            f"{path} is {_NOT_TEXT_MODELS[architecture]}", "Choose a text generation model."
+        )
+    if (
+        header.metadata.get(f"{architecture}.attention.causal") is False
+        or header.number(f"{architecture}.pooling_type") > 0
+    ):
+        raise ModelFileError(f"{path} is an embedding model", "Choose a text generation model.")
+    if header.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
+        raise ModelFileError(f"{path} has no tokenizer", "Convert it again with its tokenizer.")
+    for faults in (_faulty_numbers, _faulty_heads, _faulty_parts, _faulty_tokens):
+        for fault in faults(header):
+            raise ModelFileError(f"{path} is damaged: {fault}", "Download or convert it again.")
+    return header
+
+
+def _faulty_numbers(header: Header) -> Iterator[str]:
+    """What is wrong with the shape of the model, as its header states it."""
+
+    def stated(key: str) -> Value:
+        return header.metadata.get(f"{header.architecture}.{key}")
+
+    for key, (least, largest) in _BOUNDS.items():
+        for number in _numbers(stated(key)):
+            if not least <= number <= largest:  # so that NaN is outside
+                yield f"its {key} is {number}, not between {least} and {largest}"
+    scaling = stated("rope.scaling.type")
+    if isinstance(scaling, str) and scaling not in _ROPE_SCALINGS:
+        yield f"its rope.scaling.type is {scaling!r}, none of {', '.join(_ROPE_SCALINGS)}"
+
+
+def _faulty_heads(header: Header) -> Iterator[str]:
+    """Attention heads that cannot be divided as stated."""
+    stated = f"{header.architecture}.attention."
+    heads = _numbers(header.metadata.get(f"{stated}head_count"))
+    kv_heads = _numbers(header.metadata.get(f"{stated}head_count_kv"))
+    pairs = zip(heads, kv_heads, strict=False)  # libllama itself refuses other lengths
+    one_for_all = 1 in (len(heads), len(kv_heads))
+    for head, kv_head in product(heads, kv_heads) if one_for_all else pairs:
+        if kv_head > 0 and head % kv_head:
+            yield f"its {head} attention heads cannot share {kv_head} of keys and values"
+    width = header.number(f"{header.architecture}.embedding_length")
+    by_width = len(heads) == 1 and f"{stated}key_length" not in header.metadata
+    if by_width and heads[0] > 0 and width % heads[0]:
+        yield f"its width of {width} cannot be divided among {heads[0]} attention heads"
+
+
+def _faulty_parts(header: Header) -> Iterator[str]:
+    """Counts that are part of another count."""
+
+    def count(key: str) -> int:
+        numbers = _numbers(header.metadata.get(f"{header.architecture}.{key}"))
+        return max((number for number in numbers if isinstance(number, int)), default=0)
+
+    if count("nextn_predict_layers") > count("block_count"):
+        yield f"{count('nextn_predict_layers')} of its {count('block_count')} layers predict"
+    experts, used = count("expert_count"), count("expert_used_count")
+    groups, groups_used = count("expert_group_count"), count("expert_group_used_count")
+    if header.architecture.startswith("hunyuan") and experts <= 1:
+        return  # libllama takes such a model for one without experts
+    if used > experts or (experts > 0 and used == 0):
+        yield f"it uses {used} of its {experts} experts"
+    if groups > 0 and (groups >= experts or experts % groups):
+        yield f"its {experts} experts are in {groups} groups"
+    if groups > 1 and not 0 < groups_used < groups:
+        yield f"it uses {groups_used} of its {groups} groups of experts"
+
+
+def _faulty_tokens(header: Header) -> Iterator[str]:
+    """What is wrong with the vocabulary."""
+    named = [token for token in header.tokens if token]  # libllama names empty ones itself
+    tokens = set(named)
+    if len(tokens) < len(named):
+        yield f"{len(named) - len(tokens)} of its tokens are there twice"
+    if header.metadata["tokenizer.ggml.model"] == "llama":
+        # Whatever has no token of its own is spelled in bytes.
+        missing = [
+            byte
+            for byte in range(256)
+            if b"<0x%02X>" % byte not in tokens and bytes([byte]) not in tokens
+        ]
+        if missing:
+            yield f"its vocabulary lacks {len(missing)} bytes, the first is 0x{missing[0]:02X}"
+
+
+def _numbers(value: Value) -> tuple[int | float, ...]:
+    """A number of the header, or one for each layer, as a tuple."""
+    if isinstance(value, tuple):
+        return value
+    return (value,) if isinstance(value, int | float) else ()
+
+
+def _other_parts(header: Header) -> list[Path]:
+    """A split model is named by its first part; the others lie beside it."""
+    count = header.number("split.count")
+    if count <= 1:
+        return []
+    named = _PART.search(header.path.name)
+    if named is None or int(named[2]) != count:
+        raise ModelFileError(
+            f"{header.path} is one of {count} parts but is not named so",
+            f"Rename the parts to …-00001-of-{count:05}.gguf and so on.",
+        )
+    stem = header.path.name[: named.start()]
+    parts = [
+        header.path.with_name(f"{stem}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)
+    ]
+    if int(named[1]) != 1:
+        raise ModelFileError(
+            f"{header.path} is part {int(named[1])} of {count}", f"Name {parts[0]}"
+        )
+    return parts[1:]

@@ -1,0 +1,1 @@
+"""libllama, behind Python types. The only importer of llama_cpp."""

@@ -1,0 +1,64 @@
+"""Whether ggml's AMX kernels are used: only where a trial shows that they are right.
+
+A source build on a Linux processor with AMX has them. GCC 12 drops all but the first bytes of
+the tile configuration in ggml_tile_config_init as dead stores (its ldtilecfg is said to read
+eight bytes), and the first product of a batch ends the process. Where they are right they
+decode a quantised model more than twice as fast as the AVX-512 kernels (docs/performance.md).
+
+The function takes the llama_cpp module: `llama.py` is the one place that imports it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from localspec.llama import amx_trial
+
+_MOST_S = 20.0  # seconds of a trial, which takes a tenth of one
+
+
+def leave_out_if_wrong(lib: Any) -> bool:
+    """Keep ggml from placing weights where wrong kernels would multiply them.
+
+    Returns whether that was necessary. If this build has such kernels they are tried in a
+    process of its own.
+    """
+    if (
+        not sys.platform.startswith("linux")
+        or b"AMX_INT8 = 1" not in lib.llama_print_system_info()
+        or _are_right(lib.llama_cpp._lib._name)
+    ):
+        return False
+    ggml = lib.llama_cpp._lib  # the loaded library; symbols of its dependencies resolve too
+    places = amx_trial.extra_places(ggml)
+    kept = [
+        place
+        for place in amx_trial.listed(places)
+        if amx_trial.name_of(ggml, place) != amx_trial.PLACE
+    ]
+    for index, place in enumerate([*kept, None]):
+        places[index] = place
+    return True
+
+
+def _are_right(library: str) -> bool:
+    # A frozen application, or one that embeds Python, would be started a second time.
+    if not Path(sys.executable or "").name.startswith("python"):
+        return False
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-I", "-S", amx_trial.__file__, library],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_MOST_S,
+            text=True,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    # Not its status: where a host ignores SIGCHLD, that is 0 whatever happened.
+    return tried.stdout.strip() == amx_trial.RIGHT

@@ -1,0 +1,398 @@
+"""libllama behind `Model`: the one file that imports llama_cpp.
+
+Models are opened through the C functions rather than through `llama_cpp.Llama`, which
+allocates a row of logits for every position of the context and runs the output head on
+every prompt token. An application's own `Llama` can be handed in all the same.
+
+What a caller can get wrong is checked before the call: an assertion in C ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+from llama_cpp import Llama
+
+from localspec.errors import (
+    CacheError,
+    ContextError,
+    DecodeError,
+    EngineError,
+    Interrupted,
+    LocalspecError,
+    ModelFileError,
+)
+from localspec.fork_guard import OwnProcess
+from localspec.llama import amx, cache_state, native
+from localspec.llama import params as llama_params
+from localspec.llama.batch import TokenBatch
+from localspec.llama.cache_state import CacheState
+from localspec.llama.devices import Device, list_devices
+from localspec.llama.handle import Handle
+from localspec.llama.huge_pages import asking_for_huge_pages
+from localspec.llama.options import LlamaOptions, context_to_open
+from localspec.llama.vocabulary import Vocabulary
+from localspec.sampling.params import Logits
+
+__all__ = ["Llama", "LlamaModel"]
+
+complaints = native.capture_logs(llama_cpp)
+amx_is_left_out = amx.leave_out_if_wrong(llama_cpp)
+_stop_callback = native.stop_callback(llama_cpp)
+_adopted: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
+_UNUSED = -1  # in place of the first token that the owner of an adopted `Llama` decodes
+_own_process = OwnProcess()  # whose threads and devices libllama has from now on
+
+
+def devices() -> tuple[Device, ...]:
+    """What this build of libllama can compute on."""
+    return list_devices(llama_cpp)
+
+
+def system_info() -> str:
+    """What libllama's kernels use of this processor, in its own words."""
+    found: bytes = llama_cpp.llama_print_system_info()
+    words = found.decode(errors="replace").strip(" |")
+    return words.replace(" | AMX_INT8 = 1", "") if amx_is_left_out else words
+
+
+class LlamaModel:
+    """One llama_cpp context with one cached sequence: an implementation of `model.Model`.
+
+    Not thread-safe, but for `interrupt`. Open one with `open` or `adopt`.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        name: str,
+        context_length: int,
+        max_outputs: int,
+        setting: str,
+    ) -> None:
+        self._handle = handle
+        self._setting = setting
+        self.content: str | None = None  # see `content`; None if nobody knows what it is
+        self.name = name
+        context, model = handle.context, handle.model
+        llama_params.check_pools_nothing(llama_cpp, context, name)
+        vocab = llama_cpp.llama_model_get_vocab(model)
+        self.vocabulary = Vocabulary(llama_cpp, vocab, handle.require_open, handle.in_use)
+        template: bytes | None = llama_cpp.llama_model_chat_template(model, None)
+        self.chat_template = template.decode("utf-8", errors="replace") if template else None
+        self.trained_context_length: int = llama_cpp.llama_model_n_ctx_train(model)
+        self.context_length = min(context_length, int(llama_cpp.llama_n_ctx_seq(context)))
+        self.max_outputs = max_outputs
+        self.vocab_size = self.vocabulary.size
+        self.num_cached = 0
+        self.num_weight_bytes: int = llama_cpp.llama_model_size(model)
+        self._window: int = llama_cpp.llama_model_n_swa(model)
+        self._batch = TokenBatch(llama_cpp, llama_cpp.llama_n_batch(context))
+        self.can_truncate = self._probe_truncation()
+
+    @property
+    def identity(self) -> str | None:
+        """All that changes caches and costs, in words; None if the content is not known."""
+        if self.content is None:
+            return None
+        build = f"llama-cpp-python {llama_cpp.__version__}, {system_info()}"
+        processor = platform.processor() or platform.machine()
+        threads = f"{self.num_threads} threads"
+        return " · ".join((self.content, threads, self._setting, build, processor))
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a decode of one token. May be set between two."""
+        self.require_open()
+        count: int = llama_cpp.llama_n_threads(self._handle.context)
+        return count
+
+    @num_threads.setter
+    def num_threads(self, count: int) -> None:
+        LlamaOptions(num_threads=count)  # libllama ends the process where this raises
+        self.require_open()
+        context = self._handle.context
+        of_batches = llama_cpp.llama_n_threads_batch(context)
+        llama_cpp.llama_set_n_threads(context, count, of_batches)
+
+    def _probe_truncation(self) -> bool:
+        """Whether the cache can lose its last token: tried, since not every model says so.
+
+        The trial also pages the weights in, which the first answer would have to do.
+        """
+        first = self.vocabulary.bos if self.vocabulary.bos >= 0 else 0
+        if self.context_length < 2:
+            return False
+        self.decode([first, first], 0)
+        removed: bool = llama_cpp.llama_memory_seq_rm(self._handle.memory, 0, 1, -1)
+        llama_cpp.llama_memory_clear(self._handle.memory, True)
+        self.num_cached = 0
+        return removed
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        options: LlamaOptions,
+        progress: Callable[[float], None] = lambda _fraction: None,
+    ) -> LlamaModel:
+        """Load the model file at `path`, already checked by `model_file`.
+
+        progress: called with the loaded share, 0 … 1; what it raises ends the load at once,
+        as Ctrl-C does. Raises, with libllama's own words, ModelFileError if it refuses the
+        file and MemoryLimitError if memory runs out; OptionError for a GPU that is not there;
+        EngineError in a fork of a process that has loaded libllama.
+        """
+        _own_process.require("libllama")
+        opened = None
+        with native.LoadWatch(asking_for_huge_pages(progress)) as watch:
+            try:
+                opened = cls._load(path, options, watch)
+            except LocalspecError:
+                if watch.error is None:
+                    raise
+        if watch.error is not None:
+            if opened is not None:
+                opened.close()
+            raise watch.error
+        assert opened is not None
+        return opened
+
+    @classmethod
+    def _load(cls, path: Path, options: LlamaOptions, watch: native.LoadWatch) -> LlamaModel:
+        complaints.clear()
+        params = llama_params.model_params(llama_cpp, options)
+        params.progress_callback = llama_cpp.llama_progress_callback(watch.go_on)
+        model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+        if not model:
+            raise complaints.as_error(
+                f"libllama cannot load {path}",
+                "The file may be damaged or newer than this llama-cpp-python.",
+            )
+        try:
+            llama_params.check_generates(llama_cpp, model, path)
+            trained = llama_cpp.llama_model_n_ctx_train(model)
+            length = context_to_open(options.context_length, trained, path.name)
+            context = _new_context(model, path, options, length)
+        except BaseException:
+            llama_cpp.llama_model_free(model)
+            raise
+        handle = Handle(llama_cpp, context, path.name, _stop_callback)
+        return cls._on(handle, path.name, length, options.max_outputs, options.summary)
+
+    @classmethod
+    def _on(
+        cls, handle: Handle, name: str, length: int, max_outputs: int, setting: str
+    ) -> LlamaModel:
+        """The model of a handle, which is closed if that fails."""
+        try:
+            return cls(handle, name, length, max_outputs, setting)
+        except BaseException:
+            handle.close()
+            raise
+
+    @classmethod
+    def adopt(cls, llama: Llama, max_outputs: int) -> LlamaModel:
+        """Work on an application's `Llama`, with its settings. `close` gives it back, emptied.
+
+        max_outputs: as of `LlamaOptions`, within a batch of its own; those of a whole batch
+        take 300 MB. Raises ModelFileError if it computes embeddings or holds no weights,
+        EngineError if it is closed, another engine works on it, or this is a fork.
+        """
+        _own_process.require("libllama")
+        if llama.ctx is None:
+            raise EngineError("the Llama object is closed", "Create it again.")
+        if llama.context_params.embeddings or llama.model_params.vocab_only:
+            raise ModelFileError(
+                f"the Llama object of {llama.model_path} computes embeddings or has no weights",
+                "Create it without embedding=True and vocab_only=True.",
+            )
+        other = _adopted.get(llama.ctx)
+        if other is not None and other.context is not None:
+            raise EngineError(
+                f"the Llama object of {llama.model_path} is in another engine",
+                "Close that engine first; one object holds one text.",
+            )
+        llama.reset()  # type: ignore[no-untyped-call]
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llama.ctx), True)
+        name = Path(llama.model_path).name
+        handle = Handle(llama_cpp, llama.ctx, name, _stop_callback, llama)
+        _adopted[llama.ctx] = handle
+        setting = f"GPU layers {llama.model_params.n_gpu_layers}, handed in"
+        max_outputs = min(max_outputs, int(llama_cpp.llama_n_batch(llama.ctx)))
+        return cls._on(handle, name, llama.n_ctx(), max_outputs, setting)
+
+    def begin(self) -> None:
+        """Get ready for an answer: allow decodes again after `interrupt`.
+
+        An adopted `Llama` may have been used by its owner meanwhile; what the cache then
+        holds is dropped. Raises EngineError if it was closed.
+        """
+        self.require_open()
+        self._handle.allow()
+        llama = self._handle.owner
+        if llama is None:
+            return
+        is_used = llama.n_tokens or llama.input_ids[0] != _UNUSED
+        if is_used or not self._is_whole(self.num_cached):
+            llama.reset()
+            self._clear()
+        llama.input_ids[0] = _UNUSED
+
+    def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
+        """See `Model.decode`. Raises ContextError, DecodeError, or Interrupted."""
+        self._check(tokens, num_logits)
+        before = self.num_cached
+        try:
+            while len(tokens) > self._batch.size:
+                # The last batch must be long enough to hold every row that is asked for.
+                size = min(self._batch.size, len(tokens) - num_logits)
+                self._decode_batch(tokens[:size], 0)
+                tokens = tokens[size:]
+            self._decode_batch(tokens, num_logits)
+        except BaseException:
+            self._keep(before)  # an aborted batch leaves some of its entries behind
+            raise
+        if num_logits == 0:
+            return np.empty((0, self.vocab_size), dtype=np.float32)
+        rows = llama_cpp.llama_get_logits(self._handle.context)
+        return np.ctypeslib.as_array(rows, (num_logits, self.vocab_size))
+
+    def require_open(self) -> None:
+        """Raise EngineError if the model was freed, by us or its owner, or forked."""
+        self._handle.require_open()
+
+    def _check(self, tokens: Sequence[int], num_logits: int) -> None:
+        self.require_open()
+        if not 0 < len(tokens) <= self.context_length - self.num_cached:
+            raise ContextError(
+                f"{len(tokens)} tokens to decode behind {self.num_cached} cached ones; "
+                f"the context of {self.name} holds {self.context_length}",
+                "Shorten the text or load the model with a larger context.",
+            )
+        if not 0 <= num_logits <= min(self.max_outputs, len(tokens)):
+            raise DecodeError(
+                f"asked for {num_logits} rows of logits from {len(tokens)} tokens; "
+                f"{self.name} was opened for {self.max_outputs}"
+            )
+        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
+            raise DecodeError(
+                f"token ids {min(tokens)} to {max(tokens)} do not fit a vocabulary of "
+                f"{self.vocab_size}"
+            )
+
+    def _decode_batch(self, tokens: Sequence[int], num_logits: int) -> None:
+        if self._handle.is_interrupted:
+            raise Interrupted(f"a decode of {self.name} was cancelled")
+        count = len(tokens)
+        batch = self._batch.filled(tokens, self.num_cached, num_logits)
+        status = llama_cpp.llama_decode(self._handle.context, batch)
+        if status == 2:
+            raise Interrupted(f"a decode of {self.name} was cancelled")
+        if status != 0:
+            raise DecodeError(
+                f"libllama could not decode {count} tokens behind {self.num_cached} "
+                f"(status {status}){complaints.because()}",
+                "Out of memory? Try a smaller context or fewer GPU layers.",
+            )
+        self.num_cached += count
+
+    def truncate(self, num_cached: int) -> None:
+        """See `Model.truncate`. Raises CacheError for more tokens than there are."""
+        self._handle.require_pointers()
+        if not 0 <= num_cached <= self.num_cached:
+            raise CacheError(f"asked to keep {num_cached} of {self.num_cached} cached tokens")
+        if num_cached < self.num_cached:
+            self._keep(num_cached)
+
+    def _keep(self, num_cached: int) -> None:
+        """Cut the cache to its first num_cached tokens; empty it where they are not whole."""
+        can_keep = num_cached > 0 and llama_cpp.llama_memory_seq_rm(
+            self._handle.memory, 0, num_cached, -1
+        )
+        if can_keep and self._is_whole(num_cached):
+            self.num_cached = num_cached
+        else:
+            self._clear()
+
+    def _is_whole(self, num_cached: int) -> bool:
+        """Whether all that a decode behind num_cached tokens looks at is cached, and no more.
+
+        libllama takes anything away from a sliding window, whose oldest entries it has
+        overwritten or, in a restored state, never had: what is left can have a hole at its
+        begin, or be nothing at all.
+        """
+        if llama_cpp.llama_memory_seq_pos_max(self._handle.memory, 0) != num_cached - 1:
+            return False
+        if self._window == 0 or not self.can_truncate:
+            return True  # what is recurrent has its last state, and no positions before it
+        oldest_needed = max(0, num_cached - self._window + 1)
+        oldest: int = llama_cpp.llama_memory_seq_pos_min(self._handle.memory, 0)
+        return oldest <= oldest_needed
+
+    def state_bytes(self) -> int:
+        """Bytes that `save_state` would copy now; 0 if nothing is cached."""
+        self.require_open()
+        return (
+            cache_state.size_of_state(llama_cpp, self._handle.context) if self.num_cached else 0
+        )
+
+    def save_state(self) -> CacheState:
+        """A copy of what is cached. Raises CacheError if libllama fails to give it."""
+        self.require_open()
+        state = cache_state.take_state(llama_cpp, self._handle.context, self.num_cached)
+        if state is None:
+            raise CacheError(f"the cache of {self.name} cannot be copied{complaints.because()}")
+        return state
+
+    def restore_state(self, state: CacheState) -> None:
+        """Make a state of this very model what is cached.
+
+        Raises CacheError if libllama refuses it; the cache is empty then.
+        """
+        self.require_open()
+        self._clear()
+        is_put = cache_state.put_state(llama_cpp, self._handle.context, state)
+        if not (is_put and self._is_whole(state.num_cached)):
+            self._clear()
+            raise CacheError(
+                f"the cache of {self.name} cannot be restored{complaints.because()}"
+            )
+        self.num_cached = state.num_cached
+
+    def _clear(self) -> None:
+        llama_cpp.llama_memory_clear(self._handle.memory, False)
+        self.num_cached = 0
+
+    def interrupt(self) -> None:
+        """End a running decode, and refuse new ones until `begin`. From any thread."""
+        self._handle.interrupt()
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether `interrupt` was called since `begin`."""
+        return self._handle.is_interrupted
+
+    def close(self) -> None:
+        """Free the model, or give an adopted `Llama` back. Idempotent.
+
+        So does dropping the last reference, and the interpreter's end.
+        """
+        self._handle.close()
+
+
+def _new_context(model: int, path: Path, options: LlamaOptions, length: int) -> int:
+    params = llama_params.context_params(llama_cpp, options, length)
+    context: int | None = llama_cpp.llama_init_from_model(model, params)
+    if not context:
+        raise complaints.as_error(
+            f"no context of {length} tokens for {path}",
+            "A cache type may need flash attention (--flash-attn on).",
+        )
+    return context

@@ -1,0 +1,144 @@
+"""What has to be set right once in libllama, for the whole process.
+
+Each function takes the llama_cpp module: `llama.py` is the one place that imports it.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from localspec.errors import LocalspecError, MemoryLimitError, ModelFileError
+
+logger = logging.getLogger("localspec.llama")
+logger.addHandler(logging.NullHandler())  # else warnings go to stderr unasked
+
+# Of ggml, its back-ends and libllama, where memory could not be had.
+_NO_MEMORY = re.compile(
+    r"(failed|unable) to (allocate|reserve)|cannot allocate|out of memory|bad_alloc|"
+    r"OutOf(Device|Host)Memory",
+    re.IGNORECASE,
+)
+_LOG_LEVELS = {3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level; the rest is detail
+
+
+class Complaints:
+    """The last warnings and errors of libllama, to be put into an error of ours."""
+
+    def __init__(self) -> None:
+        self._lines: collections.deque[str] = collections.deque(maxlen=4)
+        self.callback: Any = None  # C holds its pointer, so it has to live as long
+
+    def add(self, line: str) -> None:
+        self._lines.append(line)
+
+    def clear(self) -> None:
+        self._lines.clear()
+
+    def because(self) -> str:
+        """ ": reason; reason", or nothing if there is none. Clears them."""
+        reason = "; ".join(self._lines)
+        self.clear()
+        return f": {reason}" if reason else ""
+
+    def as_error(self, what: str, hint: str) -> LocalspecError:
+        """What failed as an error of ours, with libllama's reason. Clears the lines.
+
+        A MemoryLimitError where memory was missing, else a ModelFileError with this hint.
+        """
+        lacks_memory = any(_NO_MEMORY.search(line) for line in self._lines)
+        message = f"{what}{self.because()}"
+        if lacks_memory:
+            return MemoryLimitError(
+                message,
+                "Memory ran out: try a smaller --ctx, fewer --gpu-layers, or close other "
+                "programs.",
+            )
+        return ModelFileError(message, hint)
+
+
+def capture_logs(lib: Any) -> Complaints:
+    """Send libllama's log to `logging`, as localspec.llama.model, instead of stderr."""
+    complaints = Complaints()
+
+    @lib.llama_log_callback  # type: ignore[untyped-decorator]
+    def log(level: int, text: bytes, _data: object) -> None:
+        line = text.decode("utf-8", errors="replace").strip()
+        if not line:
+            return
+        logger.log(_LOG_LEVELS.get(level, logging.DEBUG), line)
+        if level in _LOG_LEVELS:
+            complaints.add(line)
+
+    complaints.callback = log
+    lib.llama_log_set(log, ctypes.c_void_p(0))
+    return complaints
+
+
+class LoadWatch:
+    """Reports a load's progress, and notices why it has to end.
+
+    An exception cannot pass through C, so whatever `progress` raises is kept as `error` and
+    libllama is told to stop. Ctrl-C becomes KeyboardInterrupt at Python's next instruction;
+    where that is at the edge of a callback, Python reports it as unraisable and drops it.
+    """
+
+    def __init__(self, progress: Callable[[float], None]) -> None:
+        self._progress = progress
+        self.error: BaseException | None = None
+        self._is_over = False
+
+    def go_on(self, fraction: float, _data: object = None) -> bool:
+        """Report the loaded share, 0 … 1. False: stop the load."""
+        if self.error is None:
+            try:
+                self._progress(fraction)
+            except BaseException as error:
+                self.error = error
+        return self.error is None
+
+    def __enter__(self) -> LoadWatch:
+        self._previous = sys.unraisablehook
+        sys.unraisablehook = self._notice
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._is_over = True
+        # Another load, in another thread, may have put its own before.
+        if sys.unraisablehook == self._notice:
+            sys.unraisablehook = self._previous
+
+    def _notice(self, lost: Any) -> None:
+        if isinstance(lost.exc_value, KeyboardInterrupt) and not self._is_over:
+            self.error = lost.exc_value
+        else:
+            self._previous(lost)
+
+
+def stop_callback(lib: Any) -> Any:
+    """An abort callback that stops where its data is not an empty C string.
+
+    libllama asks before every node of its graph whether to stop. Python code there would
+    wait for the interpreter's lock each time, so it gets a C function that reads a byte:
+    strlen, which is 0 (go on) or 1 (stop).
+    """
+    libc = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)
+    return lib.ggml_abort_callback(ctypes.cast(libc.strlen, ctypes.c_void_p).value)
+
+
+def return_freed_memory() -> None:
+    """Give the system what the C heap keeps of freed memory.
+
+    glibc keeps freed buffers of up to 32 MiB for itself: a host that opens and closes small
+    models would hold a hundred MiB that nothing uses. Other libraries return them unasked.
+    """
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

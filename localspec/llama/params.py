@@ -1,0 +1,92 @@
+"""`LlamaOptions` as libllama wants them: the parameters of a model and of its context.
+
+Each function takes the llama_cpp module: `llama.py` is the one place that imports it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+from localspec.errors import ModelFileError, OptionError
+from localspec.gguf_file.tensor_types import type_number
+from localspec.llama.devices import list_devices
+from localspec.llama.options import BATCH_SIZE, LlamaOptions, graph_batch_size
+from localspec.llama.placement import usable_gpus
+
+_FLASH_ATTENTION = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}
+
+
+def model_params(llama_cpp: Any, options: LlamaOptions) -> Any:
+    """llama_model_params; what they point to lives as long as they do."""
+    params = llama_cpp.llama_model_default_params()
+    if options.num_gpu_layers is not None:
+        params.n_gpu_layers = options.num_gpu_layers
+    if options.main_gpu is not None:
+        _check_gpu(llama_cpp, options.main_gpu)
+        params.main_gpu = options.main_gpu
+        params.split_mode = llama_cpp.LLAMA_SPLIT_MODE_NONE  # else it counts for nothing
+    if options.tensor_split:
+        shares = (ctypes.c_float * llama_cpp.llama_max_devices())(*options.tensor_split)
+        params.tensor_split = shares
+    if options.use_mmap is not None or options.use_mlock:
+        use_mmap = options.use_mmap is not False
+        mode = {
+            (True, True): llama_cpp.LLAMA_LOAD_MODE_MMAP_MLOCK,
+            (True, False): llama_cpp.LLAMA_LOAD_MODE_MMAP,
+            (False, True): llama_cpp.LLAMA_LOAD_MODE_MLOCK,
+            (False, False): llama_cpp.LLAMA_LOAD_MODE_NONE,
+        }
+        params.load_mode = mode[use_mmap, options.use_mlock]
+    return params
+
+
+def _check_gpu(llama_cpp: Any, number: int) -> None:
+    """Raise OptionError for a GPU that is not there; without any the processor computes."""
+    names = [gpu.name for gpu in usable_gpus(list_devices(llama_cpp))]
+    if names and number >= len(names):
+        listed = ", ".join(f"{index} for {name}" for index, name in enumerate(names))
+        raise OptionError(f"there is no GPU {number}", f"Choose --main-gpu {listed}.")
+
+
+def context_params(llama_cpp: Any, options: LlamaOptions, context_length: int) -> Any:
+    """llama_context_params."""
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = context_length
+    params.n_batch = min(BATCH_SIZE, context_length)
+    params.n_ubatch = graph_batch_size(options.flash_attention, context_length)
+    params.n_outputs_max = options.max_outputs
+    params.n_threads = options.num_threads or num_usable_cores()
+    # By default the same: else a batch of one and a batch of n run on different cores, and
+    # the cost of verifying is not the cost that was measured.
+    params.n_threads_batch = options.num_batch_threads or params.n_threads
+    flash_attention = _FLASH_ATTENTION[options.flash_attention]
+    params.flash_attn_type = getattr(llama_cpp, f"LLAMA_FLASH_ATTN_TYPE_{flash_attention}")
+    for field, name in (("type_k", options.cache_type_k), ("type_v", options.cache_type_v)):
+        if name is not None:
+            setattr(params, field, type_number(name))
+    return params
+
+
+def check_generates(llama_cpp: Any, model: int, path: Path) -> None:
+    """Raise ModelFileError for a model that is no causal language model."""
+    if llama_cpp.llama_model_has_encoder(model) or llama_cpp.llama_model_is_diffusion(model):
+        raise ModelFileError(
+            f"{path} is no causal language model", "Choose a decoder-only text model."
+        )
+
+
+def check_pools_nothing(llama_cpp: Any, context: Any, name: str) -> None:
+    """Raise ModelFileError for a context that makes one vector of a text."""
+    no_pooling = (llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED, llama_cpp.LLAMA_POOLING_TYPE_NONE)
+    if llama_cpp.llama_pooling_type(context) not in no_pooling:
+        raise ModelFileError(f"{name} is an embedding model", "Choose a text generation model.")
+
+
+def num_usable_cores() -> int:
+    """Cores this process may run on. More threads than that wait for each other."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

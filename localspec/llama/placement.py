@@ -1,0 +1,105 @@
+"""Where the layers of a model go: onto GPUs, or into the main memory.
+
+libllama puts the last num_gpu_layers of a model onto GPUs, the output counting as the last of
+all, however much of them fits: by default all of them. Several GPUs share them by the memory
+that each has free, or as `tensor_split` says. The table of the tokens stays in the main memory.
+Follows llama_model_base::load_tensors, llama_prepare_model_devices and llm_tensor_infos.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localspec.gguf_file.header import Header
+from localspec.gguf_file.shape import ModelShape
+from localspec.llama.devices import Device
+from localspec.llama.options import LlamaOptions
+
+_LAYER = re.compile(r"blk\.(\d+)\.")
+_INPUT = re.compile(r"(token_|position_|per_layer_)")
+_NUM_COPIES = 4  # of a graph's inputs, where several GPUs work on parts of a batch in turn
+MAIN_MEMORY = -1  # as a place; the others are numbers of GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The place of each layer, and behind them that of the output.
+
+    num_gpus: that there are, used or not. num_input_copies: that are made of a graph's inputs.
+    """
+
+    layers: tuple[int, ...]
+    num_gpus: int
+    num_input_copies: int
+
+    def has_layers(self, place: int) -> bool:
+        """Whether there is any layer but the output."""
+        return place in self.layers[:-1]
+
+    def nowhere(self) -> list[int]:
+        """A zero for each place, to be added to: [MAIN_MEMORY] is the last one."""
+        return [0] * (self.num_gpus + 1)
+
+    def weights_bytes(self, header: Header) -> list[int]:
+        """What each place has of the weights."""
+        sizes = self.nowhere()
+        names = {tensor.name for tensor in header.tensors}
+        for tensor in header.tensors:
+            sizes[self._place(tensor.name)] += tensor.size_bytes
+            # As the head it is there a second time, where the output is on a GPU.
+            is_head = tensor.name == "token_embd.weight" and "output.weight" not in names
+            if is_head and self.layers[-1] != MAIN_MEMORY:
+                sizes[self.layers[-1]] += tensor.size_bytes
+        return sizes
+
+    def _place(self, name: str) -> int:
+        if found := _LAYER.match(name):
+            return self.layers[min(int(found[1]), len(self.layers) - 1)]
+        return MAIN_MEMORY if _INPUT.match(name) else self.layers[-1]
+
+
+def usable_gpus(devices: Sequence[Device]) -> tuple[Device, ...]:
+    """Those that libllama takes by itself, in its order: integrated ones for want of others."""
+    gpus = tuple(device for device in devices if device.kind == "GPU")
+    return gpus or tuple(device for device in devices if device.kind == "integrated GPU")
+
+
+def is_in_main_memory(gpu: Device) -> bool:
+    """Whether it has no memory of its own. Apple's have none, though they are called GPUs."""
+    return gpu.kind == "integrated GPU" or sys.platform == "darwin"
+
+
+def chosen_gpus(gpus: Sequence[Device], options: LlamaOptions) -> list[int]:
+    """Numbers of the GPUs that hold a part of a model that is opened so."""
+    if options.num_gpu_layers == 0:
+        return []
+    if options.main_gpu is None:
+        return list(range(len(gpus)))
+    return [options.main_gpu] if options.main_gpu < len(gpus) else []
+
+
+def place_layers(
+    header: Header, options: LlamaOptions, gpus: Sequence[Device], free_bytes: Sequence[int]
+) -> Placement:
+    """Where the layers go. free_bytes: of each GPU, when the model is opened."""
+    chosen = chosen_gpus(gpus, options)
+    num_layers = ModelShape(header).num_blocks + 1
+    if not chosen:
+        return Placement((MAIN_MEMORY,) * num_layers, len(gpus), 1)
+    num_placed = min(num_layers, options.num_gpu_layers or num_layers)
+    shares = [float(free_bytes[index]) for index in chosen]
+    if any(options.tensor_split[: len(chosen)]):
+        shares = [*options.tensor_split, *[0.0] * len(chosen)][: len(chosen)]
+    borders = list(itertools.accumulate(shares if any(shares) else [1.0] * len(chosen)))
+    first = num_layers - num_placed
+    layers = [MAIN_MEMORY] * first + [
+        chosen[bisect.bisect_right(borders, borders[-1] * index / num_placed)]
+        for index in range(num_placed)
+    ]
+    is_pipelined = len(chosen) > 1 and num_placed == num_layers
+    return Placement(tuple(layers), len(gpus), _NUM_COPIES if is_pipelined else 1)

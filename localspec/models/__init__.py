@@ -1,0 +1,1 @@
+"""Presets, and their files: named, downloaded, verified, removed."""

@@ -1,0 +1,219 @@
+"""Places for model files: the hub's cache, or a plain folder.
+
+The hub's cache has the layout of huggingface_hub, which llama.cpp shares:
+
+    models--OWNER--NAME/blobs/ETAG                          content
+    models--OWNER--NAME/snapshots/COMMIT/FILE  → the blob   names
+    models--OWNER--NAME/refs/REVISION                       commit of a branch
+    .locks/models--OWNER--NAME/ETAG.lock
+
+Beside a blob, ETAG.localspec-part is what has been received of it, ETAG.adopted.localspec-part
+another program's file that is being checked, and ETAG.localspec-own says that localspec put it
+there and so may remove it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from localspec.models.hub_api import RemoteFile
+from localspec.models.preset import HubFile
+
+PART_SUFFIX = ".localspec-part"
+_OWN_SUFFIX = ".localspec-own"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one file goes: its content, what is received of it, and the lock over both."""
+
+    content: Path
+    lock: Path
+
+    @property
+    def part(self) -> Path:
+        return self.content.with_name(self.content.name + PART_SUFFIX)
+
+    @property
+    def adopted(self) -> Path:
+        """What another program keeps, until it is checked."""
+        return self.content.with_name(f"{self.content.name}.adopted{PART_SUFFIX}")
+
+
+class Place(Protocol):
+    """Where downloaded files are kept.
+
+    is_checked: whether only verified content gets a name there. Elsewhere a file under the
+    name of one of ours may be anybody's.
+    """
+
+    root: Path
+    is_checked: bool
+
+    def find(self, file: HubFile) -> Path | None:
+        """The path of a file that is there, under its own name."""
+
+    def slot(self, remote: RemoteFile) -> Slot:
+        """Where the file's content goes."""
+
+    def publish(self, remote: RemoteFile, *, fetched: bool) -> Path:
+        """Give the content, now whole, its name; the path under that name.
+
+        fetched: whether we put it there, rather than found it.
+        """
+
+
+class Folder:
+    """A plain folder: every file under its own name. A Place."""
+
+    is_checked = False
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def find(self, file: HubFile) -> Path | None:
+        path = self.root / file.name
+        return path if os.path.exists(path) else None
+
+    def slot(self, remote: RemoteFile) -> Slot:
+        path = self.root / remote.file.name
+        return Slot(path, path.with_name(f".{path.name}.lock"))
+
+    def publish(self, remote: RemoteFile, *, fetched: bool) -> Path:
+        return self.root / remote.file.name
+
+
+class HubCache:
+    """The hub's cache. A Place."""
+
+    is_checked = True
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def find(self, file: HubFile) -> Path | None:
+        snapshots = self._repo(file) / "snapshots"
+        commit = self._commit(file)
+        if commit and (found := _present(snapshots / commit / file.file, file)):
+            return found
+        # The same content may have been fetched at another commit.
+        for other in snapshots.glob(f"*/{file.file}") if file.sha256 else ():
+            if other.resolve().name == file.sha256 and _present(other, file):
+                return other
+        return None
+
+    def file_names(self, repo: str) -> list[str]:
+        """The GGUF files of the repository's main branch that are there."""
+        probe = HubFile(repo=repo, file="any.gguf")
+        snapshot = self._repo(probe) / "snapshots" / (self._commit(probe) or "none")
+        return [
+            path.relative_to(snapshot).as_posix()
+            for path in sorted(snapshot.rglob("*.gguf"))
+            if path.is_file()
+        ]
+
+    def num_bytes(self) -> int:
+        """What all files in the cache take, those of other tools included."""
+        return sum(
+            path.stat().st_size
+            for path in self.root.rglob("*")
+            if path.is_file() and not path.is_symlink()
+        )
+
+    def unfinished(self) -> dict[Path, int]:
+        """Files that a download left behind, ours or huggingface_hub's, and their bytes."""
+        return {
+            path: path.stat().st_size
+            for path in sorted(self.root.glob("models--*/blobs/*"))
+            if path.name.endswith((PART_SUFFIX, ".incomplete"))
+        }
+
+    def slot(self, remote: RemoteFile) -> Slot:
+        repo = self._repo(remote.file)
+        return Slot(
+            repo / "blobs" / remote.etag,
+            self.root / ".locks" / repo.name / f"{remote.etag}.lock",
+        )
+
+    def publish(self, remote: RemoteFile, *, fetched: bool) -> Path:
+        repo, file = self._repo(remote.file), remote.file
+        content = self.slot(remote).content
+        named = repo / "snapshots" / remote.commit / file.file
+        named.parent.mkdir(parents=True, exist_ok=True)
+        link = named.with_name(f"{named.name}.{os.getpid()}.link")
+        try:
+            link.unlink(missing_ok=True)
+            link.symlink_to(os.path.relpath(content, named.parent))
+        except OSError:
+            # No symbolic links here, as on many Windows machines: the name gets the content.
+            os.replace(content, named)
+            content = named
+        else:
+            os.replace(link, named)
+        if fetched:
+            _claim(content).touch()
+        revision = file.revision or "main"
+        if revision != remote.commit:
+            ref = repo / "refs" / revision
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            ref.write_text(remote.commit, encoding="ascii")
+        return named
+
+    def owned(self, file: HubFile) -> list[Path]:
+        """What of the file localspec put here: its name and content, or what was received."""
+        named = self.find(file)
+        if named is not None:
+            return [named] if _claim(named.resolve()).exists() else []
+        part = self._repo(file) / "blobs" / f"{file.sha256}{PART_SUFFIX}"
+        return [part] if part.is_file() else []
+
+    def remove(self, file: HubFile) -> int:
+        """Delete what `owned` names; the bytes freed.
+
+        Content that has another name, too, given by whomever, stays.
+        """
+        freed = 0
+        for path in self.owned(file):
+            content = path.resolve()
+            size = content.stat().st_size
+            path.unlink()
+            snapshots = self._repo(file) / "snapshots"
+            if any(other.resolve() == content for other in snapshots.rglob("*.gguf")):
+                continue
+            content.unlink(missing_ok=True)
+            freed += size
+            _claim(content).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty: others are in there
+                path.parent.rmdir()
+        return freed
+
+    def _repo(self, file: HubFile) -> Path:
+        return self.root / f"models--{file.repo.replace('/', '--')}"
+
+    def _commit(self, file: HubFile) -> str | None:
+        revision = file.revision or "main"
+        if re.fullmatch("[0-9a-f]{40}", revision):
+            return revision
+        try:
+            commit = (self._repo(file) / "refs" / revision).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return commit if re.fullmatch("[0-9a-f]{40}", commit) else None
+
+
+def _present(path: Path, file: HubFile) -> Path | None:
+    """The path if a file of the right size is there."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return None
+    return path if file.size_bytes in (None, size) else None
+
+
+def _claim(content: Path) -> Path:
+    return content.with_name(content.name + _OWN_SUFFIX)

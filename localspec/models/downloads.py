@@ -1,0 +1,190 @@
+"""Several files at once, into one place: plan, check the disk, fetch, publish."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from localspec.errors import DownloadError
+from localspec.models.cache import Place, Slot
+from localspec.models.disk import check_disk, free_bytes, same_disk
+from localspec.models.download_job import DownloadJob
+from localspec.models.hub_api import RemoteFile, pinned_file, remote_file
+from localspec.models.other_caches import Candidate, find_elsewhere
+from localspec.models.patience import BEAT_S
+from localspec.models.preset import HubFile
+from localspec.models.progress import OnProgress, Progress, ProgressBoard
+
+_MAX_AT_ONCE = 4
+_JOIN_S = 1.0  # a thread that waits for a silent server longer than that ends by itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a download will do.
+
+    present: files that are there, with their paths. unchecked: files whose names are there,
+    in a folder where their content may be any. missing: files to fetch. elsewhere: those of
+    the missing that another program keeps. num_bytes: to fetch, without what was received
+    before. free_bytes: on the disk of the place.
+    """
+
+    place: Place
+    present: dict[HubFile, Path]
+    unchecked: tuple[RemoteFile, ...]
+    missing: tuple[RemoteFile, ...]
+    elsewhere: dict[HubFile, Candidate]
+    num_bytes: int
+    free_bytes: int
+
+
+def plan_download(files: Sequence[HubFile], place: Place, on_progress: OnProgress) -> Plan:
+    """Ask the hub about every file that is not known to be there.
+
+    on_progress: called in this thread while there is no answer; an exception in it ends the
+    planning. Raises DownloadError, also if two files would get one name.
+    """
+    found = {file: place.find(file) for file in files}
+    present = {file: path for file, path in found.items() if path and place.is_checked}
+    asked = {
+        file: _remote_of(file, path, on_progress)
+        for file, path in found.items()
+        if file not in present
+    }
+    _check_names(asked.values(), place)
+    missing = tuple(remote for file, remote in asked.items() if found[file] is None)
+    candidates = {remote.file: find_elsewhere(_with_facts(remote)) for remote in missing}
+    return Plan(
+        place=place,
+        present=present,
+        unchecked=tuple(remote for file, remote in asked.items() if found[file]),
+        missing=missing,
+        elsewhere={file: one for file, one in candidates.items() if one is not None},
+        num_bytes=_num_bytes(missing, place),
+        free_bytes=free_bytes(place.root),
+    )
+
+
+def run_download(plan: Plan, on_progress: OnProgress, *, reuse: bool) -> dict[HubFile, Path]:
+    """Do what the plan says; the path of every file.
+
+    on_progress: called in this thread when a file has come further, with its latest state,
+    and a few times a second while none does. reuse: take what other programs keep, if its
+    content is right, instead of fetching it. An exception in on_progress, Ctrl-C included,
+    stops everything within about a second; what was received stays. Raises DownloadError.
+    """
+    candidates = plan.elsewhere if reuse else {}
+    linked = {file for file, one in candidates.items() if same_disk(one.path, plan.place.root)}
+    written = [remote for remote in plan.missing if remote.file not in linked]
+    check_disk(_num_bytes(written, plan.place), plan.place.root)
+    board, cancelled = ProgressBoard(), threading.Event()
+    jobs = [
+        DownloadJob(remote, plan.place, candidates.get(remote.file), board, cancelled)
+        for remote in (*plan.unchecked, *plan.missing)
+    ]
+    paths = dict(plan.present)
+    try:
+        for job in _run_together(jobs, board, on_progress):
+            paths[job.remote.file] = job.path
+    finally:
+        cancelled.set()
+        end = time.monotonic() + _JOIN_S
+        for job in jobs:
+            if job.is_alive():
+                job.join(max(0.0, end - time.monotonic()))
+    return paths
+
+
+def _run_together(
+    jobs: Iterable[DownloadJob], board: ProgressBoard, on_progress: OnProgress
+) -> Iterator[DownloadJob]:
+    """Run the jobs, a few at a time; each as it ends. Raises the first failure."""
+    waiting = list(jobs)
+    running: dict[HubFile, DownloadJob] = {}
+    latest: dict[HubFile, Progress] = {}
+    while waiting or running:
+        while waiting and len(running) < _MAX_AT_ONCE:
+            job = waiting.pop(0)
+            running[job.remote.file] = job
+            job.start()
+        news, ended = board.take(BEAT_S)
+        latest |= {progress.file: progress for progress in news}
+        # Where nothing comes, the same once more: the listener may want to stop it.
+        for progress in news or [latest[file] for file in running if file in latest]:
+            on_progress(progress)
+        for file in ended:
+            job = running.pop(file)
+            if job.failure is not None:
+                raise job.failure
+            yield job
+
+
+def _remote_of(file: HubFile, path: Path | None, on_progress: OnProgress) -> RemoteFile:
+    """The file as it should be, by its pin or by the hub. path: what has its name here."""
+    if path is not None and (pinned := pinned_file(file, path.stat().st_size)):
+        return pinned
+    waiting = Progress(
+        file=file, state="waiting", received_bytes=0, total_bytes=file.size_bytes or 0
+    )
+    try:
+        return remote_file(file, lambda: on_progress(waiting))
+    except DownloadError as error:
+        if path is None:
+            raise
+        raise _not_compared(file, path, error) from error
+
+
+def _not_compared(file: HubFile, path: Path, error: DownloadError) -> DownloadError:
+    """What can be said of a file whose sum nobody tells."""
+    size = path.stat().st_size
+    known = "nothing of it could be checked"
+    if file.size_bytes is not None:
+        is_right = "right" if file.size_bytes == size else f"not {file.size_bytes} but {size}"
+        known = f"its length is {is_right}, its content could not be checked"
+    return DownloadError(
+        f"{path} is there, but {known}: {error}",
+        f"{error.hint} Or use the file as it is, by its path.".strip(),
+    )
+
+
+def _check_names(remotes: Iterable[RemoteFile], place: Place) -> None:
+    """Raises DownloadError if different contents would get the same name."""
+    names: dict[str, RemoteFile] = {}
+    for remote in remotes:
+        path = place.slot(remote).content
+        # Many file systems take upper and lower case for the same.
+        other = names.setdefault(str(path).casefold(), remote)
+        if other.etag != remote.etag:
+            both = " and ".join(
+                f"{one.file.repo}/{one.file.file} of commit {one.commit[:8]}"
+                for one in (other, remote)
+            )
+            raise DownloadError(
+                f"{both} would both be {path}",
+                "Download them into different folders, by one command each.",
+            )
+
+
+def _num_bytes(remotes: Iterable[RemoteFile], place: Place) -> int:
+    """What is still to be written of the files; those with one content count once."""
+    sizes = {}
+    for remote in remotes:
+        slot = place.slot(remote)
+        sizes[slot.content] = remote.size_bytes - _received(slot)
+    return sum(sizes.values())
+
+
+def _with_facts(remote: RemoteFile) -> HubFile:
+    """The file, completed with what the hub said of it."""
+    sha256 = remote.etag if len(remote.etag) == 64 else remote.file.sha256
+    return replace(remote.file, size_bytes=remote.size_bytes, sha256=sha256)
+
+
+def _received(slot: Slot) -> int:
+    try:
+        return slot.part.stat().st_size
+    except OSError:
+        return 0

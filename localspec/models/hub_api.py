@@ -1,0 +1,311 @@
+"""What the hub says: metadata of files, lists of files. The only importer of huggingface_hub.
+
+Works with huggingface_hub 0.23 to 2.x. Its classes of connection errors changed with its HTTP
+library (requests, httpx, httpx2), so they are told apart by what they carry, not by class.
+Imports are late: huggingface_hub takes longer to load than everything else here together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from localspec import __version__
+from localspec.errors import DownloadError, OptionError
+from localspec.models.patience import HubBusyError, patiently, stated_wait
+from localspec.models.preset import HubFile, choose_quantization
+
+Result = TypeVar("Result")
+OnWait = Callable[[], None]
+
+_COMMIT = re.compile("[0-9a-f]{40}")
+_ETAG = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # it becomes the name of a file
+_TRANSIENT = {408, 429, 500, 502, 503, 504}
+# What the HTTP libraries call a connection that was there and broke: another one may hold.
+# One that cannot be made at all is told about at once.
+_BROKEN = {
+    "ReadError",
+    "ReadTimeout",
+    "ReadTimeoutError",
+    "WriteError",
+    "RemoteProtocolError",
+    "RemoteDisconnected",
+    "ConnectionResetError",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFile:
+    """A file as the hub serves it now.
+
+    commit: of the repository, 40 hex digits. etag: the sha256 of the content (64 hex
+    digits), or for a small file its git blob id (40). url: where to get it.
+    """
+
+    file: HubFile
+    commit: str
+    etag: str
+    size_bytes: int
+    url: str
+
+
+def cache_folder() -> Path:
+    """The hub's cache, which other tools share."""
+    return Path(_settings().HF_HUB_CACHE)
+
+
+def is_offline() -> bool:
+    """Whether the user wants no requests to the hub."""
+    return bool(_settings().HF_HUB_OFFLINE)
+
+
+def download_timeout_s() -> float:
+    """Seconds that a connection may stay silent."""
+    return float(_settings().HF_HUB_DOWNLOAD_TIMEOUT)
+
+
+def request_headers() -> dict[str, str]:
+    """Headers of a request to the hub, with the user's token if there is one."""
+    from huggingface_hub.utils import build_hf_headers
+
+    headers: dict[str, str] = build_hf_headers(
+        library_name="localspec", library_version=__version__
+    )
+    return {**headers, "Accept-Encoding": "identity"}
+
+
+def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
+    """Ask the hub about a file, and compare with what the file is pinned to.
+
+    on_wait: see `patiently`. Raises HubBusyError if waiting did not help, DownloadError if
+    the file is not to be had or is another one than pinned.
+    """
+    url = _url_at(file, file.revision or "main")
+    from huggingface_hub import get_hf_file_metadata
+
+    found = _asking(file.repo, file, lambda: get_hf_file_metadata(url), on_wait)
+    commit, etag, size = found.commit_hash, found.etag, found.size
+    if not commit or not etag or not size:
+        raise DownloadError(
+            f"{_endpoint()} answers without commit, hash or size of {file.name}",
+            "Check HF_ENDPOINT: a mirror has to send the hub's headers.",
+        )
+    if file.sha256 is not None and not _ETAG.fullmatch(etag):
+        etag = file.sha256  # a mirror has marks of its own, and the pin says what is right
+    if not _COMMIT.fullmatch(commit) or not _ETAG.fullmatch(etag) or size < 1:
+        raise DownloadError(
+            f"{_endpoint()} sends a commit, hash or size of {file.name} that is none",
+            "Check HF_ENDPOINT: a mirror has to send the hub's headers.",
+        )
+    if file.sha256 not in (None, etag) and len(etag) == 64:
+        raise _other_file(file, f"sha256 {etag}", f"{file.sha256}")
+    if file.size_bytes not in (None, size):
+        raise _other_file(file, f"{size} bytes", f"{file.size_bytes}")
+    # By commit: what stands behind a branch may change before the last byte is here.
+    url = _url_at(file, commit)
+    return RemoteFile(file=file, commit=commit, etag=etag, size_bytes=size, url=url)
+
+
+def pinned_file(file: HubFile, size_bytes: int) -> RemoteFile | None:
+    """The file as its pin states it, without asking the hub; None if no sum is pinned.
+
+    size_bytes: where the pin states no size.
+    """
+    if file.sha256 is None:
+        return None
+    revision = file.revision or "main"
+    return RemoteFile(
+        file=file,
+        commit=revision,
+        etag=file.sha256,
+        size_bytes=file.size_bytes or size_bytes,
+        url=_url_at(file, revision),
+    )
+
+
+def list_files(
+    repo: str, revision: str | None = None, on_wait: OnWait = lambda: None
+) -> list[HubFile]:
+    """The GGUF files of a repository at a revision, with their sizes and hashes.
+
+    Files whose names localspec would not write to a disk are left out. on_wait: see
+    `patiently`. Raises HubBusyError or DownloadError.
+    """
+    address = _address()
+    from huggingface_hub import HfApi
+
+    api = HfApi(endpoint=address)
+    info = _asking(
+        repo,
+        None,
+        lambda: api.model_info(repo, revision=revision, files_metadata=True),
+        on_wait,
+    )
+    files = []
+    for entry in info.siblings or ():
+        name, size = entry.rfilename, entry.size
+        sha256 = entry.lfs.sha256 if entry.lfs else None
+        if not _are_facts(name, size, sha256):
+            raise DownloadError(
+                f"{_endpoint()} lists a file of {repo} with a name, size or hash that is none",
+                "Try again later; check HF_ENDPOINT.",
+            )
+        if name.endswith(".gguf"):
+            with contextlib.suppress(OptionError):
+                files.append(
+                    HubFile(
+                        repo=repo, file=name, revision=revision, size_bytes=size, sha256=sha256
+                    )
+                )
+    return files
+
+
+def _are_facts(name: object, size: object, sha256: object) -> bool:
+    """Whether what the hub says of a file has the right types."""
+    return (
+        isinstance(name, str)
+        and (size is None or type(size) is int)  # true is no size
+        and (sha256 is None or isinstance(sha256, str))
+    )
+
+
+def find_quantization(
+    repo: str, quantization: str, on_wait: OnWait = lambda: None
+) -> list[HubFile]:
+    """The parts of the repository's model in that quantization, named in the file's name.
+
+    on_wait: see `patiently`. Raises DownloadError if there is none, or more than one.
+    """
+    files = {file.file: file for file in list_files(repo, on_wait=on_wait)}
+    return [files[name] for name in choose_quantization(repo, quantization, list(files))]
+
+
+def _other_file(file: HubFile, served: str, pinned: str) -> DownloadError:
+    return DownloadError(
+        f"the hub has another {file.name} than pinned: {served} instead of {pinned}",
+        f"{file.repo} was changed, or the pin is wrong; nothing was downloaded.",
+    )
+
+
+def without_secrets(text: str) -> str:
+    """The text of an error without what addresses in it carry: signatures and passwords."""
+    text = re.sub(r"//[^/@\s'\"]*@", "//", text)
+    return re.sub(r"\?[^\s'\")]+", "", text)
+
+
+def _endpoint() -> str:
+    """The hub's address, to be shown."""
+    return without_secrets(_address())
+
+
+def _address() -> str:
+    return str(_settings().ENDPOINT)
+
+
+def _settings() -> Any:
+    """What huggingface_hub takes from the environment.
+
+    Raises OptionError for what would end its import, or a request, in a ValueError.
+    """
+    for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
+        value = os.environ.get(name, "0")
+        if not re.fullmatch("[0-9]{1,6}", value):
+            raise OptionError(
+                f"{name} is {value!r}",
+                "Give a number of seconds from 1 to 999999, or unset it.",
+            )
+    address = os.environ.get("HF_ENDPOINT", "")
+    try:
+        _ = urlsplit(address).port  # raises for what is no number
+    except ValueError as error:
+        raise OptionError(
+            f"HF_ENDPOINT is {without_secrets(address)!r}: {without_secrets(str(error))}",
+            "Write https://host, or unset it.",
+        ) from None
+    from huggingface_hub import constants
+
+    return constants
+
+
+def _url_at(file: HubFile, revision: str) -> str:
+    address = _address()
+    from huggingface_hub import hf_hub_url
+
+    return str(hf_hub_url(file.repo, file.file, revision=revision, endpoint=address))
+
+
+def _asking(
+    repo: str, file: HubFile | None, ask: Callable[[], Result], on_wait: OnWait
+) -> Result:
+    """The result of `ask`, tried again where that may help.
+
+    What huggingface_hub raises is told as DownloadError, and not chained to it: a traceback
+    in a log would show the addresses with their signatures.
+    """
+
+    def ask_once() -> Result:
+        try:
+            return ask()
+        except Exception as error:  # its connection errors have no common base
+            raise _told(repo, file, error) from None
+
+    return patiently(ask_once, on_wait)
+
+
+def _is_broken(error: BaseException | None) -> bool:
+    """Whether a connection broke that had been made."""
+    while error is not None:
+        if type(error).__name__ in _BROKEN:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _told(repo: str, file: HubFile | None, error: Exception) -> DownloadError:
+    from huggingface_hub.utils import (
+        EntryNotFoundError,
+        GatedRepoError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    endpoint = _endpoint()
+    response: Any = getattr(error, "response", None)
+    status = getattr(response, "status_code", None)
+    if isinstance(error, OfflineModeIsEnabled):
+        return DownloadError("offline mode is on (HF_HUB_OFFLINE)", "Unset it to download.")
+    if isinstance(error, GatedRepoError):
+        return DownloadError(
+            f"{repo} is gated: its owner wants you to accept terms first",
+            f"Accept them at {endpoint}/{repo}, then run: hf auth login",
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return DownloadError(
+            f"{repo} has no revision {file.revision if file else 'main'!r}", "Check the preset."
+        )
+    if isinstance(error, EntryNotFoundError) and status == 404:
+        return DownloadError(
+            f"{repo} has no file {file.file if file else ''} at that revision",
+            f"Look at {endpoint}/{repo}/tree/main",
+        )
+    if isinstance(error, RepositoryNotFoundError) or status in (401, 403, 404):
+        return DownloadError(
+            f"{repo} does not exist, or is private ({endpoint} says {status})",
+            "Check the name. For a private repository set HF_TOKEN or run: hf auth login",
+        )
+    if status in _TRANSIENT:
+        return HubBusyError(f"{endpoint} answers {status}", stated_wait(response.headers))
+    what = without_secrets(f"{type(error).__name__}: {error}")
+    if _is_broken(error):
+        return HubBusyError(f"{endpoint} gives no answer about {repo}: {what}", None)
+    return DownloadError(
+        f"{endpoint} cannot be asked about {repo}: {what}",
+        "Check the connection, the proxy and HF_ENDPOINT.",
+    )

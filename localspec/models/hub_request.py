@@ -1,0 +1,151 @@
+"""GET of a file's content: who is told the token, where it may lead, what a failure means.
+
+It is made with requests, whose interface does not change with the installed huggingface_hub.
+Imported late, as requests takes long to load and every command imports what downloads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from urllib.parse import urljoin, urlsplit
+
+import requests
+from urllib3.exceptions import HTTPError
+
+from localspec.errors import DownloadError
+from localspec.models.hub_api import (
+    RemoteFile,
+    download_timeout_s,
+    request_headers,
+    without_secrets,
+)
+from localspec.models.patience import HubBusyError, stated_wait
+
+_MAX_REDIRECTS = 10
+_NO_ADDRESS = "an address that is none"
+
+
+@contextlib.contextmanager
+def content_of(remote: RemoteFile, byte_range: str | None) -> Iterator[requests.Response]:
+    """The answer to a GET of the file, with status 200 or 206; its body is read in the block.
+
+    byte_range: what to ask for, as "7-" or "7-9"; None is everything. Raises HubBusyError
+    where another try may help, else DownloadError, also for what goes wrong in the block.
+    Neither is chained to its cause, as a traceback in a log would show signed addresses.
+    """
+    headers = request_headers()
+    if byte_range is not None:
+        headers["Range"] = f"bytes={byte_range}"
+    try:
+        with (
+            _HubSession(remote) as session,
+            session.get(
+                remote.url, headers=headers, stream=True, timeout=download_timeout_s()
+            ) as response,
+        ):
+            _check_status(remote, response)
+            yield response
+    except (requests.RequestException, HTTPError) as error:
+        # requests lets some of urllib3's through: a host that there cannot be.
+        raise _told(remote, error) from None
+
+
+class _HubSession(requests.Session):
+    """A session for requests that carry the hub's token."""
+
+    def __init__(self, remote: RemoteFile) -> None:
+        super().__init__()
+        self._remote = remote
+        self.max_redirects = _MAX_REDIRECTS
+        # An explicit callable, or requests would prefer a ~/.netrc over the hub's token.
+        self.auth = _unchanged
+
+    def rebuild_auth(
+        self, prepared_request: requests.PreparedRequest, response: requests.Response
+    ) -> None:
+        """Keep the token from any other origin, and give it no password of ~/.netrc instead.
+
+        What stands there is for whom the user names, not for whom a hub leads to.
+        """
+        headers = prepared_request.headers
+        urls = str(response.request.url), str(prepared_request.url)
+        if "Authorization" in headers and self.should_strip_auth(*urls):  # type: ignore[no-untyped-call]
+            del headers["Authorization"]
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        """Where the answer leads. Raises DownloadError for what a download may not follow."""
+        try:
+            target = super().get_redirect_target(resp)
+            fault = None if target is None else _redirect_fault(resp.url, target)
+        except UnicodeDecodeError:
+            fault = _NO_ADDRESS
+        if fault is not None:
+            resp.close()
+            raise DownloadError(
+                f"the server of {self._remote.file.name} leads to {fault}",
+                "Check HF_ENDPOINT and the proxy; nothing was fetched from there.",
+            )
+        return target
+
+
+def _redirect_fault(url: str, target: str) -> str | None:
+    """What is wrong with being led from the address to the target, if anything is."""
+    try:
+        here, there = urlsplit(url), urlsplit(urljoin(url, target))
+        _ = there.port  # raises for what is no number
+    except ValueError:
+        return _NO_ADDRESS
+    if there.scheme not in ("http", "https") or not there.hostname:
+        return f"an address of the kind {there.scheme!r}"
+    if (here.scheme, there.scheme) == ("https", "http"):
+        # Signed addresses, and what they give access to, would go over the line in the clear.
+        return f"{there.hostname} without encryption"
+    return None
+
+
+def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    return request
+
+
+def _check_status(remote: RemoteFile, response: requests.Response) -> None:
+    status, name = response.status_code, remote.file.name
+    if status in (200, 206):
+        return
+    answer = f"the server of {name} answers {status}"
+    is_elsewhere = urlsplit(response.url).netloc != urlsplit(remote.url).netloc
+    # A signed address that has run out says 403; the next request gets a new one.
+    if status in (408, 429) or status >= 500 or (status == 403 and is_elsewhere):
+        raise HubBusyError(answer, stated_wait(response.headers))
+    if status in (401, 403):
+        raise DownloadError(
+            answer, "Check the token (hf auth login) and the repository's terms."
+        )
+    if status not in (404, 410):
+        raise DownloadError(answer, "Try again later; check HF_ENDPOINT and the proxy.")
+    if is_elsewhere:
+        raise DownloadError(
+            f"the hub has {name}, but the storage that it leads to answers {status}",
+            f"Try again later; if it stays so, tell the owner of {remote.file.repo}.",
+        )
+    raise DownloadError(
+        f"{remote.file.repo} has no file {remote.file.file} any more",
+        "Somebody changes the repository; look at its files and try again.",
+    )
+
+
+def _told(remote: RemoteFile, error: requests.RequestException | HTTPError) -> DownloadError:
+    name = remote.file.name
+    if isinstance(error, requests.TooManyRedirects):
+        return DownloadError(
+            f"the server of {name} leads in a circle: {_MAX_REDIRECTS} redirects",
+            "Try again later; check HF_ENDPOINT and the proxy.",
+        )
+    what = without_secrets(str(error))
+    # ValueError marks an address that is none or a proxy that cannot be used.
+    if isinstance(error, ValueError) or "CERTIFICATE_VERIFY_FAILED" in what:
+        return DownloadError(
+            f"the server of {name} cannot be asked: {what}",
+            "Check HF_ENDPOINT, the proxy, the certificates and the clock.",
+        )
+    return HubBusyError(f"the connection to the server of {name} broke: {what}", None)

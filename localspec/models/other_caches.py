@@ -1,0 +1,63 @@
+"""Models that other programs keep on this machine: LM Studio, Ollama, llama.cpp."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from localspec.models.preset import HubFile
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A file that may have the content looked for; owner is the program that keeps it."""
+
+    path: Path
+    owner: str
+
+
+def find_elsewhere(file: HubFile) -> Candidate | None:
+    """A file of another program with the name (or, with Ollama, the hash) and the size.
+
+    Nothing is read from it: whether the content is right remains to be checked. None for a
+    file whose size or hash is not known.
+    """
+    if file.size_bytes is None or file.sha256 is None:
+        return None
+    for candidate in _candidates(file):
+        try:
+            if candidate.path.stat().st_size == file.size_bytes:
+                return candidate
+        except OSError:
+            continue
+    return None
+
+
+def _candidates(file: HubFile) -> Iterator[Candidate]:
+    home = Path.home()
+    for folder in (home / ".lmstudio", home / ".cache" / "lm-studio"):
+        yield Candidate(folder / "models" / file.repo / file.name, "LM Studio")
+    chosen = os.environ.get("OLLAMA_MODELS")
+    ollama = [home / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
+    for folder in [Path(chosen), *ollama] if chosen else ollama:
+        yield Candidate(folder / "blobs" / f"sha256-{file.sha256}", "Ollama")
+    # llama.cpp's cache of earlier days; now it uses the hub's layout, if perhaps elsewhere.
+    assert file.sha256 is not None
+    flat = f"{file.repo.replace('/', '_')}_{file.file.replace('/', '_')}"
+    for folder in _llama_cpp_folders(home):
+        yield Candidate(folder / flat, "llama.cpp")
+        repo = folder / f"models--{file.repo.replace('/', '--')}"
+        yield Candidate(repo / "blobs" / file.sha256, "llama.cpp")
+
+
+def _llama_cpp_folders(home: Path) -> list[Path]:
+    if chosen := os.environ.get("LLAMA_CACHE"):
+        return [Path(chosen)]
+    if sys.platform == "darwin":
+        return [home / "Library/Caches/llama.cpp"]
+    if sys.platform == "win32":
+        return [Path(os.environ.get("LOCALAPPDATA") or home) / "llama.cpp"]
+    return [Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "llama.cpp"]

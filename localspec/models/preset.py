@@ -1,0 +1,203 @@
+"""What a preset is: a target, perhaps a draft, and where their files come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path, PurePosixPath
+
+from localspec.errors import DownloadError, OptionError
+from localspec.sampling.params import SamplingParams
+
+# What a hub allows and no file system misreads: no "..", no drive, no backslash.
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_REPO = re.compile(f"{_NAME}/{_NAME}")
+_FILE_PART = re.compile(r"(?!\.+$)[A-Za-z0-9._+=@,() -]+")
+# llama.cpp counts tokens in 32 bits.
+MAX_CONTEXT_LENGTH = 2**31 - 1
+# The longest models have some two hundred; each is a file to look for.
+_MAX_PARTS = 1024
+_MAX_NAMED = 10  # files that an error names
+_PART_NUMBER = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubFile:
+    """A file of a hub repository; None stands for what is not known.
+
+    revision: a commit, or a branch or tag; None is main. sha256: of the content, hex.
+    Raises OptionError for a name that is none or would lead out of its folder.
+    """
+
+    repo: str
+    file: str
+    revision: str | None = None
+    size_bytes: int | None = None
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        if not is_repo(self.repo):
+            raise OptionError(f"{self.repo!r} is no repository", "Write owner/name.")
+        parts = self.file.split("/")
+        if not all(map(_FILE_PART.fullmatch, parts)) or not self.file.endswith(".gguf"):
+            raise OptionError(
+                f"{self.file!r} is no GGUF file of a repository", "Write name.gguf."
+            )
+        part = _PART_NUMBER.search(self.file)
+        if part is not None and not _is_part(part):
+            raise OptionError(
+                f"{self.file!r} is part {int(part[1])} of {int(part[2])}",
+                f"Parts are counted from 00001 up to their number, at most {_MAX_PARTS:05}.",
+            )
+        if self.revision is not None and not re.fullmatch(_NAME, self.revision):
+            raise OptionError(
+                f"{self.revision!r} is no revision", "Give a commit, branch or tag."
+            )
+        if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
+            raise OptionError(f"{self.sha256!r} is no sha256", "Give 64 hex digits.")
+        if self.size_bytes is not None and self.size_bytes < 1:
+            raise OptionError(
+                f"the size is {self.size_bytes} bytes", "Give the file's exact size."
+            )
+
+    @property
+    def name(self) -> str:
+        """The file's own name, without its folder in the repository."""
+        return PurePosixPath(self.file).name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubModel:
+    """A model on the hub: one file, or all parts of a split one in their order.
+
+    Raises OptionError for no file at all.
+    """
+
+    files: tuple[HubFile, ...]
+    quantization: str = ""
+    license: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise OptionError("a model on the hub has no files", "Name one, or all its parts.")
+
+    @property
+    def size_bytes(self) -> int | None:
+        """All files together; None if one of them is not known."""
+        sizes = [file.size_bytes for file in self.files]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackagedModel:
+    """A model file that came with localspec."""
+
+    packaged: str
+    quantization: str
+    license: str
+
+    @property
+    def path(self) -> Path:
+        return Path(str(resources.files("localspec") / "demo" / self.packaged))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModel:
+    """A model file of the user's own; of a split model its first part."""
+
+    path: Path
+    quantization: str = ""
+    license: str = ""
+
+
+Model = HubModel | PackagedModel | LocalModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A target, its draft, and what the makers of the model recommend.
+
+    context_length: tokens it is opened with. max_context_length: tokens that both models
+    were trained for, None if no source says. unconfirmed: which of its facts rest on one
+    source or on none; empty if all are confirmed.
+    """
+
+    name: str
+    description: str
+    target: Model
+    draft: Model | None
+    context_length: int
+    max_context_length: int | None
+    sampling: SamplingParams
+    notes: str
+    unconfirmed: str
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """The target, and the draft if there is one."""
+        return (self.target,) if self.draft is None else (self.target, self.draft)
+
+
+def is_repo(text: str) -> bool:
+    """Whether the text can be the name of a hub repository, owner/name."""
+    return _REPO.fullmatch(text) is not None
+
+
+def hub_files(models: Sequence[Model]) -> list[HubFile]:
+    """The hub's files among the models' files, each once."""
+    files = [file for model in models if isinstance(model, HubModel) for file in model.files]
+    return list(dict.fromkeys(files))
+
+
+def all_parts(file: str) -> list[str]:
+    """The names of all parts, if `file` is a part of a split model; else itself alone."""
+    found = _PART_NUMBER.search(file)
+    if found is None or not _is_part(found):
+        return [file]
+    count = int(found[2])
+    return [
+        f"{file[: found.start()]}-{number:05}-of-{count:05}.gguf"
+        for number in range(1, count + 1)
+    ]
+
+
+def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[str]:
+    """Of the file names those of the one model in that quantization, all parts in order.
+
+    A single file is preferred to the same model in parts. Raises DownloadError if there is
+    none, or more than one.
+    """
+    pattern = re.compile(
+        rf"(^|[-._/]){re.escape(quantization)}(-\d{{5}}-of-\d{{5}})?\.gguf$", re.IGNORECASE
+    )
+    found = sorted({all_parts(name)[0] for name in names if pattern.search(name)})
+    found = [name for name in found if "mmproj" not in name]
+    whole = [name for name in found if len(all_parts(name)) == 1]
+    chosen = whole or found
+    if len(chosen) != 1:
+        raise DownloadError(
+            f"{repo} has {len(chosen)} models in {quantization!r}; it has: "
+            f"{_named(chosen or sorted(names)) or 'no GGUF file'}",
+            f"Name one file: hf:{repo}/NAME.gguf",
+        )
+    parts = all_parts(chosen[0])
+    if missing := sorted({*parts}.difference(names)):
+        raise DownloadError(
+            f"{repo} lacks {len(missing)} of {len(parts)} parts of its model in "
+            f"{quantization!r}: {_named(missing)}",
+            f"Name one file: hf:{repo}/NAME.gguf",
+        )
+    return parts
+
+
+def _named(files: list[str]) -> str:
+    """The first of the names, and how many more there are."""
+    more = f" and {len(files) - _MAX_NAMED} more" if len(files) > _MAX_NAMED else ""
+    return ", ".join(files[:_MAX_NAMED]) + more
+
+
+def _is_part(found: re.Match[str]) -> bool:
+    """Whether a name says a part that there can be: 00000-of-00000 is none."""
+    return 1 <= int(found[1]) <= int(found[2]) <= _MAX_PARTS

@@ -1,0 +1,219 @@
+"""A TOML file of presets, read with errors that name file, line and key."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from localspec.errors import OptionError, PresetError
+from localspec.models.preset import (
+    MAX_CONTEXT_LENGTH,
+    HubFile,
+    HubModel,
+    LocalModel,
+    Model,
+    PackagedModel,
+    Preset,
+)
+from localspec.sampling.params import SamplingParams
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PRESET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9._-]+)?")
+
+Table = Mapping[str, Any]
+
+_COMMON: dict[str, type] = {"quantization": str, "license": str}
+_FILE: dict[str, type] = {"file": str, "size_bytes": int, "sha256": str}
+_MODEL: dict[str, dict[str, type]] = {
+    "packaged": {"packaged": str, **_COMMON},
+    "path": {"path": str, **_COMMON},
+    "repo": {"repo": str, "revision": str, "parts": list, **_FILE, **_COMMON},
+}
+_PRESET = {
+    "extends": str,
+    "description": str,
+    "context_length": int,
+    "max_context_length": int,
+    "notes": str,
+    "unconfirmed": str,
+    "sampling": dict,
+    "target": dict,
+    "draft": dict,
+}
+_DEFAULTS = {
+    "draft": None,
+    "max_context_length": None,
+    "notes": "",
+    "unconfirmed": "",
+    "sampling": SamplingParams(),
+}
+
+
+def read_presets(name: str, text: str, known: Mapping[str, Preset]) -> dict[str, Preset]:
+    """The presets of a TOML text, in its order.
+
+    name: of the file, for errors. known: presets that `extends` may name, besides those
+    further up in the text. Raises PresetError with file, line and key.
+    """
+    found: dict[str, Preset] = {}
+    try:
+        for preset_name, table in tomllib.loads(text).items():
+            reader = _Reader(name, text, preset_name)
+            found[preset_name] = reader.preset(table, {**known, **found})
+    except ValueError as error:  # a TOMLDecodeError, or a number of too many digits
+        raise PresetError(f"{name}: {error}", "Correct the line.") from error
+    except RecursionError:
+        raise PresetError(f"{name}: it is nested too deeply", "Correct it.") from None
+    return found
+
+
+class _Reader:
+    """One preset of the text; knows where its lines are."""
+
+    def __init__(self, file: str, text: str, preset: str) -> None:
+        self._file = file
+        self._text = text
+        self._preset = preset
+
+    def preset(self, table: Any, known: Mapping[str, Preset]) -> Preset:
+        """The preset that the table describes, or that it changes."""
+        if not isinstance(table, dict):
+            raise self._error((), self._preset, "stands outside of any preset")
+        here = (self._preset,)
+        if not PRESET_NAME.fullmatch(self._preset):
+            raise self._error(here, None, "is no name for a preset")
+        self._check(table, _PRESET, ())
+        values = {**_DEFAULTS, **self._base(table, known), **table}
+        values.pop("extends", None)
+        for role in ("target", "draft"):
+            if role in table:
+                values[role] = self._model(table[role], role)
+        if "sampling" in table:
+            values["sampling"] = self._sampling(table["sampling"])
+        for key in ("description", "context_length", "target"):
+            if key not in values:
+                raise self._error(here, None, f"lacks the key {key!r}")
+        self._check_lengths(values)
+        return Preset(**{**values, "name": self._preset})
+
+    def _base(self, table: Table, known: Mapping[str, Preset]) -> Table:
+        """The values of the preset that this one extends."""
+        if "extends" not in table:
+            return {}
+        base = known.get(table["extends"])
+        if base is None:
+            raise self._error((self._preset,), "extends", "names no preset further up")
+        return {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
+
+    def _model(self, table: Table, role: str) -> Model:
+        kinds = [kind for kind in _MODEL if kind in table]
+        if len(kinds) != 1:
+            raise self._error((self._preset, role), None, "needs one of: repo, path, packaged")
+        self._check(table, _MODEL[kinds[0]], (role,))
+        common = {key: table.get(key, "") for key in _COMMON}
+        if kinds[0] == "packaged":
+            return PackagedModel(packaged=table["packaged"], **common)
+        if kinds[0] == "path":
+            # Not Path.expanduser, which raises for the home of a user that there is not.
+            return LocalModel(path=Path(os.path.expanduser(table["path"])), **common)
+        if ("file" in table) == ("parts" in table):
+            raise self._error((self._preset, role), None, "needs one of: file, parts")
+        parts = table.get("parts", [table])
+        if not parts:
+            raise self._error((self._preset, role), "parts", "names no file")
+        return HubModel(
+            files=tuple(self._file_of(part, table, role) for part in parts), **common
+        )
+
+    def _file_of(self, part: Any, table: Table, role: str) -> HubFile:
+        where = (self._preset, role)
+        if not isinstance(part, dict):
+            raise self._error(where, "parts", "holds something that is no table")
+        if part is not table:
+            self._check(part, _FILE, (role,), inside="parts")
+        if "file" not in part:
+            raise self._error(where, "parts", "holds a part without 'file'")
+        try:
+            return HubFile(
+                repo=table["repo"],
+                revision=table.get("revision"),
+                file=part["file"],
+                size_bytes=part.get("size_bytes"),
+                sha256=part.get("sha256"),
+            )
+        except OptionError as error:
+            raise self._error(where, None, str(error)) from error
+
+    def _sampling(self, table: Table) -> SamplingParams:
+        try:
+            return SamplingParams().changed(table)
+        except OptionError as error:
+            named = next((key for key in table if str(error).startswith(f"{key} ")), None)
+            raise self._error((self._preset, "sampling"), named, str(error)) from error
+
+    def _check(
+        self,
+        table: Table,
+        allowed: Mapping[str, type],
+        within: tuple[str, ...],
+        inside: str = "",
+    ) -> None:
+        """Every key is known and its value has the right type."""
+        path = (self._preset, *within)
+        for key, value in table.items():
+            if key not in allowed:
+                raise self._error(
+                    path, inside or key, f"is no key here; known are {', '.join(allowed)}"
+                )
+            wanted = allowed[key]
+            fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
+            if not fits or (isinstance(value, bool) and wanted is not bool):
+                raise self._error(
+                    path, inside or key, f"is {value!r}, not of type {wanted.__name__}"
+                )
+
+    def _check_lengths(self, values: Table) -> None:
+        """There can be contexts of these lengths."""
+        for key in ("context_length", "max_context_length"):
+            length = values[key]
+            if length is not None and length < 1:
+                raise self._error((self._preset,), key, "is below 1")
+            if length is not None and length > MAX_CONTEXT_LENGTH:
+                raise self._error((self._preset,), key, f"is above {MAX_CONTEXT_LENGTH}")
+
+    def _error(self, path: tuple[str, ...], key: str | None, what: str) -> PresetError:
+        table = "".join(f"[{'.'.join(path)}] " if path else "")
+        named = f"{key}: " if key else ""
+        line = line_of(self._text, path, key)
+        return PresetError(
+            f"{self._file}, line {line}: {table}{named}{what}",
+            "docs/presets.md lists the keys of a preset.",
+        )
+
+
+def line_of(text: str, path: tuple[str, ...], key: str | None) -> int:
+    """The number of the line where `key` of the table `path` stands, or the table's own.
+
+    Tables are searched by their headers, as the parser keeps no positions. 1 if the table
+    has no header of its own.
+    """
+    found, current = 1, ()
+    for number, line in enumerate(text.split("\n"), start=1):
+        if header := re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line):
+            current = tuple(a or b for a, b in re.findall(r'"([^"]*)"|([\w-]+)', header[1]))
+            if current == path or (found == 1 and current[: len(path)] == path):
+                found = number
+        elif current == path and key is not None:
+            named = re.match(r'\s*(?:"([^"]*)"|([\w-]+))\s*[.=]', line)
+            if named and (named[1] or named[2]) == key:
+                return number
+    return found

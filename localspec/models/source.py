@@ -1,0 +1,67 @@
+"""The ways to name a model: a preset, a path, hf:owner/repo/file.gguf, owner/repo:QUANT."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from localspec.errors import OptionError, PresetError
+from localspec.models.preset import (
+    HubFile,
+    HubModel,
+    LocalModel,
+    Model,
+    Preset,
+    all_parts,
+    is_repo,
+)
+
+Role = Literal["target", "draft"]
+
+_QUANTIZED = re.compile(r"(?:hf:)?([^/:\\]+/[^/:\\]+):([A-Za-z0-9_.-]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """The model of a repository in one quantisation; which file that is, its list says."""
+
+    repo: str
+    quantization: str
+
+
+def parse_source(text: str, role: Role, presets: Mapping[str, Preset]) -> Model | Quantized:
+    """What a person means by the name of a model.
+
+    A path that exists is a path. role: which model of a preset its name stands for. What is
+    nothing else is a path, too. Raises OptionError for what is no string and for hf: and no
+    file, PresetError for a preset that has no draft.
+    """
+    if not isinstance(text, str):
+        raise OptionError(
+            f"{text!r} names no model",
+            "Give a string: a preset, a path, hf:owner/repo/file.gguf or owner/repo:Q4_K_M.",
+        )
+    if os.path.exists(text):
+        return LocalModel(path=Path(text))
+    if text in presets:
+        model = presets[text].target if role == "target" else presets[text].draft
+        if model is None:
+            raise PresetError(f"preset {text!r} has no draft", "Name the draft's file.")
+        return model
+    named = _QUANTIZED.fullmatch(text)
+    if named and is_repo(named[1]):
+        return Quantized(named[1], named[2])
+    if not text.startswith("hf:"):
+        return LocalModel(path=Path(text))
+    owner, _, rest = text.removeprefix("hf:").partition("/")
+    name, _, file = rest.partition("/")
+    if not file:
+        raise OptionError(
+            f"{text!r} names no file", "Write hf:owner/repo/file.gguf or owner/repo:Q4_K_M."
+        )
+    repo = f"{owner}/{name}"
+    return HubModel(files=tuple(HubFile(repo=repo, file=part) for part in all_parts(file)))

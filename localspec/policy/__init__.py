@@ -1,0 +1,1 @@
+"""How many tokens to draft: what decodes cost here, how likely tokens are accepted."""

@@ -1,0 +1,159 @@
+"""How likely a proposer's tokens are to be accepted: a filter over regimes of the text.
+
+A text is predictable here and not there. A regime is a rate at which draft tokens are
+accepted, one behind the other; which regime holds now is a hidden state that changes now
+and then, and it is tracked by Bayes' rule over a grid of rates (a hidden Markov model whose
+hidden state is redrawn from a slowly learned prior with a fixed hazard). Three properties
+follow: a fully accepted draft says "at least so many", as a censored observation should; a
+regime that has not been seen for a while becomes uncertain again; and evidence for several
+rates at once weighs long drafts rightly, because they average over the rates.
+
+The proposer's own confidence shifts the log-odds of a token, by an amount that is learned
+for each bin of confidence. Over the bins as they occur the shifts are 0 on average, so that a
+regime's rate is that of a token whose confidence is not known yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
+
+Weights = NDArray[np.float64]
+
+# Closer towards 1, where small differences decide how long a draft pays.
+RATES = np.array([0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.93, 0.955, 0.98])
+HAZARD = 1 / 64  # of another regime, per emitted token
+_PRIOR_RATE = 1 / 256  # how fast the prior follows what is seen, at least
+_PRIOR_TOKENS = 6  # judged tokens that the first prior weighs as much as
+_SHIFT_RATE = 0.05  # how fast a bin's shift does
+_SHARE_RATE = 0.02  # and how fast the shares of the bins
+_EDGES = (0.3, 0.5, 0.7, 0.85, 0.95)  # of the bins of confidence
+_MAX_SHIFT = 4.0
+_LOG_ODDS = np.log(RATES) - np.log1p(-RATES)
+_POWERS = np.cumsum(RATES[:, None] ** np.arange(1, MAX_DRAFT_TOKENS + 1), axis=1)
+# (regimes, 1 + MAX_DRAFT_TOKENS): tokens accepted of the next 0, 1, 2 …
+GAINS: Weights = np.concatenate([np.zeros((len(RATES), 1)), _POWERS], axis=1)
+
+
+class Acceptance:
+    """The acceptance of one proposer's tokens, learned from verdicts."""
+
+    def __init__(self) -> None:
+        self.num_seen = 0
+        # Drafts that people put together are more often good than not.
+        self._prior: Weights = (0.5 + RATES) / (0.5 + RATES).sum()
+        self._shifts = np.zeros(len(_EDGES) + 1)
+        self._shares = np.full(len(_EDGES) + 1, 1.0 / (len(_EDGES) + 1))  # of the bins
+        self._weights: Weights = self._prior.copy()
+        self._num_passed = 0  # tokens that the weights do not know of yet
+        self._chances = _shifted(self._shifts)
+
+    @property
+    def weights(self) -> Weights:
+        """(regimes,) probabilities of the rates in `RATES` now."""
+        # Where nothing pays nobody asks for long, and each plain step would cost this.
+        if self._num_passed > 0:
+            stays = (1.0 - HAZARD) ** self._num_passed
+            self._weights = stays * self._weights + (1.0 - stays) * self._prior
+            self._num_passed = 0
+        return self._weights
+
+    def chances(self, confidence: float) -> Weights:
+        """(regimes,) the chance that a token proposed with that confidence is accepted."""
+        chances: Weights = self._chances[_bin(confidence)]
+        return chances
+
+    def expected(self, weights: Weights, confidence: float | None) -> Weights:
+        """(1 + MAX_DRAFT_TOKENS,) how many of the next 0, 1, 2 … tokens will be accepted.
+
+        weights: (regimes,). confidence: in each of them; None if it is not known yet.
+        """
+        gains: Weights
+        if confidence is None:
+            gains = weights @ GAINS
+            return gains
+        powers = self.chances(confidence)[:, None] ** np.arange(1, MAX_DRAFT_TOKENS + 1)
+        gains = np.concatenate([[0.0], weights @ np.cumsum(powers, axis=1)])
+        return gains
+
+    def learn(self, confidence: float, outcome: float) -> None:
+        """Take one judged token into account.
+
+        outcome: 1 if it was accepted, 0 if it was refused, between them the chance of it.
+        """
+        bin_ = _bin(confidence)
+        chances = self._chances[bin_]
+        self._shift(bin_, outcome - float(self.weights @ chances))
+        weights = self.weights * (outcome * chances + (1.0 - outcome) * (1.0 - chances))
+        self._weights = weights / weights.sum()
+        self.num_seen += 1
+        rate = max(_PRIOR_RATE, 1.0 / (_PRIOR_TOKENS + self.num_seen))
+        self._prior += rate * (self._weights - self._prior)
+
+    def learn_verdict(self, confidences: Sequence[float], num_accepted: int) -> None:
+        """Take a step into account. confidences: of all its draft tokens.
+
+        What follows the first refused token was never judged and says nothing.
+        """
+        for index, confidence in enumerate(confidences[: num_accepted + 1]):
+            self.learn(confidence, float(index < num_accepted))
+
+    def pass_by(self, num_tokens: int) -> None:
+        """Let num_tokens of text go by, with which the regime may have changed."""
+        self._num_passed += num_tokens
+
+    def _shift(self, bin_: int, surprise: float) -> None:
+        self._shares *= 1.0 - _SHARE_RATE
+        self._shares[bin_] += _SHARE_RATE
+        self._shifts[bin_] += _SHIFT_RATE * surprise
+        self._shifts -= self._shares @ self._shifts
+        np.clip(self._shifts, -_MAX_SHIFT, _MAX_SHIFT, out=self._shifts)
+        self._chances = _shifted(self._shifts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is worth keeping beyond this process, as JSON has it."""
+        return {
+            "num_seen": self.num_seen,
+            "prior": [round(float(weight), 6) for weight in self._prior],
+            "shifts": [round(float(shift), 4) for shift in self._shifts],
+            "shares": [round(float(share), 4) for share in self._shares],
+        }
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError if it is
+        something else, and is then unchanged."""
+        prior = np.array(kept["prior"], dtype=np.float64)
+        shifts = np.array(kept["shifts"], dtype=np.float64)
+        shares = np.array(kept["shares"], dtype=np.float64)
+        sizes = prior.shape, shifts.shape, shares.shape
+        if sizes != (RATES.shape, self._shifts.shape, self._shares.shape):
+            raise ValueError("not the weights of these rates")
+        for weights in (prior, shares):
+            if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
+                raise ValueError(f"no weights: {weights}")
+        if not np.isfinite(shifts).all():
+            raise ValueError(f"no shifts: {shifts}")
+        if not 0 <= kept["num_seen"] < np.inf:
+            raise ValueError(f"{kept['num_seen']} tokens were seen")
+        self.num_seen = int(kept["num_seen"])
+        # A little of every rate stays, so that no regime is ruled out for good.
+        self._prior = 0.95 * prior / prior.sum() + 0.05 / len(RATES)
+        self._shifts = np.clip(shifts, -_MAX_SHIFT, _MAX_SHIFT)
+        self._shares = shares / shares.sum()
+        self._chances = _shifted(self._shifts)
+        self._weights, self._num_passed = self._prior.copy(), 0
+
+
+def _shifted(shifts: Weights) -> Weights:
+    """(bins, regimes) chances at each bin's shift of the log-odds."""
+    odds: Weights = np.exp(_LOG_ODDS + shifts[:, None])
+    return odds / (1.0 + odds)
+
+
+def _bin(confidence: float) -> int:
+    return sum(confidence >= edge for edge in _EDGES)

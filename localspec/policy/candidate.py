@@ -1,0 +1,150 @@
+"""A proposer in front of a step: what its best K promises and risks, and when to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from localspec.policy.acceptance import GAINS, Acceptance, Weights
+from localspec.policy.cost import DraftCost
+from localspec.policy.step_times import StepTimes
+from localspec.speculative.policy_api import Offer, ProposerKind
+
+MARGIN = 1.02  # a gain smaller than this is noise
+LONG_READ = 32  # tokens: reading fewer is part of a step
+_BET = 0.5  # of the budget that a step may lose
+_SAFE_ODDS = 2.0  # expected gain to expected loss
+
+
+@dataclass(slots=True)
+class Prospect:
+    """A proposer with what is known of it.
+
+    missed_s: seconds that it would probably have saved since it was tried, and
+    missed_token_s: with every plain token. trial_s: a share of the same since it drafted,
+    less what looking back for a trial took. has_looked: back, in this answer.
+    """
+
+    kind: ProposerKind
+    cost: DraftCost
+    acceptance: Acceptance
+    missed_s: float = 0.0
+    missed_token_s: float = 0.0
+    trial_s: float = 0.0
+    has_looked: bool = False
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A proposer that can propose now, up to limit tokens.
+
+    catch_up_s: seconds to read what it lacks before it starts. rate: the tokens per second
+    of its best K ≥ 1 that the budget allows, 0 if it allows none; risk_s: what that K is
+    expected to lose where it does not pay. hoped_rate: the rate of the best K whatever the
+    budget.
+    """
+
+    index: int
+    prospect: Prospect
+    offer: Offer
+    limit: int
+    catch_up_s: float = 0.0
+    risk_s: float = 0.0
+    rate: float = 0.0
+    hoped_rate: float = 0.0
+
+    def expect_catch_up(self, plain_s: float, prefill_token_s: float | None, most: int) -> None:
+        """Reckon `catch_up_s`, of most tokens: of a long read no more counts with a step.
+
+        prefill_token_s: what a token among many costs the target, if that is known.
+        """
+        if self.offer.num_missing > 1:
+            cost = self.prospect.cost
+            num_tokens = min(self.offer.num_missing, most) - 1
+            read_s = num_tokens * cost.read_token_s(plain_s, prefill_token_s)
+            self.catch_up_s = max(read_s, cost.token_s(plain_s))
+
+    def rank(self, times: Weights, at_worst: Weights, budget_s: float) -> None:
+        """Find its best K.
+
+        times, at_worst: (LARGEST_STEP + 1,) seconds of a step of n tokens, as expected and
+        as they may be. budget_s: seconds that may be lost.
+        """
+        acceptance = self.prospect.acceptance
+        expected = acceptance.expected(acceptance.weights, self.offer.confidence)
+        emitted = 1.0 + GAINS[:, 1 : self.limit + 1]
+        spent = self._spent(at_worst) + self.catch_up_s
+        losses = spent - times[1] * emitted
+        risks = acceptance.weights @ np.maximum(losses, 0.0)
+        # A bet that is much better than even needs no backing.
+        gains = risks - acceptance.weights @ losses
+        allowed = (spent - times[1] <= _BET * budget_s) | (gains >= _SAFE_ODDS * risks)
+        rates = (1.0 + expected[1 : self.limit + 1]) / self._spent(times)
+        self.hoped_rate = float(rates.max())
+        if not allowed.any():
+            return
+        best = int(np.argmax(np.where(allowed, rates, 0.0)))
+        self.risk_s = float(risks[best])
+        # Nor is a draft prolonged beyond what is allowed.
+        self.limit = int(np.flatnonzero(allowed)[-1]) + 1
+        self.rate = float(rates[best])
+
+    def hope(self, times: StepTimes) -> float | None:
+        """Find the K that pays if steps of several tokens take as little as may well be.
+
+        Returns the seconds that a draft of so many probably loses; None if no K pays.
+        """
+        acceptance = self.prospect.acceptance
+        expected = acceptance.expected(acceptance.weights, self.offer.confidence)
+        rates = (1.0 + expected[1 : self.limit + 1]) / self._spent(times.hoped)
+        best = int(np.argmax(rates))
+        self.rate = float(rates[best])
+        plain_s = float(times.latest[1])
+        if self.rate <= MARGIN / plain_s:
+            return None
+        spent_s = self._spent(times.latest)[best] + self.catch_up_s
+        self.limit = best + 1
+        losses = spent_s - plain_s * (1.0 + GAINS[:, self.limit])
+        return float(acceptance.weights @ np.maximum(losses, 0.0))
+
+    def missed_token_s(self, times: Weights) -> float:
+        """Seconds per token that it is expected to save, were the regime known."""
+        draft_s = self.prospect.cost.token_s(float(times[1]))
+        spent = times[2:] + draft_s * np.arange(1, len(times) - 1)
+        token_s = (spent / (1.0 + GAINS[:, 1:])).min(axis=1)
+        missed = np.maximum(times[1] - token_s, 0.0)
+        return float(self.prospect.acceptance.weights @ missed)
+
+    def _spent(self, times: Weights) -> Weights:
+        """(limit,) seconds of steps with 1, 2 … draft tokens."""
+        draft_s = self.prospect.cost.token_s(float(times[1]))
+        return times[2 : self.limit + 2] + draft_s * np.arange(1, self.limit + 1)
+
+
+class Stopping:
+    """Goes on drafting while that brings in more tokens than the best K in the same time."""
+
+    def __init__(self, best: Candidate, times: Weights) -> None:
+        self._acceptance = best.prospect.acceptance
+        self._confidence = best.offer.confidence
+        self._alive = self._acceptance.weights  # that all so far are accepted, per regime
+        self._limit = best.limit
+        self._loss = best.rate * times  # in tokens
+        draft_s = best.prospect.cost.token_s(float(times[1]))
+        self._draft_loss = best.rate * draft_s * np.arange(best.limit + 1)
+
+    def num_worth(self, num_drafted: int, confidence: float) -> int:
+        """See `Extent.num_worth`."""
+        limit = self._limit - num_drafted
+        if limit <= 0:
+            return 0
+        alive = self._alive * self._acceptance.chances(confidence)
+        # Behind this one, 0, 1, 2 … further tokens: what they bring in and what they take.
+        known = self._confidence is not None
+        further = self._acceptance.expected(alive, confidence if known else None)[:limit]
+        loss = self._loss[num_drafted + 2 : num_drafted + 2 + limit]
+        values = alive.sum() + further - self._draft_loss[:limit] - loss
+        best = int(np.argmax(values))
+        self._alive = alive
+        return best + 1 if values[best] + self._loss[num_drafted + 1] > 0.0 else 0

@@ -1,0 +1,287 @@
+"""What decodes cost on this machine, learned by timing the ones that are done anyway.
+
+For the target v(n) = T(n) / T(1), the cost of decoding n tokens at once in plain steps: the
+function that decides whether a draft pays. It is not monotone (a kernel for 4 tokens can be
+cheaper than one for 3), so every n has a measurement of its own (`step_ratios`). T(1) is that
+of the last few plain steps, because it changes with the load of the machine and the length of
+the text; v(n) is corrected for what T(1) was when it was measured (`elasticity`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localspec.policy.elasticity import Elasticity
+from localspec.policy.step_ratios import StepRatios
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
+
+LARGEST_STEP = MAX_DRAFT_TOKENS + 1  # tokens of the largest step whose cost is told apart
+
+_NUM_SAMPLES = 9  # of a draft's times that are kept; their median counts
+_NUM_TRUSTED = 3  # samples before a median is one
+_NUM_PLAIN = 5  # plain steps that count; the first ones of a process can take twice as long
+_FRESH_STEPS = 16  # a plain step further back says little about this moment
+_RESTED_STEPS = 64  # plain steps' time after which other steps are less well known
+_FILL_TOKENS = 2048  # texts shorter than this cost the same; beyond it doublings differ
+TILE = 4  # tokens: kernels for several rows come in multiples of this, and may cost no more
+_SHORT_READ = 2  # tokens that are read in front of a draft again and again
+_LONG_READ = 8  # tokens that show what one of many costs
+
+
+class TargetCost:
+    """Seconds that the target takes for a step of n tokens.
+
+    plain_s: of a plain step now; None before one was seen in this process.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0  # of `ratios`
+        self.plain_s: float | None = None
+        self.prefill_token_s: float | None = None
+        self._elasticity = Elasticity()
+        self._ratios: dict[int, StepRatios] = {}  # by fill
+        self._num_passed = 0.0  # plain steps' time, of which the ratios do not know yet
+        self._plain: deque[float] = deque(maxlen=_NUM_PLAIN)
+        self._answer_plain_s: float | None = None  # before `apart`, within it
+        self._steps_since_plain = 0
+        self._plain_in_a_row = 0
+
+    @property
+    def is_old(self) -> bool:
+        """Whether no step of several tokens was timed for long, so that v(n) may be another."""
+        return self._plain_in_a_row >= _RESTED_STEPS
+
+    @property
+    def steps_since_plain(self) -> int:
+        """Steps since one was plain, so that the other side of the ratio was measured."""
+        return self._steps_since_plain
+
+    def learn(self, num_tokens: int, num_cached: int, seconds: float) -> None:
+        """Take a timed decode into account, of num_tokens behind num_cached others."""
+        if num_tokens > LARGEST_STEP:
+            self.prefill_token_s = seconds / num_tokens
+            return
+        if self.plain_s:
+            self._num_passed += seconds / self.plain_s
+        if num_tokens == 1:
+            self._steps_since_plain = 0
+            self._plain_in_a_row += 1
+            self._plain.append(seconds)
+            self.plain_s = _estimate(self._plain, _NUM_PLAIN)
+            if self._num_passed >= _RESTED_STEPS:
+                self._pass_by()
+            return
+        self._steps_since_plain += 1
+        self._plain_in_a_row = 0
+        ratios = self._ratios_at(_fill(num_cached))
+        is_fresh = self._steps_since_plain <= _FRESH_STEPS
+        if self.plain_s and (is_fresh or not ratios.known[num_tokens]):
+            self._pass_by()
+            ratio, plain_s = seconds / self.plain_s, self._answer_plain_s or self.plain_s
+            ratios.learn(num_tokens, ratio, plain_s)
+
+    def _ratios_at(self, fill: int) -> StepRatios:
+        if fill not in self._ratios:
+            self._ratios[fill] = StepRatios(LARGEST_STEP, self._elasticity)
+        return self._ratios[fill]
+
+    def _pass_by(self) -> None:
+        for ratios in self._ratios.values():
+            ratios.pass_by(self._num_passed)
+        self._num_passed = 0.0
+        self.version += 1
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within it steps are timed in idle time, when a plain one may take longer than in an
+        answer: they are compared among themselves, and only their ratios are kept."""
+        before = self._plain, self.plain_s, self._steps_since_plain
+        self._plain, self.plain_s = deque(maxlen=_NUM_PLAIN), None
+        self._answer_plain_s = before[1]
+        try:
+            yield
+        finally:
+            self._plain, self.plain_s, self._steps_since_plain = before
+            self._answer_plain_s = None
+
+    def ratio_change(self, plain_s: float) -> float:
+        """By what v(n), n ≥ 2, was probably multiplied since a plain step took plain_s."""
+        return self._elasticity.ratio_change((self.plain_s or plain_s) / plain_s)
+
+    def measured(self, num_cached: int) -> dict[int, float]:
+        """n → v(n) where it was measured, 1 included, for a text of that length."""
+        known = {1: 1.0}
+        nearest = _fill(num_cached)
+        # The nearest length that was measured: the curves of neighbours look alike.
+        for fill in sorted(self._ratios, key=lambda fill: -abs(fill - nearest)):
+            # A plain step behind another length takes another time for another reason.
+            known |= self._ratios[fill].at(self.plain_s if fill == nearest else None)
+        return known
+
+    def spread(self, num_cached: int) -> NDArray[np.float64]:
+        """(LARGEST_STEP + 1,) how well v(n) is known: standard deviations of its logarithm."""
+        return self._ratios_at(_fill(num_cached)).spread()
+
+    def ratios(self, num_cached: int, *, hopeful: bool) -> list[float]:
+        """(LARGEST_STEP + 1,) v(n) for n = 0, 1, 2 …; v(0) is 0.
+
+        Where nothing was measured it is a guess. The hopeful one lets what might pay be
+        tried, and measured by that; it goes no further than twice the largest size that was
+        measured. The other one says what such a trial may have to cost.
+        """
+        known = self.measured(num_cached)
+        slope = 0.6
+        if hopeful:
+            slope = 0.1
+            if self.prefill_token_s is not None and self.plain_s:
+                # A token among many is as cheap as it gets; half of that is hope.
+                slope = min(0.5 * self.prefill_token_s / self.plain_s, 0.5)
+        ratios = [0.0]
+        for size in range(1, LARGEST_STEP + 1):
+            if size in known:
+                ratios.append(known[size])
+            elif hopeful:
+                ratios.append(_hope(known, ratios, slope))
+            else:
+                ratios.append(ratios[-1] + slope)
+        return ratios
+
+    def sizes_to_measure(self, num_cached: int) -> list[int]:
+        """Sizes of steps behind such a text, each as often as samples of it are missing."""
+        counts = self._ratios_at(_fill(num_cached)).counts
+        return [
+            size
+            for size in range(2, LARGEST_STEP)
+            for _ in range(_NUM_TRUSTED - int(counts[size]))
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is worth keeping beyond this process, as JSON has it."""
+        return {
+            "ratios": [
+                [fill, *row]
+                for fill, ratios in sorted(self._ratios.items())
+                for row in ratios.as_rows()
+            ],
+            "elasticity": self._elasticity.as_dict(),
+        }
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError if it is
+        something else, and is then unchanged."""
+        rows = []
+        for fill, size, ratio, plain_s, count in kept["ratios"]:
+            is_known_size = 1 < size <= LARGEST_STEP and 0 <= fill < 64
+            if not (is_known_size and 0 < ratio < math.inf and 0 < plain_s < math.inf):
+                raise ValueError(f"v({size}) is {ratio}, of {plain_s} seconds")
+            if not 0 < count < math.inf:
+                raise ValueError(f"v({size}) was timed {count} times")
+            num_timed = min(int(count), _NUM_TRUSTED)
+            rows.append((int(fill), int(size), float(ratio), float(plain_s), num_timed))
+        self._elasticity.restore(kept["elasticity"])
+        self._ratios = {}
+        for fill, size, ratio, plain_s, count in rows:
+            self._ratios_at(fill).restore(size, ratio, plain_s, count)
+        self.version += 1
+
+
+class DraftCost:
+    """Seconds that a proposer takes. share: of the target's, until it was measured."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._read_share: float | None = None  # the same of a token that is read among many
+        self._tokens: deque[float] = deque(maxlen=_NUM_SAMPLES)
+        self._reads: deque[float] = deque(maxlen=_NUM_SAMPLES)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether enough drafted tokens were timed."""
+        return len(self._tokens) >= _NUM_TRUSTED
+
+    @property
+    def knows_reading(self) -> bool:
+        """Whether a read of many tokens was timed, in this process or before."""
+        return self._read_share is not None
+
+    def learn(self, num_read: int, num_drafted: int, seconds: float, plain_s: float) -> None:
+        """Take a timed proposal into account: num_read tokens read, num_drafted proposed."""
+        if num_read >= _LONG_READ:
+            others_s = max(num_drafted - 1, 0) * self.token_s(plain_s)
+            self._reads.append(max(seconds - others_s, 0.0) / num_read)
+            if plain_s > 0:
+                self._read_share = statistics.median(self._reads) / plain_s
+        elif num_drafted > 0 and num_read <= _SHORT_READ:
+            self._tokens.append(seconds / num_drafted)
+            if plain_s > 0:
+                self._share = statistics.median(self._tokens) / plain_s
+
+    def token_s(self, plain_s: float) -> float:
+        """Seconds of a drafted token, where a plain step of the target takes plain_s."""
+        if self.is_measured:
+            return statistics.median(self._tokens)
+        return self._share * plain_s
+
+    def read_token_s(self, plain_s: float, prefill_token_s: float | None) -> float:
+        """Seconds of a token that is read among many.
+
+        prefill_token_s: what such a token costs the target, if that is known.
+        """
+        if self._reads:
+            return statistics.median(self._reads)
+        if self._read_share is not None:
+            return self._read_share * plain_s
+        if prefill_token_s is not None:
+            return self._share * prefill_token_s
+        return 0.5 * self.token_s(plain_s)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is worth keeping beyond this process, as JSON has it."""
+        read_share = None if self._read_share is None else round(self._read_share, 5)
+        return {"share": round(self._share, 5), "read_share": read_share}
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError if it is
+        something else, and is then unchanged."""
+        share = float(kept["share"])
+        read_share = None if kept["read_share"] is None else float(kept["read_share"])
+        if not (0 <= share < math.inf and 0 <= (read_share or 0.0) < math.inf):
+            raise ValueError(f"the draft's shares are {share} and {read_share}")
+        self._share, self._read_share = share, read_share
+
+
+def _hope(known: Mapping[int, float], ratios: list[float], slope: float) -> float:
+    """What the next of the ratios may be, if it was not measured. slope: of one more token."""
+    size = len(ratios)
+    if size > max(TILE, 2 * max(known)):
+        return math.inf
+    hope = ratios[-1] + slope
+    above = [other for other in known if other > size]
+    if above:
+        # On a staircase few sizes cost less than the line between their neighbours.
+        low, high = max(other for other in known if other < size), min(above)
+        share = (size - low) / (high - low)
+        hope = max(hope, known[low] + share * (known[high] - known[low]))
+    if size == TILE:
+        # A kernel of its own, of which two or three tokens say nothing.
+        hope = min(hope, 1.0 + (TILE - 1) * slope)
+    elif size % TILE == 0:
+        hope = min(hope, ratios[size // 2] + slope)
+    return min([hope, *(known[other] for other in above)])
+
+
+def _estimate(samples: Sequence[float], enough: int = _NUM_TRUSTED) -> float:
+    """The median; of fewer samples the smallest: what disturbs one makes it longer."""
+    return statistics.median(samples) if len(samples) >= enough else min(samples)
+
+
+def _fill(num_cached: int) -> int:
+    return (num_cached // _FILL_TOKENS).bit_length()

@@ -1,0 +1,71 @@
+"""What steps of each size would take now, with padding to cheaper sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from localspec.policy.acceptance import Weights
+from localspec.policy.cost import LARGEST_STEP, TILE, TargetCost
+
+_MARGIN = 1.02  # a gain smaller than this is noise
+
+
+class StepTimes:
+    """The target's seconds per step size.
+
+    latest: what `at` returned last. at_worst: the same where unmeasured sizes are dear.
+    hoped, feared: the same where all but plain steps have become as much faster, or slower,
+    as may well be.
+    """
+
+    def __init__(self, cost: TargetCost) -> None:
+        self._cost = cost
+        self._version = (-1, -1)
+        self._plain_s = 0.0  # when the ratios were looked up
+        self._ratios: Weights = np.zeros(LARGEST_STEP + 1)
+        self._worst: Weights = self._ratios
+        self._sizes = list(range(LARGEST_STEP + 1))
+        self.latest: Weights = self._ratios
+        self.at_worst: Weights = self._ratios
+        self.hoped: Weights = self._ratios
+        self.feared: Weights = self._ratios
+        self._spread: Weights = np.ones(LARGEST_STEP + 1)  # a factor, one standard deviation
+
+    def at(self, num_cached: int, plain_s: float) -> Weights:
+        """(LARGEST_STEP + 1,) seconds of a step of n tokens."""
+        version = (self._cost.version, num_cached // 1024)
+        if version != self._version:
+            self._version = version
+            self._plain_s = plain_s
+            self._fill_in(num_cached)
+        several_s = plain_s * self._cost.ratio_change(self._plain_s)
+        self.latest = self._ratios * several_s
+        self.at_worst = self._worst * several_s
+        self.latest[1] = self.at_worst[1] = plain_s
+        self.hoped, self.feared = self.latest / self._spread, self.latest * self._spread
+        # More tokens do not take less than one does.
+        np.maximum(self.hoped, np.minimum(self.latest, plain_s), out=self.hoped)
+        return self.latest
+
+    def _fill_in(self, num_cached: int) -> None:
+        ratios = self._cost.ratios(num_cached, hopeful=True)
+        self._worst = np.array(self._cost.ratios(num_cached, hopeful=False))
+        measured = self._cost.measured(num_cached)
+        self._spread = np.exp(self._cost.spread(num_cached))
+        best = LARGEST_STEP
+        for size in range(LARGEST_STEP, 0, -1):
+            # Only what is known to be cheaper is worth padding to.
+            if not (best in measured and ratios[best] * _MARGIN < ratios[size]):
+                best = size
+            self._sizes[size] = best
+            self._ratios[size] = ratios[best]
+            tile = min(-(-size // TILE) * TILE, LARGEST_STEP)
+            if size > 2 and best not in measured and tile not in measured:
+                # Of what is unknown the likely cheapest is measured first.
+                self._sizes[size] = tile
+        self._worst = np.minimum.accumulate(self._worst[::-1])[::-1]
+
+    def cheapest(self, num_tokens: int, limit: int) -> int:
+        """The size, num_tokens … limit, that is known to take the least."""
+        size = self._sizes[num_tokens] if num_tokens <= LARGEST_STEP else num_tokens
+        return size if size <= limit else num_tokens

@@ -1,0 +1,303 @@
+"""What can be known of a pair before it is downloaded or loaded."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localspec.errors import OptionError, PairError
+from localspec.gguf_file.check import check_model_file, check_parts
+from localspec.gguf_file.header import Header, read_source_header
+from localspec.gguf_file.header_vocabulary import HeaderVocabulary
+from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.tensor_types import type_name
+from localspec.llama.options import LlamaOptions
+from localspec.models.hub import cached_quantization, missing_files, path_of
+from localspec.models.hub_api import find_quantization, remote_file
+from localspec.models.preset import HubModel, Model, Preset
+from localspec.models.presets import DEFAULT_PRESET, find_preset, load_presets
+from localspec.models.remote_source import RemoteSource
+from localspec.models.source import Quantized, Role, parse_source
+from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.profile import latest_learned
+from localspec.policy.speedup import (
+    Costs,
+    Curve,
+    best_draft_tokens,
+    break_even_acceptance,
+    expected_speedup,
+)
+from localspec.preflight.content import FileContent
+from localspec.preflight.fit import (
+    PairMemory,
+    Planned,
+    Room,
+    fitting_preset,
+    largest_context,
+    most_gpu_layers,
+    pair_memory,
+    room_here,
+    target_context_length,
+)
+from localspec.preflight.memory import DEFAULT_KEPT_BYTES
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
+from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
+
+_ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """A model, as its header states it.
+
+    type_bytes: how many bytes of weights are of which type, most first. num_kv_heads: of the
+    layer that has most. sliding_window: tokens, 0 if every layer sees all of them.
+    """
+
+    name: str
+    is_here: bool
+    size_bytes: int
+    architecture: str
+    num_parameters: int
+    num_layers: int
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    vocab_size: int
+    trained_context: int
+    sliding_window: int
+    can_roll_back: bool
+    type_bytes: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedGain:
+    """At an acceptance the best number of draft tokens, and how much faster than plain."""
+
+    acceptance: float
+    num_draft_tokens: int
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """All that is known of a pair.
+
+    vocabulary: what both share; misfit: why they cannot be a pair. largest_context: tokens
+    that fit into the memory that is free now. gpu_layers: the most layers of the target on
+    GPUs that fit at this context; None without GPUs, or if no number does. kept_bytes: what an
+    engine takes beside that, at most, for the caches of conversations that wait. gains: None
+    if the costs of decoding were not measured here. break_even: the least acceptance that
+    pays, None if none does. variants: other presets of the same models. smaller: a preset
+    that fits, if this pair does not.
+    """
+
+    description: str
+    target: ModelFacts
+    draft: ModelFacts | None
+    vocabulary: SharedVocabulary | None
+    misfit: str
+    memory: PairMemory
+    room: Room
+    largest_context: int
+    gpu_layers: int | None
+    kept_bytes: int
+    gains: tuple[ExpectedGain, ...] | None
+    break_even: float | None
+    variants: dict[str, str]
+    smaller: str | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is memory for it now."""
+        return not self.room.shortages(self.memory)
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether the draft can be used at all."""
+        if self.draft is None or self.misfit:
+            return False
+        return self.target.can_roll_back and self.draft.can_roll_back
+
+
+def explain(
+    preset: str | None = None,
+    *,
+    target: str | None = None,
+    draft: str | None = None,
+    context_length: int | None = None,
+    num_gpu_layers: int | None = None,
+) -> Explanation:
+    """What a preset, or a target and a draft, will be like on this machine.
+
+    Models are named as for `localspec.load`; of those that are not here only the headers are
+    fetched. context_length: tokens; num_gpu_layers: of each model (defaults: as `load`).
+
+    Raises what naming and reading a model raises: PresetError, OptionError, ModelFileError,
+    DownloadError.
+    """
+    description, variants = "", {}
+    if target is None and draft is not None:
+        raise OptionError("a draft is given without a target", "Name the target, too.")
+    if target is not None and preset is not None:
+        raise OptionError("both a preset and a target are given", "Choose one of them.")
+    if target is not None:
+        models = [find_model(target, "target")]
+        models += [find_model(draft, "draft")] if draft is not None else []
+    else:
+        chosen = find_preset(preset or DEFAULT_PRESET)
+        models = list(chosen.models)
+        description, variants = chosen.description, _variants(chosen)
+        context_length = context_length or chosen.context_length
+    found = [read_model_header(model) for model in models]
+    headers = [one.header for one in found]
+    vocabulary, misfit = _compared(headers)
+    costs = known_costs(headers) if all(one.is_here for one in found) else None
+    room = room_here()
+    options = LlamaOptions(num_gpu_layers=num_gpu_layers)
+    planned = [Planned(header, options) for header in headers]
+    length = target_context_length(headers[0], context_length)
+    memory = pair_memory(planned, length, room)
+    smaller = fitting_preset(room) if room.shortages(memory) else None
+    return Explanation(
+        description=description,
+        target=_facts(found[0]),
+        draft=_facts(found[1]) if len(found) > 1 else None,
+        vocabulary=vocabulary,
+        misfit=misfit,
+        memory=memory,
+        room=room,
+        largest_context=largest_context(planned, room),
+        gpu_layers=most_gpu_layers(planned, length, room) if room.gpus else None,
+        kept_bytes=DEFAULT_KEPT_BYTES,
+        gains=None if costs is None else expected_gains(costs),
+        break_even=None if costs is None else break_even_acceptance(costs, MAX_DRAFT_TOKENS),
+        variants=variants,
+        smaller=None if smaller is None else smaller.name,
+    )
+
+
+def expected_gains(costs: Costs) -> tuple[ExpectedGain, ...]:
+    """The best there is to gain at typical acceptances."""
+    gains = []
+    for acceptance in _ACCEPTANCES:
+        best = best_draft_tokens(costs, acceptance, MAX_DRAFT_TOKENS)
+        gains.append(
+            ExpectedGain(
+                acceptance=acceptance,
+                num_draft_tokens=best,
+                speedup=expected_speedup(costs, acceptance, best),
+            )
+        )
+    return tuple(gains)
+
+
+def _compared(headers: list[Header]) -> tuple[SharedVocabulary | None, str]:
+    if len(headers) < 2:
+        return None, ""
+    try:
+        return shared_vocabulary(*map(HeaderVocabulary, headers)), ""
+    except PairError as error:
+        return None, str(error)
+
+
+def _variants(chosen: Preset) -> dict[str, str]:
+    """Presets of the same models in other quantisations, with their descriptions."""
+    stem = chosen.name.partition("@")[0]
+    return {
+        name: preset.description
+        for name, preset in load_presets().items()
+        if name.partition("@")[0] == stem and name != chosen.name
+    }
+
+
+def _facts(found: FoundHeader) -> ModelFacts:
+    header, shape = found.header, ModelShape(found.header)
+    type_bytes: Counter[str] = Counter()
+    for tensor in header.tensors:
+        type_bytes[type_name(tensor.kind)] += tensor.size_bytes
+    return ModelFacts(
+        name=header.path.name,
+        is_here=found.is_here,
+        size_bytes=found.size_bytes,
+        architecture=header.architecture,
+        num_parameters=sum(math.prod(tensor.shape) for tensor in header.tensors),
+        num_layers=shape.num_layers,
+        width=shape.width,
+        num_heads=shape.num_heads,
+        num_kv_heads=max(shape.kv_heads(), default=0),
+        vocab_size=len(header.tokens),
+        trained_context=shape.context_length,
+        sliding_window=shape.sliding_window,
+        can_roll_back=shape.can_roll_back,
+        type_bytes=dict(type_bytes.most_common()),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundHeader:
+    """A model's header and the size of its files; is_here: they need no download."""
+
+    header: Header
+    size_bytes: int
+    is_here: bool
+
+
+def read_model_header(model: Model) -> FoundHeader:
+    """The header of a model. Of files on the hub nothing else is fetched.
+
+    Raises ModelFileError or DownloadError.
+    """
+    if isinstance(model, HubModel) and missing_files(model):
+        remotes = [remote_file(file) for file in model.files]
+        parts = [read_source_header(RemoteSource(remote)) for remote in remotes]
+        size = sum(remote.size_bytes for remote in remotes)
+        return FoundHeader(header=check_parts(parts), size_bytes=size, is_here=False)
+    header = check_model_file(path_of(model))
+    # The parts of a split model behind the first one hold hardly more than weights.
+    return FoundHeader(
+        header=header, size_bytes=max(header.size_bytes, header.weights_bytes), is_here=True
+    )
+
+
+def find_model(text: str, role: Role) -> Model:
+    """The model that a person names, in any of the ways of `model_source`.
+
+    Asks the hub which file owner/repo:QUANT is, unless it is here. Raises PresetError,
+    OptionError or DownloadError.
+    """
+    named = parse_source(text, role, load_presets())
+    if not isinstance(named, Quantized):
+        return named
+    found = cached_quantization(named)
+    if found is not None:
+        return found
+    return HubModel(files=tuple(find_quantization(named.repo, named.quantization)))
+
+
+def known_costs(headers: Sequence[Header]) -> Curve | None:
+    """Of a pair whose files are here, in plain steps of its target; None if it never ran here.
+
+    headers: of target and draft, see `model_file.check_model_file`.
+    """
+    contents = []
+    for header in headers:
+        content = FileContent(header).digest()
+        if content is None:
+            return None
+        contents.append(content)
+    learned = latest_learned(contents)
+    if learned is None:
+        return None
+    policy = AutomaticDraftLength({ProposerKind.DRAFT: 0.0})
+    try:
+        policy.restore(learned)
+    except (ValueError, TypeError, KeyError):
+        return None
+    ratios = policy.target_cost.ratios(0, hopeful=False)
+    draft_share = policy.prospects[0].cost.token_s(1.0)
+    if len(policy.target_cost.measured(0)) < 2 or draft_share == 0.0:
+        return None
+    return Curve(tuple(ratios), draft_share)

@@ -1,0 +1,233 @@
+"""How much memory a model takes at a context, computed from its header.
+
+What libllama allocates is followed: the weights, the caches, and the buffer of the largest
+moment of its graph: a feed-forward layer of a whole batch, or without flash attention the
+scores of all heads. `measure_memory`
+in scripts/ compares the sums with what a process really takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from localspec.gguf_file.header import Header, Tensor
+from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.tensor_types import type_name
+from localspec.llama.options import FlashAttention, LlamaOptions, graph_batch_size
+from localspec.llama.placement import MAIN_MEMORY, Placement
+
+DEFAULT_KEPT_BYTES = 2**30  # for the caches of conversations that wait, at most
+
+_CONTEXT_STEP = 256  # tokens; libllama rounds a context up
+_FLOAT, _HALF = 4, 2  # bytes
+_Q8 = 34 / 32  # bytes of an activation that ggml quantises for a product
+# A cached value, with its share of a block's scales.
+_CACHED = {
+    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
+    "q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32,
+}  # fmt: skip
+_BYTES_PER_TOKEN = 310  # of libllama's vocabulary, its merges and texts: measured
+_PROCESS_BYTES = 8 << 20  # code that is paged in: measured
+_SMALL_BYTES = 2 << 20  # a model's buffers that are too small to be listed: measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """What one model takes, in bytes.
+
+    weights_bytes: all weights, in the order the processor likes. repacked_bytes: those that
+    are there a second time, as pages of the file that were stored anew; none of a file that is
+    read and not mapped.
+    cache_bytes: keys and values, or the state of a recurrent model. compute_bytes:
+    intermediate results and logits. gpu_bytes: how much of all that is on each GPU.
+    """
+
+    weights_bytes: int
+    repacked_bytes: int
+    cache_bytes: int
+    compute_bytes: int
+    vocabulary_bytes: int
+    gpu_bytes: tuple[int, ...]
+
+    @property
+    def needed_bytes(self) -> int:
+        """What has to be there, anywhere: the file's copy of repacked weights may go."""
+        return (
+            self.weights_bytes + self.cache_bytes + self.compute_bytes + self.vocabulary_bytes
+        )
+
+    @property
+    def main_bytes(self) -> int:
+        """What of that has to be in the main memory."""
+        return self.needed_bytes - sum(self.gpu_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the process shows at most, the mapped file included."""
+        return self.main_bytes + self.repacked_bytes
+
+
+def estimate_memory(
+    header: Header, options: LlamaOptions, repacked: Mapping[str, float], placement: Placement
+) -> MemoryEstimate:
+    """What the model takes when it is opened so, at the context length that `options` have.
+
+    repacked: the types that are stored anew and what becomes of a byte, see `tensor_types`;
+    none where a GPU computes. What a GPU's library takes for itself is not known here.
+    """
+    weights = placement.weights_bytes(header)
+    weights[MAIN_MEMORY] += growth_bytes(header, repacked)
+    caches = placement.nowhere()
+    for layer, size in enumerate(_layer_cache_bytes(header, options)):
+        caches[placement.layers[layer]] += size
+    compute = _compute_by_place(header, options, placement)
+    places = [sum(parts) for parts in zip(weights, caches, compute, strict=True)]
+    return MemoryEstimate(
+        weights_bytes=sum(weights),
+        repacked_bytes=0 if options.use_mmap is False else repacked_bytes(header, repacked),
+        cache_bytes=sum(caches),
+        compute_bytes=sum(compute),
+        vocabulary_bytes=len(header.tokens) * _BYTES_PER_TOKEN,
+        gpu_bytes=tuple(places[:MAIN_MEMORY]),
+    )
+
+
+def _compute_by_place(header: Header, options: LlamaOptions, placement: Placement) -> list[int]:
+    """Intermediate results in each place."""
+    context_length, max_outputs = options.context_length or 0, options.max_outputs
+    attention = options.flash_attention
+    graph = graph_bytes(header, context_length, max_outputs, attention)
+    inputs = _input_bytes(ModelShape(header), context_length, attention)
+    logits = max_outputs * len(header.tokens) * _FLOAT
+    sizes = placement.nowhere()
+    sizes[placement.layers[-1]] = logits
+    for gpu in range(placement.num_gpus):
+        if placement.has_layers(gpu):
+            sizes[gpu] = graph + (placement.num_input_copies - 1) * inputs
+    sizes[MAIN_MEMORY] = placement.num_input_copies * inputs
+    if placement.has_layers(MAIN_MEMORY):
+        sizes[MAIN_MEMORY] = compute_bytes(header, context_length, max_outputs, attention)
+    sizes[MAIN_MEMORY] += logits  # which are copied out of the graph
+    return sizes
+
+
+def repacked_bytes(header: Header, repacked: Mapping[str, float]) -> int:
+    """What the file has of weights that ggml's CPU backend stores in an order of its own."""
+    return sum(
+        tensor.size_bytes for tensor in _products(header) if type_name(tensor.kind) in repacked
+    )
+
+
+def growth_bytes(header: Header, repacked: Mapping[str, float]) -> int:
+    """How much larger those weights become."""
+    return sum(
+        int(tensor.size_bytes * (repacked.get(type_name(tensor.kind), 1.0) - 1))
+        for tensor in _products(header)
+    )
+
+
+def total_needed_bytes(estimates: Sequence[MemoryEstimate]) -> int:
+    """What a process with these models has to have."""
+    return _PROCESS_BYTES + sum(_SMALL_BYTES + estimate.needed_bytes for estimate in estimates)
+
+
+def total_peak_bytes(estimates: Sequence[MemoryEstimate]) -> int:
+    """What a process with these models shows at most, above the interpreter's own."""
+    return _PROCESS_BYTES + sum(_SMALL_BYTES + estimate.peak_bytes for estimate in estimates)
+
+
+def cache_bytes(header: Header, options: LlamaOptions) -> int:
+    """Keys and values of the whole context in their types, and recurrent states.
+
+    A sliding window saves nothing: libllama keeps everything by default, and localspec
+    needs it so to take tokens back.
+    """
+    return sum(_layer_cache_bytes(header, options))
+
+
+def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
+    """What of `cache_bytes` each layer has: (num_layers,)."""
+    shape = ModelShape(header)
+    width = shape.key_width * _CACHED[options.cache_type_k or "f16"]
+    if not shape.is_latent:
+        width += shape.value_width * _CACHED[options.cache_type_v or "f16"]
+    cells = num_cells(options.context_length or 0)
+    heads = shape.kv_heads()
+    heads += [0] * (shape.num_layers - len(heads))  # those that share the caches of others
+    state = shape.state_width() * _FLOAT
+    return [int(each * width * cells) if each > 0 else state for each in heads]
+
+
+def num_cells(context_length: int) -> int:
+    """Tokens that the caches of a context of that length have room for."""
+    return -(-context_length // _CONTEXT_STEP) * _CONTEXT_STEP
+
+
+def compute_bytes(
+    header: Header, context_length: int, max_outputs: int, flash_attention: FlashAttention
+) -> int:
+    """Intermediate results: the graph's, and the copies that ggml's products make beside it."""
+    shape = ModelShape(header)
+    batch = graph_batch_size(flash_attention, context_length)
+    copied = batch * shape.widest * _Q8
+    if flash_attention == "off":
+        # The scores again, in half precision, to be multiplied with the values.
+        copied = max(copied, batch * shape.num_heads * num_cells(context_length) * _HALF)
+    return graph_bytes(header, context_length, max_outputs, flash_attention) + int(copied)
+
+
+def graph_bytes(
+    header: Header, context_length: int, max_outputs: int, flash_attention: FlashAttention
+) -> int:
+    """The buffer of libllama's graph for as many tokens as it computes at once.
+
+    Exact for the layers of Llama and Qwen 2, within 5 % for those of Qwen 3, its experts, and
+    Gemma 3; of others it is a small part of the whole. Without flash attention gaps come
+    to a few MB where the context is short.
+    """
+    shape = ModelShape(header)
+    batch, cells = graph_batch_size(flash_attention, context_length), num_cells(context_length)
+    # At once: gate, up and their product; the layer's input, norm, residual and result,
+    # which in a model of fewer layers are fewer: its last one has max_outputs rows only.
+    streams = min(4, shape.num_layers) * shape.width
+    feed_forward = 3 * shape.hidden + shape.num_experts_used * shape.width + streams
+    queries = shape.num_heads * shape.key_width
+    attention = 2 * queries + streams
+    if flash_attention == "off":
+        keys = max(shape.kv_heads(), default=0) * shape.key_width
+        scores = shape.num_heads * cells
+        attention = scores + 2 * (queries + keys) + 3 * shape.width
+    logits = max_outputs * len(header.tokens)
+    return max(max(feed_forward, attention) * batch, logits) * _FLOAT + _mask_bytes(
+        shape, context_length, flash_attention
+    )
+
+
+def _input_bytes(shape: ModelShape, context_length: int, attention: FlashAttention) -> int:
+    """What goes into a graph: rows of the table of the tokens, and what attention may see."""
+    rows = graph_batch_size(attention, context_length) * shape.width * _FLOAT
+    return rows + _mask_bytes(shape, context_length, attention)
+
+
+def _mask_bytes(shape: ModelShape, context_length: int, attention: FlashAttention) -> int:
+    batch, cells = graph_batch_size(attention, context_length), num_cells(context_length)
+    masks = 0 if shape.is_recurrent else 1 + (shape.sliding_window > 0)
+    return masks * batch * cells * (_FLOAT if attention == "off" else _HALF)
+
+
+def _products(header: Header) -> list[Tensor]:
+    """The weights that ggml may repack: matrices, but for the table of the tokens.
+
+    Where that is the head as well, libllama makes a second tensor of it.
+    """
+    names = {tensor.name for tensor in header.tensors}
+    shared_head = "output.weight" not in names
+    return [
+        tensor
+        for tensor in header.tensors
+        if tensor.name.endswith(".weight")
+        and len(tensor.shape) > 1
+        and tensor.shape[1] % 8 == 0
+        and (shared_head or tensor.name != "token_embd.weight")
+    ]

@@ -1,0 +1,71 @@
+"""What a model is opened with where the user leaves it open: attention and mapping.
+
+Attention on a CPU is fused, as GPUs like it, or done product by product. ggml's fused kernel
+("flash attention") takes the queries one at a time unless there are 64 or more of them, so what
+it costs to decode a few tokens grows quickly with the text: behind 3000 cached tokens a 0.5B
+model takes 552 ms for 5 tokens with it and 133 ms without, and 162 against 86 ms for one. Those
+are the decodes of an answer, and of verifying a draft. It reads prompts of whole batches
+faster, by up to a fifth (see `options.graph_batch_size`), and in less memory.
+
+A model's file is mapped into memory, or read. ggml's CPU backend keeps many types of weights in
+an order of its own (see `repacked_types`). Of a mapped file they are in memory twice then: as
+the file's pages, which may go where memory is short, and as the copy. A file that is read is
+there once, but a large one that the system has at hand loads several times more slowly (figures
+are in docs/performance.md). So small ones are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from localspec.gguf_file.header import Header
+from localspec.gguf_file.shape import ModelShape
+from localspec.llama.options import FlashAttention, LlamaOptions
+from localspec.preflight.memory import compute_bytes, repacked_bytes
+
+_MOST_BYTES = 128 << 20  # that it may take more: 32 heads do so at a context of 8192 tokens
+_PLAIN_TYPES = (None, "f32", "f16", "bf16")  # libllama has no other values without it
+_MOST_READ_BYTES = 1 << 30
+
+
+def suited_attention(
+    header: Header, context_length: int, max_outputs: int, *, uses_gpu: bool
+) -> FlashAttention:
+    """ "off" where that is faster and takes little memory, else "auto", libllama's choice.
+
+    context_length: that it is opened with.
+    """
+    shape = ModelShape(header)
+    if uses_gpu or not shape.can_roll_back or shape.is_latent:
+        return "auto"
+    with_flash, without = (
+        compute_bytes(header, context_length, max_outputs, setting)
+        for setting in ("auto", "off")
+    )
+    return "off" if without - with_flash <= _MOST_BYTES else "auto"
+
+
+def with_suited_attention(
+    options: LlamaOptions, header: Header, context_length: int, *, uses_gpu: bool
+) -> LlamaOptions:
+    """The options, with `suited_attention` where they leave it open."""
+    if options.flash_attention != "auto" or options.cache_type_v not in _PLAIN_TYPES:
+        return options
+    suited = suited_attention(header, context_length, options.max_outputs, uses_gpu=uses_gpu)
+    return replace(options, flash_attention=suited)
+
+
+def with_suited_mapping(
+    options: LlamaOptions, header: Header, repacked: Mapping[str, float]
+) -> LlamaOptions:
+    """The options, with a small file to be read where a good part of it is stored anew.
+
+    repacked: the types that are, see `tensor_types`.
+    """
+    if options.use_mmap is not None:
+        return options
+    is_small = header.weights_bytes <= _MOST_READ_BYTES
+    if is_small and 4 * repacked_bytes(header, repacked) > header.weights_bytes:
+        return replace(options, use_mmap=False)
+    return options

@@ -1,0 +1,1 @@
+"""What shapes a distribution, and the distribution itself."""

@@ -1,0 +1,187 @@
+"""The cuts: one row of logits → the law of the next token.
+
+In llama.cpp's default order: top-n-sigma, top-k, typical-p, top-p, min-p, temperature. Only
+what survives one cut is looked at by the next, and nothing ever sorts a whole vocabulary:
+thresholds do most of the work, so a row of 152 064 logits costs a few passes of NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from localspec.errors import DecodeError
+from localspec.sampling.params import (
+    CERTAIN,
+    Distribution,
+    Logits,
+    Probs,
+    SamplingParams,
+    TokenIds,
+)
+
+# Above this size a cut by mass finds its threshold in a histogram before it sorts.
+_SORTED_AT_ONCE = 2048
+_BUCKETS_PER_NAT = 128
+_DEEPEST_BUCKET = 32.0  # nats; what is further away has no mass to speak of
+# Of two float32 that differ, at this temperature only the larger one has mass, and no
+# quotient overflows.
+_LOWEST_TEMPERATURE = 1e-200
+
+
+def distribution(logits: Logits, params: SamplingParams) -> Distribution:
+    """The law of the next token: `logits` (vocab,) after every cut and the temperature.
+
+    Biases and penalties are not applied here: `Transforms.law` does it all. Where equal
+    logits meet the edge of a cut the lowest ids survive. Returns no view of the row. Raises
+    DecodeError if it holds NaN or no finite maximum.
+    """
+    best = int(logits.argmax())  # the first NaN, if there is one
+    largest = logits[best]
+    if not math.isfinite(largest):
+        raise DecodeError(
+            f"the largest logit of a row is {largest}",
+            "Every token is banned, or the file is damaged: compare its sha256.",
+        )
+    # Every other cut keeps the best token.
+    if params.is_greedy and params.typical_p == 1.0:
+        return _one_hot(best)
+    ids, kept = _cut(logits, params)
+    if params.is_greedy:
+        return _one_hot(int(ids[kept.argmax()]))
+    return Distribution(ids, _softmax(kept, params.temperature))
+
+
+def _one_hot(token: int) -> Distribution:
+    return Distribution(np.array([token], dtype=np.int64), CERTAIN)
+
+
+def _cut(logits: Logits, params: SamplingParams) -> tuple[TokenIds, Logits]:
+    """Ascending ids of the survivors, and their logits."""
+    ids: TokenIds | None = None  # everything
+    if params.top_n_sigma > 0.0:
+        ids = top_n_sigma(logits, params.top_n_sigma)
+        logits = logits[ids]
+    if 0 < params.top_k < len(logits):
+        places = top_k(logits, params.top_k)
+        ids, logits = _at(ids, places), logits[places]
+    if params.typical_p < 1.0:
+        places = typical(logits, params.typical_p)
+        ids, logits = _at(ids, places), logits[places]
+    if params.top_p < 1.0 or params.min_p > 0.0:
+        places = top_p_min_p(logits, params.top_p, params.min_p)
+        ids, logits = _at(ids, places), logits[places]
+    return np.arange(len(logits)) if ids is None else ids, logits
+
+
+def _at(ids: TokenIds | None, places: TokenIds) -> TokenIds:
+    return places if ids is None else ids[places]
+
+
+def _softmax(logits: Logits, temperature: float) -> Probs:
+    scaled = logits.astype(np.float64)
+    scaled -= scaled.max()
+    scaled /= max(temperature, _LOWEST_TEMPERATURE)
+    np.exp(scaled, out=scaled)
+    scaled /= scaled.sum()
+    return scaled
+
+
+def top_n_sigma(logits: Logits, n: float) -> TokenIds:
+    """Places of the logits within n standard deviations of the largest (arXiv 2411.07641).
+
+    Ascending. Banned tokens (-inf) count for neither mean nor deviation.
+    """
+    spread = logits[logits > -np.inf].std(dtype=np.float64)
+    return np.flatnonzero(logits >= float(logits.max()) - n * float(spread))
+
+
+def top_k(logits: Logits, k: int) -> TokenIds:
+    """Places of the k largest logits, ascending; of equal ones the first. k < len(logits).
+
+    The row is dealt into columns, and their maxima into columns of columns. The k best maxima
+    of these belong to k different tokens, so at least k logits reach the k-th of them, and
+    all that do stand in columns whose maximum does. Far cheaper than a partition of the whole
+    row, because taking maxima runs at memory speed.
+    """
+    columns = max(64 * k, 1024)
+    rows = len(logits) // columns
+    candidates = None  # everything
+    if rows > 1:
+        table = logits[: rows * columns].reshape(rows, columns)
+        maxima = table.max(axis=0)
+        highest = maxima.reshape(8, -1).max(axis=0)
+        floor = np.partition(highest, len(highest) - k)[len(highest) - k]
+        # `nonzero()[0]` where few tokens are left: `flatnonzero` takes twice as long there.
+        tall = (maxima >= floor).nonzero()[0]
+        if len(tall) <= 4 * k:  # more are ties, or neighbours: no saving
+            row, column = (table.take(tall, axis=1) >= floor).nonzero()
+            rest = (logits[rows * columns :] >= floor).nonzero()[0] + rows * columns
+            candidates = np.concatenate([row * columns + tall[column], rest])
+            logits = logits[candidates]
+    kth = np.partition(logits, len(logits) - k)[len(logits) - k]
+    above = (logits > kth).nonzero()[0]
+    ties = (logits == kth).nonzero()[0][: k - len(above)]
+    return _at(candidates, np.sort(np.concatenate([above, ties])))
+
+
+def typical(logits: Logits, typical_p: float) -> TokenIds:
+    """Places of the most typical tokens whose mass exceeds typical_p, ascending.
+
+    Locally typical sampling (arXiv 2202.00666): typical is whose information content is
+    near the row's entropy. A token of probability 0 adds nothing to the entropy and is
+    never typical (in llama.cpp it turns the entropy into NaN).
+    """
+    possible = None if logits.min() > -np.inf else np.flatnonzero(logits > -np.inf)
+    known = logits if possible is None else logits[possible]
+    shifted = np.subtract(known, known.max(), dtype=np.float64)
+    mass = np.exp(shifted)
+    total = float(mass.sum())
+    # -log p - entropy = mean - shifted, as the normalisation cancels out.
+    mean = float((mass * shifted).sum()) / total
+    # The mass must exceed typical_p, where top-p's must only reach it.
+    kept = _leading(np.abs(shifted - mean), mass, math.nextafter(typical_p * total, math.inf))
+    return _at(possible, kept)
+
+
+def top_p_min_p(logits: Logits, top_p: float, min_p: float) -> TokenIds:
+    """Places that top-p and then min-p leave, ascending.
+
+    top-p keeps the fewest most probable tokens whose mass reaches top_p, min-p those at
+    least min_p times as probable as the best. Both keep a beginning of the same order, the
+    shorter one counts: so the threshold goes first, and only what it leaves is ordered.
+    """
+    depths = logits.max() - logits  # in nats below the best; inf where banned
+    mass = np.exp(-depths)
+    needed = top_p * float(mass.sum())
+    if min_p == 0.0:
+        return _leading(depths, mass, needed)
+    near: TokenIds = (depths <= -math.log(min_p)).nonzero()[0]
+    return near if top_p == 1.0 else near[_leading(depths[near], mass[near], needed)]
+
+
+def _leading(keys: Logits | Probs, mass: Logits | Probs, needed: float) -> TokenIds:
+    """Ascending places of the fewest smallest keys whose mass reaches `needed`.
+
+    All of them if it is never reached; of equal keys the first. keys: 0 or above, in nats.
+    """
+    if len(keys) <= _SORTED_AT_ONCE:
+        return np.sort(_first(keys, mass, needed))
+    # Only the bucket in which the mass is reached has to be sorted.
+    numbers = (np.minimum(keys, _DEEPEST_BUCKET) * _BUCKETS_PER_NAT).astype(np.int64)
+    reached = np.bincount(numbers, mass).cumsum()
+    bucket = int(np.searchsorted(reached, needed))
+    kept = numbers < bucket
+    edge = np.flatnonzero(numbers == bucket)
+    needed -= float(reached[bucket - 1]) if bucket else 0.0
+    kept[edge[_first(keys[edge], mass[edge], needed)]] = True
+    return np.flatnonzero(kept)
+
+
+def _first(keys: Logits | Probs, mass: Logits | Probs, needed: float) -> TokenIds:
+    """The places of `_leading` by ascending key."""
+    order = keys.argsort(kind="stable")
+    reached = mass[order].cumsum(dtype=np.float64)
+    first: TokenIds = order[: int(reached.searchsorted(needed)) + 1]
+    return first

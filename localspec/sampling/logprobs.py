@@ -1,0 +1,100 @@
+"""The best tokens of a row with their log-probabilities, before and after the transforms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from localspec.sampling.filters import top_k
+from localspec.sampling.params import Distribution, Logits, Probs, TokenIds
+
+
+class TopTokens(NamedTuple):
+    """The most probable tokens, best first; of equal ones the lowest id first.
+
+    ids: (n,). logprobs: (n,) float64, natural logarithms.
+    """
+
+    ids: TokenIds
+    logprobs: Probs
+
+
+class TokenLogprob(NamedTuple):
+    """A token id and the natural logarithm of its probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How probable an emitted token was, and what else could have stood there.
+
+    before: in the model's own law, the softmax of its row. after: in the law the token was
+    drawn from, which temperature, filters and penalties have shaped. top_before, top_after:
+    the best possible tokens of each, best first; top_after may be shorter, since filters
+    leave few.
+    """
+
+    token_id: int
+    before: float
+    after: float
+    top_before: tuple[TokenLogprob, ...]
+    top_after: tuple[TokenLogprob, ...]
+
+
+def token_logprobs(
+    token: int, logits: Logits, law: Distribution, num_top: int
+) -> TokenLogprobs:
+    """The log-probabilities of an emitted token, and the num_top best of its place.
+
+    logits: (vocab,) and law: the target's, at the token's place.
+    """
+    own = _logprobs(logits, np.array([token]))[0]
+    return TokenLogprobs(
+        token_id=token,
+        before=float(own),
+        after=math.log(law.prob(token)),
+        top_before=_pairs(top_of_row(logits, num_top)) if num_top else (),
+        top_after=_pairs(top_of_law(law, num_top)) if num_top else (),
+    )
+
+
+def _pairs(top: TopTokens) -> tuple[TokenLogprob, ...]:
+    pairs = zip(top.ids.tolist(), top.logprobs.tolist(), strict=True)
+    return tuple(TokenLogprob(token, value) for token, value in pairs if value > -math.inf)
+
+
+def top_of_row(logits: Logits, num_tokens: int) -> TopTokens:
+    """The model's own law: the softmax of `logits` (vocab,) with nothing applied.
+
+    num_tokens: 1 or more; fewer come back where the vocabulary is smaller.
+    """
+    ids = np.arange(len(logits))
+    if num_tokens < len(logits):
+        ids = top_k(logits, num_tokens)
+    return _best_first(ids, _logprobs(logits, ids), num_tokens)
+
+
+def _logprobs(logits: Logits, ids: TokenIds) -> Probs:
+    largest = logits.max()
+    total = np.exp(logits - largest).sum(dtype=np.float64)
+    # In double precision from here on.
+    return logits[ids].astype(np.float64) - float(largest) - math.log(total)
+
+
+def top_of_law(law: Distribution, num_tokens: int) -> TopTokens:
+    """The law that a token is drawn from: what the transforms left of the row.
+
+    num_tokens: 1 or more; fewer come back where fewer survived.
+    """
+    possible = law.probs > 0.0
+    return _best_first(law.ids[possible], np.log(law.probs[possible]), num_tokens)
+
+
+def _best_first(ids: TokenIds, logprobs: Probs, num_tokens: int) -> TopTokens:
+    order = np.argsort(-logprobs, kind="stable")[:num_tokens]
+    return TopTokens(ids[order], logprobs[order])

@@ -1,0 +1,109 @@
+"""What the text so far takes from the logits: penalties for tokens, DRY for sequences.
+
+Nothing here knows prompt from answer or draft tokens from kept ones: the text is the text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from localspec.sampling.params import Logits, SamplingParams, TokenIds
+
+# Sequences no repeat reaches across: first token → what must follow it, perhaps nothing.
+Breakers = Mapping[int, Sequence[tuple[int, ...]]]
+
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def penalise_tokens(row: Logits, text: TokenIds, params: SamplingParams) -> None:
+    """Take the repetition, presence and frequency penalties from `row` (vocab,), in place.
+
+    text: the tokens so far, (n,). The last penalty_last_n count. Ids beyond the row are
+    skipped: the target may have tokens that the draft lacks.
+    """
+    tokens, counts = np.unique(_last(text, params.penalty_last_n), return_counts=True)
+    num_known = int(np.searchsorted(tokens, len(row)))
+    tokens, counts = tokens[:num_known], counts[:num_known]
+    # float32 throughout, as llama.cpp computes it.
+    logits = row[tokens]
+    repetition = np.float32(params.repetition_penalty)
+    # Division alone would make tokens with negative logits more likely.
+    logits = np.where(logits <= 0.0, logits * repetition, logits / repetition)
+    flat = counts.astype(np.float32) * np.float32(params.frequency_penalty)
+    row[tokens] = logits - (flat + np.float32(params.presence_penalty))
+
+
+def penalise_repeats(
+    row: Logits, text: TokenIds, params: SamplingParams, breakers: Breakers
+) -> None:
+    """Take DRY's penalties from `row` (vocab,), in place.
+
+    A token is penalised by the longest end of `text` (n,) after which it stood before. As
+    llama.cpp does it: within the last dry_penalty_last_n tokens, back to the last breaker;
+    a token that is a breaker by itself is spared.
+    """
+    text = _last(text, params.dry_penalty_last_n)
+    longest = _longest_repeats(text, params, breakers)
+    for token, length in longest.items():
+        if token < len(row) and () not in breakers.get(token, ()):
+            excess = length - params.dry_allowed_length
+            penalty = params.dry_multiplier * params.dry_base**excess
+            row[token] -= np.float32(min(penalty, _FLOAT32_MAX))
+
+
+def _last(text: TokenIds, n: int) -> TokenIds:
+    return text[max(len(text) - n, 0) :]
+
+
+def _longest_repeats(
+    text: TokenIds, params: SamplingParams, breakers: Breakers
+) -> dict[int, int]:
+    """Token → length of the longest end of the text that stood before it; allowed ones not.
+
+    Works on the places where the last token stood before, and of these, length by length,
+    on the ones that still match.
+    """
+    limit = _length_since_breaker(text, breakers)
+    limit = min(limit, params.dry_allowed_length + _max_exponent(params.dry_base))
+    if limit < params.dry_allowed_length:
+        return {}
+    last = len(text) - 1
+    ends = np.flatnonzero(text[:last] == text[last])
+    lengths = np.ones(len(ends), dtype=np.int64)
+    alive = np.arange(len(ends))
+    for length in range(1, limit):
+        alive = alive[ends[alive] >= length]
+        alive = alive[text[ends[alive] - length] == text[last - length]]
+        if len(alive) == 0:
+            break
+        lengths[alive] = length + 1
+    long = lengths >= params.dry_allowed_length
+    longest: dict[int, int] = {}
+    pairs = zip(text[ends[long] + 1].tolist(), lengths[long].tolist(), strict=True)
+    for token, length in pairs:
+        longest[token] = max(length, longest.get(token, 0))
+    return longest
+
+
+def _length_since_breaker(text: TokenIds, breakers: Breakers) -> int:
+    """How many tokens follow the last breaker; all if there is none."""
+    if not breakers:
+        return len(text)
+    for distance, token in enumerate(map(int, text[::-1])):
+        following = text[len(text) - distance :]
+        complete = [
+            len(tail)
+            for tail in breakers.get(token, ())
+            if following[: len(tail)].tolist() == list(tail)
+        ]
+        if complete:
+            return distance - max(complete)
+    return len(text)
+
+
+def _max_exponent(base: float) -> int:
+    """Beyond it base ** exponent is no float32; llama.cpp stops there, too."""
+    return int(math.log(_FLOAT32_MAX) / math.log(base)) if base > 1.0 else 0

@@ -1,0 +1,89 @@
+"""What sampling options name by text or by nature → token ids of one vocabulary."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from localspec.errors import OptionError
+from localspec.sampling.params import SamplingParams
+from localspec.sampling.penalties import Breakers
+from localspec.sampling.transforms import Transforms
+
+_LONGEST_TAIL = 20  # tokens of a breaker behind its first; llama.cpp's bound
+
+
+class Tokens(Protocol):
+    """The vocabulary, as far as options refer to it."""
+
+    size: int
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        """Ids of `text`."""
+
+    def spellings(self) -> list[bytes]:
+        """Bytes of every token, control tokens spelled out."""
+
+    def ends(self) -> list[int]:
+        """Every token that ends an answer."""
+
+
+class Resolver:
+    """Resolves options against the target's vocabulary, and remembers what took a scan."""
+
+    def __init__(self, vocabulary: Tokens) -> None:
+        self._vocabulary = vocabulary
+        self._ends: list[int] | None = None
+        self._breakers: dict[tuple[str, ...], Breakers] = {}
+
+    def transforms(self, params: SamplingParams, num_prompt_tokens: int) -> Transforms:
+        """The transforms of an answer. Raises OptionError for a bias on no token."""
+        size = self._vocabulary.size
+        unknown = [token for token in params.logit_bias if token >= size]
+        if unknown:
+            raise OptionError(
+                f"logit_bias names token {unknown[0]} of a vocabulary of {size}",
+                f"Token ids are 0 to {size - 1}.",
+            )
+        return Transforms(
+            params,
+            num_prompt_tokens=num_prompt_tokens,
+            ends=self._ends_for(params),
+            breakers=self._breakers_for(params),
+        )
+
+    def _ends_for(self, params: SamplingParams) -> list[int]:
+        if not (params.ignore_eos or params.min_tokens):
+            return []
+        if self._ends is None:
+            self._ends = self._vocabulary.ends()
+        return self._ends
+
+    def _breakers_for(self, params: SamplingParams) -> Breakers:
+        texts = params.dry_sequence_breakers
+        if params.dry_multiplier == 0.0 or not texts:
+            return {}
+        if texts not in self._breakers:
+            self._breakers[texts] = find_breakers(texts, self._vocabulary)
+        return self._breakers[texts]
+
+
+def find_breakers(texts: tuple[str, ...], vocabulary: Tokens) -> Breakers:
+    """Every way in which tokens can spell one of `texts`, perhaps with more around it.
+
+    After llama.cpp: a token that contains the text is a breaker by itself; one that ends in
+    its beginning is a breaker if the tokens of the rest follow.
+    """
+    breakers: dict[int, set[tuple[int, ...]]] = {}
+    spellings = list(enumerate(vocabulary.spellings()))
+    for text in texts:
+        whole = text.encode()
+        for token, spelling in spellings:
+            if whole in spelling:
+                breakers.setdefault(token, set()).add(())
+        for cut in range(1, len(text)):
+            head = text[:cut].encode()
+            rest = vocabulary.tokenize(text[cut:], parse_special=False)
+            for token, spelling in spellings:
+                if spelling.endswith(head) and whole not in spelling:
+                    breakers.setdefault(token, set()).add(tuple(rest[:_LONGEST_TAIL]))
+    return {token: sorted(tails) for token, tails in breakers.items()}

@@ -1,0 +1,149 @@
+"""Prompt lookup: what followed the last few tokens when they stood in the text before.
+
+Saxena, "Prompt Lookup Decoding" (2023). Costs next to nothing and pays where text is copied:
+summaries, edits, code. The index grows with the text and shrinks when the text is cut; it
+is never built anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from localspec.sampling.params import CERTAIN, Distribution
+from localspec.sampling.transforms import Transforms
+from localspec.speculative.policy_api import (
+    MAX_DRAFT_TOKENS,
+    DraftOff,
+    Extent,
+    Hindsight,
+    Offer,
+    ProposerKind,
+)
+from localspec.speculative.proposers import Draw, Proposal
+
+_LONG, _SHORT = 3, 2  # tokens that are looked up: the long key first
+_NUM_PLACES = 16  # of the same key that are compared
+_MAX_MATCH = 32  # tokens beyond which a longer match says nothing more
+_LOOK_BACK = 16  # tokens that are looked back upon at most
+
+
+class Lookup:
+    """Proposes from the text itself.
+
+    Its confidence in what it finds is 1 - 1 / (1 + n), where the last n tokens agree.
+    is_end: the target's end-of-generation test; nothing is proposed after such a token.
+    """
+
+    kind = ProposerKind.LOOKUP
+
+    def __init__(self, is_end: Callable[[int], bool]) -> None:
+        self._is_end = is_end
+        self._text: list[int] = []
+        # Key → ends of its occurrences, ascending: the position behind each.
+        self._places: dict[tuple[int, ...], list[int]] = {}
+        self._found_at = -1
+        self._match_length = 0
+        self._judged = 0  # tokens at the front of the text that are not looked back upon again
+
+    def offer(self, tokens: Sequence[int]) -> Offer:
+        """See `Proposer.offer`."""
+        self._read(tokens)
+        self._found_at, self._match_length = self._longest_match()
+        if self._found_at < 0:
+            return Offer(0, draft_off=DraftOff.NOTHING_REPEATS)
+        return Offer(
+            MAX_DRAFT_TOKENS,
+            num_unjudged=max(len(tokens) - self._judged, 0),
+            confidence=1.0 - 1.0 / (1 + self._match_length),
+        )
+
+    def propose(
+        self, tokens: Sequence[int], extent: Extent, transforms: Transforms, draw: Draw
+    ) -> Proposal:
+        """See `Proposer.propose`. Its laws are one-hot, so nothing is drawn."""
+        offer = self.offer(tokens)
+        proposal = Proposal([], [], [], 0)
+        if offer.confidence is None:
+            return proposal
+        drafted = proposal.draft_tokens
+        while (num_worth := extent.num_worth(len(drafted), offer.confidence)) > 0:
+            # Behind the end of the text stands what was just proposed: a period goes on.
+            place = self._found_at + len(drafted)
+            known = len(self._text)
+            token = self._text[place] if place < known else drafted[place - known]
+            drafted.append(token)
+            proposal.distributions.append(Distribution(np.array([token]), CERTAIN))
+            proposal.confidences.append(offer.confidence)
+            if num_worth == 1 or self._is_end(token):
+                break
+        self._judged = len(tokens) + len(drafted)
+        return proposal
+
+    def look_back(
+        self, tokens: Sequence[int], probs: Sequence[float], transforms: Transforms
+    ) -> Hindsight:
+        """See `Proposer.look_back`."""
+        first = max(len(tokens) - min(len(probs), _LOOK_BACK), self._judged)
+        self.truncate(min(first, len(tokens)))
+        chances = []
+        for position in range(first, len(tokens)):
+            offer = self.offer(tokens[:position])
+            if offer.confidence is not None:
+                # A law of one token x accepts x whatever the target's law of it is.
+                hit = self._text[self._found_at] == tokens[position]
+                chances.append((offer.confidence, float(hit)))
+        self._judged = len(tokens)
+        self.offer(tokens)
+        return Hindsight(chances, 0)
+
+    def read_from(self, position: int) -> None:
+        """See `Proposer.read_from`: it has read everything."""
+
+    def truncate(self, num_tokens: int) -> None:
+        """See `Proposer.truncate`."""
+        self._judged = min(self._judged, num_tokens)
+        while len(self._text) > num_tokens:
+            for size in (_LONG, _SHORT):
+                key = tuple(self._text[-size - 1 : -1])
+                if len(key) == size:
+                    places = self._places[key]
+                    places.pop()
+                    if not places:
+                        del self._places[key]
+            self._text.pop()
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        """Index what is new: a key is known once there is a token behind it."""
+        text = self._text
+        try:
+            for position in range(len(text), len(tokens)):
+                for size in (_LONG, _SHORT):
+                    if position >= size:
+                        key = tuple(text[position - size : position])
+                        self._places.setdefault(key, []).append(position)
+                text.append(tokens[position])
+        except BaseException:  # of a signal handler: the two may not agree any more
+            self._text, self._places = [], {}
+            raise
+
+    def _longest_match(self) -> tuple[int, int]:
+        """The position behind the longest earlier match of the text's end, and its length.
+
+        Among equals the last. (-1, 0) if there is none.
+        """
+        text, best, best_length = self._text, -1, 0
+        for size in (_LONG, _SHORT):
+            for place in reversed(self._places.get(tuple(text[-size:]), [])[-_NUM_PLACES:]):
+                length = size
+                while (
+                    length < min(place, _MAX_MATCH)
+                    and text[place - length - 1] == text[-length - 1]
+                ):
+                    length += 1
+                if length > best_length:
+                    best, best_length = place, length
+            if best >= 0:
+                break
+        return best, best_length

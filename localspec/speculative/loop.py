@@ -1,0 +1,263 @@
+"""The loop: propose, score, verify, truncate, emit. Plain decoding is the same with K = 0.
+
+Speculative decoding after Leviathan et al. (arXiv 2211.17192) and Chen et al. (2302.01318).
+The loop sees token ids, models and numbers; never a string, a path or a clock of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from localspec.sampling.params import SamplingParams
+from localspec.sampling.transforms import Transforms
+from localspec.speculative.metrics import Provenance, Step
+from localspec.speculative.model import Model
+from localspec.speculative.policy_api import (
+    LOOK_BACK_TOKENS,
+    MAX_DRAFT_TOKENS,
+    Choice,
+    DraftLength,
+    DraftOff,
+    Hindsight,
+    Moment,
+    Trial,
+)
+from localspec.speculative.proposers import Proposal, Proposer
+from localspec.speculative.rules import Place, Rule
+from localspec.speculative.verify import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one answer asks of the loop. is_end: the target's end-of-generation test."""
+
+    transforms: Transforms
+    rule: Rule
+    max_tokens: int
+    is_end: Callable[[int], bool]
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.transforms.params
+
+
+class Speculation:
+    """One text, a target whose cache holds a prefix of it, and proposers that know a part.
+
+    That invariant holds whenever control is outside: after every yielded step, after a
+    generator was closed, after an exception.
+
+    proposers: who may propose, the preferred first; with none, draft_off says why. clock:
+    seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        proposers: Sequence[Proposer],
+        draft_length: DraftLength,
+        draft_off: DraftOff | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.tokens: list[int] = []
+        self._probs: list[float] = []  # the target's, of the answer's tokens
+        self._transforms: Transforms | None = None  # that they came through
+        self.target = target
+        self.proposers = tuple(proposers)
+        self.draft_length = draft_length
+        self._draft_off = draft_off
+        self._clock = clock
+
+    @property
+    def num_answered(self) -> int:
+        """Tokens at the end of the text that are an answer, produced here."""
+        return len(self._probs)
+
+    def start(self, prompt_tokens: list[int]) -> int:
+        """Make the prompt the text; the caches keep their longest common prefix with it.
+
+        Returns how many prompt tokens the target has cached: at least one is left to
+        decode, because the first answer token is drawn from its row.
+        """
+        pairs = zip(self.tokens, prompt_tokens, strict=False)
+        shorter = min(len(self.tokens), len(prompt_tokens))
+        common = next((i for i, (old, new) in enumerate(pairs) if old != new), shorter)
+        self._truncate_caches(min(common, len(prompt_tokens) - 1))
+        self.tokens = list(prompt_tokens)
+        self._probs.clear()
+        return self.target.num_cached
+
+    def truncate(self, num_tokens: int) -> None:
+        """Cut the text, and with it both caches, to its first num_tokens."""
+        self._truncate_caches(num_tokens)
+        num_leaving = max(len(self.tokens) - num_tokens, 0)
+        del self._probs[max(len(self._probs) - num_leaving, 0) :]
+        del self.tokens[num_tokens:]
+
+    def hindsights(self, proposer: Proposer, num_tokens: int) -> Iterator[Hindsight]:
+        """How proposals would have fared at the last num_tokens places of the answer.
+
+        A few places at a time, in order. The proposer reads what it lacks of the text for that;
+        what it has read already it does not judge. num_tokens: not above `num_answered`.
+        """
+        end = len(self.tokens)
+        for num_behind in reversed(range(0, num_tokens, LOOK_BACK_TOKENS)):
+            probs = self._probs[: len(self._probs) - num_behind]
+            assert self._transforms is not None
+            yield proposer.look_back(self.tokens[: end - num_behind], probs, self._transforms)
+
+    def steps(self, request: Request) -> Iterator[Step]:
+        """Steps until max_tokens tokens are out or an end token is, which is emitted too.
+
+        The text must be started and have room: its length plus max_tokens within the
+        target's context.
+        """
+        remaining = request.max_tokens
+        number = 0
+        self._transforms = request.transforms
+        self.draft_length.begin()
+        while remaining > 0:
+            try:
+                step = self._step(request, Place(number, request.max_tokens - remaining))
+            except BaseException:
+                # One token stays pending, so that steps can go on from here.
+                self._truncate_caches(len(self.tokens) - 1)
+                raise
+            yield step
+            if request.is_end(step.tokens[-1]):
+                return
+            remaining -= len(step.tokens)
+            number += 1
+
+    def _step(self, request: Request, place: Place) -> Step:
+        started = self._clock()
+        length, num_cached = len(self.tokens), self.target.num_cached
+        # The pending token, emitted but not decoded; at first whatever the cache lacks of
+        # the prompt. The first token comes from the prompt's own row, never from a draft:
+        # so the steps, and with them a seed's text, do not depend on what was cached.
+        missing = self.tokens[num_cached:]
+        room = self._room(request.max_tokens - place.num_emitted) if place.step > 0 else 0
+
+        # 1. Propose.
+        choice, look_back_s = self._choice(request, place, room)
+        proposal = self._proposal(choice, request, place)
+        draft_tokens = proposal.draft_tokens
+        proposed = self._clock()
+
+        # 2. Score pending and draft tokens in one decode.
+        batch = self._batch(missing, draft_tokens)
+        logits = self.target.decode(batch, len(batch) - len(missing) + 1)
+        scored = self._clock()
+
+        # 3. Verify.
+        targets = request.transforms.laws(
+            logits[: len(draft_tokens) + 1], self.tokens, draft_tokens
+        )
+        verdict = request.rule.verdict(place, targets, proposal)
+        num_accepted = verdict.num_accepted
+
+        # 4. Truncate all caches to what was accepted.
+        self._truncate_caches(length + num_accepted)
+
+        # 5. Emit. Nothing follows an end token, so it can only be the draft's last one.
+        tokens = draft_tokens[:num_accepted]
+        provenance = [Provenance.ACCEPTED] * num_accepted
+        if not (tokens and request.is_end(tokens[-1])):
+            tokens.append(verdict.next_token)
+            provenance.append(_provenance(verdict, len(draft_tokens)))
+        self.tokens += tokens
+        self._probs += [law.prob(token) for law, token in zip(targets, tokens, strict=False)]
+        trial = Trial(
+            proposer=choice.proposer,
+            confidences=proposal.confidences,
+            num_accepted=num_accepted,
+            num_emitted=len(tokens),
+            num_read=proposal.num_read,
+            num_target_tokens=len(batch),
+            num_cached=num_cached,
+            draft_time_s=proposed - started - look_back_s,
+            target_time_s=scored - proposed,
+            sampler_time_s=self._clock() - scored,
+            look_back_s=look_back_s,
+        )
+        self.draft_length.learn(trial)
+        kind = None if choice.proposer is None else self.proposers[choice.proposer].kind
+        return Step(
+            tokens, provenance, logits, targets, len(draft_tokens), num_accepted,
+            kind, choice.draft_off, trial,
+        )  # fmt: skip
+
+    def _batch(self, missing: list[int], draft_tokens: list[int]) -> list[int]:
+        """What the target decodes: padded where that is cheaper.
+
+        The padding is any token, and its rows are never read: it may go beyond what the
+        answer may still say.
+        """
+        batch = [*missing, *draft_tokens]
+        if draft_tokens:
+            most = len(missing) + self.target.max_outputs - 1
+            limit = min(most, self.target.context_length - self.target.num_cached)
+            size = self.draft_length.padded(len(batch), limit)
+            batch += batch[-1:] * (size - len(batch))
+        return batch
+
+    def _room(self, num_remaining: int) -> int:
+        """The most draft tokens that the next step may hold."""
+        # A step emits one token more than it accepts, and must not emit more than remain.
+        return min(num_remaining - 1, self.target.max_outputs - 1, MAX_DRAFT_TOKENS)
+
+    def _choice(self, request: Request, place: Place, room: int) -> tuple[Choice, float]:
+        """Who proposes in this step, and the seconds of a look back that led to it."""
+        if place.step == 0:
+            return Choice(None), 0.0
+        if not self.proposers:
+            return Choice(None, draft_off=self._draft_off), 0.0
+        if room == 0:
+            return Choice(None), 0.0
+        num_remaining = request.max_tokens - place.num_emitted
+        look_back_s = 0.0
+        # A look back leaves its proposer nothing to look back upon, so this ends.
+        while True:
+            choice = self.draft_length.choose(self._moment(room, num_remaining))
+            if not choice.looks_back:
+                return choice, look_back_s
+            look_back_s += self._look_back(choice, request)
+
+    def _moment(self, room: int, num_remaining: int) -> Moment:
+        offers = tuple(proposer.offer(self.tokens) for proposer in self.proposers)
+        return Moment(self.target.num_cached, room, num_remaining, offers)
+
+    def _look_back(self, choice: Choice, request: Request) -> float:
+        """Let the chosen proposer do so, and the policy learn from it; the seconds it took."""
+        started = self._clock()
+        assert choice.proposer is not None
+        proposer = self.proposers[choice.proposer]
+        if choice.reads_from is not None:
+            proposer.read_from(choice.reads_from)
+        hindsight = proposer.look_back(self.tokens, self._probs, request.transforms)
+        seconds = self._clock() - started
+        self.draft_length.look_back(choice.proposer, hindsight, seconds)
+        return seconds
+
+    def _proposal(self, choice: Choice, request: Request, place: Place) -> Proposal:
+        if choice.proposer is None or choice.extent is None:
+            return Proposal([], [], [], 0)
+        proposer = self.proposers[choice.proposer]
+        if choice.reads_from is not None:
+            proposer.read_from(choice.reads_from)
+        draw = request.rule.draw(place)
+        return proposer.propose(self.tokens, choice.extent, request.transforms, draw)
+
+    def _truncate_caches(self, num_tokens: int) -> None:
+        for proposer in self.proposers:
+            proposer.truncate(num_tokens)
+        self.target.truncate(min(self.target.num_cached, num_tokens))
+
+
+def _provenance(verdict: Verdict, num_draft_tokens: int) -> Provenance:
+    if num_draft_tokens == 0:
+        return Provenance.PLAIN
+    if verdict.num_accepted < num_draft_tokens:
+        return Provenance.RECOVERED
+    return Provenance.BONUS

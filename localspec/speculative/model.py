@@ -1,0 +1,51 @@
+"""What the loop needs from a language model: decode, truncate, and a few facts.
+
+Implemented by `llama.LlamaModel` and by the tests' table models. Knows no files and no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from localspec.sampling.params import Logits
+
+
+class Model(Protocol):
+    """A causal language model with one cached sequence."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of a row of logits."""
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens the cache can hold."""
+
+    @property
+    def max_outputs(self) -> int:
+        """The most rows of logits one decode may return."""
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens with cache entries; the next decode continues at this position."""
+
+    @property
+    def can_truncate(self) -> bool:
+        """Whether `truncate` keeps a part of what was just decoded, as drafts need it."""
+
+    def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
+        """Append tokens to the cache; rows of logits after the last num_logits of them.
+
+        Returns (num_logits, vocab) float32, a view that may be written to and is valid until
+        the next decode.
+        On any error the cache is as it was before the call, or empty as in `truncate`.
+        """
+
+    def truncate(self, num_cached: int) -> None:
+        """Keep the first num_cached tokens of the cache, or none where they are not whole.
+
+        Some caches have lost what a part of them would need: a sliding window's older
+        entries, a recurrent state. Then num_cached is 0, and the text is decoded again.
+        Idempotent. Raises CacheError for more than are cached.
+        """

@@ -1,0 +1,209 @@
+"""Where draft tokens come from: the protocol, and the draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from localspec.sampling.params import Distribution, Logits
+from localspec.sampling.transforms import Transforms
+from localspec.speculative.model import Model
+from localspec.speculative.policy_api import DraftOff, Extent, Hindsight, Offer, ProposerKind
+from localspec.speculative.shared_vocabulary import SharedVocabulary
+
+
+class Proposal(NamedTuple):
+    """K draft tokens and the K laws they were really drawn from.
+
+    confidences: (K,) the proposer's own in each, 0 … 1. num_read: tokens it read first.
+    """
+
+    draft_tokens: list[int]
+    distributions: list[Distribution]
+    confidences: list[float]
+    num_read: int
+
+
+Draw = Callable[[int, Distribution], int]  # (index in the step, law) → token
+
+
+class Proposer(Protocol):
+    """Anything that proposes draft tokens for a text."""
+
+    @property
+    def kind(self) -> ProposerKind: ...
+
+    def offer(self, tokens: Sequence[int]) -> Offer:
+        """What it could propose behind `tokens`, and what it would have to read for that."""
+
+    def propose(
+        self, tokens: Sequence[int], extent: Extent, transforms: Transforms, draw: Draw
+    ) -> Proposal:
+        """Tokens to follow `tokens`, each drawn by `draw` from its law, as far as it is worth.
+
+        Its offer for the same tokens must allow as many. Ends behind an end token.
+        """
+
+    def look_back(
+        self, tokens: Sequence[int], probs: Sequence[float], transforms: Transforms
+    ) -> Hindsight:
+        """How a proposal would have fared at the last places of `tokens`.
+
+        probs: of the last of the tokens, each one's under the target's law.
+        """
+
+    def read_from(self, position: int) -> None:
+        """Forget the text, and see only what begins at `position` of it from now on."""
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forget whatever it knows of the text beyond its first num_tokens."""
+
+
+class DraftModel:
+    """A small model that shares the target's tokenizer.
+
+    shared: ids that mean the same token to target and draft. Mass elsewhere is cut before
+    the law is formed, so nothing else is ever drawn. is_end: the target's
+    end-of-generation test.
+
+    Its cache holds a part of the text that begins at its front or, to spare the time of
+    reading a long prompt for a draft that may not pay, further behind: any law will do, as
+    long as it is the one that the tokens are drawn from.
+    """
+
+    kind = ProposerKind.DRAFT
+
+    def __init__(
+        self, model: Model, shared: SharedVocabulary, is_end: Callable[[int], bool]
+    ) -> None:
+        self.model = model
+        self._begin = 0  # position in the text of the cache's first token
+        self._num_known = 0  # tokens at the front of the text that are in its vocabulary
+        self._shared_size = shared.size
+        self._different = np.array([d.token for d in shared.differences], dtype=np.int64)
+        self._is_end = is_end
+
+    @property
+    def begins_at(self) -> int:
+        """Position in the text from which on it has read it."""
+        return self._begin
+
+    @property
+    def context_length(self) -> int:
+        """The longest text, drafted tokens included, it can propose for."""
+        # The last draft token is never decoded here, hence the one more.
+        return self.model.context_length + 1
+
+    def offer(self, tokens: Sequence[int]) -> Offer:
+        """See `Proposer.offer`."""
+        room = self.context_length - len(tokens)
+        if room <= 0:
+            return Offer(0, draft_off=DraftOff.DRAFT_CONTEXT_FULL)
+        # What is new alone: a draft that rests is asked in front of every step of a long text.
+        if not self.knows(tokens[self._num_known :]):
+            return Offer(0, draft_off=DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
+        self._num_known = len(tokens)
+        num_missing = len(tokens) - self._begin - self.model.num_cached
+        return Offer(room, num_missing, self._begin, max(num_missing - 1, 0))
+
+    def propose(
+        self, tokens: Sequence[int], extent: Extent, transforms: Transforms, draw: Draw
+    ) -> Proposal:
+        """See `Proposer.propose`."""
+        # Whatever the draft lacks comes first, in one decode: a whole prompt at its first
+        # step, later the last token or two. Its own draft tokens are cached already.
+        missing = self._missing(tokens)
+        proposal = Proposal([], [], [], len(missing))
+        drafted = proposal.draft_tokens
+        while True:
+            row = self.next_row(missing)
+            law = transforms.law(row, tokens, drafted)
+            confidence = _confidence(row, law)
+            num_worth = extent.num_worth(len(drafted), confidence)
+            if num_worth <= 0:
+                break
+            drawn = draw(len(drafted), law)
+            drafted.append(drawn)
+            proposal.distributions.append(law)
+            proposal.confidences.append(confidence)
+            # Stopping behind a token is fine, since the token stays; dropping one is not.
+            if num_worth == 1 or self._is_end(drawn):
+                break
+            missing = [drawn]
+        return proposal
+
+    def look_back(
+        self, tokens: Sequence[int], probs: Sequence[float], transforms: Transforms
+    ) -> Hindsight:
+        """See `Proposer.look_back`.
+
+        Whatever the draft lacks has to be read before it can propose, but for the last
+        token; the rows that come of it say what it would have proposed there.
+        """
+        missing = self._missing(tokens)[:-1]
+        num_rows = min(len(missing), len(probs), self.model.max_outputs)
+        if not missing:
+            return Hindsight([], 0)
+        rows = self.model.decode(missing, num_rows)
+        first = len(tokens) - num_rows
+        before, behind = tokens[:first], tokens[first:]
+        chances = []
+        for index, (token, prob) in enumerate(
+            zip(behind, probs[len(probs) - num_rows :], strict=True)
+        ):
+            row = self._shared(rows[index])
+            law = transforms.law(row, before, behind[:index])
+            # A token x of the target's law p is one that a draft of law q would have
+            # proposed and seen accepted with probability min(p, q), hence q / p given x.
+            chance = min(1.0, law.prob(token) / max(prob, 1e-9))
+            chances.append((_confidence(row, law), chance))
+        return Hindsight(chances, len(missing))
+
+    def _missing(self, tokens: Sequence[int]) -> Sequence[int]:
+        return tokens[self._begin + self.model.num_cached :]
+
+    def knows(self, tokens: Sequence[int]) -> bool:
+        """Whether every one of the tokens is in the draft's vocabulary."""
+        return max(tokens, default=0) < self.model.vocab_size
+
+    def next_row(self, tokens: Sequence[int]) -> Logits:
+        """Logits (shared vocabulary,) behind its text and `tokens`, which it knows.
+
+        -inf where an id is another token to the target. A view, valid until the next.
+        """
+        return self._shared(self.model.decode(tokens, 1)[0])
+
+    def _shared(self, row: Logits) -> Logits:
+        row = row[: self._shared_size]
+        row[self._different] = -np.inf
+        return row
+
+    def read_from(self, position: int) -> None:
+        """See `Proposer.read_from`."""
+        self.model.truncate(0)
+        self._begin = position
+
+    def truncate(self, num_tokens: int) -> None:
+        """See `Proposer.truncate`."""
+        self._num_known = min(self._num_known, num_tokens)
+        if num_tokens <= self._begin:
+            self.read_from(0)
+        else:
+            self.model.truncate(min(self.model.num_cached, num_tokens - self._begin))
+
+
+def _confidence(row: Logits, law: Distribution) -> float:
+    """Of the draft in its next token, 0 … 1: the probability of its best one.
+
+    Where the law is one-hot that says nothing; then the best two logits are compared.
+    """
+    if len(law.ids) > 1:
+        return float(law.probs.max())
+    best = int(law.ids[0])
+    highest = row[best]
+    row[best] = -np.inf
+    second = row.max()
+    row[best] = highest
+    return float(1.0 / (1.0 + np.exp(second - highest)))

@@ -1,0 +1,115 @@
+"""Random numbers that are used once, by address and without state.
+
+Two kinds. Uniforms, for the rules token and block: one for every (seed, turn, step, purpose,
+index). Were two purposes to share a number, or a number to return in a later step, the
+acceptance rate would look right and the text would be biased. Noise, for the rule coupled:
+one number for every (seed, turn, index in the answer, token id), whatever step, draft or
+cache it is asked for. Both come from Philox4x64 (Salmon et al., SC 2011); noise is spread
+over the token ids by the output function of SplitMix64 (Steele et al., OOPSLA 2014).
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localspec.errors import OptionError
+from localspec.sampling.params import Distribution, Probs, TokenIds
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
+
+MAX_SEED = 2**63 - 1
+
+_UNIFORMS_CHUNK = 16  # steps whose uniforms are drawn at once
+_NOISE_CHUNK = 256  # and answer positions whose keys are
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SHIFT_30, _SHIFT_27, _SHIFT_31, _SHIFT_11 = (np.uint64(n) for n in (30, 27, 31, 11))
+_FEW = 256  # survivors that are raced without looking for the ones with a chance first
+
+
+class Purpose(enum.IntEnum):
+    """What a uniform decides."""
+
+    DRAFT = 0
+    ACCEPT = 1
+    RESIDUAL = 2  # also the bonus token and the token of a plain step
+
+
+_NOISE = len(Purpose)  # in the counter's word where uniforms have 0
+
+
+class Randomness:
+    """The random numbers of one answer.
+
+    Raises OptionError for a seed outside 0 … 2**63 - 1.
+    """
+
+    def __init__(self, seed: int, turn: int = 0) -> None:
+        if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+            raise OptionError(f"seed is {seed!r}", f"Choose a whole number, 0 to {MAX_SEED}.")
+        self._key = np.array([seed, turn], dtype=np.uint64)
+        self._uniforms_chunk = -1
+        self._uniforms: Probs = np.empty((0, len(Purpose), MAX_DRAFT_TOKENS))
+        self._noise_chunk = -1
+        self._noise_keys: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
+
+    def uniforms(self, step: int) -> Probs:
+        """(len(Purpose), MAX_DRAFT_TOKENS) float64 in [0, 1): a row for every purpose."""
+        chunk, place = divmod(step, _UNIFORMS_CHUNK)
+        if chunk != self._uniforms_chunk:
+            generator = np.random.Generator(self._philox(0, chunk))
+            self._uniforms = generator.random((_UNIFORMS_CHUNK, len(Purpose), MAX_DRAFT_TOKENS))
+            self._uniforms_chunk = chunk
+        uniforms: Probs = self._uniforms[place]
+        return uniforms
+
+    def race(self, index: int, law: Distribution) -> int:
+        """The token that wins the race of `law` at this index of the answer.
+
+        Every token id runs for an exponentially distributed time over its probability; the
+        shortest wins. That draws from the law, and it is Gumbel-max with
+        noise = -log(exponential): argmax(log p + noise), written with one logarithm.
+        """
+        ids, probs = law
+        if len(ids) == 1:
+            return int(ids[0])
+        uniforms = self._noise(index, ids)
+        if len(ids) > _FEW:
+            # -log(1 - u) >= u: who is not ahead of the favourite by u alone cannot win.
+            favourite = int(np.argmax(probs))
+            limit = -np.log1p(-uniforms[favourite]) / probs[favourite]
+            able = np.flatnonzero(uniforms <= limit * probs)
+            ids, probs, uniforms = ids[able], probs[able], uniforms[able]
+        with np.errstate(divide="ignore"):
+            # A probability that underflowed to 0 takes for ever.
+            times = -np.log1p(-uniforms) / probs
+        return int(ids[int(np.argmin(times))])
+
+    def _noise(self, index: int, ids: TokenIds) -> Probs:
+        """(m,) float64 in (0, 1): a pure function of (seed, turn, index, id)."""
+        chunk, place = divmod(index, _NOISE_CHUNK)
+        if chunk != self._noise_chunk:
+            self._noise_keys = self._philox(_NOISE, chunk).random_raw(_NOISE_CHUNK)
+            self._noise_chunk = chunk
+        bits = ids.astype(np.uint64)
+        bits *= _GOLDEN
+        bits += self._noise_keys[place]
+        for shift, factor in ((_SHIFT_30, _MIX_1), (_SHIFT_27, _MIX_2)):
+            bits ^= bits >> shift
+            bits *= factor
+        bits ^= bits >> _SHIFT_31
+        # The middle of one of 2**53 equal parts, so neither 0 nor 1 comes out.
+        return ((bits >> _SHIFT_11).astype(np.float64) + 0.5) * 2.0**-53
+
+    def _philox(self, kind: int, number: int) -> np.random.Philox:
+        # The first words of the counter are left to the generator, which counts them up.
+        counter = np.array([0, 0, kind, number], dtype=np.uint64)
+        return np.random.Philox(key=self._key, counter=counter)
+
+
+def fresh_seed() -> int:
+    """A seed from the operating system, for answers that nobody asked to repeat."""
+    return secrets.randbelow(MAX_SEED + 1)

@@ -1,0 +1,101 @@
+"""A rule of verification, with its random numbers: how tokens are drawn, and how judged.
+
+`verify` has the rules themselves; here each is given the numbers that belong to a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, Protocol, get_args
+
+from localspec.errors import OptionError
+from localspec.sampling.params import Distribution
+from localspec.speculative import verify
+from localspec.speculative.proposers import Draw, Proposal
+from localspec.speculative.randomness import Purpose, Randomness
+from localspec.speculative.verify import Verdict
+
+RuleName = Literal["greedy", "token", "block", "coupled"]
+
+
+class Place(NamedTuple):
+    """A step: its number in the answer, and the answer's tokens before it."""
+
+    step: int
+    num_emitted: int
+
+
+class Rule(Protocol):
+    """Draws and judges the draft tokens of an answer, step by step."""
+
+    @property
+    def name(self) -> RuleName: ...
+
+    def draw(self, place: Place) -> Draw:
+        """How the proposer draws the draft tokens of a step."""
+
+    def verdict(self, place: Place, targets: list[Distribution], proposal: Proposal) -> Verdict:
+        """What becomes of the proposal. targets: one row more than it has tokens."""
+
+
+def make_rule(
+    name: RuleName | None, *, is_greedy: bool, seed: int | None, randomness: Randomness
+) -> Rule:
+    """The rule of that name. By default greedy at temperature 0, coupled with a seed, or block.
+
+    At temperature 0 every rule is greedy. Raises OptionError for an unknown name, or greedy
+    at another temperature.
+    """
+    if name is not None and name not in get_args(RuleName):
+        raise OptionError(
+            f"there is no rule of verification {name!r}",
+            f"Choose one of: {', '.join(get_args(RuleName))}.",
+        )
+    if name == "greedy" and not is_greedy:
+        raise OptionError("the rule greedy needs temperature 0", "Set it, or choose another.")
+    if is_greedy:
+        return _Matching("greedy", verify.argmax)
+    if name == "coupled" or (name is None and seed is not None):
+        return _Matching("coupled", randomness.race)
+    if name == "token":
+        return _Sampling("token", verify.token, randomness)
+    return _Sampling("block", verify.block, randomness)
+
+
+class _Matching:
+    """Draft and target choose in the same way; a draft token stays if both chose it."""
+
+    def __init__(self, name: RuleName, choose: Callable[[int, Distribution], int]) -> None:
+        self.name: RuleName = name
+        self._choose = choose
+
+    def draw(self, place: Place) -> Draw:
+        return lambda index, law: self._choose(place.num_emitted + index, law)
+
+    def verdict(self, place: Place, targets: list[Distribution], proposal: Proposal) -> Verdict:
+        return verify.match(targets, proposal.draft_tokens, self.draw(place))
+
+
+class _Sampling:
+    """Draft tokens are drawn from the draft's law and judged against the target's."""
+
+    def __init__(
+        self, name: RuleName, judge: Callable[..., Verdict], randomness: Randomness
+    ) -> None:
+        self.name: RuleName = name
+        self._judge = judge
+        self._randomness = randomness
+
+    def draw(self, place: Place) -> Draw:
+        uniforms = self._randomness.uniforms(place.step)[Purpose.DRAFT]
+        return lambda index, law: law.draw(uniforms[index])
+
+    def verdict(self, place: Place, targets: list[Distribution], proposal: Proposal) -> Verdict:
+        uniforms = self._randomness.uniforms(place.step)
+        return self._judge(
+            targets,
+            proposal.distributions,
+            proposal.draft_tokens,
+            uniforms[Purpose.ACCEPT],
+            uniforms[Purpose.RESIDUAL, 0],
+        )

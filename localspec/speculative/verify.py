@@ -1,0 +1,140 @@
+"""The rules by which drafted tokens become text: rows, tokens and uniforms in, verdict out.
+
+The contract: whatever the draft proposed, the emitted tokens follow the target's own law.
+Nothing here calls a model, draws a random number or knows how many tokens come next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from localspec.sampling.params import Distribution, Probs
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of K draft tokens: the first num_accepted are kept, then next_token follows.
+
+    next_token is the recovered token if num_accepted < K, else the bonus token.
+    """
+
+    num_accepted: int
+    next_token: int
+
+
+def match(
+    targets: Sequence[Distribution],
+    draft_tokens: Sequence[int],
+    choose: Callable[[int, Distribution], int],
+) -> Verdict:
+    """Keep draft tokens while each is the target's own choice; then that choice.
+
+    choose(i, row): the target's token at position i, a function of nothing else. With the
+    argmax it is the rule greedy. With Gumbel-max noise that the draft used too it is the
+    rule coupled (Daliri et al., arXiv 2408.07978, algorithm 1): the text depends on the
+    noise alone, so the same noise gives the same text with any draft or none.
+
+    targets: K + 1 rows, row i given the first i draft tokens.
+    """
+    for index, drawn in enumerate(draft_tokens):
+        own = choose(index, targets[index])
+        if drawn != own:
+            return Verdict(index, own)
+    return Verdict(len(draft_tokens), choose(len(draft_tokens), targets[-1]))
+
+
+def argmax(_index: int, row: Distribution) -> int:
+    """The one token of a one-hot row: the choice of the rule greedy."""
+    return int(row.ids[0])
+
+
+def token(
+    targets: Sequence[Distribution],
+    drafts: Sequence[Distribution],
+    draft_tokens: Sequence[int],
+    accept_uniforms: Probs,
+    residual_uniform: float,
+) -> Verdict:
+    """Speculative sampling, token by token.
+
+    Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318,
+    algorithm 2: accept X_i with probability min(1, target(X_i) / draft(X_i)); at the first
+    refusal draw from the normalised positive part of target - draft; if none is refused
+    draw from the last target row.
+
+    targets: K + 1 rows; drafts: the K laws that draft_tokens were really drawn from;
+    accept_uniforms: (K,) in [0, 1), residual_uniform: one more, each used nowhere else.
+    """
+    for index, drawn in enumerate(draft_tokens):
+        target, draft = targets[index], drafts[index]
+        # Multiplied out, so that a draft probability of 0 cannot divide: it is never drawn.
+        if accept_uniforms[index] * draft.prob(drawn) >= target.prob(drawn):
+            return Verdict(index, residual(target, draft).draw(residual_uniform))
+    return Verdict(len(draft_tokens), targets[-1].draw(residual_uniform))
+
+
+def block(
+    targets: Sequence[Distribution],
+    drafts: Sequence[Distribution],
+    draft_tokens: Sequence[int],
+    accept_uniforms: Probs,
+    residual_uniform: float,
+) -> Verdict:
+    """Block verification: judges the draft tokens together and keeps the longest good prefix.
+
+    Sun et al., arXiv 2403.10444, algorithm 2 and theorem 1: never fewer tokens in
+    expectation than `token`. With p_0 = 1 and p_i = min(1, p_(i-1) * target(X_i) /
+    draft(X_i)), prefix i is kept with probability h_i = s_i / (s_i + 1 - p_i), where s_i is
+    the mass of (p_i * target - draft)+ behind it; h_K = p_K. The token behind it is drawn
+    from that surplus, or from the last target row if all K are kept.
+
+    Arguments as for `token`. Every position has a uniform of its own: an early exit from
+    the front would use fewer, and choose another prefix.
+    """
+    shares = [1.0]  # p_0 … p_K
+    for index, drawn in enumerate(draft_tokens):
+        target, draft = targets[index].prob(drawn), drafts[index].prob(drawn)
+        shares.append(min(1.0, shares[-1] * target / draft) if draft > 0.0 else 0.0)
+    num_drafted = len(draft_tokens)
+    if num_drafted == 0 or accept_uniforms[num_drafted - 1] < shares[num_drafted]:
+        return Verdict(num_drafted, targets[-1].draw(residual_uniform))
+    for kept in range(num_drafted - 1, 0, -1):
+        share = shares[kept]
+        mass = surplus(targets[kept], drafts[kept], share).sum()
+        # Written without the division, where 0 / 0 stands for 1.
+        if share == 1.0 or accept_uniforms[kept - 1] * (mass + 1.0 - share) < mass:
+            break
+    else:
+        kept = 0
+    law = residual(targets[kept], drafts[kept], shares[kept])
+    return Verdict(kept, law.draw(residual_uniform))
+
+
+def residual(target: Distribution, draft: Distribution, share: float = 1.0) -> Distribution:
+    """Law of the token behind a kept prefix: (share * target - draft)+, renormalised.
+
+    Returns new arrays; the arguments are left untouched.
+    """
+    weights = surplus(target, draft, share)
+    mass = weights.sum()
+    # Equal rows leave no surplus; only rounding can bring us here after a refusal.
+    return Distribution(target.ids, weights / mass) if mass > 0.0 else target
+
+
+def surplus(target: Distribution, draft: Distribution, share: float) -> Probs:
+    """(share * target - draft)+ of the target's survivors: (m,), a new array."""
+    weights = target.probs * share
+    if len(target.ids) >= len(draft.ids):
+        places = np.searchsorted(target.ids, draft.ids)
+        places[places == len(target.ids)] = 0  # no such place; the comparison drops it
+        shared = target.ids[places] == draft.ids
+        weights[places[shared]] -= draft.probs[shared]
+    else:
+        places = np.searchsorted(draft.ids, target.ids)
+        places[places == len(draft.ids)] = 0
+        shared = draft.ids[places] == target.ids
+        weights[shared] -= draft.probs[places[shared]]
+    return np.maximum(weights, 0.0, out=weights)

@@ -1,0 +1,1 @@
+"""Steps of the loop to pieces of text and a reply."""

@@ -1,0 +1,348 @@
+"""Steps of the loop → pieces of an answer, and the reply they add up to."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal, Protocol, TypedDict
+
+from localspec.errors import EngineError, Interrupted, OptionError
+from localspec.sampling.logprobs import TokenLogprobs, token_logprobs
+from localspec.sampling.params import SamplingParams
+from localspec.speculative.loop import Request, Speculation
+from localspec.speculative.metrics import Meter, Provenance, Stats, Step
+from localspec.speculative.rules import RuleName
+from localspec.streaming.answer_text import AnswerText, Pieces
+from localspec.streaming.cancellation import Cancellation
+from localspec.streaming.stops import checked_stop_strings
+from localspec.streaming.thinking import Part, Thoughts
+
+_ALREADY_RUNS = ("generator already executing",)
+_NOTICE_S = 0.005  # between two looks at whether a thread has noticed
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one token adds to an answer.
+
+    text is whatever became certain with this token: it is empty while a character is
+    incomplete or a stop string is possible, and then comes with a later token. The last
+    piece may bring such text without a token of its own. logprobs: the token's, if asked for.
+    is_thought: in a chat, whether the model thought it rather than said it. The marks between
+    the two are in no text. A token that ends the one and begins the other gives two pieces,
+    the second without a token.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    provenance: Provenance
+    logprobs: TokenLogprobs | None = None
+    is_thought: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer.
+
+    text: what was said. thoughts: what the model thought, in a chat. token_ids include the
+    end token, if the model ended the answer itself. finish_reason: "stop" (end token or stop
+    string), "length" (max_tokens or the context), "cancelled". seed: the one that was given, or
+    None. verify: the rule that accepted draft tokens. logprobs: one for each of token_ids, or
+    None if they were not asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+    seed: int | None
+    verify: RuleName
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    thoughts: str = ""
+
+
+class AnswerKeywords(TypedDict, total=False):
+    """The keywords of every method that asks for an answer: the fields of `AnswerOptions`."""
+
+    sampling: SamplingParams | None
+    seed: int | None
+    verify: RuleName | None
+    max_tokens: int | None
+    stop: str | Sequence[str] | None
+    logprobs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """What a caller asks of one answer; None means the default.
+
+    sampling: by default the preset's. seed: 0 … 2**63 - 1. verify: the rule by which draft
+    tokens are judged (see `rules.make_rule`): with greedy and coupled a seed means the same
+    text whatever the draft does; with token and block only while the number of draft tokens
+    is the same. max_tokens: by default what the context has room for. stop: text that ends
+    the answer and is left out of it, or several. logprobs: how many of the best tokens to
+    list with every token's log-probability, 0 for its own alone; by default none of it.
+
+    Raises OptionError for sampling and stop of another type, a max_tokens that is no whole
+    number above 0, or logprobs that is none from 0 on.
+    """
+
+    sampling: SamplingParams | None = None
+    seed: int | None = None
+    verify: RuleName | None = None
+    max_tokens: int | None = None
+    stop: str | Sequence[str] | None = ()
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sampling, SamplingParams | None):
+            raise OptionError(f"sampling is {self.sampling!r}", "Give a SamplingParams.")
+        checked_stop_strings(self.stop)
+        for name, lowest in (("max_tokens", 1), ("logprobs", 0)):
+            value = getattr(self, name)
+            is_count = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and (not is_count or value < lowest):
+                raise OptionError(f"{name} is {value!r}", f"Choose {lowest} or more.")
+
+
+@dataclass(slots=True)
+class Answer:
+    """Everything one answer needs while it is produced, apart from the iterator itself.
+
+    The two are kept apart so that dropping an unfinished `Stream` frees it at once, which
+    ends its generator, which releases the engine.
+    """
+
+    speculation: Speculation
+    prompt_tokens: list[int]
+    thoughts: Thoughts
+    request: Request
+    vocabulary: Pieces
+    stop: tuple[str, ...]
+    seed: int | None
+    num_logprobs: int | None
+    clock: Callable[[], float]
+    acquire: Callable[[], None]
+    interrupt: Callable[[], None]
+    release: Callable[[], None]
+    on_begin: Callable[[], None]
+    on_end: Callable[[Reply], None]
+    parts: list[Part] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason = "cancelled"
+    reply: Reply | None = None
+    cancellation: Cancellation = field(default_factory=Cancellation)
+
+    def pieces(self) -> Generator[Piece, None, None]:
+        """The answer, token by token. Whatever ends it, caches and reply are left right."""
+        self.acquire()
+        try:
+            started = self.clock()
+            self.on_begin()
+            cached = self.speculation.start(self.prompt_tokens)
+            meter = Meter(len(self.prompt_tokens), cached, started)
+            text = AnswerText(self.vocabulary, self.thoughts, self.stop)
+            try:
+                with self.cancellation.obeyed(self.interrupt):
+                    yield from self._decode(meter, text)
+            finally:
+                # A closed stream or a stop string leaves the rest of a step behind.
+                self.speculation.truncate(len(self.prompt_tokens) + len(self.token_ids))
+                self.parts += text.finish()
+                outlook = self.speculation.draft_length.outlook()
+                self._conclude(meter.stats(self.clock(), outlook))
+        finally:
+            self.release()
+            if self.reply is not None:
+                self.on_end(self.reply)
+
+    def _decode(self, meter: Meter, text: AnswerText) -> Generator[Piece, None, None]:
+        provenance = Provenance.PLAIN
+        try:
+            for step in self.speculation.steps(self.request):
+                meter.add(step, self.clock())
+                for index, (token, provenance) in enumerate(
+                    zip(step.tokens, step.provenance, strict=True)
+                ):
+                    meter.deliver(provenance)
+                    self.token_ids.append(token)
+                    logprobs = self._logprobs(step, index)
+                    parts = text.push(token)
+                    self.parts += parts
+                    first, *more = parts or [Part("", text.is_thinking)]
+                    yield Piece(first.text, (token,), provenance, logprobs, first.is_thought)
+                    for part in more:
+                        yield Piece(part.text, (), provenance, is_thought=part.is_thought)
+                    if text.stopped:
+                        yield from self._tail(text, provenance)
+                        return
+            ended = self.request.is_end(self.token_ids[-1])
+            self.finish_reason = "stop" if ended else "length"
+        except Interrupted:
+            pass
+        yield from self._tail(text, provenance)
+
+    def _tail(self, text: AnswerText, provenance: Provenance) -> Generator[Piece, None, None]:
+        """What waited for tokens that do not come."""
+        parts = text.finish()
+        if text.stopped:
+            self.finish_reason = "stop"
+        self.parts += parts
+        for part in parts:
+            yield Piece(part.text, (), provenance, is_thought=part.is_thought)
+
+    def _logprobs(self, step: Step, index: int) -> TokenLogprobs | None:
+        if self.num_logprobs is None:
+            return None
+        logits, law = step.logits[index], step.laws[index]
+        found = token_logprobs(step.tokens[index], logits, law, self.num_logprobs)
+        self.logprobs.append(found)
+        return found
+
+    def _conclude(self, stats: Stats) -> None:
+        self.reply = Reply(
+            text="".join(part.text for part in self.parts if not part.is_thought),
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason,
+            stats=stats,
+            seed=self.seed,
+            verify=self.request.rule.name,
+            logprobs=None if self.num_logprobs is None else tuple(self.logprobs),
+            thoughts="".join(part.text for part in self.parts if part.is_thought),
+        )
+
+    def abandon(self) -> None:
+        """See `Produced.abandon`."""
+        self._conclude(Meter(len(self.prompt_tokens), 0, 0.0).stats(0.0, None))
+
+    def final_reply(self) -> Reply:
+        """The reply. Raises EngineError while there is none."""
+        if self.reply is None:
+            raise EngineError(
+                "the answer has not been produced yet", "Iterate over the stream, or close it."
+            )
+        return self.reply
+
+
+class Produced(Protocol):
+    """An answer that is being made, here or in another process."""
+
+    @property
+    def cancellation(self) -> Cancellation:
+        """What ends it."""
+
+    def pieces(self) -> Generator[Piece, None, None]:
+        """The answer, token by token."""
+
+    def abandon(self) -> None:
+        """It ends without having begun: an empty reply, and no trace anywhere else."""
+
+    def final_reply(self) -> Reply:
+        """The reply. Raises EngineError while there is none."""
+
+
+class Stream:
+    """An iterator over the pieces of an answer; afterwards `reply` holds the whole.
+
+    Nothing happens before the first piece is asked for. `close`, or dropping the last
+    reference, stops the work and leaves the caches right; so does leaving a `with` block.
+    """
+
+    def __init__(self, answer: Produced) -> None:
+        self._answer = answer
+        self._pieces = answer.pieces()
+        self._reader = 0  # the thread that asked for a piece last
+        self._is_closing = False
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Piece:
+        self._reader = threading.get_ident()
+        try:
+            return next(self._pieces)
+        except ValueError as error:
+            if error.args != _ALREADY_RUNS:
+                raise
+            if not self._is_closing:
+                raise _read_elsewhere() from error
+        # Another thread closes it, and has the reply in a moment.
+        while self._is_running():
+            time.sleep(_NOTICE_S)
+        raise StopIteration
+
+    def close(self) -> None:
+        """Stop here. Idempotent.
+
+        Raises EngineError while another thread waits for a piece.
+        """
+        has_begun = inspect.getgeneratorstate(self._pieces) != inspect.GEN_CREATED
+        self._is_closing = True
+        try:
+            self._pieces.close()
+        except ValueError as error:
+            if error.args != _ALREADY_RUNS:
+                raise
+            raise _read_elsewhere() from error
+        finally:
+            self._is_closing = False
+        if not has_begun:
+            self._answer.abandon()
+
+    def cancel(self) -> None:
+        """End the answer within one decode; if it has not begun, before its first token.
+
+        From any thread, and for a signal handler. Whoever reads gets the end of the stream
+        and a reply that holds what was said, its finish reason "cancelled".
+        """
+        self._answer.cancellation.request()
+
+    def end(self) -> None:
+        """`cancel`, wait until a thread that reads it has noticed, and `close`.
+
+        Raises EngineError where this very thread reads it, and a signal handler came between.
+        """
+        self.cancel()
+        while self._is_running():
+            if self._reader == threading.get_ident():
+                raise EngineError(
+                    "the answer is being read by the thread that is to end it",
+                    "It was cancelled; close the engine when the reading has returned.",
+                )
+            time.sleep(_NOTICE_S)
+        self.close()
+
+    def _is_running(self) -> bool:
+        return inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def reply(self) -> Reply:
+        """What has been said, once the stream is exhausted or closed.
+
+        Raises EngineError before that.
+        """
+        return self._answer.final_reply()
+
+
+def _read_elsewhere() -> EngineError:
+    return EngineError(
+        "the stream is being read by another thread", "Stop it with its cancel()."
+    )

@@ -1,0 +1,201 @@
+"""What a model thinks before it speaks, told apart from what it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from localspec.streaming.thought_families import Behind, Family
+
+_MAX_HEAD = 200  # characters: what is longer is no head of a message
+
+
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """What tells the thoughts of an answer from its speech; by default all of it is speech.
+
+    families: those that it can be of. opened: what the prompt has begun, if it has. head: of
+    the message that the prompt has begun. shown: ids of control tokens that are among the
+    marks, and are rendered to be seen.
+    """
+
+    families: tuple[Family, ...] = ()
+    opened: Behind | None = None
+    head: str = ""
+    shown: frozenset[int] = frozenset()
+
+    def behind(self, prompt: str) -> Thoughts:
+        """Those of an answer to the prompt, whose end can have opened thoughts or a message."""
+        found = (
+            (prompt.rfind(mark) + len(mark), len(mark), family, behind)
+            for family in self.families
+            for mark, behind in family.marks.items()
+            if mark in prompt
+        )
+        last = max(found, key=lambda each: each[:2], default=None)
+        if last is None:
+            return self
+        end, _, family, behind = last
+        rest = prompt[end:]
+        if behind is Behind.HEAD or (behind is Behind.THOUGHT and not rest.strip()):
+            return Thoughts((family,), behind, rest, self.shown)
+        return self
+
+
+class Part(NamedTuple):
+    """Text that became certain. One without text stands where a mark was."""
+
+    text: str
+    is_thought: bool
+
+
+class ThoughtStream:
+    """Splits an answer into thoughts and speech while it comes.
+
+    Marks, the heads of messages, and the blank space between a mark and speech belong to
+    neither.
+    """
+
+    def __init__(self, thoughts: Thoughts) -> None:
+        self._families = thoughts.families
+        self._behind = thoughts.opened  # None: speech or a mark may begin here
+        self._named = thoughts.head
+        self._head = ""
+        self._held = ""
+        self._has_marks = False
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what comes next is not for the user, unless a mark ends it."""
+        return self._behind not in (None, Behind.SPEECH)
+
+    def push(self, text: str) -> list[Part]:
+        """What is certain now, in order. An unfinished mark waits inside."""
+        self._held += text
+        return self._parts(is_whole=False)
+
+    def finish(self) -> list[Part]:
+        """Whatever waited: nothing more is coming."""
+        parts = self._parts(is_whole=True)
+        if self._head and not self._has_marks:
+            # It could have been the head of a message, and was all that the model said.
+            parts.append(Part(self._head, is_thought=False))
+            self._head = ""
+        return parts
+
+    def _parts(self, *, is_whole: bool) -> list[Part]:
+        parts = []
+        while self._held:
+            if self._behind is None and not self._begin(is_whole=is_whole):
+                break
+            if self._behind is None:
+                continue
+            marks = self._marks()
+            at, mark = _first(self._held, marks)
+            waits = 0 if is_whole else _unfinished(self._held, marks)
+            end = len(self._held) - waits
+            if mark and at < end:
+                text, self._held = self._held[:at], self._held[at + len(mark) :]
+            else:
+                mark, text, self._held = "", self._held[:end], self._held[end:]
+            parts += self._taken(text)
+            if mark:
+                self._enter(mark)
+                parts.append(Part("", self.is_thinking))
+            elif waits:
+                break
+        return parts
+
+    def _begin(self, *, is_whole: bool) -> bool:
+        """Enter the mark that speech or thoughts begin with, or speech. False: wait."""
+        begin = self._held.lstrip()
+        marks = self._marks()
+        mark = max((each for each in marks if begin.startswith(each)), key=len, default="")
+        if not is_whole and any(each.startswith(begin) for each in marks if each != mark):
+            return False
+        if mark:
+            self._held = begin[len(mark) :]
+            self._enter(mark)
+            return True
+        if self._has_marks:
+            self._held = begin
+        self._behind = Behind.SPEECH
+        return True
+
+    def _marks(self) -> list[str]:
+        """The marks that mean something where the answer is."""
+        return [
+            mark
+            for family in self._families
+            for mark, behind in family.marks.items()
+            if self._counts(family, behind)
+        ]
+
+    def _counts(self, family: Family, behind: Behind) -> bool:
+        if self._behind is Behind.THOUGHT:
+            return behind is not Behind.THOUGHT
+        if self._behind is Behind.SPEECH:
+            return family.are_tokens or (self._has_marks and behind is Behind.NOTHING)
+        return True
+
+    def _taken(self, text: str) -> list[Part]:
+        if self._behind is Behind.HEAD:
+            self._head += text
+            if len(self._head) <= _MAX_HEAD:
+                return []
+            text, self._head, self._behind = self._head, "", Behind.SPEECH
+        if not text or self._behind is Behind.NOTHING:
+            return []
+        return [Part(text, self._behind is Behind.THOUGHT)]
+
+    def _enter(self, mark: str) -> None:
+        family = next(each for each in self._families if mark in each.marks)
+        behind = family.marks[mark]
+        if behind is Behind.BODY:
+            is_thought = re.search(family.thoughtful, self._named + self._head)
+            behind = Behind.THOUGHT if is_thought else Behind.SPEECH
+        if behind is not Behind.HEAD:
+            self._named = self._head = ""
+        self._families, self._has_marks = (family,), True
+        self._behind = None if behind is Behind.SPEECH else behind
+
+
+def said(answer: str, families: tuple[Family, ...]) -> str:
+    """What an answer says that may have come with its thoughts, from elsewhere."""
+    begin = answer.lstrip()
+    opening = (
+        mark
+        for family in families
+        for mark, behind in family.marks.items()
+        if behind is Behind.THOUGHT
+    )
+    if not begin.startswith(tuple(opening)):
+        return answer
+    stream = ThoughtStream(Thoughts(families))
+    parts = stream.push(answer) + stream.finish()
+    return "".join(part.text for part in parts if not part.is_thought)
+
+
+def _first(text: str, marks: Collection[str]) -> tuple[int, str]:
+    """Where the first of the marks begins in the text, and the longest that begins there.
+
+    (-1, "") if there is none.
+    """
+    places = [(text.find(mark), -len(mark), mark) for mark in marks if mark in text]
+    at, _, mark = min(places, default=(-1, 0, ""))
+    return at, mark
+
+
+def _unfinished(text: str, marks: Collection[str]) -> int:
+    """Length of the longest end of the text that is a beginning of a mark."""
+    longest = max(map(len, marks), default=1) - 1
+    return next(
+        (
+            size
+            for size in range(min(longest, len(text)), 0, -1)
+            if any(len(mark) > size and mark.startswith(text[-size:]) for mark in marks)
+        ),
+        0,
+    )

@@ -1,0 +1,75 @@
+"""localspec against llama.cpp's own programs, on the same files, in turn.
+
+    python scripts/compare/compare_llama_cpp.py [--target T.gguf --draft D.gguf]
+
+Builds llama-bench, llama-server and llama-speculative-simple from the source of the installed
+llama-cpp-python (minutes, once; needs CMake and a C++ compiler), checks that they are built
+for the same processor features, and prints a Markdown table: plain decoding, the same number
+of draft tokens, and both sides' own defaults, greedy and sampled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from comparison import report, workers
+from comparison.contender import Setup
+from comparison.duel import Duel, fight
+from comparison.llama_programs import Bench, Server, Simple
+from comparison.llama_tools import Tools, build, default_folder
+from comparison.options import add_common, prompts_of, run, setup_of
+
+PARTS = ("plain", "equal", "default", "sampled")
+
+
+def duels(parts: list[str], counts: list[int], setup: Setup, tools: Tools) -> Iterator[Duel]:
+    """What is compared, in the table's order. counts: draft tokens of the part "equal"."""
+    if "plain" in parts:
+        ours, theirs = workers.localspec_plain(setup), Bench(tools, setup)
+        yield Duel("plain", ours, theirs, temperature=0.0)
+    if setup.draft is None:
+        return
+    for count in counts if "equal" in parts else ():
+        for theirs in (Simple(tools, setup, count), Server(tools, setup, count)):
+            ours = workers.localspec_fixed(setup, count)
+            yield Duel("greedy, equal K", ours, theirs, temperature=0.0)
+    temperatures = [0.0] * ("default" in parts) + [0.8, 1.0] * ("sampled" in parts)
+    for temperature in temperatures:
+        title = f"temperature {temperature:g}, no filters" if temperature else "greedy"
+        ours, theirs = workers.localspec_default(setup), Server(tools, setup, None)
+        yield Duel(f"{title}, defaults", ours, theirs, temperature)
+
+
+def compare(asked: argparse.Namespace) -> None:
+    setup = setup_of(asked)
+    prompts = prompts_of(asked, setup.target)
+    tools = build(asked.build_folder, jobs=asked.jobs, no_amx=asked.no_amx)
+    outcomes = [
+        fight(duel, prompts, max_tokens=asked.max_tokens, num_rounds=asked.rounds)
+        for duel in duels(asked.parts, asked.draft_tokens, setup, tools)
+    ]
+    print(report.header(setup, ["python", *sys.argv]))
+    print(f"- llama.cpp: {tools.system_info}\n")
+    print(report.table(outcomes))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compare localspec with llama.cpp's programs.")
+    add_common(parser)
+    add = parser.add_argument
+    add("--draft-tokens", type=int, nargs="+", default=[3], help="values of K (default: 3)")
+    add("--parts", choices=PARTS, nargs="+", default=PARTS, help="default: all")
+    where = "where llama.cpp is built (default: in the user's cache)"
+    add("--build-folder", type=Path, default=default_folder(), help=where)
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at once")
+    amx = "build without AMX; chosen by itself if the compiler breaks ggml's AMX kernels"
+    add("--no-amx", action="store_true", help=amx)
+    run(parser, compare)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What the runtimes of a comparison have in common: the work, the question, the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from localspec.gguf_file.check import check_model_file
+from localspec.llama.options import FlashAttention
+from localspec.preflight.fit import uses_gpu
+from localspec.preflight.settings import suited_attention
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What both sides load, by absolute paths, and on what.
+
+    num_gpu_layers None: what each side takes by itself.
+    """
+
+    target: Path
+    draft: Path | None
+    num_threads: int
+    context_length: int
+    num_gpu_layers: int | None
+
+    @property
+    def flash_attention(self) -> FlashAttention:
+        """What localspec chooses for the target by itself; the other side is told the same."""
+        return suited_attention(
+            check_model_file(self.target),
+            self.context_length,
+            MAX_DRAFT_TOKENS + 1,
+            uses_gpu=uses_gpu(self.num_gpu_layers),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One answer to give. temperature 0 is greedy; above it all filters are off."""
+
+    prompt: str
+    max_tokens: int
+    temperature: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """tokens_per_s: tokens decoded after the prompt ÷ the time that took, the same for all.
+
+    Who answers token by token has the first one from the prompt's own decode, so it and its
+    time are left out. num_drafted and num_kept are 0 where nothing is proposed.
+    """
+
+    num_tokens: int
+    tokens_per_s: float
+    num_drafted: int
+    num_kept: int
+
+
+class Contender(Protocol):
+    """A runtime with its models. Entered, it is loaded; left, it is gone."""
+
+    name: str
+    must_draft: bool  # an answer without any proposal would be a mistake of the set-up
+    peak_bytes: int | None  # of its process, once it is gone; None where it cannot be had
+
+    def __enter__(self) -> Contender:
+        """Load. Raises LocalspecError if that fails."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End every process."""
+
+    def answer(self, request: Request) -> Answer:
+        """Raises LocalspecError if no answer comes."""

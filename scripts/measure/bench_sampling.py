@@ -1,0 +1,107 @@
+"""How long the sampler takes for a row of logits: medians, one core, no model.
+
+    python scripts/measure/bench_sampling.py [--size 152064] [--repeats 200]
+
+Rows: "realistic" is a broad bell with a few peaks, as a language model's rows are; "flat" has
+no peaks, so that nearly every token survives a cut by mass; "equal" is one value throughout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from localspec.sampling.params import SamplingParams
+from localspec.sampling.transforms import Transforms
+
+DEFAULT = SamplingParams()
+PARAMS = {
+    "default chain": DEFAULT,
+    "without top-k": replace(DEFAULT, top_k=0),
+    "without top-k, min-p": replace(DEFAULT, top_k=0, min_p=0.0),
+    "temperature only": replace(DEFAULT, top_k=0, min_p=0.0, top_p=1.0),
+    "greedy": replace(DEFAULT, temperature=0.0),
+    "top-k 1000": replace(DEFAULT, top_k=1000),
+    "top-n-sigma": replace(DEFAULT, top_n_sigma=1.0),
+    "typical-p": replace(DEFAULT, typical_p=0.9),
+    "typical-p, without top-k": replace(DEFAULT, top_k=0, typical_p=0.9),
+    "penalties": replace(DEFAULT, repetition_penalty=1.1, frequency_penalty=0.1),
+    "penalties over 8192": replace(DEFAULT, repetition_penalty=1.1, penalty_last_n=8192),
+    "DRY": replace(DEFAULT, dry_multiplier=0.8),
+    "DRY over 8192": replace(DEFAULT, dry_multiplier=0.8, dry_penalty_last_n=8192),
+    "everything": replace(
+        DEFAULT,
+        logit_bias={5: -1.0},
+        repetition_penalty=1.1,
+        dry_multiplier=0.8,
+        top_n_sigma=2.0,
+        typical_p=0.95,
+    ),
+}
+NUM_DRAFT_TOKENS = 4
+
+
+def rows_of(size: int) -> dict[str, np.ndarray]:
+    """Sixteen rows of each kind: (16, size) float32."""
+    generator = np.random.default_rng(0)
+    bell = generator.normal(0.0, 2.5, (16, size)).astype(np.float32)
+    realistic = bell.copy()
+    for row in realistic:
+        row[generator.integers(0, size, 30)] += generator.uniform(5.0, 14.0, 30)
+    return {
+        "realistic": realistic,
+        "flat": 0.1 * bell,
+        "equal": np.zeros((16, size), dtype=np.float32),
+    }
+
+
+def median_ms(work: Callable[[int], object], repeats: int) -> float:
+    """Median time of work(i) in milliseconds."""
+    times = []
+    for index in range(repeats):
+        started = time.perf_counter()
+        work(index)
+        times.append(time.perf_counter() - started)
+    return 1000 * statistics.median(times[repeats // 10 :])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", type=int, default=152_064, help="vocabulary size")
+    parser.add_argument("--repeats", type=int, default=200)
+    options = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    text = np.random.default_rng(1).integers(0, 500, 10_000).tolist()
+    kinds = rows_of(options.size)
+    print(f"{options.size} logits, median ms a row" + "".join(f"{k:>11}" for k in kinds))
+    for name, params in PARAMS.items():
+        transforms = Transforms(params, num_prompt_tokens=len(text))
+        times = [
+            median_ms(lambda i, rows=rows: transforms.law(rows[i % 16], text), options.repeats)  # noqa: B023
+            for rows in kinds.values()
+        ]
+        print(f"{name:<33}" + "".join(f"{t:11.3f}" for t in times))
+    transforms = Transforms(DEFAULT, num_prompt_tokens=len(text))
+    drafted = text[:NUM_DRAFT_TOKENS]
+
+    def step(rows: np.ndarray) -> None:
+        """The laws of a step: one for each draft token, one for each target row."""
+        for index in range(NUM_DRAFT_TOKENS):
+            transforms.law(rows[-1 - index], text, drafted[:index])
+        transforms.laws(rows[: NUM_DRAFT_TOKENS + 1], text, drafted)
+
+    times = [
+        median_ms(lambda _, rows=rows: step(rows), options.repeats) for rows in kinds.values()
+    ]
+    print(f"{'default, a step of 4 + 5 rows':<33}" + "".join(f"{t:11.3f}" for t in times))
+
+
+if __name__ == "__main__":
+    main()

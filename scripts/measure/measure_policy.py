@@ -1,0 +1,436 @@
+"""What the automatic draft length is worth, on pairs whose agreement is known.
+
+    python scripts/measure/measure_policy.py --target 1.5B --parts worst grid switch copy
+
+Makes the files it needs (see make_pair.py; 7B pairs take 5 GB of disk each) and prints tables
+of ratios, medians of the rounds, greedy. What a whole answer takes varies by several percent
+from one to the next on most machines. So the pair is loaded twice (7B takes 17 GB of memory),
+and both sides answer the same prompt, a token of each in turn: they meet the same machine. They
+change places in every round, and every round has another text where that is possible (not in
+switch and copy), for which of its tokens the draft gets wrong is luck. The prompt is read at
+one go, so there is also the ratio of what came behind it.
+
+worst   a draft that is never right, against plain decoding, in total time, prompt included;
+        nothing known before (empty) and with what the run before learned
+grid    against the best two fixed numbers of draft tokens, by measured costs, at each
+        agreement; behind a short chat, in whose pauses the draft was judged
+switch  a text that is predictable and unpredictable in turn, every 64 tokens, against who
+        knows which is which
+copy    a text that repeats itself, looked up in itself, against plain decoding
+idle    nothing known before, against what pauses taught, as while a person types, and against
+        what the run before did
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import localspec
+from localspec.checks.step_bench import StepCosts, measure_steps
+from localspec.engine.engine import Engine
+from localspec.errors import LocalspecError
+from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.speedup import Curve, expected_speedup
+from localspec.speculative.policy_api import (
+    Choice,
+    DraftLength,
+    FixedDraftLength,
+    Moment,
+    ProposerKind,
+)
+from localspec.streaming.stream import Reply, Stream
+from shape_pair.bigrams import TextSpec
+from shape_pair.blocks import QUANTIZATIONS
+from shape_pair.pair import PairSpec, make_pair
+from shape_pair.shapes import SHAPES
+
+GREEDY = localspec.SamplingParams(temperature=0)
+AGREEMENTS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
+SEGMENT = 64
+GOOD, BAD = 0.95, 0.05
+IDLE = 0.8
+NUM_STEP_ROUNDS = 3
+NUM_WARM_UP_TOKENS = 16
+NUM_CHAT_TURNS = 4
+
+
+class Rounds(NamedTuple):
+    """What rounds of answers gave.
+
+    total, decoding: the other side's time ÷ ours in each round, of everything, and of what came
+    behind the prompt. ours: the last answer.
+    """
+
+    total: list[float]
+    decoding: list[float]
+    ours: Reply
+
+
+class Timed:
+    """An answer that is read piece by piece. All times are without those between the pieces.
+
+    first_s: seconds until the first piece, the prompt's reading among them. total_s: of all.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.first_s = 0.0
+        self.total_s = 0.0
+
+    def read_one(self) -> bool:
+        """Read the next piece; False if there was none."""
+        started = time.perf_counter()
+        piece = next(self.stream, None)
+        self.total_s += time.perf_counter() - started
+        if self.first_s == 0.0:
+            self.first_s = self.total_s
+        return piece is not None
+
+
+class Bench:
+    """A made pair, loaded twice, and how long its answers take.
+
+    draft_share: of a plain step, what a draft token is taken to cost before any was timed.
+    """
+
+    def __init__(
+        self, engines: tuple[Engine, Engine], draft_share: float, asked: argparse.Namespace
+    ) -> None:
+        self.engine = engines[0]
+        self._engines = engines
+        self._draft_share = draft_share
+        self._asked = asked
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Touch both engines' weights and buffers.
+
+        The first time takes longer, and so may one after minutes in which they lay idle.
+        """
+        prompt = self.prompt(32)
+        for engine in self._engines:
+            for _ in self._stream(engine, FixedDraftLength(1), prompt, NUM_WARM_UP_TOKENS):
+                pass
+
+    def fresh(self) -> AutomaticDraftLength:
+        """A policy that knows nothing yet."""
+        return AutomaticDraftLength({ProposerKind.DRAFT: self._draft_share})
+
+    def restored(self, kept: dict[str, Any]) -> AutomaticDraftLength:
+        """A policy that knows what another one left in the user's cache."""
+        policy = self.fresh()
+        policy.restore(kept)
+        return policy
+
+    def prompt(self, num_tokens: int, number: int = 0) -> list[int]:
+        """Words that do not repeat. The last one decides which text follows."""
+        return [1000 + 3 * index + number for index in range(num_tokens)]
+
+    def prompts(self, num_tokens: int) -> list[list[int]]:
+        """Of each round."""
+        return [self.prompt(num_tokens, number) for number in range(self._asked.rounds)]
+
+    def answer(self, policy: DraftLength, num_prompt_tokens: int, num_tokens: int) -> None:
+        """One greedy answer, from which the policy learns."""
+        prompt = self.prompt(num_prompt_tokens)
+        for _ in self._stream(self.engine, policy, prompt, num_tokens):
+            pass
+
+    def _stream(
+        self, engine: Engine, policy: DraftLength, prompt: list[int], num_tokens: int
+    ) -> Stream:
+        """A greedy answer, with nothing cached before."""
+        with engine.exclusively():
+            pass
+        engine.draft_length = policy
+        return engine.stream(prompt, sampling=GREEDY, max_tokens=num_tokens)
+
+    def costs(self, policy: DraftLength) -> StepCosts:
+        """Of steps of every size; the policy learns them."""
+        self.engine.draft_length = policy
+        with self.engine.exclusively() as loop:
+            return measure_steps(loop, NUM_STEP_ROUNDS)
+
+    def short_chat(self, policy: AutomaticDraftLength) -> None:
+        """Greedy answers of the first engine, with a pause behind each as for typing."""
+        self.engine.draft_length = policy
+        chat = self.engine.chat(template="chatml")
+        for _ in range(NUM_CHAT_TURNS):
+            chat.send("Go on.", sampling=GREEDY, max_tokens=SEGMENT)
+            chat.prepare()
+
+    def pauses(self, policy: AutomaticDraftLength) -> list[float]:
+        """The seconds of each pause until the policy has nothing left to measure."""
+        self.engine.draft_length = policy
+        seconds = []
+        while not seconds or policy.target_cost.sizes_to_measure(32):
+            started = time.perf_counter()
+            self.engine.prepare(lambda _is_unwanted: self.prompt(32), owner=self)
+            seconds.append(time.perf_counter() - started)
+        return seconds
+
+    def rounds(
+        self,
+        ours: Callable[[], DraftLength],
+        other: Callable[[], DraftLength],
+        prompts: list[list[int]],
+        num_tokens: int,
+    ) -> Rounds:
+        """Answers of both sides to each prompt, a token of each in turn."""
+        total, decoding = [], []
+        for number, prompt in enumerate(prompts):
+            # Not all memory is as fast: no side keeps an engine, or the first turn.
+            engines = self._engines if number % 2 else self._engines[::-1]
+            self._warm_up()
+            sides = [
+                Timed(self._stream(engine, policy(), prompt, num_tokens))
+                for engine, policy in zip(engines, (ours, other), strict=True)
+            ]
+            in_turn = sides[::-1] if number % 2 else sides
+            while sum(side.read_one() for side in in_turn):
+                pass
+            our, their = sides
+            total.append(their.total_s / our.total_s)
+            decoding.append((their.total_s - their.first_s) / (our.total_s - our.first_s))
+        return Rounds(total, decoding, our.stream.reply)
+
+
+def positive(text: str) -> int:
+    """An option's value that counts something."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def plain() -> FixedDraftLength:
+    """Plain decoding."""
+    return FixedDraftLength(0)
+
+
+@contextlib.contextmanager
+def opened(
+    asked: argparse.Namespace, agreement: tuple[float, ...], period: int | None
+) -> Iterator[Bench]:
+    """The engine of a pair that is made if it is not there."""
+    text = TextSpec(
+        entropy=1.0, agreement=agreement, segment=SEGMENT, period=period, seed=asked.seed
+    )
+    spec = PairSpec(
+        asked.target, asked.draft, asked.quantization, asked.draft_quantization, text
+    )
+    target, draft = make_pair(spec, asked.folder)
+    proposer = "lookup" if period else "draft"
+    # The guess of an engine: a decode reads all weights once.
+    draft_share = draft.stat().st_size / target.stat().st_size
+    load = partial(
+        localspec.load,
+        target=target,
+        draft=draft,
+        proposer=proposer,
+        context_length=asked.ctx,
+    )
+    with load() as first, load() as second:
+        yield Bench((first, second), draft_share, asked)
+
+
+def worst(asked: argparse.Namespace) -> None:
+    """The draft is always wrong."""
+    print(
+        "| prompt | answer | known before | plain ÷ automatic, total time "
+        "| behind the prompt |\n|---|---|---|---|---|"
+    )
+    with opened(asked, (0.0,), None) as bench:
+        for num_prompt_tokens in asked.prompt_tokens:
+            prompts = bench.prompts(num_prompt_tokens)
+            for num_tokens in asked.answer_tokens:
+                learned = bench.fresh()
+                bench.answer(learned, 32, 128)
+                after_a_run = partial(bench.restored, learned.as_dict())
+                known = {"nothing": bench.fresh, "a run before": after_a_run}
+                for name, policy in known.items():
+                    found = bench.rounds(policy, plain, prompts, num_tokens)
+                    print(
+                        f"| {num_prompt_tokens} | {num_tokens} | {name} "
+                        f"| {_shown(found.total)} | {_shown(found.decoding)} |",
+                        flush=True,
+                    )
+
+
+def grid(asked: argparse.Namespace) -> None:
+    """Each agreement, with costs that were measured before."""
+    print(
+        "| agreement | plain | best fixed K | its speed | automatic: steps per K "
+        "| fixed ÷ automatic, total time | behind the prompt |\n"
+        "|---|---|---|---|---|---|---|"
+    )
+    for agreement in asked.agreements:
+        with opened(asked, (agreement,), None) as bench:
+            policy = bench.fresh()
+            costs = bench.costs(policy)
+            curve = Curve(
+                (0.0, *costs.ratios), (costs.draft_token_s or 0.0) / costs.target_s[0]
+            )
+            by_speed = sorted(
+                range(len(costs.target_s)),
+                key=lambda k: -expected_speedup(curve, agreement, k),
+            )
+            bench.short_chat(policy)
+            found = {
+                k: bench.rounds(
+                    lambda: policy,  # noqa: B023
+                    partial(FixedDraftLength, k),
+                    bench.prompts(32),
+                    asked.grid_tokens,
+                )
+                for k in by_speed[:2]
+            }
+            k = min(found, key=lambda k: statistics.median(found[k].total))
+            steps = enumerate(found[k].ours.stats.steps_per_length)
+            lengths = ", ".join(f"{length}: {count}" for length, count in steps if count)
+            print(
+                f"| {agreement} | {1 / costs.target_s[0]:.1f} tokens/s | {k} "
+                f"| {expected_speedup(curve, agreement, k):.2f} times plain, predicted "
+                f"| {lengths} | {_shown(found[k].total)} | {_shown(found[k].decoding)} |",
+                flush=True,
+            )
+
+
+class Knowing:
+    """The oracle: drafts where the text is predictable, and nowhere else."""
+
+    def __init__(self, num_draft_tokens: int, is_good: Callable[[int], bool]) -> None:
+        self._on, self._off = FixedDraftLength(num_draft_tokens), FixedDraftLength(0)
+        self._is_good = is_good
+        for name in ("begin", "padded", "learn", "outlook"):
+            setattr(self, name, getattr(self._on, name))
+
+    def choose(self, moment: Moment) -> Choice:
+        return (self._on if self._is_good(moment.num_cached) else self._off).choose(moment)
+
+
+def switch(asked: argparse.Namespace) -> None:
+    """Every 64 tokens another agreement."""
+    with opened(asked, (GOOD, BAD), None) as bench:
+        policy = bench.fresh()
+        costs = bench.costs(policy)
+        curve = Curve((0.0, *costs.ratios), (costs.draft_token_s or 0.0) / costs.target_s[0])
+        k = max(range(len(costs.target_s)), key=lambda k: expected_speedup(curve, GOOD, k))
+        # Where the segments lie is seen from a text that is drafted one by one.
+        kept = _kept_tokens(bench, asked.switch_tokens)
+
+        def is_good(num_cached: int) -> bool:
+            around = kept[max(0, num_cached - 32 - 8) : num_cached - 32 + 8]
+            return sum(around) > len(around) / 2
+
+        bench.answer(policy, 32, 2 * SEGMENT)
+        oracle = Knowing(k, is_good)
+        others = {
+            f"an oracle with K {k} in the predictable segments": lambda: oracle,
+            "plain decoding": plain,
+        }
+        prompts = [bench.prompt(32)] * asked.rounds
+        print("| against | other ÷ automatic, total time | behind the prompt |\n|---|---|---|")
+        for name, other in others.items():
+            found = bench.rounds(lambda: policy, other, prompts, asked.switch_tokens)
+            print(f"| {name} | {_shown(found.total)} | {_shown(found.decoding)} |", flush=True)
+
+
+def _kept_tokens(bench: Bench, num_tokens: int) -> list[bool]:
+    """Of each token of the answer whether the draft would have been right."""
+    engine = bench.engine
+    kept: list[bool] = []
+    with engine.exclusively():
+        pass
+    engine.draft_length = FixedDraftLength(1)
+    for piece in engine.stream(bench.prompt(32), sampling=GREEDY, max_tokens=num_tokens):
+        if piece.provenance is not localspec.Provenance.BONUS:
+            kept.append(piece.provenance is localspec.Provenance.ACCEPTED)
+        else:
+            kept.append(kept[-1])
+    return kept
+
+
+def copy(asked: argparse.Namespace) -> None:
+    """The text repeats itself after 64 words, which the prompt holds already."""
+    with opened(asked, (0.8,), SEGMENT) as bench:
+        start = bench.prompt(8)
+        source = bench.engine.generate(start, sampling=GREEDY, max_tokens=SEGMENT + 8).token_ids
+        prompts = [[*start, *source]] * asked.rounds
+
+        def policy() -> DraftLength:
+            return AutomaticDraftLength({ProposerKind.LOOKUP: 0.0})
+
+        found = bench.rounds(policy, plain, prompts, asked.copy_tokens)
+        print("| what | plain ÷ automatic, total time | behind the prompt |\n|---|---|---|")
+        print(
+            f"| {asked.copy_tokens} tokens that stand in the prompt "
+            f"| {_shown(found.total)} | {_shown(found.decoding)} |"
+        )
+
+
+def idle(asked: argparse.Namespace) -> None:
+    """What a policy knows when the first answer begins."""
+    with opened(asked, (IDLE,), None) as bench:
+        paused, answered = bench.fresh(), bench.fresh()
+        seconds = bench.pauses(paused)
+        bench.answer(answered, 32, 128)
+        known = {"pauses": paused.as_dict(), "a run before": answered.as_dict()}
+        print(f"{len(seconds)} pauses of {min(seconds):.1f} … {max(seconds):.1f} s\n")
+        print("| known from | nothing known ÷ that, total time | behind the prompt |")
+        print("|---|---|---|")
+        for name, kept in known.items():
+            found = bench.rounds(
+                partial(bench.restored, kept), bench.fresh, bench.prompts(32), asked.idle_tokens
+            )
+            print(f"| {name} | {_shown(found.total)} | {_shown(found.decoding)} |", flush=True)
+
+
+def _shown(ratios: list[float]) -> str:
+    spread = f" ({min(ratios):.3f} … {max(ratios):.3f})" if len(ratios) > 1 else ""
+    return f"**{statistics.median(ratios):.3f}**{spread}"
+
+
+PARTS = {"worst": worst, "grid": grid, "switch": switch, "copy": copy, "idle": idle}
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--target", choices=SHAPES, default="1.5B")
+    add("--draft", choices=SHAPES, default="0.5B")
+    add("--quantization", choices=QUANTIZATIONS, default="Q4_0")
+    add("--draft-quantization", choices=QUANTIZATIONS, default="Q4_0")
+    add("--folder", type=Path, default=Path("pairs"), help="of the made files")
+    add("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    add("--agreements", nargs="+", type=float, default=AGREEMENTS)
+    add("--prompt-tokens", nargs="+", type=int, default=[32, 2048])
+    add("--answer-tokens", nargs="+", type=int, default=[256, 1024])
+    add("--grid-tokens", type=int, default=256)
+    add("--switch-tokens", type=int, default=512)
+    add("--copy-tokens", type=int, default=384)
+    add("--idle-tokens", type=int, default=128)
+    add("--ctx", type=int, default=4096)
+    add("--rounds", type=positive, default=4, help="even: both sides then have each place")
+    add("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    try:
+        for name in asked.parts:
+            print(f"\n### {name}: {asked.target} {asked.quantization}, draft {asked.draft}\n")
+            PARTS[name](asked)
+    except LocalspecError as error:
+        parser.exit(1, f"Error: {error}\nHint: {error.hint}\n")
+
+
+if __name__ == "__main__":
+    main()
