@@ -34,7 +34,7 @@ class LocalspecError(Exception):
         self.hint = hint
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Made anew from what it holds, as the arguments of a subclass may be others."""
+        """Made again from what it holds, as the arguments of a subclass may be others."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,5 @@
-"""Exact laws of code that draws random numbers: every outcome of every comparison, weighed.
+"""Exact distributions of code that draws random numbers: every outcome of every comparison,
+weighed.
 
 A `Uniform` stands for all of [0, 1) at once. When the code compares it with an edge, both
 outcomes are followed, each with its share of what earlier comparisons left of the interval.
@@ -26,7 +27,7 @@ class Enumeration:
         self._intervals: dict[Hashable, tuple[float, float]] = {}
         self.weight = 1.0
 
-    def law(self, run: Callable[[Enumeration], Hashable]) -> dict[Any, float]:
+    def distribution(self, run: Callable[[Enumeration], Hashable]) -> dict[Any, float]:
         """Probability of each result of `run`, over all of its uniforms."""
         results: dict[Any, float] = defaultdict(float)
         while True:
@@ -93,11 +94,11 @@ class _Uniforms:
         return _Uniforms(self._owner, self._step, *at)
 
 
-def draw(law: Distribution, uniform: Uniform) -> int:
+def draw(distribution: Distribution, uniform: Uniform) -> int:
     """`Distribution.draw` by comparisons, which is what an enumeration can follow."""
     mass = 0.0
-    total = float(law.probs.sum())
-    possible = [(int(i), float(p)) for i, p in zip(*law, strict=True) if p > 0]
+    total = float(distribution.probs.sum())
+    possible = [(int(i), float(p)) for i, p in zip(*distribution, strict=True) if p > 0]
     for token, prob in possible[:-1]:
         mass += prob
         if uniform < mass / total:

@@ -29,7 +29,7 @@ def write_random_model(
 
     architecture: llama, mamba, or gemma3, which has a sliding window if `extra` states one.
     quantization: of the matrices. num_padding: ids added
-    behind the vocabulary. replace_tokens: ids given another text. drop: metadata keys to
+    after the vocabulary. replace_tokens: ids given another text. drop: metadata keys to
     leave out. extra: to add, or to state instead.
     """
     random = np.random.default_rng(seed)
@@ -169,7 +169,7 @@ def write_spm_model(
 
     It begins texts with a space, and spells in bytes what has no token: the letters do.
     more: further tokens, the first of them the likeliest. num_bytes: how many bytes there are.
-    control, user_defined: further tokens of these types, behind all others.
+    control, user_defined: further tokens of these types, after all others.
     """
     tokenizer, _ = _write_spm_tokenizer(
         path.with_suffix(".tokenizer.gguf"),
@@ -188,7 +188,7 @@ def write_scripted_model(
     control: tuple[str, ...] = (),
     user_defined: tuple[str, ...] = (),
 ) -> Path:
-    """A model that says behind each token what the script has there, else its end token.
+    """A model that says after each token what the script has there, else its end token.
 
     Layers add nothing to an embedding of one number, and the output looks for the one that
     follows. Vocabulary as for `write_spm_model`, without a space before texts, and with the

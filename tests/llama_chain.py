@@ -1,4 +1,4 @@
-"""llama.cpp's own sampler chain, in its default order: the reference for our transforms."""
+"""llama.cpp's own sampler chain, in its default order: the reference for our chain."""
 
 from __future__ import annotations
 

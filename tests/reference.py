@@ -15,7 +15,7 @@ Row = NDArray[np.float64]
 
 
 def target_probs(model: TableModel, history: Sequence[int], params: SamplingParams) -> Row:
-    """The target's law behind `history`, dense (vocab,), by sorting everything."""
+    """The target's distribution after `history`, dense (vocab,), by sorting everything."""
     logits = _penalised(model.row(history), history, params).astype(np.float64)
     if params.temperature == 0:
         return np.eye(model.vocab_size)[int(np.argmax(logits))]
@@ -30,9 +30,9 @@ def target_probs(model: TableModel, history: Sequence[int], params: SamplingPara
     order = order[: kept if params.top_p < 1 else len(order)]
     floor = logits[order[0]] + np.log(params.min_p) if params.min_p else -np.inf
     order = [token for token in order if logits[token] >= floor]
-    law = np.zeros(model.vocab_size)
-    law[order] = np.exp((logits[order] - logits[order[0]]) / params.temperature)
-    return law / law.sum()
+    distribution = np.zeros(model.vocab_size)
+    distribution[order] = np.exp((logits[order] - logits[order[0]]) / params.temperature)
+    return distribution / distribution.sum()
 
 
 def _penalised(logits: Logits, history: Sequence[int], params: SamplingParams) -> Logits:

@@ -9,18 +9,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import CERTAIN, Distribution, Logits, SamplingParams
-from localspec.sampling.transforms import Transforms
-from localspec.speculative.loop import Request, Speculation
+from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import (
-    LOOK_BACK_TOKENS,
     MAX_DRAFT_TOKENS,
-    DraftLength,
+    REPLAY_TOKENS,
     DraftOff,
+    DraftPolicy,
     Extent,
-    Hindsight,
-    Offer,
     ProposerKind,
+    ProposerState,
+    ReplayScores,
 )
 from localspec.speculative.proposers import DraftModel, Draw, Proposal, Proposer
 from localspec.speculative.randomness import Randomness
@@ -63,7 +63,7 @@ class TimedModel:
     def __init__(
         self,
         clock: Clock,
-        plain_s: float,
+        target_only_s: float,
         ratios: dict[int, float],
         agrees: Callable[[int], bool] = lambda token: True,
         max_outputs: int = 17,
@@ -73,14 +73,19 @@ class TimedModel:
         self.max_outputs = max_outputs
         self.can_truncate = True
         self.num_cached = 0
-        self._clock, self._plain_s, self._ratios, self._agrees = clock, plain_s, ratios, agrees
+        self._clock, self._target_only_s, self._ratios, self._agrees = (
+            clock,
+            target_only_s,
+            ratios,
+            agrees,
+        )
 
     def seconds(self, num_tokens: int) -> float:
         largest = max(self._ratios)
         if num_tokens > largest:
-            return self._plain_s * self._ratios[largest] * num_tokens / largest
+            return self._target_only_s * self._ratios[largest] * num_tokens / largest
         sizes = sorted(self._ratios)
-        return self._plain_s * float(
+        return self._target_only_s * float(
             np.interp(num_tokens, sizes, [self._ratios[size] for size in sizes])
         )
 
@@ -98,25 +103,25 @@ class TimedModel:
 
 
 class FreeProposer:
-    """Like a lookup: it takes no time, and `offers(token)` says behind which it has something.
+    """Like a lookup: it takes no time, and `states(token)` says after which it has something.
 
     `agrees(token)` says where that follows the target.
     """
 
     kind = ProposerKind.LOOKUP
 
-    def __init__(self, offers: Callable[[int], bool], agrees: Callable[[int], bool]) -> None:
-        self._offers, self._agrees = offers, agrees
+    def __init__(self, states: Callable[[int], bool], agrees: Callable[[int], bool]) -> None:
+        self._offers, self._agrees = states, agrees
         self._judged = 0
 
-    def offer(self, tokens: Sequence[int]) -> Offer:
+    def state(self, tokens: Sequence[int]) -> ProposerState:
         if not self._offers(tokens[-1]):
-            return Offer(0, draft_off=DraftOff.NOTHING_REPEATS)
+            return ProposerState(0, draft_off=DraftOff.NOTHING_REPEATS)
         unjudged = max(len(tokens) - self._judged, 0)
-        return Offer(MAX_DRAFT_TOKENS, num_unjudged=unjudged, confidence=0.5)
+        return ProposerState(MAX_DRAFT_TOKENS, num_unjudged=unjudged, confidence=0.5)
 
     def propose(
-        self, tokens: Sequence[int], extent: Extent, transforms: Transforms, draw: Draw
+        self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
         drafted: list[int] = []
         last = tokens[-1]
@@ -126,16 +131,16 @@ class FreeProposer:
             drafted.append(last)
             num_worth = extent.num_worth(len(drafted), 0.5) if num_worth > 1 else 0
         self._judged = len(tokens) + len(drafted)
-        laws = [Distribution(np.array([token]), CERTAIN) for token in drafted]
-        return Proposal(drafted, laws, [0.5] * len(drafted), 0)
+        distributions = [Distribution(np.array([token]), CERTAIN) for token in drafted]
+        return Proposal(drafted, distributions, [0.5] * len(drafted), 0)
 
-    def look_back(
-        self, tokens: Sequence[int], probs: Sequence[float], transforms: Transforms
-    ) -> Hindsight:
-        first = max(len(tokens) - min(len(probs), LOOK_BACK_TOKENS), self._judged, 1)
+    def replay(
+        self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
+    ) -> ReplayScores:
+        first = max(len(tokens) - min(len(probs), REPLAY_TOKENS), self._judged, 1)
         before = [token for token in tokens[first - 1 : -1] if self._offers(token)]
         self._judged = len(tokens)
-        return Hindsight([(0.5, float(self._agrees(token))) for token in before], 0)
+        return ReplayScores([(0.5, float(self._agrees(token))) for token in before], 0)
 
     def read_from(self, position: int) -> None:
         """It has read everything."""
@@ -145,7 +150,7 @@ class FreeProposer:
 
 
 def successor(token: int) -> int:
-    """The token behind a token: a cycle of the length of the vocabulary."""
+    """The token after a token: a cycle of the length of the vocabulary."""
     return (token + 1) % VOCAB
 
 
@@ -156,7 +161,7 @@ def at_random(agreement: float, seed: int = 0) -> Callable[[int], bool]:
 
 
 def run(
-    policy: DraftLength,
+    policy: DraftPolicy,
     agrees: Callable[[int], bool],
     ratios: dict[int, float],
     *,
@@ -165,21 +170,21 @@ def run(
     num_prompt_tokens: int = 32,
     others: Sequence[Proposer] = (),
 ) -> float:
-    """Seconds that an answer takes, in plain steps of the target; prompt included.
+    """Seconds that an answer takes, in target-only steps of the target; prompt included.
 
     others: proposers beside the draft.
     """
     clock = Clock()
     target = TimedModel(clock, 1.0, ratios)
-    draft = TimedModel(clock, draft_share, Q4_0, agrees, LOOK_BACK_TOKENS)
+    draft = TimedModel(clock, draft_share, Q4_0, agrees, REPLAY_TOKENS)
     shared = all_shared(target, draft)  # type: ignore[arg-type]
     proposer = DraftModel(draft, shared, lambda token: False)
-    loop = Speculation(target, [proposer, *others], policy, None, clock)
+    loop = SpeculativeDecoder(target, [proposer, *others], policy, None, clock)
     params = SamplingParams(temperature=0)
     prompt = [(7 * i) % VOCAB for i in range(num_prompt_tokens - 1)] + [0]
     rule = make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0))
-    transforms = Transforms(params, num_prompt_tokens=len(prompt))
+    chain = SamplerChain(params, num_prompt_tokens=len(prompt))
     loop.start(prompt)
-    for _ in loop.steps(Request(transforms, rule, num_tokens, lambda token: False)):
+    for _ in loop.steps(Request(chain, rule, num_tokens, lambda token: False)):
         pass
     return clock.now

@@ -77,7 +77,7 @@ class Terminal:
         return self.received.count(b"\x1b[?2004h")
 
     def say(self, text: str) -> str:
-        """Type a line, and wait for the prompt behind what comes of it."""
+        """Type a line, and wait for the prompt after what comes of it."""
         number = self.num_prompts()
         self.process.send(text + "\r")
         return self.wait_for_prompt(number + 1)

@@ -9,21 +9,21 @@ from dataclasses import replace
 import pytest
 from simulated import FLAT, Q4_0, Q4_K, VOCAB, FreeProposer, at_random, run
 
-from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.budget import Budget
 from localspec.policy.cost import DraftCost, TargetCost
 from localspec.speculative.policy_api import (
     DraftOff,
-    FixedDraftLength,
-    Moment,
-    Offer,
+    FixedDraftPolicy,
+    PolicyContext,
     ProposerKind,
-    Trial,
+    ProposerState,
+    StepRecord,
 )
 
 
-def policy(learned=None) -> AutomaticDraftLength:
-    made = AutomaticDraftLength({ProposerKind.DRAFT: 0.1})
+def policy(learned=None) -> AdaptiveDraftPolicy:
+    made = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1})
     if learned is not None:
         made.restore(json.loads(json.dumps(learned.as_dict())))
     return made
@@ -33,7 +33,7 @@ def policy(learned=None) -> AutomaticDraftLength:
 @pytest.mark.parametrize(
     ("ratios", "draft_share"),
     [(Q4_0, 0.12), (Q4_K, 0.12), (Q4_0, 0.36), (FLAT, 0.08)],
-    ids=["staircase", "steep", "a dear draft", "flat"],
+    ids=["staircase", "steep", "an expensive draft", "flat"],
 )
 def test_a_useless_draft_costs_next_to_nothing(ratios, draft_share, num_prompt_tokens):
     """In total time, prompt included, whether or not it was known before."""
@@ -43,30 +43,30 @@ def test_a_useless_draft_costs_next_to_nothing(ratios, draft_share, num_prompt_t
             "num_tokens": num_tokens,
             "num_prompt_tokens": num_prompt_tokens,
         }
-        plain_s = run(FixedDraftLength(0), at_random(0), ratios, **setting)
+        target_only_s = run(FixedDraftPolicy(0), at_random(0), ratios, **setting)
         fresh = policy()
-        assert plain_s / run(fresh, at_random(0), ratios, **setting) >= at_least
-        assert plain_s / run(policy(fresh), at_random(0), ratios, **setting) >= at_least
+        assert target_only_s / run(fresh, at_random(0), ratios, **setting) >= at_least
+        assert target_only_s / run(policy(fresh), at_random(0), ratios, **setting) >= at_least
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [32, 2048])
 @pytest.mark.parametrize("draft_share", [0.43, 0.46])
 def test_a_dear_look_is_not_soon_taken_again(draft_share, num_prompt_tokens):
-    """One of them takes most of the six plain steps that may be lost."""
+    """One of them takes most of the six target-only steps that may be lost."""
     setting = {
         "draft_share": draft_share,
         "num_tokens": 256,
         "num_prompt_tokens": num_prompt_tokens,
     }
-    plain_s = run(FixedDraftLength(0), at_random(0), Q4_0, **setting)
-    assert run(policy(), at_random(0), Q4_0, **setting) - plain_s <= 6.0
+    target_only_s = run(FixedDraftPolicy(0), at_random(0), Q4_0, **setting)
+    assert run(policy(), at_random(0), Q4_0, **setting) - target_only_s <= 6.0
 
 
 def test_a_dear_draft_that_was_useless_is_let_alone_for_a_thousand_tokens():
     """A second look would take the rest of what may be lost, and more."""
     setting = {"draft_share": 0.36, "num_tokens": 1024}
-    plain_s = run(FixedDraftLength(0), at_random(0), Q4_0, **setting)
-    assert run(policy(), at_random(0), Q4_0, **setting) - plain_s <= 6.5
+    target_only_s = run(FixedDraftPolicy(0), at_random(0), Q4_0, **setting)
+    assert run(policy(), at_random(0), Q4_0, **setting) - target_only_s <= 6.5
 
 
 def test_a_text_that_turns_good_is_noticed_where_a_look_is_cheap():
@@ -79,8 +79,8 @@ def test_a_text_that_turns_good_is_noticed_where_a_look_is_cheap():
             return (good if token >= 256 else bad)(token)  # noqa: B023
 
         setting = {"draft_share": 0.08, "num_tokens": 1000}
-        plain_s = run(FixedDraftLength(0), agrees, FLAT, **setting)
-        gains.append(plain_s / run(policy(), agrees, FLAT, **setting))
+        target_only_s = run(FixedDraftPolicy(0), agrees, FLAT, **setting)
+        gains.append(target_only_s / run(policy(), agrees, FLAT, **setting))
     assert statistics.mean(gains) > 1.85
 
 
@@ -88,7 +88,7 @@ def test_a_text_that_turns_good_is_noticed_where_a_look_is_cheap():
 def test_it_is_about_as_fast_as_the_best_fixed_number(agreement):
     """Known costs, and a text of which nothing is known."""
     agrees = at_random(agreement, seed=1)
-    fixed = {k: run(FixedDraftLength(k), agrees, Q4_0) for k in (0, 1, 2, 3, 4, 7, 15)}
+    fixed = {k: run(FixedDraftPolicy(k), agrees, Q4_0) for k in (0, 1, 2, 3, 4, 7, 15)}
     learned = policy()
     run(learned, at_random(agreement, seed=2), Q4_0)
     assert min(fixed.values()) / run(policy(learned), agrees, Q4_0) >= 0.93
@@ -97,7 +97,7 @@ def test_it_is_about_as_fast_as_the_best_fixed_number(agreement):
 @pytest.mark.parametrize("agreement", [0.3, 0.5, 0.65])
 @pytest.mark.parametrize(
     ("ratios", "draft_share"), [(Q4_0, 0.12), (Q4_K, 0.12), (Q4_0, 0.36)],
-    ids=["staircase", "steep", "a dear draft"],
+    ids=["staircase", "steep", "an expensive draft"],
 )  # fmt: skip
 def test_a_draft_that_is_right_at_times_is_not_followed_into_a_loss(
     ratios, draft_share, agreement
@@ -106,10 +106,10 @@ def test_a_draft_that_is_right_at_times_is_not_followed_into_a_loss(
     setting = {"draft_share": draft_share}
     for seed in range(2):
         agrees = at_random(agreement, seed)
-        plain_s = run(FixedDraftLength(0), agrees, ratios, **setting)
+        target_only_s = run(FixedDraftPolicy(0), agrees, ratios, **setting)
         first = policy()
-        assert plain_s / run(first, agrees, ratios, **setting) >= 0.97
-        assert plain_s / run(policy(first), agrees, ratios, **setting) >= 0.97
+        assert target_only_s / run(first, agrees, ratios, **setting) >= 0.97
+        assert target_only_s / run(policy(first), agrees, ratios, **setting) >= 0.97
 
 
 def test_it_drafts_at_once_with_what_was_learned_before():
@@ -117,18 +117,18 @@ def test_it_drafts_at_once_with_what_was_learned_before():
     run(learned, at_random(0.9), Q4_0)
     again = policy(learned)
     assert run(again, at_random(0.9), Q4_0, num_tokens=64) < 0.68 * run(
-        FixedDraftLength(0), at_random(0.9), Q4_0, num_tokens=64
+        FixedDraftPolicy(0), at_random(0.9), Q4_0, num_tokens=64
     )
 
 
 def test_a_good_answer_behind_bad_ones_is_noticed():
-    """Where the first look is dear and what was seen before says that little pays."""
+    """Where the first look is expensive and what was seen before says that little pays."""
     learned = policy()
     for agreement, seed in ((0.7, 101), (0.9, 103), (0.3, 102)):
         run(learned, at_random(agreement, seed), Q4_0, draft_share=0.36)
     setting = {"draft_share": 0.36, "num_tokens": 192}
     agrees = at_random(0.95)
-    fixed_s = run(FixedDraftLength(3), agrees, Q4_0, **setting)
+    fixed_s = run(FixedDraftPolicy(3), agrees, Q4_0, **setting)
     assert fixed_s / run(policy(learned), agrees, Q4_0, **setting) >= 0.95
 
 
@@ -146,22 +146,22 @@ def test_a_draft_that_rests_since_steps_were_dear_is_tried_again(ratios, draft_s
         made.prospects[0].cost.learn(1, 1, draft_share, 1.0)
     run(made, at_random(0.9, 50), ratios, draft_share=draft_share, num_tokens=256)
     agrees = at_random(0.9)
-    fixed_s = run(FixedDraftLength(3), agrees, ratios, draft_share=draft_share)
+    fixed_s = run(FixedDraftPolicy(3), agrees, ratios, draft_share=draft_share)
     assert fixed_s / run(made, agrees, ratios, draft_share=draft_share) >= 0.95
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [20, 40, 60])
 def test_a_short_prompt_is_read_once(num_prompt_tokens):
-    class Watched(AutomaticDraftLength):
+    class Watched(AdaptiveDraftPolicy):
         num_read = 0
 
-        def look_back(self, proposer, hindsight, seconds):
-            self.num_read += hindsight.num_read
-            super().look_back(proposer, hindsight, seconds)
+        def replay(self, proposer, replay_scores, seconds):
+            self.num_read += replay_scores.num_read
+            super().replay(proposer, replay_scores, seconds)
 
-        def learn(self, trial):
-            self.num_read += trial.num_read
-            super().learn(trial)
+        def learn(self, record):
+            self.num_read += record.num_read
+            super().learn(record)
 
     read = Watched({ProposerKind.DRAFT: 0.1})
     run(read, at_random(1.0), Q4_0, num_tokens=8, num_prompt_tokens=num_prompt_tokens)
@@ -175,10 +175,10 @@ def test_a_text_that_changes_is_followed():
     def agrees(token: int) -> bool:
         return (good if (token // 64) % 2 == 0 else bad)(token)
 
-    class Oracle(FixedDraftLength):
-        def choose(self, moment: Moment):
-            token = (moment.num_cached - 31) % VOCAB
-            return FixedDraftLength(3 if (token // 64) % 2 == 0 else 0).choose(moment)
+    class Oracle(FixedDraftPolicy):
+        def choose(self, context: PolicyContext):
+            token = (context.num_cached - 31) % VOCAB
+            return FixedDraftPolicy(3 if (token // 64) % 2 == 0 else 0).choose(context)
 
     assert run(Oracle(3), agrees, Q4_0) / run(policy(), agrees, Q4_0) >= 0.9
 
@@ -186,12 +186,12 @@ def test_a_text_that_changes_is_followed():
 def test_a_draft_that_is_not_used_costs_no_decode():
     """Where nothing pays, the draft model rests but for a look now and then."""
 
-    class Watched(AutomaticDraftLength):
+    class Watched(AdaptiveDraftPolicy):
         num_looks = 0
 
-        def look_back(self, *arguments):
+        def replay(self, *arguments):
             self.num_looks += 1
-            super().look_back(*arguments)
+            super().replay(*arguments)
 
     used = Watched({ProposerKind.DRAFT: 0.1})
     run(used, at_random(0), Q4_K)
@@ -201,7 +201,7 @@ def test_a_draft_that_is_not_used_costs_no_decode():
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_a_lookup_that_is_rarely_right_does_not_hide_a_draft_that_becomes_good(share):
     """A look at the one, which costs nothing, is no look at the other."""
-    plain_s = run(FixedDraftLength(0), at_random(0), Q4_0)
+    target_only_s = run(FixedDraftPolicy(0), at_random(0), Q4_0)
     speeds = []
     for seed in range(0, 160, 10):
         good, bad = at_random(0.9, seed), at_random(0, seed + 1)
@@ -209,9 +209,9 @@ def test_a_lookup_that_is_rarely_right_does_not_hide_a_draft_that_becomes_good(s
         def agrees(token: int, good=good, bad=bad) -> bool:
             return (good if (token // 64) % 2 else bad)(token)
 
-        made = AutomaticDraftLength({ProposerKind.DRAFT: 0.1, ProposerKind.LOOKUP: 0.0})
+        made = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1, ProposerKind.LOOKUP: 0.0})
         others = [FreeProposer(at_random(share, seed + 2), at_random(0.1, seed + 3))]
-        speeds.append(plain_s / run(made, agrees, Q4_0, others=others))
+        speeds.append(target_only_s / run(made, agrees, Q4_0, others=others))
     assert statistics.mean(speeds) >= 1.1
 
 
@@ -219,23 +219,23 @@ def test_a_lookup_that_is_rarely_right_does_not_hide_a_draft_that_becomes_good(s
 @pytest.mark.parametrize("ratios", [Q4_0, Q4_K, FLAT], ids=["staircase", "steep", "flat"])
 def test_two_useless_proposers_cost_no_more_than_one(ratios, share):
     for num_tokens, at_least in ((256, 0.97), (1024, 0.99)):
-        made = AutomaticDraftLength({ProposerKind.DRAFT: 0.1, ProposerKind.LOOKUP: 0.0})
+        made = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1, ProposerKind.LOOKUP: 0.0})
         setting = {"num_tokens": num_tokens}
-        plain_s = run(FixedDraftLength(0), at_random(0), ratios, **setting)
+        target_only_s = run(FixedDraftPolicy(0), at_random(0), ratios, **setting)
         others = [FreeProposer(at_random(share, seed=2), at_random(0))]
         took_s = run(made, at_random(0), ratios, others=others, **setting)
-        assert plain_s / took_s >= at_least
+        assert target_only_s / took_s >= at_least
 
 
 def test_it_says_what_would_pay():
     told = policy()
     run(told, at_random(0.9), Q4_0)
-    outlook = told.outlook()
-    assert outlook.proposer is ProposerKind.DRAFT
-    assert 0.75 < outlook.acceptance < 0.97
-    assert 0.2 < outlook.break_even < 0.6
-    assert outlook.plain_step_s == pytest.approx(1.0)
-    assert outlook.draft_token_s == pytest.approx(0.12, rel=0.3)
+    estimate = told.estimate()
+    assert estimate.proposer is ProposerKind.DRAFT
+    assert 0.75 < estimate.acceptance < 0.97
+    assert 0.2 < estimate.break_even < 0.6
+    assert estimate.target_only_step_s == pytest.approx(1.0)
+    assert estimate.draft_token_s == pytest.approx(0.12, rel=0.3)
 
 
 @pytest.mark.parametrize("choosing_s", [0.0, 0.01])
@@ -243,15 +243,15 @@ def test_a_draft_that_lost_its_time_by_accident_rests_and_says_so(choosing_s):
     """It would pay, but a slow draft has used up what may be lost; later it comes back."""
     made = policy()
     for _ in range(9):
-        made.learn(plain_step(1.0))
+        made.learn(target_only_step(1.0))
     for num_accepted, draft_s in ((1, 0.1), (1, 0.1), (2, 0.1), (1, 30.0)):
         drafted = replace(draft_step(2.0), num_accepted=num_accepted, draft_time_s=draft_s)
         made.learn(replace(drafted, num_emitted=num_accepted + 1))
-    moment = Moment(10, 16, 500, (Offer(16, 1, 0, 0),))
+    context = PolicyContext(10, 16, 500, (ProposerState(16, 1, 0, 0),))
     rested = 0
-    while (choice := made.choose(moment)).proposer is None:
-        assert choice.draft_off is DraftOff.OVER_BUDGET
-        made.learn(replace(plain_step(1.0), draft_time_s=choosing_s))
+    while (decision := made.choose(context)).proposer is None:
+        assert decision.draft_off is DraftOff.OVER_BUDGET
+        made.learn(replace(target_only_step(1.0), draft_time_s=choosing_s))
         rested += 1
     assert 0 < rested < 100
 
@@ -260,12 +260,12 @@ def test_a_draft_that_may_not_read_the_text_says_so():
     """It would pay, but a long prompt would have to be read for it first."""
     made = policy()
     for _ in range(9):
-        made.learn(plain_step(1.0))
+        made.learn(target_only_step(1.0))
     for _ in range(5):
         made.learn(draft_step(2.0))
     made.learn(replace(draft_step(2.0), draft_time_s=60.0, num_read=5000))
-    choice = made.choose(Moment(50_000, 16, 500, (Offer(16, 50_000, 0, 8),)))
-    assert (choice.proposer, choice.draft_off) == (None, DraftOff.OVER_BUDGET)
+    decision = made.choose(PolicyContext(50_000, 16, 500, (ProposerState(16, 50_000, 0, 8),)))
+    assert (decision.proposer, decision.draft_off) == (None, DraftOff.OVER_BUDGET)
 
 
 def test_batches_are_padded_to_a_cheaper_size():
@@ -276,7 +276,7 @@ def test_batches_are_padded_to_a_cheaper_size():
             learned.target_cost.learn(1, 0, 1.0)
             learned.target_cost.learn(size, 0, Q4_0[size])
     run(learned, at_random(0.9), Q4_0)
-    learned.choose(Moment(100, 16, 100, (Offer(16),)))
+    learned.choose(PolicyContext(100, 16, 100, (ProposerState(16),)))
     assert learned.padded(3, 17) == 4
     assert learned.padded(3, 3) == 3
     assert learned.padded(4, 17) == 4
@@ -300,8 +300,8 @@ def test_two_dear_tokens_say_little_of_four():
 
 
 def test_the_first_steps_measure_what_plain_decoding_costs():
-    choice = policy().choose(Moment(100, 16, 100, (Offer(16),)))
-    assert (choice.proposer, choice.draft_off) == (None, DraftOff.MEASURING)
+    decision = policy().choose(PolicyContext(100, 16, 100, (ProposerState(16),)))
+    assert (decision.proposer, decision.draft_off) == (None, DraftOff.MEASURING)
 
 
 KEPT = policy().as_dict()
@@ -336,7 +336,7 @@ def test_what_was_kept_is_checked(damage):
 def test_what_reading_costs_is_kept():
     """A guess would be asked to pay for a long text in the next process."""
     cost = DraftCost(0.3)
-    cost.learn(num_read=34, num_drafted=0, seconds=3.4, plain_s=1.0)
+    cost.learn(num_read=34, num_drafted=0, seconds=3.4, target_only_s=1.0)
     kept = json.loads(json.dumps(cost.as_dict()))
     restored = DraftCost(0.1)
     restored.restore(kept)
@@ -350,18 +350,18 @@ def test_reading_for_a_look_leaves_half_of_the_budget(num_prompt_tokens):
     learned = policy()
     run(learned, at_random(0), Q4_0, draft_share=0.36, num_tokens=128)
     text = {"draft_share": 0.36, "num_tokens": 1024, "num_prompt_tokens": num_prompt_tokens}
-    plain_s = run(FixedDraftLength(0), at_random(0), Q4_0, **text)
-    assert run(policy(learned), at_random(0), Q4_0, **text) - plain_s < 7.0
+    target_only_s = run(FixedDraftPolicy(0), at_random(0), Q4_0, **text)
+    assert run(policy(learned), at_random(0), Q4_0, **text) - target_only_s < 7.0
 
 
 def test_lost_bets_leave_no_debt():
     """Else the grant of hundreds of tokens would go before a resting draft is looked at."""
     budget = Budget()
     budget.pass_by(100.0)
-    budget.save(-50.0, plain_s=1.0)
-    assert budget.left_s(plain_s=1.0) == 0.0
+    budget.save(-50.0, target_only_s=1.0)
+    assert budget.left_s(target_only_s=1.0) == 0.0
     budget.pass_by(1000.0)
-    assert budget.left_s(plain_s=1.0) == pytest.approx(2.0)
+    assert budget.left_s(target_only_s=1.0) == pytest.approx(2.0)
 
 
 def test_what_pauses_take_is_not_what_an_answer_takes():
@@ -372,18 +372,18 @@ def test_what_pauses_take_is_not_what_an_answer_takes():
     with cost.apart():
         cost.learn(1, 0, 3.0)
         cost.learn(4, 0, 6.0)
-    assert cost.plain_s == 1.0
+    assert cost.target_only_s == 1.0
     assert cost.measured(0)[4] == 2.0
 
 
 @pytest.mark.parametrize("shared", [0.0, 1.0], ids=["memory", "processor"])
 def test_what_other_steps_share_of_a_slower_plain_one_is_learned(shared):
-    """Where memory is the bottleneck of plain steps alone, those of four stay as they are."""
+    """Where memory bounds target-only steps alone, those of four stay as they are."""
     cost = TargetCost()
 
-    def measure(plain_s: float) -> None:
+    def measure(target_only_s: float) -> None:
         for _ in range(5):
-            cost.learn(1, 0, plain_s)
+            cost.learn(1, 0, target_only_s)
 
     measure(1.0)
     for _ in range(3):
@@ -391,10 +391,10 @@ def test_what_other_steps_share_of_a_slower_plain_one_is_learned(shared):
     measure(1.2)
     guess = 2.5 / 1.2**0.5  # nothing is known of this machine yet
     assert cost.measured(0)[4] == pytest.approx(guess)
-    for plain_s in (1.2, 1.0, 1.1, 1.25, 1.0, 1.15):
-        measure(plain_s)
+    for target_only_s in (1.2, 1.0, 1.1, 1.25, 1.0, 1.15):
+        measure(target_only_s)
         for _ in range(3):
-            cost.learn(4, 0, 2.5 * plain_s**shared)
+            cost.learn(4, 0, 2.5 * target_only_s**shared)
     measure(1.3)
     right = 2.5 * 1.3**shared / 1.3
     kept = TargetCost()
@@ -417,26 +417,26 @@ def test_plain_steps_behind_a_longer_text_say_nothing_of_a_slower_machine():
 def test_a_draft_that_rests_is_used_when_plain_steps_alone_slow_down():
     """Nobody has to draft to find that out."""
     made = policy()
-    moment = Moment(10, 3, 500, (Offer(16, 1, 0, 0),))
-    for plain_s in (1.0, 1.25, 1.0):
+    context = PolicyContext(10, 3, 500, (ProposerState(16, 1, 0, 0),))
+    for target_only_s in (1.0, 1.25, 1.0):
         for _ in range(5):
-            made.learn(plain_step(plain_s))
+            made.learn(target_only_step(target_only_s))
         for _ in range(9):
             made.learn(replace(draft_step(2.9), confidences=[0.9] * 3, num_accepted=2))
     for _ in range(6):
-        made.learn(plain_step(1.0))
-    assert made.choose(moment).proposer is None
+        made.learn(target_only_step(1.0))
+    assert made.choose(context).proposer is None
     for _ in range(6):
-        made.learn(plain_step(1.3))
-    assert made.choose(moment).proposer == 0
+        made.learn(target_only_step(1.3))
+    assert made.choose(context).proposer == 0
 
 
-def plain_step(seconds: float) -> Trial:
-    return Trial(None, [], 0, 1, 0, 1, 10, 0.0, seconds, 0.0)
+def target_only_step(seconds: float) -> StepRecord:
+    return StepRecord(None, [], 0, 1, 0, 1, 10, 0.0, seconds, 0.0)
 
 
-def draft_step(seconds: float) -> Trial:
-    return Trial(0, [0.9] * 3, 3, 4, 1, 4, 10, 0.1, seconds, 0.0)
+def draft_step(seconds: float) -> StepRecord:
+    return StepRecord(0, [0.9] * 3, 3, 4, 1, 4, 10, 0.1, seconds, 0.0)
 
 
 @pytest.mark.parametrize(("step_s", "at_least", "at_most"), [(3.5, 1, 20), (1.5, 40, 64)])
@@ -444,38 +444,38 @@ def test_where_little_is_gained_plain_steps_are_measured_often(step_s, at_least,
     """If one takes less than it did, nothing is gained any more."""
     made = policy()
     for _ in range(9):
-        made.learn(plain_step(1.0))
+        made.learn(target_only_step(1.0))
     for _ in range(60):
         made.learn(replace(draft_step(step_s), num_accepted=3, num_emitted=4))
-    made.learn(plain_step(1.0))
+    made.learn(target_only_step(1.0))
     drafted = 0
-    moment = Moment(10, 3, 500, (Offer(16, 1, 0, 0),))
-    while (choice := made.choose(moment)).draft_off is not DraftOff.MEASURING:
-        assert choice.proposer == 0
+    context = PolicyContext(10, 3, 500, (ProposerState(16, 1, 0, 0),))
+    while (decision := made.choose(context)).draft_off is not DraftOff.MEASURING:
+        assert decision.proposer == 0
         made.learn(draft_step(step_s))
         drafted += 1
     assert at_least <= drafted <= at_most
 
 
 def test_a_machine_that_becomes_faster_is_noticed_while_tokens_are_drafted():
-    """Drafting gained a lot where plain steps were slow, and gains nothing now."""
+    """Drafting gained a lot where target-only steps were slow, and gains nothing now."""
     made = policy()
-    moment = Moment(10, 3, 500, (Offer(16, 1, 0, 0),))
+    context = PolicyContext(10, 3, 500, (ProposerState(16, 1, 0, 0),))
     for _ in range(9):
-        made.learn(plain_step(2.0))
+        made.learn(target_only_step(2.0))
     for _ in range(9):
         made.learn(replace(draft_step(3.0), num_accepted=3, num_emitted=4))
     num_drafts = 0
     for _ in range(200):
-        choice = made.choose(moment)
-        assert choice.proposer in (None, 0)
-        num_drafts += choice.proposer == 0
-        made.learn(plain_step(2.0) if choice.proposer is None else draft_step(3.0))
+        decision = made.choose(context)
+        assert decision.proposer in (None, 0)
+        num_drafts += decision.proposer == 0
+        made.learn(target_only_step(2.0) if decision.proposer is None else draft_step(3.0))
     assert num_drafts > 100
     num_steps = 0
-    while made.target_cost.plain_s != 1.0:
-        is_drafting = made.choose(moment).proposer == 0
-        made.learn(draft_step(3.0) if is_drafting else plain_step(1.0))
+    while made.target_cost.target_only_s != 1.0:
+        is_drafting = made.choose(context).proposer == 0
+        made.learn(draft_step(3.0) if is_drafting else target_only_step(1.0))
         num_steps += 1
     assert num_steps <= 70
 
@@ -483,22 +483,22 @@ def test_a_machine_that_becomes_faster_is_noticed_while_tokens_are_drafted():
 def test_a_draft_that_comes_back_is_soon_compared_with_plain_steps():
     """Later that is done more rarely."""
     made = policy()
-    moment = Moment(10, 3, 500, (Offer(16, 1, 0, 0),))
+    context = PolicyContext(10, 3, 500, (ProposerState(16, 1, 0, 0),))
     for _ in range(5):
-        made.learn(plain_step(1.0))
+        made.learn(target_only_step(1.0))
         made.learn(replace(draft_step(2.9), confidences=[0.9] * 3, num_accepted=2))
-    made.learn(plain_step(1.0))
-    assert made.choose(moment).draft_off is DraftOff.DOES_NOT_PAY
+    made.learn(target_only_step(1.0))
+    assert made.choose(context).draft_off is DraftOff.DOES_NOT_PAY
     for _ in range(6):
-        made.learn(plain_step(1.5))
+        made.learn(target_only_step(1.5))
     drafted = [0]
     while len(drafted) < 3:
-        if made.choose(moment).proposer == 0:
+        if made.choose(context).proposer == 0:
             drafted[-1] += 1
             made.learn(replace(draft_step(2.9), num_accepted=2))
         else:
             drafted.append(0)
-            made.learn(plain_step(1.5))
+            made.learn(target_only_step(1.5))
     assert 1 <= drafted[0] <= 8 < 16 <= drafted[1]
 
 
@@ -507,40 +507,40 @@ def test_a_slow_plain_step_behind_a_draft_counts_only_if_the_next_is_slow(slower
     """Threads that rested while the draft worked take time to wake."""
     made = policy()
     for _ in range(9):
-        made.learn(plain_step(1.0))
+        made.learn(target_only_step(1.0))
     for _ in range(5):
         made.learn(draft_step(2.0))
-        made.learn(plain_step(3.0))
-        assert made.target_cost.plain_s == 1.0
+        made.learn(target_only_step(3.0))
+        assert made.target_cost.target_only_s == 1.0
     for _ in range(5):
         made.learn(draft_step(2.0))
-        made.learn(plain_step(3.0))
-        made.learn(plain_step(slower))
-    assert made.target_cost.plain_s == slower
+        made.learn(target_only_step(3.0))
+        made.learn(target_only_step(slower))
+    assert made.target_cost.target_only_s == slower
 
 
 def test_a_doubtful_plain_step_is_followed_by_another():
     made = policy()
     for _ in range(9):
-        made.learn(plain_step(1.0))
-    moment = Moment(10, 16, 500, (Offer(16, 1, 0, 0),))
-    while (choice := made.choose(moment)).draft_off is not DraftOff.MEASURING:
-        assert choice.proposer == 0
+        made.learn(target_only_step(1.0))
+    context = PolicyContext(10, 16, 500, (ProposerState(16, 1, 0, 0),))
+    while (decision := made.choose(context)).draft_off is not DraftOff.MEASURING:
+        assert decision.proposer == 0
         made.learn(draft_step(2.0))
-    made.learn(plain_step(3.0))
-    assert made.choose(moment).draft_off is DraftOff.MEASURING
-    made.learn(plain_step(1.0))
-    assert made.choose(moment).proposer == 0
+    made.learn(target_only_step(3.0))
+    assert made.choose(context).draft_off is DraftOff.MEASURING
+    made.learn(target_only_step(1.0))
+    assert made.choose(context).proposer == 0
 
 
 def test_a_machine_that_slows_down_is_noticed_behind_drafts_that_stop_at_once():
-    """Such a step is plain, and every one of them stands behind a draft."""
+    """Such a step is plain, and every one of them stands after a draft."""
     made = policy()
     for _ in range(9):
-        made.learn(plain_step(1.0))
-    stopped = Trial(0, [], 0, 1, 1, 1, 10, 0.1, 3.0, 0.0)
-    moment = Moment(10, 16, 500, (Offer(16, 1, 0, 0),))
+        made.learn(target_only_step(1.0))
+    stopped = StepRecord(0, [], 0, 1, 1, 1, 10, 0.1, 3.0, 0.0)
+    context = PolicyContext(10, 16, 500, (ProposerState(16, 1, 0, 0),))
     for _ in range(6):
-        choice = made.choose(moment)
-        made.learn(stopped if choice.proposer == 0 else plain_step(3.0))
-    assert made.target_cost.plain_s == 3.0
+        decision = made.choose(context)
+        made.learn(stopped if decision.proposer == 0 else target_only_step(3.0))
+    assert made.target_cost.target_only_s == 3.0

@@ -12,7 +12,7 @@ import localspec
 from localspec.checks.bench import Comparison, Outcome, Side, run_bench
 from localspec.cli import main
 from localspec.cli.bench import verdict
-from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import DraftOff
 
@@ -36,7 +36,7 @@ def test_numbers_of_a_bench_agree():
         prompts = [
             engine.vocabulary.tokenize(text, parse_special=True) for text in ("A fox", "I")
         ]
-        policy = engine.draft_length
+        policy = engine.draft_policy
         found = run_bench(
             engine,
             prompts,
@@ -44,8 +44,8 @@ def test_numbers_of_a_bench_agree():
             max_tokens=10,
             progress=lambda _stage, share: shares.append(share),
         )
-        assert engine.draft_length is policy
-        assert isinstance(policy, AutomaticDraftLength)
+        assert engine.draft_policy is policy
+        assert isinstance(policy, AdaptiveDraftPolicy)
         # Every size was measured, so the next run knows them.
         assert set(policy.target_cost.measured(0)) == set(range(1, 18))
     assert shares == sorted(shares)
@@ -85,17 +85,17 @@ def test_the_verdict_comes_first_and_the_rest_on_request(prompts_file):
     assert len(others) <= 3
     detailed = run("--prompts", prompts_file, "--details", *SMALL)
     assert "times plain (" in detailed.stdout.splitlines()[0]
-    assert "A decode of n tokens, in plain steps:  1: 1.00" in detailed.stdout
+    assert "A decode of n tokens, in target-only steps:  1: 1.00" in detailed.stdout
     assert "Peak memory" in detailed.stdout
 
 
-def compared(plain_s, ours_s, name="greedy", num_drafted=3):
+def compared(target_only_s, ours_s, name="greedy", num_drafted=3):
     """Seconds per round of 100 tokens, by hand."""
     meter = Meter(1, 0, 0.0, draft_off_steps={DraftOff.DOES_NOT_PAY: 5})
     meter.lengths[num_drafted] += 1
     sides = (
         Side(tuple(100 / s for s in seconds), 0.1, (meter.stats(1.0, None),))
-        for seconds in (plain_s, ours_s)
+        for seconds in (target_only_s, ours_s)
     )
     return Comparison(name, *sides, round_s=10.0)
 
@@ -144,8 +144,8 @@ def test_equal_sides_are_called_different_5_times_in_100():
     random = np.random.default_rng(3)
     wrong = 0
     for _ in range(400):
-        plain_s, ours_s = np.exp(0.1 * random.normal(size=(2, 5)))
-        found = compared(plain_s.tolist(), ours_s.tolist())
+        target_only_s, ours_s = np.exp(0.1 * random.normal(size=(2, 5)))
+        found = compared(target_only_s.tolist(), ours_s.tolist())
         wrong += found.outcome is not Outcome.NO_DIFFERENCE
     assert wrong <= 400 * 0.05 + 4 * np.sqrt(400 * 0.05 * 0.95)
 

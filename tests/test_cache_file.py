@@ -15,7 +15,7 @@ from localspec.chat.session import caches_file, read_session
 from localspec.cli import main
 from localspec.cli.conversation import Conversation
 from localspec.engine.cache_file import read_caches, write_caches
-from localspec.engine.cache_pool import KeptText
+from localspec.engine.cache_pool import PooledCache
 from localspec.errors import CacheError
 from localspec.llama.cache_state import CacheState
 from localspec.streaming.stream import AnswerOptions
@@ -153,7 +153,7 @@ def test_large_caches_are_written_and_read_without_copies(tmp_path):
     """They are gigabytes: beside the ones in memory there is room for no others."""
     path, size = tmp_path / "x.caches", 40_000_000
     states = [CacheState(9, np.full(size, fill, dtype=np.uint8)) for fill in (1, 2)]
-    kept = KeptText(list(range(9)), [states[0], None, states[1]])
+    kept = PooledCache(list(range(9)), [states[0], None, states[1]])
     _, peak = peak_bytes(lambda: write_caches(path, kept, ["a", "b", "c"]))
     assert peak < 0.1 * size
     granted = []

@@ -107,7 +107,7 @@ def test_a_stream_that_never_began_leaves_no_turn(engine):
 
 
 def test_every_turn_has_its_own_random_numbers(engine):
-    """The same prompt with the same seed is answered anew; a whole conversation repeats."""
+    """The same prompt with the same seed is answered again; a whole conversation repeats."""
     conversations = []
     for _ in range(2):
         chat = engine.chat()

@@ -318,5 +318,5 @@ def test_no_space_is_put_where_a_message_is_cut(spm, text):
     bos, *tokens = prompt_of(spm, text, template)
     assert bos == spm.vocabulary.bos
     assert control_tokens(spm, tokens) == [bos]
-    # What begins a text gets its space: the first, and the one behind <s>.
+    # What begins a text gets its space: the first, and the one after <s>.
     assert said(spm, tokens) == f" [{text}] {text}"

@@ -547,7 +547,7 @@ def test_ranges_unknown_and_cut(hub: StandinHub, tmp_path):
 
 def test_wrong_bytes(hub: StandinHub, tmp_path):
     """Wrong bytes of the right length
-    An error with both sums; nothing of it is kept, the next call fetches anew
+    An error with both sums; nothing of it is kept, the next call fetches again
     """
     content = hub.files[REPO, TARGET].content
     hub.faults[TARGET] = [Fault(content=content[:-1] + b"!")]

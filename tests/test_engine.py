@@ -22,7 +22,7 @@ from localspec.errors import (
     PairError,
     PresetError,
 )
-from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, FixedDraftLength
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, FixedDraftPolicy
 from localspec.streaming.stream import AnswerKeywords, AnswerOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -49,7 +49,7 @@ def test_pieces_add_up_to_the_reply(engine):
 def test_numbers_of_a_reply_agree(engine):
     stats = engine.generate(STORY, seed=1, max_tokens=50).stats
     assert stats.completion_tokens == stats.num_accepted + (
-        stats.num_recovered + stats.num_bonus + stats.num_plain
+        stats.num_recovered + stats.num_bonus + stats.num_target_only
     )
     assert stats.num_draft_tokens == sum(stats.drafted_per_position)
     assert stats.num_accepted == sum(stats.accepted_per_position)
@@ -96,7 +96,7 @@ def test_max_tokens_ends_an_answer_exactly(engine):
 
 
 def test_a_stop_string_ends_an_answer_and_the_next_goes_on(engine):
-    """Also when tokens behind it were accepted in the same step."""
+    """Also when tokens after it were accepted in the same step."""
     whole = engine.generate(STORY, sampling=GREEDY)
     for stop in (". ", "fox", whole.text[40:44]):
         reply = engine.generate(STORY, sampling=GREEDY, stop=[stop])
@@ -317,7 +317,7 @@ def test_plain_decoding_and_its_reasons(demo_target, demo_draft):
 def test_adopted_llamas_are_asked_for_no_more_rows_than_own_models(
     demo_target, demo_draft, monkeypatch
 ):
-    """Behind a long rest the draft looks back, and a whole batch of rows would take 300 MB."""
+    """After a long rest the draft replays, and a whole batch of rows would take 300 MB."""
     llamas = [
         llama_cpp.Llama(str(path), n_ctx=1024, verbose=False)
         for path in (demo_target, demo_draft)
@@ -331,14 +331,14 @@ def test_adopted_llamas_are_asked_for_no_more_rows_than_own_models(
             return real(tokens, num_logits)
 
         monkeypatch.setattr(engine._models[1], "decode", decode)
-        engine.draft_length = FixedDraftLength(0)
+        engine.draft_policy = FixedDraftPolicy(0)
         endless = localspec.SamplingParams(ignore_eos=True)
         engine.generate(STORY, sampling=endless, max_tokens=300)
-        loop = engine._speculation
+        loop = engine._decoder
         draft = loop.proposers[0]
-        transforms = engine._resolver.transforms(GREEDY, 10)
-        hindsight = draft.look_back(loop.tokens, loop._probs, transforms)
-        assert (len(asked), asked[0][1], len(hindsight.chances)) == (1, 8, 8)
+        chain = engine._resolver.chain(GREEDY, 10)
+        replay_scores = draft.replay(loop.tokens, loop._probs, chain)
+        assert (len(asked), asked[0][1], len(replay_scores.chances)) == (1, 8, 8)
         assert asked[0][0] > 300
         assert engine._target.max_outputs == MAX_DRAFT_TOKENS + 1
     with localspec.load(

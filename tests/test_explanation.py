@@ -15,7 +15,7 @@ from localspec.cli import main
 from localspec.cli.explain import as_text
 from localspec.engine.loading import load
 from localspec.errors import DownloadError, ModelFileError, OptionError
-from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.preflight.explanation import explain
 from localspec.speculative.policy_api import ProposerKind
@@ -133,7 +133,7 @@ def learn(tmp_path, monkeypatch, demo_target, demo_draft):
         monkeypatch.setenv(name, str(tmp_path))
 
     def keep(ratios, draft_share):
-        policy = AutomaticDraftLength({ProposerKind.DRAFT: draft_share})
+        policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: draft_share})
         for size, ratio in enumerate(ratios, 1):
             for _ in range(3):
                 policy.target_cost.learn(1, 0, 0.1)

@@ -1,4 +1,4 @@
-"""The cuts: their edges, ties, and the law that is left."""
+"""The cuts: their edges, ties, and the distribution that is left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.errors import DecodeError
-from localspec.sampling.filters import distribution
+from localspec.sampling.filters import filtered_distribution
 from localspec.sampling.params import Distribution, SamplingParams
 from reference import target_probs
 from toy import TableModel
@@ -19,9 +19,9 @@ from toy import TableModel
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
-def dense(law: Distribution, size: int) -> np.ndarray:
+def dense(distribution: Distribution, size: int) -> np.ndarray:
     row = np.zeros(size)
-    row[law.ids] = law.probs
+    row[distribution.ids] = distribution.probs
     return row
 
 
@@ -39,20 +39,26 @@ def logits_of(*probs: float) -> np.ndarray:
     top_p=st.sampled_from([1e-6, 0.3, 0.9, 0.95, 1.0]),
     min_p=st.sampled_from([0.0, 1e-4, 0.05, 1.0]),
 )
-def test_law_is_what_sorting_everything_gives(vocab, seed, temperature, top_k, top_p, min_p):
+def test_distribution_is_what_sorting_everything_gives(
+    vocab, seed, temperature, top_k, top_p, min_p
+):
     """Thresholds and partial sorts keep exactly the tokens that a full sort keeps."""
     model = TableModel(vocab, seed=seed)
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    law = distribution(model.row([1]), params)
-    assert np.all(np.diff(law.ids) > 0)
-    np.testing.assert_allclose(dense(law, vocab), target_probs(model, [1], params), atol=1e-6)
+    distribution = filtered_distribution(model.row([1]), params)
+    assert np.all(np.diff(distribution.ids) > 0)
+    np.testing.assert_allclose(
+        dense(distribution, vocab), target_probs(model, [1], params), atol=1e-6
+    )
 
 
 def test_greedy_is_one_hot_whatever_the_filters():
     """Temperature 0 is the argmax row, not a softmax at temperature 1."""
-    law = distribution(logits_of(0.2, 0.5, 0.3), SamplingParams(temperature=0, top_k=3))
-    assert law.ids.tolist() == [1]
-    assert law.probs.tolist() == [1.0]
+    distribution = filtered_distribution(
+        logits_of(0.2, 0.5, 0.3), SamplingParams(temperature=0, top_k=3)
+    )
+    assert distribution.ids.tolist() == [1]
+    assert distribution.probs.tolist() == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -79,9 +85,9 @@ def test_greedy_is_one_hot_whatever_the_filters():
     ],
 )
 def test_each_filter_keeps_what_it_should(params, survivors):
-    """Worked by hand on the law 0.4, 0.3, 0.15, 0.1, 0.05."""
-    law = distribution(logits_of(0.4, 0.3, 0.15, 0.1, 0.05), params)
-    assert law.ids.tolist() == survivors
+    """Worked by hand on the distribution 0.4, 0.3, 0.15, 0.1, 0.05."""
+    distribution = filtered_distribution(logits_of(0.4, 0.3, 0.15, 0.1, 0.05), params)
+    assert distribution.ids.tolist() == survivors
 
 
 @pytest.mark.parametrize("size", [100, 5000])
@@ -98,14 +104,14 @@ def test_lowest_ids_survive_a_tie(name, tokens, size):
     else:
         value = tokens if name == "top_k" else tokens / len(tied)
         params, expected = replace(OFF, **{name: value}), [7, 17, 27]
-    assert distribution(row, params).ids.tolist() == expected
+    assert filtered_distribution(row, params).ids.tolist() == expected
 
 
 def test_typical_mass_must_exceed_its_share():
     """Where top-p's may just reach it: of four equal tokens two make up a half."""
     row = np.zeros(4, dtype=np.float32)
-    assert distribution(row, replace(OFF, typical_p=0.5)).ids.tolist() == [0, 1, 2]
-    assert distribution(row, replace(OFF, top_p=0.5)).ids.tolist() == [0, 1]
+    assert filtered_distribution(row, replace(OFF, typical_p=0.5)).ids.tolist() == [0, 1, 2]
+    assert filtered_distribution(row, replace(OFF, top_p=0.5)).ids.tolist() == [0, 1]
 
 
 def rows_that_defeat_thresholds(size: int) -> dict[str, np.ndarray]:
@@ -139,12 +145,12 @@ def test_no_row_defeats_the_thresholds(name, size):
     weights = np.exp(row[order].astype(np.float64) - row[order[0]])
     mass = np.cumsum(weights) / weights.sum()
     for k in (1, 7, 40, 1000):
-        law = distribution(row, replace(OFF, top_k=k))
-        assert law.ids.tolist() == np.sort(order[:k]).tolist()
+        distribution = filtered_distribution(row, replace(OFF, top_k=k))
+        assert distribution.ids.tolist() == np.sort(order[:k]).tolist()
     for top_p in (0.1, 0.5, 0.9):
-        law = distribution(row, replace(OFF, top_p=top_p))
-        kept = len(law.ids)
-        assert law.ids.tolist() == np.sort(order[:kept]).tolist()
+        distribution = filtered_distribution(row, replace(OFF, top_p=top_p))
+        kept = len(distribution.ids)
+        assert distribution.ids.tolist() == np.sort(order[:kept]).tolist()
         assert mass[kept - 1] >= top_p - 1e-6
         assert kept == 1 or mass[kept - 2] < top_p + 1e-6
 
@@ -153,14 +159,16 @@ def test_no_row_defeats_the_thresholds(name, size):
 def test_the_lowest_temperatures_leave_the_best(temperature):
     """Neighbouring floats and holes too; no quotient overflows on the way."""
     row = np.array([1.0, np.nextafter(np.float32(1), np.float32(2)), -np.inf, -3e38])
-    law = distribution(row.astype(np.float32), replace(OFF, temperature=temperature))
-    assert dense(law, 4).tolist() == [0.0, 1.0, 0.0, 0.0]
+    distribution = filtered_distribution(
+        row.astype(np.float32), replace(OFF, temperature=temperature)
+    )
+    assert dense(distribution, 4).tolist() == [0.0, 1.0, 0.0, 0.0]
 
 
 def test_impossible_tokens_are_never_drawn():
     """Holes (-inf) keep probability 0 at both ends of the row and of the unit interval."""
-    law = distribution(logits_of(0, 0.5, 0, 0.5, 0), OFF)
-    drawn = {law.draw(u) for u in (0.0, 0.25, 0.5, 0.75, math.nextafter(1, 0))}
+    distribution = filtered_distribution(logits_of(0, 0.5, 0, 0.5, 0), OFF)
+    drawn = {distribution.draw(u) for u in (0.0, 0.25, 0.5, 0.75, math.nextafter(1, 0))}
     assert drawn == {1, 3}
 
 
@@ -171,4 +179,4 @@ def test_a_broken_row_is_an_error(params, bad):
     row = np.zeros(5000, dtype=np.float32)
     row[4321] = bad
     with pytest.raises(DecodeError, match=f"largest logit of a row is {bad}"):
-        distribution(row, params)
+        filtered_distribution(row, params)

@@ -30,7 +30,7 @@ def test_they_are_asked_for_a_models_weights_and_nothing_else(tmp_path, demo_tar
         theirs.close()
         num_weight_bytes, num_bytes = ours.recv()
         process.join()
-        # With the file mapped, only what is stored anew.
+        # With the file mapped, only what is repacked.
         assert 0.5 * num_weight_bytes <= num_bytes <= 1.2 * num_weight_bytes
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from simulated import Q4_0, Q4_K, VOCAB, Clock, TimedModel, at_random
 
-from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import Logits, SamplingParams
-from localspec.sampling.transforms import Transforms
 from localspec.speculative.interleaving import Interleaving
-from localspec.speculative.loop import Request, Speculation
-from localspec.speculative.policy_api import LOOK_BACK_TOKENS, ProposerKind, Trial
+from localspec.speculative.loop import Request, SpeculativeDecoder
+from localspec.speculative.policy_api import REPLAY_TOKENS, ProposerKind, StepRecord
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.ratio_estimate import RatioEstimate
@@ -37,7 +37,7 @@ class Machine:
 
     @property
     def level(self) -> float:
-        """What a plain step takes now, on average."""
+        """What a target-only step takes now, on average."""
         return float(np.exp(self.log)) * (self._jump if self._num_decodes < 200 else 1.0)
 
 
@@ -59,24 +59,24 @@ def answer(
     """An answer of the real loop: its true speed-up, its tokens per decode, what is said."""
     clock = Clock()
     target = DriftingModel(clock, 1.0, ratios)
-    draft = DriftingModel(clock, 0.12, Q4_0, agrees, LOOK_BACK_TOKENS)
+    draft = DriftingModel(clock, 0.12, Q4_0, agrees, REPLAY_TOKENS)
     target.machine = draft.machine = machine
     proposer = DraftModel(draft, all_shared(target, draft), lambda token: False)
-    policy = AutomaticDraftLength({ProposerKind.DRAFT: 0.12})
-    loop = Speculation(target, [proposer], policy, None, clock)
+    policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.12})
+    loop = SpeculativeDecoder(target, [proposer], policy, None, clock)
     prompt = [(7 * i) % VOCAB for i in range(32)]
     loop.start(prompt)
     rule = make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0))
-    transforms = Transforms(SamplingParams(temperature=0), num_prompt_tokens=len(prompt))
-    steps = loop.steps(Request(transforms, rule, 512, lambda token: False))
+    chain = SamplerChain(SamplingParams(temperature=0), num_prompt_tokens=len(prompt))
+    steps = loop.steps(Request(chain, rule, 512, lambda token: False))
     next(steps)
     interleaving = Interleaving()
-    plain_s, begun, num_steps = 0.0, clock.now, 1
+    target_only_s, begun, num_steps = 0.0, clock.now, 1
     for step in steps:
-        interleaving.add(step.trial)
-        plain_s += len(step.tokens) * machine.level
+        interleaving.add(step.record)
+        target_only_s += len(step.tokens) * machine.level
         num_steps += 1
-    return plain_s / (clock.now - begun), 512 / num_steps, interleaving.speedup()
+    return target_only_s / (clock.now - begun), 512 / num_steps, interleaving.speedup()
 
 
 CASES = {
@@ -104,10 +104,10 @@ def test_what_is_said_of_an_answer_is_true(name):
     assert held >= 0.88 * shown
 
 
-def trial(num_emitted: int, seconds: float) -> Trial:
+def record(num_emitted: int, seconds: float) -> StepRecord:
     """Plain, or with three draft tokens if it emits more than one."""
     is_plain = num_emitted == 1
-    return Trial(
+    return StepRecord(
         proposer=None if is_plain else 0,
         confidences=[] if is_plain else [0.9] * 3,
         num_accepted=num_emitted - 1,
@@ -124,12 +124,12 @@ def trial(num_emitted: int, seconds: float) -> Trial:
 def said_of(*steps: tuple[int, float]) -> RatioEstimate | None:
     interleaving = Interleaving()
     for num_emitted, seconds in steps:
-        interleaving.add(trial(num_emitted, seconds))
+        interleaving.add(record(num_emitted, seconds))
     return interleaving.speedup()
 
 
 def test_sides_in_turn_give_the_ratio():
-    """Three tokens in the time of two plain steps, and a plain step behind."""
+    """Three tokens in the time of two target-only steps, and a target-only step after."""
     found = said_of(*[(1, 1.0), (3, 2.0), (3, 2.0)] * 6, (1, 1.0))
     assert found is not None
     assert found.value == pytest.approx((6 * 7 + 1) / (6 * 5 + 1))
@@ -143,9 +143,9 @@ def test_sides_in_turn_give_the_ratio():
         [(3, 2.0)] * 100,
         # Four draft tokens of a hundred, in a step that something disturbed.
         [*[(1, 1.0)] * 50, (2, 90.0), (2, 90.0), *[(1, 1.0)] * 46],
-        # Plain steps at the front alone, on a machine that was slow then.
+        # Target-only steps at the front alone, on a machine that was slow then.
         [*[(1, 9.0)] * 5, *[(4, 2.0)] * 60],
-        # More than the four tokens of a decode: plain steps were disturbed each time.
+        # More than the four tokens of a decode: target-only steps were disturbed each time.
         [(1, 30.0), (4, 2.0), (4, 2.0), (4, 2.0)] * 8,
         # Rounds that contradict each other.
         [(1, 1.0), (3, 1.5), (1, 1.0), (3, 9.0)] * 3,

@@ -67,7 +67,7 @@ def test_a_crash_is_an_error_and_the_next_question_is_answered(isolated):
     os.kill(first, signal.SIGSEGV)
     with pytest.raises(EngineError, match="SIGSEGV") as caught:
         list(stream)
-    assert "started anew" in caught.value.hint
+    assert "started again" in caught.value.hint
     assert len(chat.messages) == 2
     assert chat.send("Another one!", sampling=GREEDY, max_tokens=5).text
     assert isolated.process_id != first

@@ -9,14 +9,14 @@ import pytest
 
 import localspec
 from gguf_maker import write_random_model
-from localspec.engine.cache_pool import KeptTexts
+from localspec.engine.cache_pool import CachePool
 from localspec.errors import CacheError, OptionError
 from localspec.llama.cache_state import CacheState
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
-from localspec.sampling.transforms import Transforms
-from localspec.speculative.loop import Request, Speculation
-from localspec.speculative.policy_api import FixedDraftLength
+from localspec.sampling.chain import SamplerChain
+from localspec.speculative.loop import Request, SpeculativeDecoder
+from localspec.speculative.policy_api import FixedDraftPolicy
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
@@ -81,7 +81,7 @@ def test_without_memory_everything_is_decoded_again(demo_target):
         other.send(QUESTIONS[0], sampling=GREEDY)
         again = one.send(QUESTIONS[1], sampling=GREEDY)
         assert decoded_tokens(again) > 50
-        assert engine._kept_texts.num_bytes == 0
+        assert engine._cache_pool.num_bytes == 0
     with pytest.raises(OptionError, match="kept_bytes is -1"):
         localspec.load(target=demo_target, kept_bytes=-1)
 
@@ -95,7 +95,7 @@ def test_the_least_recently_used_text_leaves_first(demo_target):
         chats = [engine.chat(system=f"You are number {n}.") for n in range(4)]
         for chat in chats:
             chat.send(QUESTIONS[0], sampling=GREEDY)
-            assert engine._kept_texts.num_bytes <= 2.5 * one_text
+            assert engine._cache_pool.num_bytes <= 2.5 * one_text
         # Kept are now those of the chats 1 and 2; the loop has that of 3.
         costs = [
             decoded_tokens(chats[n].send("Yes.", sampling=GREEDY, max_tokens=1))
@@ -116,14 +116,14 @@ def test_a_check_of_the_engine_leaves_the_chats_their_texts(engine):
 
 def test_the_text_of_a_chat_that_is_gone_is_freed(engine):
     gc.collect()
-    before = engine._kept_texts.num_bytes
+    before = engine._cache_pool.num_bytes
     chat, other = engine.chat(), engine.chat()
     chat.send("Hello", max_tokens=3)
     other.send("Hi", max_tokens=3)
-    assert engine._kept_texts.num_bytes > before
+    assert engine._cache_pool.num_bytes > before
     del chat
     gc.collect()
-    assert engine._kept_texts.num_bytes == before
+    assert engine._cache_pool.num_bytes == before
 
 
 def test_chats_that_begin_alike_share_what_is_cached(engine):
@@ -185,14 +185,14 @@ def test_a_text_whose_state_cannot_be_restored_is_decoded_anew(demo_target):
         chat.send(QUESTIONS[0], sampling=GREEDY)
         prompt = chat.prompt_tokens(QUESTIONS[1])
         engine.generate("Something in between.", max_tokens=3)
-        engine._kept_texts._kept[chat].states[0].data[:] = 0
+        engine._cache_pool._kept[chat].states[0].data[:] = 0
         reply = chat.send(QUESTIONS[1], sampling=GREEDY)
         assert reply.stats.cached_prompt_tokens == 0
         with engine.exclusively():
             pass  # nothing is cached any more
         assert engine.generate(prompt, sampling=GREEDY).token_ids == reply.token_ids
-        assert engine._kept_texts.num_bytes > 0
-    assert engine._kept_texts.num_bytes == 0
+        assert engine._cache_pool.num_bytes > 0
+    assert engine._cache_pool.num_bytes == 0
 
 
 class SavingTable(TableModel):
@@ -209,21 +209,21 @@ class SavingTable(TableModel):
 
 
 def test_caches_hold_prefixes_of_the_text_whoever_owns_it():
-    """Owners by turns, the draft behind the target, some texts dropped for lack of room."""
+    """Owners by turns, the draft after the target, some texts dropped for lack of room."""
 
     class Owner:
         pass
 
     asked = Request(
-        Transforms(GREEDY, num_prompt_tokens=6),
+        SamplerChain(GREEDY, num_prompt_tokens=6),
         make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0)),
         max_tokens=3,
         is_end=lambda _token: False,
     )
     target, draft = SavingTable(seed=1), SavingTable(seed=2)
     proposer = DraftModel(draft, all_shared(target, draft), asked.is_end)
-    loop = Speculation(target, [proposer], FixedDraftLength(2), None, lambda: 0.0)
-    kept = KeptTexts(loop, [target, draft], 600)
+    loop = SpeculativeDecoder(target, [proposer], FixedDraftPolicy(2), None, lambda: 0.0)
+    kept = CachePool(loop, [target, draft], 600)
     random = np.random.default_rng(0)
     owners = [Owner() for _ in range(4)]
     texts = {owner: [int(t) for t in random.integers(0, 8, 5)] for owner in owners}

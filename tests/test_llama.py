@@ -104,7 +104,7 @@ def test_misuse_raises_before_it_reaches_c(model):
 def test_text_may_fill_the_context_exactly(model):
     model.decode([5] * (model.context_length - 1), 0)
     model.decode([5], 1)
-    with pytest.raises(ContextError, match="behind 2048 cached"):
+    with pytest.raises(ContextError, match="after 2048 cached"):
         model.decode([5], 1)
 
 

@@ -1,4 +1,4 @@
-"""The best tokens of a row, before and after the transforms."""
+"""The best tokens of a row, before and after the chain."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from localspec.sampling.filters import distribution
-from localspec.sampling.logprobs import token_logprobs, top_of_law, top_of_row
+from localspec.sampling.filters import filtered_distribution
+from localspec.sampling.logprobs import token_logprobs, top_of_distribution, top_of_row
 from localspec.sampling.params import Distribution, SamplingParams
 
 
@@ -32,34 +32,34 @@ def test_equal_tokens_come_in_the_order_of_their_ids():
     assert top_of_row(row, 4).ids.tolist() == [70, 4000, 0, 1]
 
 
-def test_top_of_a_law_is_what_the_transforms_left():
+def test_top_of_a_distribution_is_what_the_transforms_left():
     """Renormalised over the survivors; what has no probability is not listed."""
-    law = Distribution(np.array([2, 5, 6, 9]), np.array([0.25, 0.5, 0.0, 0.25]))
-    ids, logprobs = top_of_law(law, 3)
+    distribution = Distribution(np.array([2, 5, 6, 9]), np.array([0.25, 0.5, 0.0, 0.25]))
+    ids, logprobs = top_of_distribution(distribution, 3)
     assert ids.tolist() == [5, 2, 9]
     np.testing.assert_allclose(np.exp(logprobs), [0.5, 0.25, 0.25])
-    assert top_of_law(law, 2).ids.tolist() == [5, 2]
+    assert top_of_distribution(distribution, 2).ids.tolist() == [5, 2]
 
 
 def test_before_and_after_differ_by_the_filters():
     """Greedy is certain of what the model is not."""
     row = np.log(np.array([0.1, 0.6, 0.3])).astype(np.float32)
     before = top_of_row(row, 2)
-    after = top_of_law(distribution(row, SamplingParams(temperature=0)), 2)
+    after = top_of_distribution(filtered_distribution(row, SamplingParams(temperature=0)), 2)
     np.testing.assert_allclose(np.exp(before.logprobs), [0.6, 0.3], rtol=1e-6)
     assert (after.ids.tolist(), after.logprobs.tolist()) == ([1], [0.0])
 
 
-def test_an_emitted_tokens_logprobs_are_those_of_its_row_and_law():
+def test_an_emitted_tokens_logprobs_are_those_of_its_row_and_distribution():
     """Its own probability in both, whether or not it is among the best."""
     row = np.log(np.array([0.1, 0.6, 0.3])).astype(np.float32)
-    law = Distribution(np.array([1, 2]), np.array([0.75, 0.25]))
-    found = token_logprobs(2, row, law, 1)
+    distribution = Distribution(np.array([1, 2]), np.array([0.75, 0.25]))
+    found = token_logprobs(2, row, distribution, 1)
     assert (found.token_id, [t for t, _ in found.top_before]) == (2, [1])
     assert math.exp(found.before) == pytest.approx(0.3)
     assert math.exp(found.after) == pytest.approx(0.25)
     assert found.top_after == ((1, pytest.approx(math.log(0.75))),)
-    alone = token_logprobs(2, row, law, 0)
+    alone = token_logprobs(2, row, distribution, 0)
     assert (alone.top_before, alone.top_after) == ((), ())
     assert alone.after == found.after
 
@@ -67,6 +67,6 @@ def test_an_emitted_tokens_logprobs_are_those_of_its_row_and_law():
 def test_impossible_tokens_are_not_listed():
     """So that no infinity gets into JSON."""
     row = np.array([0.0, -np.inf, 1.0], dtype=np.float32)
-    law = Distribution(np.array([2]), np.array([1.0]))
-    found = token_logprobs(2, row, law, 3)
+    distribution = Distribution(np.array([2]), np.array([1.0]))
+    found = token_logprobs(2, row, distribution, 3)
     assert [t for t, _ in found.top_before] == [2, 0]

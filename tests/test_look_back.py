@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
-from localspec.sampling.transforms import Transforms
 from localspec.speculative.lookup import Lookup
-from localspec.speculative.loop import Request, Speculation
-from localspec.speculative.policy_api import Choice, FixedDraftLength, Moment
+from localspec.speculative.loop import Request, SpeculativeDecoder
+from localspec.speculative.policy_api import Decision, FixedDraftPolicy, PolicyContext
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import Place, make_rule
@@ -33,31 +33,31 @@ def draft_model(draft: TableModel) -> DraftModel:
 def test_chances_are_those_of_an_acceptance(params, max_outputs):
     """min(1, q / p) of each token, p the target's, q of a draft that has read all before it."""
     draft = TableModel(seed=3, max_outputs=max_outputs)
-    transforms = Transforms(params, num_prompt_tokens=len(PROMPT))
+    chain = SamplerChain(params, num_prompt_tokens=len(PROMPT))
     probs = [0.9, 0.5, 0.1, 0.02, 1.0, 0.3]
-    hindsight = draft_model(draft).look_back(TEXT, probs, transforms)
-    assert hindsight.num_read == len(TEXT) - 1
+    replay_scores = draft_model(draft).replay(TEXT, probs, chain)
+    assert replay_scores.num_read == len(TEXT) - 1
     assert draft.cached == TEXT[:-1]
     num_judged = min(max_outputs, len(probs))
     for (_, chance), position in zip(
-        hindsight.chances, range(len(TEXT) - num_judged, len(TEXT)), strict=True
+        replay_scores.chances, range(len(TEXT) - num_judged, len(TEXT)), strict=True
     ):
-        law = transforms.law(draft.row(TEXT[:position]), TEXT[:position])
+        distribution = chain.distribution(draft.row(TEXT[:position]), TEXT[:position])
         prob = probs[position - len(PROMPT)]
-        assert chance == pytest.approx(min(1.0, law.prob(TEXT[position]) / prob))
+        assert chance == pytest.approx(min(1.0, distribution.prob(TEXT[position]) / prob))
 
 
-def test_over_the_targets_law_they_add_up_to_the_acceptance():
+def test_over_the_targets_distribution_they_add_up_to_the_acceptance():
     """The sum of min(p, q) over the vocabulary: Leviathan et al., theorem 3.5."""
     draft, target = TableModel(seed=3), TableModel(seed=4)
-    transforms = Transforms(SAMPLED, num_prompt_tokens=len(PROMPT))
-    p = transforms.law(target.row(PROMPT), PROMPT)
-    q = transforms.law(draft.row(PROMPT), PROMPT)
+    chain = SamplerChain(SAMPLED, num_prompt_tokens=len(PROMPT))
+    p = chain.distribution(target.row(PROMPT), PROMPT)
+    q = chain.distribution(draft.row(PROMPT), PROMPT)
     expected = 0.0
     for token in range(8):
         proposer = draft_model(TableModel(seed=3))
-        hindsight = proposer.look_back([*PROMPT, token], [p.prob(token)], transforms)
-        expected += p.prob(token) * hindsight.chances[0][1]
+        replay_scores = proposer.replay([*PROMPT, token], [p.prob(token)], chain)
+        expected += p.prob(token) * replay_scores.chances[0][1]
     overlap = sum(min(p.prob(token), q.prob(token)) for token in range(8))
     assert expected == pytest.approx(overlap)
 
@@ -67,42 +67,42 @@ def test_what_is_proposed_behind_it_is_the_same():
     proposals = []
     for looks in (False, True):
         proposer = draft_model(TableModel(seed=3))
-        transforms = Transforms(SAMPLED, num_prompt_tokens=len(PROMPT))
+        chain = SamplerChain(SAMPLED, num_prompt_tokens=len(PROMPT))
         if looks:
-            proposer.look_back(TEXT, [0.5] * 6, transforms)
-        offer = proposer.offer(TEXT)
-        assert offer.num_unjudged == (0 if looks else len(TEXT) - 1)
-        extent = FixedDraftLength(5).choose(Moment(0, 16, 20, (offer,))).extent
-        proposal = proposer.propose(TEXT, extent, transforms, rule.draw(Place(1, 1)))
+            proposer.replay(TEXT, [0.5] * 6, chain)
+        state = proposer.state(TEXT)
+        assert state.num_unjudged == (0 if looks else len(TEXT) - 1)
+        extent = FixedDraftPolicy(5).choose(PolicyContext(0, 16, 20, (state,))).extent
+        proposal = proposer.propose(TEXT, extent, chain, rule.draw(Place(1, 1)))
         proposals.append((proposal.draft_tokens, proposal.confidences))
     assert proposals[0] == proposals[1]
 
 
 def test_a_lookup_judges_each_token_once():
     text = [5, 1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 3]
-    transforms = Transforms(GREEDY, num_prompt_tokens=5)
+    chain = SamplerChain(GREEDY, num_prompt_tokens=5)
     lookup = Lookup(never)
-    lookup.offer(text)
-    hindsight = lookup.look_back(text, [1.0] * 7, transforms)
-    # Behind 1 2 came a 3 each time, behind 1 2 3 first a 9 and then an 8.
-    assert [chance for _, chance in hindsight.chances] == [1.0, 0.0, 1.0]
-    assert lookup.offer(text).num_unjudged == 0
-    assert lookup.look_back(text, [1.0] * 7, transforms).chances == []
+    lookup.state(text)
+    replay_scores = lookup.replay(text, [1.0] * 7, chain)
+    # After 1 2 came a 3 each time, after 1 2 3 first a 9 and then an 8.
+    assert [chance for _, chance in replay_scores.chances] == [1.0, 0.0, 1.0]
+    assert lookup.state(text).num_unjudged == 0
+    assert lookup.replay(text, [1.0] * 7, chain).chances == []
     fresh = Lookup(never)
-    assert fresh.offer(text)[:-3] == lookup.offer(text)[:-3]
+    assert fresh.state(text)[:-3] == lookup.state(text)[:-3]
 
 
-class LooksBack(FixedDraftLength):
+class LooksBack(FixedDraftPolicy):
     """Looks back when there are a few tokens to see; does not draft in the beginning."""
 
-    def choose(self, moment: Moment) -> Choice:
-        for index, offer in enumerate(moment.offers):
-            if offer.num_unjudged > 3 and offer.max_tokens > 0:
-                return Choice(index)
-        return super().choose(moment) if moment.num_cached > 20 else Choice(None)
+    def choose(self, context: PolicyContext) -> Decision:
+        for index, state in enumerate(context.states):
+            if state.num_unjudged > 3 and state.max_tokens > 0:
+                return Decision(index)
+        return super().choose(context) if context.num_cached > 20 else Decision(None)
 
-    def look_back(self, proposer, hindsight, seconds):
-        looks.append((proposer, len(hindsight.chances)))
+    def replay(self, proposer, replay_scores, seconds):
+        looks.append((proposer, len(replay_scores.chances)))
         assert seconds == 1.0
 
 
@@ -111,19 +111,21 @@ looks: list[tuple[int, int]] = []
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
 def test_the_text_stays_what_it_was(rule):
-    """Whatever is looked back upon, and both caches hold a prefix of the text."""
+    """Whatever is replayed upon, and both caches hold a prefix of the text."""
     params = GREEDY if rule == "greedy" else SAMPLED
     texts = []
-    for length in (FixedDraftLength(0), LooksBack(3)):
+    for length in (FixedDraftPolicy(0), LooksBack(3)):
         target, draft = TableModel(seed=1), TableModel(seed=1, order=2)
         ticks = iter(range(10**9))
         proposers = [draft_model(draft), Lookup(never)]
-        loop = Speculation(target, proposers, length, None, lambda t=ticks: float(next(t)))
+        loop = SpeculativeDecoder(
+            target, proposers, length, None, lambda t=ticks: float(next(t))
+        )
         seed = 5 if rule == "coupled" else None
         made = make_rule(rule, is_greedy=params.is_greedy, seed=seed, randomness=Randomness(5))
-        transforms = Transforms(params, num_prompt_tokens=len(PROMPT))
+        chain = SamplerChain(params, num_prompt_tokens=len(PROMPT))
         loop.start(PROMPT)
-        for _ in loop.steps(Request(transforms, made, 40, never)):
+        for _ in loop.steps(Request(chain, made, 40, never)):
             for model in (target, draft):
                 assert model.cached == loop.tokens[: model.num_cached]
         texts.append(loop.tokens)

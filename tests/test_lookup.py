@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
-from localspec.sampling.transforms import Transforms
 from localspec.speculative.lookup import Lookup
-from localspec.speculative.policy_api import DraftOff, FixedDraftLength, Moment
+from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy, PolicyContext
 
 
 def never(_token: int) -> bool:
@@ -17,20 +17,20 @@ def never(_token: int) -> bool:
 
 
 def proposed(lookup: Lookup, text: list[int], num_tokens: int) -> list[int]:
-    offer = lookup.offer(text)
-    choice = FixedDraftLength(num_tokens).choose(Moment(len(text), 16, 99, (offer,)))
-    if choice.extent is None:
+    state = lookup.state(text)
+    decision = FixedDraftPolicy(num_tokens).choose(PolicyContext(len(text), 16, 99, (state,)))
+    if decision.extent is None:
         return []
-    transforms = Transforms(SamplingParams(), num_prompt_tokens=1)
-    proposal = lookup.propose(text, choice.extent, transforms, lambda _index, _law: -1)
-    for token, law in zip(proposal.draft_tokens, proposal.distributions, strict=True):
-        assert law.prob(token) == 1.0
+    chain = SamplerChain(SamplingParams(), num_prompt_tokens=1)
+    proposal = lookup.propose(text, decision.extent, chain, lambda _index, _distribution: -1)
+    for token, distribution in zip(proposal.draft_tokens, proposal.distributions, strict=True):
+        assert distribution.prob(token) == 1.0
     assert len(proposal.confidences) == len(proposal.draft_tokens)
     return proposal.draft_tokens
 
 
 def longest_match(text: list[int]) -> int:
-    """Tokens at the end of the text that stood somewhere before, with something behind."""
+    """Tokens at the end of the text that stood somewhere before, with something after."""
     return max(
         (
             length
@@ -54,18 +54,18 @@ def test_it_finds_a_longest_match_however_the_text_came_about(text, cuts):
     """Growing at once or token by token, cut back in between; the index is that of the text."""
     lookup = Lookup(never)
     for cut in cuts:
-        lookup.offer(text)
+        lookup.state(text)
         lookup.truncate(min(cut, len(text)))
-    offer = lookup.offer(text)
+    state = lookup.state(text)
     length = longest_match(text)
     if length == 0:
-        assert offer == (0, 0, 0, 0, None, DraftOff.NOTHING_REPEATS)
+        assert state == (0, 0, 0, 0, None, DraftOff.NOTHING_REPEATS)
     else:
         # Of many occurrences only the last ones are compared, so a long match may be missed.
-        assert offer.confidence <= 1 - 1 / (1 + length)
-        assert offer.confidence >= 1 - 1 / (1 + min(length, 2))
+        assert state.confidence <= 1 - 1 / (1 + length)
+        assert state.confidence >= 1 - 1 / (1 + min(length, 2))
     fresh = Lookup(never)
-    assert fresh.offer(text) == offer
+    assert fresh.state(text) == state
     assert proposed(fresh, text, 8) == proposed(lookup, text, 8)
 
 
@@ -82,11 +82,11 @@ def test_an_interrupt_leaves_an_index_of_the_text(place):
 
     lookup = Lookup(never)
     with pytest.raises(KeyboardInterrupt):
-        lookup.offer(Interrupting(text))
+        lookup.state(Interrupting(text))
     lookup.truncate(place)
-    assert lookup.offer(text) == Lookup(never).offer(text)
+    assert lookup.state(text) == Lookup(never).state(text)
     lookup.truncate(2)
-    assert lookup.offer(text) == Lookup(never).offer(text)
+    assert lookup.state(text) == Lookup(never).state(text)
 
 
 def test_it_proposes_what_followed_the_longest_match():

@@ -1,7 +1,8 @@
-"""The law of whole texts, exact over several steps: loop, rules and the use of randomness.
+"""The distribution of whole texts, exact over several steps: loop, rules and the use of
+randomness.
 
 Every uniform of every step is a variable of its own (see `enumeration`), so a number that
-served twice would bend the law, however far apart the two uses are.
+served twice would bend the distribution, however far apart the two uses are.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from dataclasses import replace
 import pytest
 
 from enumeration import Enumeration
-from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
-from localspec.sampling.transforms import Transforms
-from localspec.speculative.loop import Request, Speculation
-from localspec.speculative.policy_api import FixedDraftLength, ProposerKind
+from localspec.speculative.loop import Request, SpeculativeDecoder
+from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.rules import make_rule
 from reference import target_probs
@@ -36,7 +37,7 @@ FILTERED = SamplingParams(temperature=0.7, top_k=3, top_p=0.9, min_p=0.1)
 
 
 class Unsure:
-    """As many tokens as asked for, but none behind a row that has no clear favourite.
+    """As many tokens as asked for, but none after a row that has no clear favourite.
 
     Decided by the row, not by what is drawn from it.
     """
@@ -47,9 +48,9 @@ class Unsure:
     def begin(self):
         pass
 
-    def choose(self, moment):
-        chosen = FixedDraftLength(self.num_draft_tokens).choose(moment)
-        self.limit = min(self.num_draft_tokens, moment.room)
+    def choose(self, context):
+        chosen = FixedDraftPolicy(self.num_draft_tokens).choose(context)
+        self.limit = min(self.num_draft_tokens, context.room)
         return chosen._replace(extent=self) if chosen.extent else chosen
 
     def num_worth(self, num_drafted, confidence):
@@ -64,20 +65,20 @@ class Unsure:
 
 def automatic(_num_draft_tokens):
     """The automatic policy, which decides by what it has seen of this very text."""
-    return AutomaticDraftLength({ProposerKind.DRAFT: 0.1})
+    return AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1})
 
 
-def text_law(
+def text_distribution(
     rule, target, draft, policy, *, num_draft_tokens, max_tokens, params, end, different
 ):
-    """Exact law of the text that the loop emits."""
+    """Exact distribution of the text that the loop emits."""
 
     def is_end(token: int) -> bool:
         return token == end
 
     def run(enumeration: Enumeration) -> tuple[int, ...]:
         shared = all_shared(target, draft, different)
-        loop = Speculation(
+        loop = SpeculativeDecoder(
             target,
             [DraftModel(draft, shared, is_end)],
             policy(num_draft_tokens),
@@ -88,23 +89,23 @@ def text_law(
         target.truncate(0)
         draft.truncate(0)
         loop.start(PROMPT)
-        transforms = Transforms(params, num_prompt_tokens=len(PROMPT))
-        steps = loop.steps(Request(transforms, made, max_tokens, is_end))
+        chain = SamplerChain(params, num_prompt_tokens=len(PROMPT))
+        steps = loop.steps(Request(chain, made, max_tokens, is_end))
         return tuple(token for step in steps for token in step.tokens)
 
-    return Enumeration().law(run)
+    return Enumeration().distribution(run)
 
 
-def own_law(target, max_tokens, params, end, history=()):
-    """The target's law of the same texts, one token after the other."""
+def own_distribution(target, max_tokens, params, end, history=()):
+    """The target's distribution of the same texts, one token after the other."""
     if len(history) == max_tokens or (history and history[-1] == end):
         return {history: 1.0}
-    law = {}
+    distribution = {}
     for token, chance in enumerate(target_probs(target, [*PROMPT, *history], params)):
         if chance > 0:
-            longer = own_law(target, max_tokens, params, end, (*history, token))
-            law |= {text: chance * rest for text, rest in longer.items()}
-    return law
+            longer = own_distribution(target, max_tokens, params, end, (*history, token))
+            distribution |= {text: chance * rest for text, rest in longer.items()}
+    return distribution
 
 
 @pytest.mark.parametrize("different", [(), (1,)], ids=["", "a renamed token"])
@@ -112,29 +113,29 @@ def own_law(target, max_tokens, params, end, history=()):
 @pytest.mark.parametrize(
     ("vocab", "draft_vocab", "policy", "num_draft_tokens", "max_tokens", "params", "end"),
     [
-        pytest.param(2, 2, FixedDraftLength, 3, 5, UNFILTERED, None, id="five tokens, K 3"),
-        pytest.param(2, 2, FixedDraftLength, 1, 7, UNFILTERED, None, id="seven tokens, K 1"),
+        pytest.param(2, 2, FixedDraftPolicy, 3, 5, UNFILTERED, None, id="five tokens, K 3"),
+        pytest.param(2, 2, FixedDraftPolicy, 1, 7, UNFILTERED, None, id="seven tokens, K 1"),
         pytest.param(
-            2, 2, FixedDraftLength, 2, 6, UNFILTERED, 0, id="an end token inside the draft"
+            2, 2, FixedDraftPolicy, 2, 6, UNFILTERED, 0, id="an end token inside the draft"
         ),
-        pytest.param(3, 2, FixedDraftLength, 2, 4, UNFILTERED, None, id="a narrower draft"),
-        pytest.param(2, 3, FixedDraftLength, 2, 4, UNFILTERED, None, id="a wider draft"),
+        pytest.param(3, 2, FixedDraftPolicy, 2, 4, UNFILTERED, None, id="a narrower draft"),
+        pytest.param(2, 3, FixedDraftPolicy, 2, 4, UNFILTERED, None, id="a wider draft"),
         pytest.param(2, 2, Unsure, 3, 5, UNFILTERED, None, id="a draft that stops by its rows"),
         pytest.param(2, 2, automatic, 0, 7, UNFILTERED, None, id="the automatic policy"),
-        pytest.param(4, 4, FixedDraftLength, 2, 4, FILTERED, 3, id="filters"),
-        pytest.param(2, 2, FixedDraftLength, 3, 5, PENALISED, None, id="penalties"),
+        pytest.param(4, 4, FixedDraftPolicy, 2, 4, FILTERED, 3, id="filters"),
+        pytest.param(2, 2, FixedDraftPolicy, 3, 5, PENALISED, None, id="penalties"),
         pytest.param(
-            3, 2, FixedDraftLength, 2, 4, PENALISED, 0, id="penalties, a narrower draft"
+            3, 2, FixedDraftPolicy, 2, 4, PENALISED, 0, id="penalties, a narrower draft"
         ),
     ],
 )
-def test_texts_have_the_targets_law(
+def test_texts_have_the_targets_distribution(
     different, rule, vocab, draft_vocab, policy, num_draft_tokens, max_tokens, params, end
 ):
     """Of every length up to several steps, to 1e-12."""
     target = TableModel(vocab, seed=5, spread=1.0)
     draft = TableModel(draft_vocab, seed=99, spread=1.0)
-    law = text_law(
+    distribution = text_distribution(
         rule,
         target,
         draft,
@@ -145,7 +146,7 @@ def test_texts_have_the_targets_law(
         end=end,
         different=different,
     )
-    expected = own_law(target, max_tokens, params, end)
-    assert set(law) == set(expected)
+    expected = own_distribution(target, max_tokens, params, end)
+    assert set(distribution) == set(expected)
     for text, chance in expected.items():
-        assert law[text] == pytest.approx(chance, abs=1e-12)
+        assert distribution[text] == pytest.approx(chance, abs=1e-12)

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 import localspec
-from localspec.checks.distribution_check import RULES, VIEWS, LawCheck
+from localspec.checks.distribution_check import RULES, VIEWS, DistributionCheck
 from localspec.checks.identity import IdentityCheck
 from localspec.checks.rounding import Rounding
 from localspec.engine.engine import Engine
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
-from localspec.sampling.transforms import Transforms
+from localspec.sampling.chain import SamplerChain
 
 GREEDY = localspec.SamplingParams(temperature=0)
 HEROES = ["a fox", "an owl", "a dragon", "two mice", "a robot", "a girl called Mia", "a whale"]
@@ -45,7 +45,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def scorer(demo_target):
-    """The target by itself, one token a decode: the law that everything is held against."""
+    """The target by itself, one token a decode: what everything is held against."""
     model = LlamaModel.open(demo_target, LlamaOptions())
     yield model
     model.close()
@@ -156,7 +156,7 @@ def test_a_conversation_equals_its_tokens_decoded_from_scratch(demo_target, demo
                     next(stream)
             else:
                 chat.send(text, seed=number, max_tokens=30, stop=["!"] if number % 3 else [])
-        tokens = engine._speculation.tokens
+        tokens = engine._decoder.tokens
         assert len(tokens) > 200
         for model, path in ((engine._target, demo_target), (engine._models[1], demo_draft)):
             # Prompts are read in batches of up to hundreds, which round more differently.
@@ -164,7 +164,7 @@ def test_a_conversation_equals_its_tokens_decoded_from_scratch(demo_target, demo
 
 
 def assert_same_cache(model: LlamaModel, path: Path, tokens: list[int], bound: float) -> None:
-    """One more token gets the same row behind this cache and behind a fresh one."""
+    """One more token gets the same row after this cache and after a fresh one."""
     fresh = LlamaModel.open(path, LlamaOptions())
     fresh.decode(tokens[: model.num_cached], 0)
     for probe in (300, 700, 1500):
@@ -177,12 +177,12 @@ def assert_same_cache(model: LlamaModel, path: Path, tokens: list[int], bound: f
 
 
 @pytest.mark.slow
-def test_sampled_texts_follow_the_targets_law(demo_target, demo_draft):
-    """20 000 tokens for every rule, each against its exact law: a shift of 1 % would show."""
+def test_sampled_texts_follow_the_targets_distribution(demo_target, demo_draft):
+    """20 000 tokens for every rule against their exact distributions: a shift of 1 % shows."""
     with localspec.load(target=demo_target, draft=demo_draft) as pair:
         prompts = [prompt_tokens(pair, text) for text in PROMPTS[::9]]
         with pair.exclusively() as loop:
-            results = LawCheck(loop, prompts, pair.vocabulary.is_end).run(
+            results = DistributionCheck(loop, prompts, pair.vocabulary.is_end).run(
                 RULES, time.monotonic() + 3600, 20_000, lambda _share: None
             )
     assert len(results) == len(RULES) * len(VIEWS)
@@ -203,7 +203,7 @@ def test_seeded_text_is_the_same_with_any_draft(demo_target, draft, request):
             check = IdentityCheck(
                 loop,
                 pair.vocabulary.is_end,
-                lambda count: Transforms(localspec.SamplingParams(), num_prompt_tokens=count),
+                lambda count: SamplerChain(localspec.SamplingParams(), num_prompt_tokens=count),
                 rounding,
             )
             for seed, text in enumerate(PROMPTS[::6]):

@@ -1,4 +1,4 @@
-"""Small files whose weights ggml stores anew are read, and then in memory once."""
+"""Small files whose weights ggml repacks are read, and then in memory once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_user_has_the_last_word(demo_target, use_mmap):
     assert with_suited_mapping(asked, header, _REPACKED) == asked
 
 
-@pytest.mark.skipif(not repacked_here(0), reason="this processor stores no weights anew")
+@pytest.mark.skipif(not repacked_here(0), reason="this processor repacks no weights")
 def test_loading_goes_by_it_and_so_does_the_estimate(caplog, demo_target):
     with caplog.at_level(logging.DEBUG, "localspec.llama"):
         localspec.load(draft_tokens=0, num_gpu_layers=0).close()

@@ -1,4 +1,4 @@
-"""The test of laws: right when they hold, and sure when they do not."""
+"""The test of distributions: right when they hold, and sure when they do not."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def test_chi_square_tail_matches_the_tables(value, freedom, tail):
 
 
 def p_value(bias: float, seed: int, num_tokens: int = 400) -> float:
-    """Of draws whose law depends on the draw before; `bias` goes to category 0."""
+    """Of draws whose distribution depends on the draw before; `bias` goes to category 0."""
     random = np.random.default_rng(seed)
     test = CategoryTest(3)
-    laws = random.dirichlet(np.ones(3), size=3)
+    distributions = random.dirichlet(np.ones(3), size=3)
     state = 0
     for _ in range(num_tokens):
-        law = laws[state]
-        real = (1 - bias) * law + bias * np.array([1.0, 0.0, 0.0])
+        distribution = distributions[state]
+        real = (1 - bias) * distribution + bias * np.array([1.0, 0.0, 0.0])
         state = int(random.choice(3, p=real))
-        test.add(law, state)
+        test.add(distribution, state)
     return test.p_value
 
 
-def test_p_values_are_uniform_when_the_laws_hold():
+def test_p_values_are_uniform_when_the_distributions_hold():
     values = np.array([p_value(0.0, seed) for seed in range(400)])
     for level in (0.05, 0.2, 0.5):
         share = (values < level).mean()
@@ -52,43 +52,43 @@ def test_noncentralities_match_the_tables(freedom, power, value):
     assert noncentrality(freedom, 0.05, power) == pytest.approx(value, abs=2e-3)
 
 
-def add_all(test: CategoryTest, law: np.ndarray, counts: np.ndarray) -> None:
+def add_all(test: CategoryTest, distribution: np.ndarray, counts: np.ndarray) -> None:
     """As often as counted, each category."""
     for category, count in enumerate(counts):
         for _ in range(count):
-            test.add(law, category)
+            test.add(distribution, category)
 
 
 @pytest.mark.parametrize(
-    ("law", "num_tokens"),
+    ("distribution", "num_tokens"),
     [
         ([0.5, 0.5], 500),
         ([0.99, 0.01], 500),  # hardly ever: what falls wrong is rare, too
         ([0.6, 0.2, 0.1, 0.07, 0.03], 500),
     ],
 )
-def test_a_bias_of_the_stated_size_is_seen_as_often_as_stated(law, num_tokens):
+def test_a_bias_of_the_stated_size_is_seen_as_often_as_stated(distribution, num_tokens):
     """In whichever category; and where there is none, hardly ever."""
-    alpha, power, law = 0.01, 0.9, np.array(law)
+    alpha, power, distribution = 0.01, 0.9, np.array(distribution)
     random = np.random.default_rng(0)
 
     def seen(real: np.ndarray) -> float:
         num_seen = 0
         for draws in random.multinomial(num_tokens, real, size=120):
-            test = CategoryTest(len(law))
-            add_all(test, law, draws)
+            test = CategoryTest(len(distribution))
+            add_all(test, distribution, draws)
             num_seen += test.p_value < alpha
         return num_seen / 120
 
-    test = CategoryTest(len(law))
-    add_all(test, law, random.multinomial(num_tokens, law))
+    test = CategoryTest(len(distribution))
+    add_all(test, distribution, random.multinomial(num_tokens, distribution))
     bias = test.smallest_visible_bias(alpha, power)
-    for category in range(len(law)):
-        real = law * (1 - law[category] - bias) / (1 - law[category])
-        real[category] = law[category] + bias
+    for category in range(len(distribution)):
+        real = distribution * (1 - distribution[category] - bias) / (1 - distribution[category])
+        real[category] = distribution[category] + bias
         if real[category] < 1:
             assert seen(real) >= power - 4 * np.sqrt(power * (1 - power) / 120)
-    assert seen(law) <= alpha + 4 * np.sqrt(alpha / 120)
+    assert seen(distribution) <= alpha + 4 * np.sqrt(alpha / 120)
 
 
 def test_what_is_visible_shrinks_with_the_root_of_the_tokens():
@@ -112,7 +112,7 @@ def test_impossible_categories_do_no_harm():
 
 
 def test_a_token_from_an_impossible_category_is_fatal():
-    """Its law says 0; here next to nothing, as a softmax would."""
+    """Its distribution says 0; here next to nothing, as a softmax would."""
     test = CategoryTest(3)
     for number in range(1000):
         test.add(np.array([0.5, 0.5 - 1e-6, 1e-6]), 2 if number == 500 else number % 2)

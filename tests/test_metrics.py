@@ -8,7 +8,7 @@ import pytest
 from localspec.cli.screen import stats_lines, status_line
 from localspec.cli.stats_object import stats_as_object
 from localspec.speculative.metrics import Meter, Provenance, Step
-from localspec.speculative.policy_api import DraftOff, Outlook, ProposerKind, Trial
+from localspec.speculative.policy_api import DraftOff, PolicyEstimate, ProposerKind, StepRecord
 
 A, R, B, P = Provenance.ACCEPTED, Provenance.RECOVERED, Provenance.BONUS, Provenance.PLAIN
 
@@ -18,12 +18,12 @@ def step(*provenance: Provenance, drafted: int = 0, off: DraftOff | None = None)
         tokens=[0] * len(provenance),
         provenance=list(provenance),
         logits=np.empty((0, 0), np.float32),
-        laws=[],
+        distributions=[],
         num_draft_tokens=drafted,
         num_accepted=provenance.count(A),
         proposer=ProposerKind.DRAFT if drafted else None,
         draft_off=off,
-        trial=Trial(
+        record=StepRecord(
             proposer=0 if drafted else None,
             confidences=[0.5] * drafted,
             num_accepted=provenance.count(A),
@@ -50,11 +50,11 @@ def test_an_answer_adds_up():
     add(meter, step(P), 102.0)
     add(meter, step(A, A, A, B, drafted=3), 103.0)
     add(meter, step(A, R, drafted=3), 104.0)
-    stats = meter.stats(104.0, Outlook(ProposerKind.DRAFT, 0.7, 0.5, 0.5, 0.05))
+    stats = meter.stats(104.0, PolicyEstimate(ProposerKind.DRAFT, 0.7, 0.5, 0.5, 0.05))
     assert (stats.prompt_tokens, stats.cached_prompt_tokens) == (10, 4)
     assert (stats.completion_tokens, stats.num_steps) == (7, 3)
     assert (stats.num_draft_tokens, stats.num_accepted) == (6, 4)
-    assert (stats.num_recovered, stats.num_bonus, stats.num_plain) == (1, 1, 1)
+    assert (stats.num_recovered, stats.num_bonus, stats.num_target_only) == (1, 1, 1)
     assert stats.drafted_per_position[:4] == (2, 2, 2, 0)
     assert stats.accepted_per_position[:4] == (2, 1, 1, 0)
     assert stats.acceptance_rate == pytest.approx(4 / 6)
@@ -67,7 +67,7 @@ def test_an_answer_adds_up():
     assert stats.prompt_tokens_per_s == pytest.approx((10 - 4) / 2.0)
     assert stats.steps_per_length[:5] == (1, 0, 0, 2, 0)
     assert stats.steps_per_proposer == {ProposerKind.DRAFT: 2}
-    assert stats.speedup is None  # no plain step to compare with
+    assert stats.speedup is None  # no target-only step to compare with
     # The first step is the prompt's: its times are in the time to the first token.
     assert (stats.draft_time_s, stats.target_time_s, stats.sampler_time_s) == (0.5, 1.0, 0.25)
 
@@ -85,7 +85,7 @@ def test_an_answer_that_never_began_has_no_rates():
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 100])
 def test_the_rate_does_not_depend_on_how_long_the_answer_is(num_tokens):
-    """Plain steps of 0.875 s each; one token alone has no rate behind the prompt."""
+    """Target-only steps of 0.875 s each; one token alone has no rate after the prompt."""
     meter = Meter(prompt_tokens=10, cached_prompt_tokens=0, started_s=0.0)
     for number in range(num_tokens):
         add(meter, step(P), 2.0 + number)

@@ -17,10 +17,10 @@ from localspec.engine.access import Access
 from localspec.engine.prefill import prepare
 from localspec.errors import ContextError, DecodeError
 from localspec.policy.acceptance import RATES
-from localspec.policy.adaptive import AutomaticDraftLength
-from localspec.sampling.transforms import Transforms
-from localspec.speculative.loop import Request, Speculation
-from localspec.speculative.policy_api import LOOK_BACK_TOKENS, FixedDraftLength, ProposerKind
+from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.sampling.chain import SamplerChain
+from localspec.speculative.loop import Request, SpeculativeDecoder
+from localspec.speculative.policy_api import REPLAY_TOKENS, FixedDraftPolicy, ProposerKind
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
@@ -91,7 +91,7 @@ def hold_at_decode(engine, monkeypatch, number):
 
 
 def check_invariant(engine):
-    loop = engine._speculation
+    loop = engine._decoder
     assert 0 <= loop.target.num_cached <= len(loop.tokens)
     for proposer in loop.proposers:
         if proposer.kind is ProposerKind.DRAFT:
@@ -105,14 +105,14 @@ def test_the_next_answer_finds_all_but_the_question(engine, system):
     for question in (STORY, "And one about an owl!"):
         chat.prepare()
         prompt = chat.prompt_tokens(question)
-        prepared = list(engine._speculation.tokens)
+        prepared = list(engine._decoder.tokens)
         assert prompt[: len(prepared)] == prepared
         assert engine._target.num_cached == len(prepared)
-        behind = engine.vocabulary.tokenize(question, parse_special=False)
+        after = engine.vocabulary.tokenize(question, parse_special=False)
         reply = chat.send(question, sampling=GREEDY)
         assert reply.stats.cached_prompt_tokens == len(prepared)
         # The question, its end, and what begins the answer.
-        assert len(prompt) - len(prepared) <= len(behind) + 5
+        assert len(prompt) - len(prepared) <= len(after) + 5
     resumed = engine.chat()
     resumed.replace(chat.messages)
     with engine.exclusively():
@@ -171,7 +171,7 @@ def test_what_is_said_does_not_depend_on_it(options):
 def test_costs_are_measured_until_all_are_known(monkeypatch):
     # Threads chosen by trying could be others the second time, with costs of their own.
     with localspec.load(num_threads=1) as engine:
-        chat, policy = engine.chat(system=SYSTEM), engine.draft_length
+        chat, policy = engine.chat(system=SYSTEM), engine.draft_policy
         sizes = target_decodes(engine, monkeypatch)
         pauses = 0
         while policy.target_cost.sizes_to_measure(engine._target.num_cached):
@@ -180,7 +180,7 @@ def test_costs_are_measured_until_all_are_known(monkeypatch):
             check_invariant(engine)
             pauses += 1
             assert pauses < 10
-            # No more than a dozen in one pause, each beside a plain one.
+            # No more than a dozen in one pause, each beside a target-only one.
             assert len([size for size in sizes if 1 < size <= 16]) <= 13
         assert pauses > 2
         known = policy.target_cost.measured(engine._target.num_cached)
@@ -200,65 +200,65 @@ def test_costs_are_measured_until_all_are_known(monkeypatch):
 
 def test_a_draft_reads_ahead_only_while_it_follows_the_text(engine):
     chat = engine.chat()
-    own = engine.draft_length
+    own = engine.draft_policy
     try:
-        engine.draft_length = FixedDraftLength(3)
+        engine.draft_policy = FixedDraftPolicy(3)
         chat.send(STORY, sampling=GREEDY)
         chat.prepare()
-        assert engine._models[1].num_cached == len(engine._speculation.tokens)
-        engine.draft_length = FixedDraftLength(0)
+        assert engine._models[1].num_cached == len(engine._decoder.tokens)
+        engine.draft_policy = FixedDraftPolicy(0)
         reply = chat.send(STORY, sampling=GREEDY)
         assert reply.stats.completion_tokens > 40
         num_read = engine._models[1].num_cached
         chat.prepare()
         assert engine._models[1].num_cached == num_read < engine._target.num_cached
     finally:
-        engine.draft_length = own
+        engine.draft_policy = own
 
 
 class TypedChat:
-    """Plain answers on a clock of their own; in a pause behind each `policy` learns."""
+    """Plain answers on a clock of their own; in a pause after each `policy` learns."""
 
     def __init__(self, agreement):
         self.clock = Clock()
         target = TimedModel(self.clock, 1.0, Q4_K)
-        draft = TimedModel(self.clock, 0.12, Q4_0, at_random(agreement), LOOK_BACK_TOKENS)
+        draft = TimedModel(self.clock, 0.12, Q4_0, at_random(agreement), REPLAY_TOKENS)
         proposer = DraftModel(draft, all_shared(target, draft), lambda token: False)
-        self.policy = AutomaticDraftLength({ProposerKind.DRAFT: 0.1})
-        self.loop = Speculation(target, [proposer], self.policy, None, self.clock)
+        self.policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1})
+        self.loop = SpeculativeDecoder(target, [proposer], self.policy, None, self.clock)
         self.tokens = [(7 * i) % VOCAB for i in range(31)] + [0]
 
-    def answer(self, draft_length, num_tokens=64):
+    def answer(self, draft_policy, num_tokens=64):
         """Seconds that it takes."""
         started = self.clock.now
-        self.loop.draft_length = draft_length
-        self.transforms = Transforms(GREEDY, num_prompt_tokens=len(self.tokens))
+        self.loop.draft_policy = draft_policy
+        self.chain = SamplerChain(GREEDY, num_prompt_tokens=len(self.tokens))
         rule = make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0))
         self.loop.start(self.tokens)
-        request = Request(self.transforms, rule, num_tokens, lambda token: False)
+        request = Request(self.chain, rule, num_tokens, lambda token: False)
         for _ in self.loop.steps(request):
             pass
         return self.clock.now - started
 
     def pause(self):
-        self.loop.draft_length = self.policy
-        # A conversation goes on behind what was said.
+        self.loop.draft_policy = self.policy
+        # A conversation goes on after what was said.
         self.tokens = list(self.loop.tokens)
-        prepare(self.loop, self.tokens, self.transforms, self.clock)
+        prepare(self.loop, self.tokens, self.chain, self.clock)
 
 
 @pytest.mark.parametrize("agreement", [0.0, 0.5, 0.95])
 def test_a_draft_that_rested_is_judged_by_the_answer(agreement):
     chat = TypedChat(agreement)
     acceptance = chat.policy.prospects[0].acceptance
-    chat.answer(FixedDraftLength(0), 80)
+    chat.answer(FixedDraftPolicy(0), 80)
     chat.pause()
     assert acceptance.num_seen == 64
     assert acceptance.weights @ RATES == pytest.approx(agreement, abs=0.15)
     chat.pause()  # nothing new
     assert acceptance.num_seen == 64
     for _ in range(9):
-        chat.answer(FixedDraftLength(0), 80)
+        chat.answer(FixedDraftPolicy(0), 80)
         chat.pause()
     assert acceptance.num_seen == 256  # that is enough
 
@@ -268,18 +268,18 @@ def test_what_was_judged_decides_about_the_next_answer(agreement, at_most):
     """A useless draft is let alone; a good one drafts from its first token on."""
     chat = TypedChat(agreement)
     for _ in range(4):
-        plain_s = chat.answer(FixedDraftLength(0))
+        target_only_s = chat.answer(FixedDraftPolicy(0))
         chat.pause()
-    assert chat.answer(chat.policy) - plain_s < at_most
+    assert chat.answer(chat.policy) - target_only_s < at_most
 
 
 @pytest.mark.usefixtures("nothing_known")
 def test_a_question_ends_the_judging_within_a_decode(monkeypatch):
     with localspec.load(num_threads=1) as engine:
-        chat, policy = engine.chat(), engine.draft_length
-        engine.draft_length = FixedDraftLength(0)
+        chat, policy = engine.chat(), engine.draft_policy
+        engine.draft_policy = FixedDraftPolicy(0)
         chat.send(STORY, sampling=GREEDY)
-        engine.draft_length = policy
+        engine.draft_policy = policy
         acceptance = policy.prospects[0].acceptance
         real, sizes = engine._models[1].decode, []
 
@@ -292,10 +292,10 @@ def test_a_question_ends_the_judging_within_a_decode(monkeypatch):
         monkeypatch.setattr(engine._models[1], "decode", decode)
         chat.prepare()
         check_invariant(engine)
-        assert (len(sizes), acceptance.num_seen) == (3, LOOK_BACK_TOKENS)
+        assert (len(sizes), acceptance.num_seen) == (3, REPLAY_TOKENS)
         chat.prepare()  # goes on where it ended
         check_invariant(engine)
-        assert LOOK_BACK_TOKENS < acceptance.num_seen <= 64
+        assert REPLAY_TOKENS < acceptance.num_seen <= 64
         assert chat.send(STORY, sampling=GREEDY).text
 
 
@@ -303,7 +303,7 @@ def test_where_nothing_is_drafted_nothing_is_measured(plain, monkeypatch):
     chat = plain.chat(system=SYSTEM)
     sizes = target_decodes(plain, monkeypatch)
     chat.prepare()
-    assert sizes == [len(plain._speculation.tokens)]
+    assert sizes == [len(plain._decoder.tokens)]
     chat.prepare()
     assert len(sizes) == 1
 
@@ -315,7 +315,7 @@ def test_a_cache_that_cannot_be_cut_is_read_ahead_and_no_more(tmp_path, demo_tar
     with localspec.load(target=recurrent) as engine:
         chat = engine.chat(system=SYSTEM)
         chat.prepare()
-        prepared = len(engine._speculation.tokens)
+        prepared = len(engine._decoder.tokens)
         assert engine._target.num_cached == prepared
         reply = chat.send("Hello", sampling=GREEDY, max_tokens=4)
         assert reply.stats.cached_prompt_tokens == prepared

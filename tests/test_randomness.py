@@ -54,14 +54,14 @@ def test_uniforms_and_noise_are_uniform():
 
 
 @pytest.mark.parametrize("num_survivors", [5, 300])
-def test_a_race_draws_from_the_law(num_survivors):
+def test_a_race_draws_from_the_distribution(num_survivors):
     """20 000 races, also where only the ones with a chance are looked at; p > 1e-5."""
     random = np.random.default_rng(num_survivors)
     probs = random.dirichlet(np.full(num_survivors, 3.0))
     ids = np.sort(random.choice(10_000, num_survivors, replace=False))
-    law = Distribution(ids, probs)
+    distribution = Distribution(ids, probs)
     randomness = Randomness(3)
-    wins = [randomness.race(index, law) for index in range(20_000)]
+    wins = [randomness.gumbel_max(index, distribution) for index in range(20_000)]
     counts = np.bincount(np.searchsorted(ids, wins), minlength=num_survivors)
     chi_square = ((counts - 20_000 * probs) ** 2 / (20_000 * probs)).sum()
     freedom = num_survivors - 1
@@ -69,19 +69,19 @@ def test_a_race_draws_from_the_law(num_survivors):
 
 
 def test_looking_only_at_the_able_changes_no_winner():
-    """The shortcut for many survivors against all of them, over laws of every sharpness."""
+    """The shortcut for many survivors against all of them, however sharp distributions are."""
     random = np.random.default_rng(0)
     randomness = Randomness(1)
     for index in range(300):
         probs = np.exp(random.standard_normal(1000) * random.uniform(0, 12))
-        law = Distribution(np.arange(1000), probs / probs.sum())
-        times = -np.log1p(-randomness._noise(index, law.ids)) / law.probs
-        assert randomness.race(index, law) == np.argmin(times)
+        distribution = Distribution(np.arange(1000), probs / probs.sum())
+        times = -np.log1p(-randomness._noise(index, distribution.ids)) / distribution.probs
+        assert randomness.gumbel_max(index, distribution) == np.argmin(times)
 
 
 def test_a_token_without_mass_never_wins():
-    law = Distribution(np.arange(3), np.array([0.0, 1.0, 0.0]))
-    assert {Randomness(seed).race(0, law) for seed in range(50)} == {1}
+    distribution = Distribution(np.arange(3), np.array([0.0, 1.0, 0.0]))
+    assert {Randomness(seed).gumbel_max(0, distribution) for seed in range(50)} == {1}
 
 
 @pytest.mark.parametrize("seed", [-1, MAX_SEED + 1])

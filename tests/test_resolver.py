@@ -19,7 +19,7 @@ OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
     [(), ("fox",), ("ox and",), ("d a",), ("d",), ("\n",), (" a fo", "and a"), ("|im_",)],
 )
 def test_breakers_are_those_of_llama_cpp(demo_vocab, demo_vocabulary, breakers):
-    """After every beginning of a text that repeats itself DRY's law is llama.cpp's."""
+    """After every beginning of a text that repeats itself DRY's distribution is llama.cpp's."""
     words = 'a fox and a dog: a fox and a "dog"\n* a fox and a dog: a'
     text = demo_vocabulary.tokenize(words, parse_special=False)
     params = SamplingParams(
@@ -27,12 +27,12 @@ def test_breakers_are_those_of_llama_cpp(demo_vocab, demo_vocabulary, breakers):
         dry_multiplier=1.0, dry_allowed_length=1, dry_sequence_breakers=breakers,
     )  # fmt: skip
     row = np.random.default_rng(1).normal(size=demo_vocabulary.size).astype(np.float32)
-    transforms = Resolver(demo_vocabulary).transforms(params, 0)
+    chain = Resolver(demo_vocabulary).chain(params, 0)
     num_penalised = 0
     for length in range(len(text) + 1):
-        law = transforms.law(row, text[:length])
+        distribution = chain.distribution(row, text[:length])
         theirs = chain_probs(row, params, text[:length], demo_vocab)
-        np.testing.assert_allclose(law.probs, theirs, rtol=1e-5)
+        np.testing.assert_allclose(distribution.probs, theirs, rtol=1e-5)
         num_penalised += not np.allclose(theirs, chain_probs(row, OFF, [], demo_vocab))
     assert num_penalised > 0
 
@@ -62,7 +62,7 @@ def test_control_tokens_can_be_breakers(demo_vocabulary):
 def test_a_bias_on_no_token_is_refused(demo_vocabulary):
     size = demo_vocabulary.size
     with pytest.raises(OptionError, match=f"token {size} of a vocabulary of {size}") as caught:
-        Resolver(demo_vocabulary).transforms(SamplingParams(logit_bias={size: 1.0}), 0)
+        Resolver(demo_vocabulary).chain(SamplingParams(logit_bias={size: 1.0}), 0)
     assert str(size - 1) in caught.value.hint
 
 
@@ -74,5 +74,5 @@ def test_every_end_token_of_the_target_is_banned(demo_vocab, demo_vocabulary, na
     assert len(ends) > 1
     params = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, **{name: 1})
     row = np.zeros(demo_vocabulary.size, dtype=np.float32)
-    law = Resolver(demo_vocabulary).transforms(params, 0).law(row, [])
-    assert np.flatnonzero(law.probs == 0.0).tolist() == ends
+    distribution = Resolver(demo_vocabulary).chain(params, 0).distribution(row, [])
+    assert np.flatnonzero(distribution.probs == 0.0).tolist() == ends

@@ -1,4 +1,4 @@
-"""What shapes a law, and the law itself."""
+"""What shapes a distribution, and the distribution itself."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from localspec.errors import OptionError
 from localspec.sampling.params import Distribution, SamplingParams
 
 
-def test_draw_follows_the_law():
+def test_draw_follows_the_distribution():
     """Each token gets the share of the unit interval that is its probability."""
-    law = Distribution(np.array([3, 7, 9]), np.array([0.25, 0.5, 0.25]))
+    distribution = Distribution(np.array([3, 7, 9]), np.array([0.25, 0.5, 0.25]))
     grid = (np.arange(1000) + 0.5) / 1000
-    drawn = [law.draw(u) for u in grid]
+    drawn = [distribution.draw(u) for u in grid]
     assert [drawn.count(token) for token in (3, 7, 9)] == [250, 500, 250]
 
 
 def test_prob_of_an_unlisted_token_is_zero():
     """Below, between and above the listed ids."""
-    law = Distribution(np.array([3, 7]), np.array([0.25, 0.75]))
-    assert [law.prob(t) for t in (0, 3, 5, 7, 8)] == [0, 0.25, 0, 0.75, 0]
+    distribution = Distribution(np.array([3, 7]), np.array([0.25, 0.75]))
+    assert [distribution.prob(t) for t in (0, 3, 5, 7, 8)] == [0, 0.25, 0, 0.75, 0]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_changes_by_name():
     "name",
     ["xtc_probability", "xtc_threshold", "mirostat", "mirostat_tau", "adaptive_target"],
 )
-def test_samplers_that_are_no_law_of_a_row_are_refused(name):
+def test_samplers_that_are_no_distribution_of_a_row_are_refused(name):
     """With the reason, since llama.cpp has them."""
     with pytest.raises(OptionError, match=f"{name} cannot be set: .* no draft"):
         SamplingParams().changed({name: 1.0})

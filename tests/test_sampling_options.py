@@ -122,7 +122,7 @@ def test_penalties_give_the_same_text_with_and_without_a_draft(options):
 
 
 @pytest.mark.parametrize("option", ["--xtc-probability", "--mirostat", "--adaptive-target"])
-def test_samplers_that_are_no_law_are_refused(option):
+def test_samplers_that_are_no_distribution_are_refused(option):
     """With the reason and a hint, not as an unknown option."""
     code, error = refused(option, "1")
     assert code == 2

@@ -9,7 +9,7 @@ import pytest
 from localspec.cli.screen import error_lines, printable, stats_lines, status_line
 from localspec.errors import LocalspecError
 from localspec.speculative.metrics import Meter
-from localspec.speculative.policy_api import DraftOff, Outlook, ProposerKind
+from localspec.speculative.policy_api import DraftOff, PolicyEstimate, ProposerKind
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_errors_are_harmless_too():
 def stats_of(reason, break_even, **more):
     """Of an answer whose steps mostly did not draft."""
     meter = Meter(1, 0, 0.0, num_steps=9, draft_off=reason, draft_off_steps={reason: 8}, **more)
-    outlook = Outlook(ProposerKind.DRAFT, 0.612, break_even, 0.1, 0.01)
-    return meter.stats(1.0, outlook)
+    estimate = PolicyEstimate(ProposerKind.DRAFT, 0.612, break_even, 0.1, 0.01)
+    return meter.stats(1.0, estimate)
 
 
 @pytest.mark.parametrize(

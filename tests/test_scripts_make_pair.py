@@ -81,7 +81,7 @@ def test_agreements_take_turns_along_the_text(tmp_path):
         pieces = list(engine.stream("Once", sampling=GREEDY, max_tokens=100))
     where = localspec.Provenance
     refused = [i for i, piece in enumerate(pieces) if piece.provenance is where.RECOVERED]
-    # A token behind an accepted draft token is not judged, so a segment may lack its first.
+    # A token after an accepted draft token is not judged, so a segment may lack its first.
     assert len(refused) >= 40
     assert len({i % 20 for i in refused}) <= 10
 

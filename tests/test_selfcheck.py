@@ -35,21 +35,21 @@ def run_check(engine, samples=700, names=("a fox", "rain"), seconds=600):
 def test_the_demo_pair_is_lossless():
     """With as much evidence as a verdict takes, and no more."""
     with localspec.load() as engine:
-        policy = engine.draft_length
+        policy = engine.draft_policy
         report = run_check(engine, None, ("a fox", "rain", "an owl", "a whale", "two mice"))
-        assert engine.draft_length is policy
+        assert engine.draft_policy is policy
         assert engine.generate("Once", max_tokens=3).token_ids
     assert report.finding is report.identity is report.statistics is Finding.LOSSLESS
-    assert (report.identity_bugs, report.law_bugs) == ([], [])
+    assert (report.identity_bugs, report.distribution_bugs) == ([], [])
     assert report.rounding.num_rows > 200
     for identity in (report.greedy, report.seeded):
         assert ENOUGH_ACCEPTED <= identity.num_accepted < ENOUGH_ACCEPTED + 192
         assert identity.num_accepted < identity.num_tokens
         assert identity.smallest_fault < 0.012
-    assert {(law.rule, law.view) for law in report.laws} == {
-        (rule, view) for rule in ("token", "block", "coupled") for view in VIEWS
-    }
-    assert all(law.smallest_bias <= BIAS for law in report.laws)
+    assert {
+        (distribution.rule, distribution.view) for distribution in report.distributions
+    } == {(rule, view) for rule in ("token", "block", "coupled") for view in VIEWS}
+    assert all(distribution.smallest_bias <= BIAS for distribution in report.distributions)
     assert report.visible_bias > 0.8 * BIAS
 
 
@@ -63,7 +63,7 @@ def test_little_evidence_is_no_verdict():
     assert few.visible_bias > BIAS
     assert (hurried.identity, hurried.statistics) == (Finding.NOT_ENOUGH, Finding.NOT_ENOUGH)
     for report in (few, hurried):
-        assert (report.identity_bugs, report.law_bugs) == ([], [])
+        assert (report.identity_bugs, report.distribution_bugs) == ([], [])
         assert report.seconds_needed > 2 * report.time_s
 
 
@@ -80,9 +80,9 @@ def test_tokens_that_no_draft_token_was_judged_for_are_no_evidence(demo_target):
     """A lookup finds little to propose; what is decoded plainly cannot be wrong."""
     with localspec.load(target=demo_target, proposer="lookup") as engine:
         report = run_check(engine, None, seconds=2)
-    assert {law.view for law in report.laws} == set(VIEWS[:2])
+    assert {distribution.view for distribution in report.distributions} == set(VIEWS[:2])
     assert report.statistics is Finding.NOT_ENOUGH
-    assert max(law.num_tokens for law in report.laws) < 200
+    assert max(distribution.num_tokens for distribution in report.distributions) < 200
 
 
 def test_without_a_proposer_there_is_nothing_to_check(demo_target):
@@ -99,7 +99,7 @@ def too_ready(targets, drafts, draft_tokens, accept_uniforms, residual_uniform):
 
 
 def off_by_one(targets, draft_tokens, choose):
-    """Judges every draft token by the row behind it."""
+    """Judges every draft token by the row after it."""
     return RIGHT_MATCH([*targets[1:], targets[-1]], draft_tokens, choose)
 
 
@@ -115,12 +115,14 @@ RIGHT_MATCH = verify.match
         (verify, "argmax", lambda _index, row: int(row.ids[-1]), None),
         (
             rules.Randomness,
-            "race",
-            lambda self, index, law: law.draw(float(self._noise(index, np.array([0]))[0]) ** 2),
+            "gumbel_max",
+            lambda self, index, distribution: distribution.draw(
+                float(self._noise(index, np.array([0]))[0]) ** 2
+            ),
             "rule coupled",
         ),
         (
-            speculative.Speculation,
+            speculative.SpeculativeDecoder,
             "_truncate_caches",
             lambda self, length: None if self.tokens else self.target.truncate(0),
             "",
@@ -129,7 +131,7 @@ RIGHT_MATCH = verify.match
     ids=[
         "token too ready",
         "block too ready",
-        "row behind",
+        "row after",
         "harmless",
         "bad noise",
         "no undo",
@@ -147,7 +149,7 @@ def test_planted_bugs_are_found(monkeypatch, place, name, planted, words):
             return
         report = run_check(engine)
     monkeypatch.undo()
-    bugs = [*report.identity_bugs, *report.law_bugs]
+    bugs = [*report.identity_bugs, *report.distribution_bugs]
     if words is None:
         assert bugs == []
         return
@@ -169,10 +171,18 @@ def test_a_suspicion_is_decided_by_four_times_the_tokens(monkeypatch):
     monkeypatch.setattr(selfcheck._Check, "_confirm", mended)
     with localspec.load() as engine:
         report = run_check(engine)
-    [first] = [law for law in report.laws if (law.rule, law.view) == ("token", "rank")]
-    again = {law.view: law for law in report.confirmations if law.rule == "token"}
+    [first] = [
+        distribution
+        for distribution in report.distributions
+        if (distribution.rule, distribution.view) == ("token", "rank")
+    ]
+    again = {
+        distribution.view: distribution
+        for distribution in report.confirmations
+        if distribution.rule == "token"
+    }
     assert again["rank"].num_tokens >= 4 * first.num_tokens
-    assert report.law_bugs == []
+    assert report.distribution_bugs == []
     assert report.statistics is not Finding.NOT_LOSSLESS
 
 
@@ -235,7 +245,7 @@ def test_too_little_has_an_exit_code_and_words_of_its_own(stories):
     assert found["finding"] == found["statistics"] == "not enough evidence"
     assert found["identity"] == "lossless"
     assert found["seconds_needed"] > 0
-    assert len(found["laws"]) == 9
+    assert len(found["distributions"]) == 9
 
 
 def test_nothing_seen_is_not_called_a_bias_that_would_have_been(stories):

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.errors import DecodeError
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
-from localspec.sampling.transforms import Transforms
-from localspec.speculative.loop import Request, Speculation
+from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Provenance
-from localspec.speculative.policy_api import DraftOff, FixedDraftLength, Moment
+from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy, PolicyContext
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import Place, make_rule
@@ -33,17 +33,17 @@ def never(_token: int) -> bool:
 
 def request(params=GREEDY, *, seed=0, rule=None, max_tokens=20, is_end=never) -> Request:
     made = make_rule(rule, is_greedy=params.is_greedy, seed=None, randomness=Randomness(seed))
-    transforms = Transforms(params, num_prompt_tokens=len(PROMPT))
-    return Request(transforms, made, max_tokens, is_end)
+    chain = SamplerChain(params, num_prompt_tokens=len(PROMPT))
+    return Request(chain, made, max_tokens, is_end)
 
 
-def speculate(target, draft, k, *, is_end=never, reason=None) -> Speculation:
+def speculate(target, draft, k, *, is_end=never, reason=None) -> SpeculativeDecoder:
     proposers = []
     if draft is not None:
         proposers.append(DraftModel(draft, all_shared(target, draft), is_end))
     ticks = iter(range(10**9))
-    return Speculation(
-        target, proposers, FixedDraftLength(k), reason, lambda: float(next(ticks))
+    return SpeculativeDecoder(
+        target, proposers, FixedDraftPolicy(k), reason, lambda: float(next(ticks))
     )
 
 
@@ -109,7 +109,7 @@ def test_a_refused_draft_costs_one_token_a_step():
     assert [step.num_draft_tokens for step in steps] == [0, 3, 2, 1, 0]
 
 
-class Padding(FixedDraftLength):
+class Padding(FixedDraftPolicy):
     """Pads every batch as far as it may."""
 
     def padded(self, num_tokens, limit):
@@ -118,9 +118,9 @@ class Padding(FixedDraftLength):
 
 @pytest.mark.parametrize(("context_length", "sizes"), [(64, [3, 17, 17]), (12, [3, 9, 5])])
 def test_padding_may_go_beyond_the_answer_but_not_beyond_the_context(context_length, sizes):
-    """The last step of an answer may be one of a dear size, too."""
+    """The last step of an answer may be one of an expensive size, too."""
     target, draft = TableModel(context_length=context_length), TableModel()
-    loop = Speculation(
+    loop = SpeculativeDecoder(
         target,
         [DraftModel(draft, all_shared(target, draft), never)],
         Padding(3),
@@ -214,7 +214,7 @@ def test_a_common_prefix_is_kept_and_the_rest_decoded():
 
 
 def test_another_text_is_decoded_from_where_it_differs():
-    """Nothing of the old one's cache is believed behind that."""
+    """Nothing of the old one's cache is believed after that."""
     target, draft = TableModel(seed=1), TableModel(seed=1, order=2)
     loop = speculate(target, draft, 3)
     loop.start([1, 2, 3, 4, 5])
@@ -231,19 +231,23 @@ def test_renamed_tokens_are_never_proposed():
     """Although this draft is the target itself and would often be right with them."""
     draft = TableModel(seed=1)
     proposer = DraftModel(draft, all_shared(draft, draft, different=[2, 3]), never)
-    transforms = Transforms(SAMPLED, num_prompt_tokens=3)
+    chain = SamplerChain(SAMPLED, num_prompt_tokens=3)
     proposed = set()
     for seed in range(40):
         proposer.truncate(0)
         rule = make_rule("token", is_greedy=False, seed=None, randomness=Randomness(seed))
-        extent = FixedDraftLength(5).choose(Moment(0, 16, 20, (proposer.offer(PROMPT),))).extent
-        proposal = proposer.propose(PROMPT, extent, transforms, rule.draw(Place(1, 1)))
+        extent = (
+            FixedDraftPolicy(5)
+            .choose(PolicyContext(0, 16, 20, (proposer.state(PROMPT),)))
+            .extent
+        )
+        proposal = proposer.propose(PROMPT, extent, chain, rule.draw(Place(1, 1)))
         proposed |= set(proposal.draft_tokens)
     assert proposed == {0, 1, 4, 5, 6, 7}
 
 
 def test_the_same_prompt_again_decodes_one_token():
-    """The row of its last token is needed, so that one is decoded anew."""
+    """The row of its last token is needed, so that one is decoded again."""
     target = TableModel()
     loop = speculate(target, None, 0)
     loop.start(PROMPT)
@@ -332,10 +336,10 @@ def test_a_draft_comes_back_when_the_text_holds_no_token_that_it_lacks(kept):
     proposer = DraftModel(draft, all_shared(TableModel(8), draft), never)
     for token, knows in ((4, True), (6, False), (4, True)):
         proposer.truncate(kept)
-        offer = proposer.offer([*PROMPT[:kept], token, 1, 2])
-        assert (offer.draft_off is None) == knows
-        offer = proposer.offer([*PROMPT[:kept], token, 1, 2, 3])
-        assert (offer.draft_off is None) == knows
+        state = proposer.state([*PROMPT[:kept], token, 1, 2])
+        assert (state.draft_off is None) == knows
+        state = proposer.state([*PROMPT[:kept], token, 1, 2, 3])
+        assert (state.draft_off is None) == knows
 
 
 def test_a_wider_draft_proposes_only_what_is_shared():

@@ -22,13 +22,13 @@ STAIRS = (1.00, 1.58, 2.23, 1.48, 2.27, 3.06, 3.67, 2.91, 3.56)
 class Measured:
     curve: tuple[float, ...]
     draft: float
-    plain_s: float = 0.1
+    target_only_s: float = 0.1
 
     def target_s(self, num_tokens: int) -> float:
-        return self.curve[num_tokens - 1] * self.plain_s
+        return self.curve[num_tokens - 1] * self.target_only_s
 
     def draft_s(self) -> float:
-        return self.draft * self.plain_s
+        return self.draft * self.target_only_s
 
 
 @pytest.mark.parametrize(("acceptance", "count"), [(0.0, 3), (0.8, 1), (0.8, 5), (1.0, 4)])

@@ -88,7 +88,7 @@ def test_every_command_does_what_help_says(chat, tmp_path):
     assert "Draft on." in terminal.say("/draft on")
     assert "accepted" in last_part(terminal.say(STORY))
     assert "Saved as one" in terminal.say("/save one")
-    assert "begins anew" in terminal.say("/clear")
+    assert "begins again" in terminal.say("/clear")
     assert "Error: there is no answer to copy" in terminal.say("/copy")
     assert "Sessions: one" in terminal.say("/load")
     assert "Error: there is no session 'two'" in terminal.say("/load two")
@@ -190,7 +190,7 @@ def test_a_file_that_does_not_fit_is_no_trap(chat, tmp_path):
     assert "message: large.txt" in terminal.say("/file")
     assert "message: none" in terminal.say("/file none")
     assert "tokens/s" in last_part(terminal.say("And now?"))
-    terminal.process.send("\x1b[A" * 4)  # behind /file none, /file and the question
+    terminal.process.send("\x1b[A" * 4)  # after /file none, /file and the question
     terminal.wait_for(lambda text: text.rstrip().endswith("word word word"))
     number = terminal.num_prompts()
     terminal.process.send("\r")
@@ -433,7 +433,7 @@ def test_forty_columns_and_a_resize_in_the_middle(chat):
     assert again.split()[: len(words)] == words
     number = terminal.num_prompts()
     terminal.resize(30, 10)
-    terminal.wait_for_prompt(number + 1)  # is drawn anew
+    terminal.wait_for_prompt(number + 1)  # is drawn again
     assert "System message: none" in terminal.say("/system")
     assert terminal.leave() == 0
 
@@ -463,7 +463,7 @@ def left_unanswered(chat, question):
 
 
 def test_a_dumb_terminal_asks_again_what_was_not_answered(chat):
-    """Enter alone does, also behind a command that saves the session."""
+    """Enter alone does, also after a command that saves the session."""
     left_unanswered(chat, STORY)
     terminal = chat("--session", "s", *TERSE, TERM="dumb")
     assert terminal.text().endswith(f"Enter asks it again.\n{STORY}\n>")

@@ -64,7 +64,7 @@ def split(text: str, thoughts: Thoughts, size: int) -> tuple[str, str]:
 )
 def test_an_answer_is_split_where_its_thoughts_end(text, prompt, thought, said, size):
     """A tag that is cut in two is one, and no character is lost."""
-    assert split(text, USUAL.behind(prompt), size) == (thought, said)
+    assert split(text, USUAL.after(prompt), size) == (thought, said)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
@@ -203,7 +203,7 @@ def test_an_answer_is_split_where_its_thoughts_end(text, prompt, thought, said, 
 )
 def test_each_family_marks_thoughts_in_its_way(template, prompt, text, thought, said, size):
     thoughts = Thoughts(families_of(template, ()))
-    assert split(text, thoughts.behind(prompt), size) == (thought, said)
+    assert split(text, thoughts.after(prompt), size) == (thought, said)
 
 
 def test_the_vocabulary_tells_the_family_where_the_template_does_not():
@@ -222,7 +222,7 @@ def test_the_template_goes_first():
 @pytest.mark.parametrize("text", ["Hello.", "Hello. " * 60])
 def test_a_model_that_names_no_channel_is_heard(text, size):
     """Fine-tunes leave the heads out: short or long, nothing of it is lost."""
-    thoughts = Thoughts(families_of(GPT_OSS, ())).behind("<|start|>assistant")
+    thoughts = Thoughts(families_of(GPT_OSS, ())).after("<|start|>assistant")
     assert split(text, thoughts, size) == ("", text)
 
 

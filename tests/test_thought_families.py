@@ -1,6 +1,6 @@
 """Models of several families think, speak, and are asked again: what comes out and goes in.
 
-Each model says the same tokens behind the same, which libllama decodes; the templates render
+Each model says the same tokens after the same, which libllama decodes; the templates render
 turns as the families' own do.
 """
 

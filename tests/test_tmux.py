@@ -1,4 +1,4 @@
-"""`localspec chat` in tmux, which wraps lines anew on a resize: whole screens, and modes."""
+"""`localspec chat` in tmux, which wraps lines again on a resize: whole screens, and modes."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_wide_joined_and_right_to_left_characters(chat, engine, answers):
     ],
 )
 def test_a_resize_and_back_while_the_prompt_waits(chat, engine, answers, message, at_forty):
-    """What is typed is drawn anew at each width, once, and is sent as it was typed."""
+    """What is typed is drawn again at each width, once, and is sent as it was typed."""
     terminal = chat(*TERSE)
     before = terminal.say(STORY)
     terminal.type(message)

@@ -1,4 +1,4 @@
-"""Our laws against what llama.cpp's own sampler chain leaves of the same logits."""
+"""Our distributions against what llama.cpp's own sampler chain leaves of the same logits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from llama_chain import chain_probs
 
 from localspec.errors import DecodeError
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.resolver import Resolver
-from localspec.sampling.transforms import Transforms
 from toy import TableModel
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -80,12 +80,12 @@ def random_params(generator: np.random.Generator, size: int) -> SamplingParams:
     )
 
 
-def dense(transforms: Transforms, row: np.ndarray, text: Sequence[int]) -> np.ndarray:
-    law = transforms.law(row, text)
-    assert np.all(np.diff(law.ids) > 0)
-    assert law.probs.sum() == pytest.approx(1.0)
+def dense(chain: SamplerChain, row: np.ndarray, text: Sequence[int]) -> np.ndarray:
+    distribution = chain.distribution(row, text)
+    assert np.all(np.diff(distribution.ids) > 0)
+    assert distribution.probs.sum() == pytest.approx(1.0)
     probs = np.zeros(len(row))
-    probs[law.ids] = law.probs
+    probs[distribution.ids] = distribution.probs
     return probs
 
 
@@ -119,35 +119,38 @@ def moved(params: SamplingParams, share: float) -> SamplingParams:
     return replace(params, **changes)
 
 
-def check(law_of, row: np.ndarray, params: SamplingParams, theirs: np.ndarray) -> bool:
-    """Hold our law against theirs. Returns whether they agree without any rounding.
+def check(distribution_of, row: np.ndarray, params: SamplingParams, theirs: np.ndarray) -> bool:
+    """Hold our distribution against theirs. Returns whether they agree without any rounding.
 
     If not, their survivors lie between ours at thresholds stricter and laxer by what their
     float32 sums can be off, and have the probabilities that ours would give them.
     """
-    if agree(law_of(params), theirs):
+    if agree(distribution_of(params), theirs):
         return True
     share = 2e-6 + 2 * drift(row, params.top_k)
-    stricter, laxer = law_of(moved(params, -share)), law_of(moved(params, share))
+    stricter, laxer = (
+        distribution_of(moved(params, -share)),
+        distribution_of(moved(params, share)),
+    )
     assert np.all(theirs[stricter > 1e-30] > 0), params
     expected = np.where(theirs > 0, laxer, 0.0)
     assert agree(expected / expected.sum(), theirs), params
     return False
 
 
-def test_laws_are_what_llama_cpps_chain_leaves(demo_vocab, resolver, size):
-    """3 000 random rows, texts and settings; any and all transforms at once."""
+def test_distributions_are_what_llama_cpps_chain_leaves(demo_vocab, resolver, size):
+    """3 000 random rows, texts and settings; any and all chain at once."""
     generator = np.random.default_rng(20)
     num_rounded = 0
     for _ in range(3000):
         params = random_params(generator, size)
         row, text = realistic_row(generator, size), repetitive_text(generator, size)
 
-        def law_of(params, row=row, text=text):
-            return dense(resolver.transforms(params, 0), row, text)
+        def distribution_of(params, row=row, text=text):
+            return dense(resolver.chain(params, 0), row, text)
 
         num_rounded += not check(
-            law_of, row, params, chain_probs(row, params, text, demo_vocab)
+            distribution_of, row, params, chain_probs(row, params, text, demo_vocab)
         )
     assert num_rounded <= 60
 
@@ -165,17 +168,17 @@ def test_laws_are_what_llama_cpps_chain_leaves(demo_vocab, resolver, size):
         SamplingParams(temperature=0, presence_penalty=2.0),
     ],
 )
-def test_laws_of_large_rows(demo_vocab, params):
+def test_distributions_of_large_rows(demo_vocab, params):
     """152 064 logits, where thresholds and histograms stand in for sorting."""
     generator = np.random.default_rng(21)
     for _ in range(5):
         row = realistic_row(generator, 152_064)
         text = generator.integers(0, len(row), 2000).tolist()
 
-        def law_of(params, row=row, text=text):
-            return dense(Transforms(params, num_prompt_tokens=0), row, text)
+        def distribution_of(params, row=row, text=text):
+            return dense(SamplerChain(params, num_prompt_tokens=0), row, text)
 
-        check(law_of, row, params, chain_probs(row, params, text, demo_vocab))
+        check(distribution_of, row, params, chain_probs(row, params, text, demo_vocab))
 
 
 def test_at_ties_count_and_probabilities_agree(demo_vocab, resolver, size):
@@ -185,10 +188,10 @@ def test_at_ties_count_and_probabilities_agree(demo_vocab, resolver, size):
         params = replace(random_params(generator, size), repetition_penalty=1.0, logit_bias={})
         row = np.round(realistic_row(generator, size) * 2) / 2
 
-        def law_of(params, row=row):
-            return np.sort(dense(resolver.transforms(params, 0), row, []))
+        def distribution_of(params, row=row):
+            return np.sort(dense(resolver.chain(params, 0), row, []))
 
-        check(law_of, row, params, np.sort(chain_probs(row, params, [], demo_vocab)))
+        check(distribution_of, row, params, np.sort(chain_probs(row, params, [], demo_vocab)))
 
 
 HISTORY_PARAMS = [
@@ -201,34 +204,34 @@ HISTORY_PARAMS = [
 
 @pytest.mark.parametrize("params", HISTORY_PARAMS)
 def test_history_advances_along_the_draft(params):
-    """Every row of a step has the law that a fresh start at its place gives."""
+    """Every row of a step has the distribution that a fresh start at its place gives."""
     generator = np.random.default_rng(24)
     rules = {"num_prompt_tokens": 3, "ends": [0, 7], "breakers": {2: [(4,)], 6: [()]}}
-    growing = Transforms(params, **rules)
+    growing = SamplerChain(params, **rules)
     text = [1, 2, 3]
     for _ in range(60):
         drafted = generator.integers(0, 8, 4).tolist()
         rows = generator.normal(size=(5, 8)).astype(np.float32)
         before = rows.copy()
-        laws = growing.laws(rows, text, drafted)
-        for index, law in enumerate(laws):
-            alone = Transforms(params, **rules)
-            fresh = alone.law(rows[index], [*text, *drafted[:index]])
-            assert law.ids.tolist() == fresh.ids.tolist()
-            assert law.probs.tolist() == fresh.probs.tolist()
+        distributions = growing.distributions(rows, text, drafted)
+        for index, distribution in enumerate(distributions):
+            alone = SamplerChain(params, **rules)
+            fresh = alone.distribution(rows[index], [*text, *drafted[:index]])
+            assert distribution.ids.tolist() == fresh.ids.tolist()
+            assert distribution.probs.tolist() == fresh.probs.tolist()
         assert np.array_equal(rows, before)
         text += drafted[: generator.integers(0, 5)]
         text.append(int(generator.integers(0, 8)))
 
 
 def test_the_longest_breaker_at_a_place_counts():
-    """Behind "2 4" nothing is left that could repeat; behind "2" there would be a 4."""
+    """After "2 4" nothing is left that could repeat; after "2" there would be a 4."""
     row = np.zeros(8, dtype=np.float32)
     params = replace(OFF, dry_multiplier=1.0, dry_allowed_length=1)
     for tails, penalised in [([()], True), ([(), (4,)], False), ([(3,)], True)]:
-        transforms = Transforms(params, num_prompt_tokens=0, breakers={2: tails})
-        law = transforms.law(row, [4, 1, 2, 4])
-        assert (law.prob(1) < law.prob(0)) == penalised
+        chain = SamplerChain(params, num_prompt_tokens=0, breakers={2: tails})
+        distribution = chain.distribution(row, [4, 1, 2, 4])
+        assert (distribution.prob(1) < distribution.prob(0)) == penalised
 
 
 def test_a_draft_with_fewer_tokens_gets_the_same_transforms():
@@ -237,10 +240,10 @@ def test_a_draft_with_fewer_tokens_gets_the_same_transforms():
         OFF, logit_bias={1: 1.0, 9: 5.0}, repetition_penalty=2.0, dry_multiplier=1.0,
         min_tokens=99,
     )  # fmt: skip
-    transforms = Transforms(params, num_prompt_tokens=0, ends=[2, 8])
+    chain = SamplerChain(params, num_prompt_tokens=0, ends=[2, 8])
     row = TableModel(6, seed=1).row([0])
     # After 4 9 4 9 4 the token 9 would repeat, and the row has none.
-    short = transforms.law(row, [3, 4, 9, 4, 9, 4])
+    short = chain.distribution(row, [3, 4, 9, 4, 9, 4])
     expected = row.astype(np.float64)
     expected[1] += 1.0
     expected[2] = -np.inf
@@ -258,15 +261,18 @@ def test_end_tokens_wait_for_min_tokens():
         (replace(OFF, ignore_eos=True), [True, True, True]),
         (OFF, [False, False, False]),
     ]:
-        transforms = Transforms(params, num_prompt_tokens=3, ends=[0, 5])
-        laws = transforms.laws(np.stack([row] * 3), [1, 2, 3], [4, 4])
-        assert [law.prob(5) == 0.0 == law.prob(0) for law in laws] == waits
+        chain = SamplerChain(params, num_prompt_tokens=3, ends=[0, 5])
+        distributions = chain.distributions(np.stack([row] * 3), [1, 2, 3], [4, 4])
+        assert [
+            distribution.prob(5) == 0.0 == distribution.prob(0)
+            for distribution in distributions
+        ] == waits
 
 
 def test_banning_everything_is_an_error():
-    transforms = Transforms(
+    chain = SamplerChain(
         replace(OFF, logit_bias=dict.fromkeys(range(8), -math.inf)), num_prompt_tokens=0
     )
     with pytest.raises(DecodeError, match="-inf") as caught:
-        transforms.law(np.zeros(8, dtype=np.float32), [])
+        chain.distribution(np.zeros(8, dtype=np.float32), [])
     assert "banned" in caught.value.hint

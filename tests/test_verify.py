@@ -22,8 +22,8 @@ def survivors(row: Row) -> Distribution:
     return Distribution(ids, row[ids])
 
 
-def joint_law(rule, targets: Rows, drafts: Rows, num_draft_tokens: int) -> dict:
-    """Law of the emitted tokens of one step, extended to K + 1 by the target's own."""
+def joint_distribution(rule, targets: Rows, drafts: Rows, num_draft_tokens: int) -> dict:
+    """Distribution of the emitted tokens of one step, extended to K + 1 by the target's own."""
 
     def emitted(enumeration: Enumeration) -> tuple[int, ...]:
         drawn: list[int] = []
@@ -36,12 +36,12 @@ def joint_law(rule, targets: Rows, drafts: Rows, num_draft_tokens: int) -> dict:
         verdict = rule(target_rows, draft_rows, drawn, accepts, enumeration.uniform("residual"))
         return (*drawn[: verdict.num_accepted], verdict.next_token)
 
-    law: dict[tuple[int, ...], float] = defaultdict(float)
-    for text, chance in Enumeration().law(emitted).items():
+    distribution: dict[tuple[int, ...], float] = defaultdict(float)
+    for text, chance in Enumeration().distribution(emitted).items():
         for longer, own in extensions(targets, text, num_draft_tokens + 1):
-            law[longer] += chance * own
-        law["length"] += chance * len(text)
-    return law
+            distribution[longer] += chance * own
+        distribution["length"] += chance * len(text)
+    return distribution
 
 
 def extensions(targets: Rows, text: tuple[int, ...], length: int):
@@ -109,24 +109,25 @@ def pairs() -> Iterator[tuple[str, int, int, Rows, Rows]]:
     ("num_draft_tokens", "targets", "drafts"),
     [pytest.param(*pair[2:], id=f"{pair[0]}-V{pair[1]}-K{pair[2]}") for pair in pairs()],
 )
-def test_rules_emit_the_targets_joint_law(num_draft_tokens, targets, drafts):
+def test_rules_emit_the_targets_joint_distribution(num_draft_tokens, targets, drafts):
     """Summed over all drafts and branches; and block is never shorter than token."""
     lengths = []
     for rule in (verify.token, verify.block):
-        law = joint_law(rule, targets, drafts, num_draft_tokens)
-        lengths.append(law.pop("length"))
+        distribution = joint_distribution(rule, targets, drafts, num_draft_tokens)
+        lengths.append(distribution.pop("length"))
         for text, expected in extensions(targets, (), num_draft_tokens + 1):
-            assert law.pop(text, 0.0) == pytest.approx(expected, abs=1e-12), text
-        assert sum(law.values()) == pytest.approx(0.0, abs=1e-12)
+            assert distribution.pop(text, 0.0) == pytest.approx(expected, abs=1e-12), text
+        assert sum(distribution.values()) == pytest.approx(0.0, abs=1e-12)
     assert lengths[1] >= lengths[0] - 1e-12
 
 
 def test_block_is_longer_where_a_loss_can_be_made_good():
-    """A token that the draft underrates behind one that it overrates: Sun et al., figure 1."""
+    """A token that the draft underrates after one that it overrates: Sun et al., figure 1."""
     targets = lambda _prefix: np.array([1 / 3, 2 / 3])  # noqa: E731
     drafts = lambda _prefix: np.array([2 / 3, 1 / 3])  # noqa: E731
     token, block = (
-        joint_law(rule, targets, drafts, 2)["length"] for rule in (verify.token, verify.block)
+        joint_distribution(rule, targets, drafts, 2)["length"]
+        for rule in (verify.token, verify.block)
     )
     assert token == pytest.approx(1 + 10 / 9)
     assert block == pytest.approx(1 + 11 / 9)
@@ -164,9 +165,9 @@ def test_residual_matches_dense_rows(num_target, num_draft):
         rows.append(row)
     target, draft = map(survivors, rows)
     before = target.probs.copy()
-    law = verify.residual(target, draft)
+    distribution = verify.residual(target, draft)
     dense = np.zeros(60)
-    dense[law.ids] = law.probs
+    dense[distribution.ids] = distribution.probs
     surplus = np.maximum(rows[0] - rows[1], 0)
     np.testing.assert_allclose(dense, surplus / surplus.sum(), atol=1e-15)
     np.testing.assert_array_equal(target.probs, before)

@@ -138,11 +138,11 @@ def test_nothing_is_freed_while_a_text_is_tokenised(demo_target, text):
 
 
 def test_a_text_that_goes_on_gets_no_space(spm):
-    """Only one that begins does: the first, and one behind a control token."""
+    """Only one that begins does: the first, and one after a control token."""
     a, bos = spm.tokenize("a", parse_special=False)[-1], spm.bos
 
-    def said(text: str, behind: int | None) -> str:
-        ids = spm.tokenize(text, parse_special=True, behind=behind)
+    def said(text: str, after: int | None) -> str:
+        ids = spm.tokenize(text, parse_special=True, after=after)
         return "".join(map(spm.text, ids))
 
     assert said("abc", None) == said("abc", bos) == "▁abc"

@@ -88,7 +88,7 @@ class Tmux:
         return self.wait_for(lambda text: text.endswith("\n>") and num_prompts(text) == number)
 
     def say(self, text: str) -> str:
-        """Type a line, and wait for the prompt behind what comes of it."""
+        """Type a line, and wait for the prompt after what comes of it."""
         number = num_prompts(self.text())
         self.type(text)
         self.press("Enter")

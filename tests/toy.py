@@ -21,10 +21,11 @@ def all_shared(
 
 
 class TableModel:
-    """A law over a handful of tokens that depends on the last few, and on nothing else.
+    """A distribution over a handful of tokens that depends on the last few, and on nothing
+    else.
 
     Rows come from a generator keyed by (seed, last `order` tokens), so a token that is
-    missing from the cache, doubled or out of place changes every row behind it. Like
+    missing from the cache, doubled or out of place changes every row after it. Like
     libllama, it returns a view that the next decode overwrites.
     """
 
@@ -56,14 +57,14 @@ class TableModel:
         return len(self.cached)
 
     def row(self, history: Sequence[int]) -> Logits:
-        """Logits (vocab,) of the token behind `history`."""
+        """Logits (vocab,) of the token after `history`."""
         key = [self._key, *(token + 1 for token in history[-self._order :])]
         noise = np.random.default_rng(key).standard_normal(self.vocab_size)
         return (self._spread * noise).astype(np.float32)
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         if not tokens or self.num_cached + len(tokens) > self.context_length:
-            raise ContextError(f"{len(tokens)} tokens behind {self.num_cached}")
+            raise ContextError(f"{len(tokens)} tokens after {self.num_cached}")
         if not 0 <= num_logits <= min(self.max_outputs, len(tokens)):
             raise DecodeError(f"{num_logits} rows of {len(tokens)} tokens")
         if min(tokens) < 0 or max(tokens) >= self.vocab_size:

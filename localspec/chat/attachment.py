@@ -49,7 +49,7 @@ def read_attachment(path: Path) -> Attachment:
 
 
 def attached(question: str, attachments: Sequence[Attachment]) -> str:
-    """The question behind the files, each by name and between fences that it does not hold."""
+    """The question after the files, each by name and between fences that it does not hold."""
     parts = []
     for each in attachments:
         longest = max(map(len, re.findall("`{3,}", each.text)), default=2)

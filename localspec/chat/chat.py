@@ -23,7 +23,7 @@ MAX_COUNT = 2**31 - 1  # of turns
 MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below this
 
 
-class Answerer(Protocol):
+class ChatBackend(Protocol):
     """The engine, as far as a conversation knows it."""
 
     @property
@@ -69,7 +69,7 @@ class Chat:
 
     def __init__(
         self,
-        engine: Answerer,
+        engine: ChatBackend,
         *,
         system: str | None = None,
         template: str | None = None,
@@ -140,7 +140,7 @@ class Chat:
         options: AnswerOptions,
         is_unwanted: Unwanted = never,
     ) -> Stream:
-        """The answer to `question` behind `turns`, which are all or all but the last."""
+        """The answer to `question` after `turns`, which are all or all but the last."""
         prompt, num_leaving = self._make_room(question, turns, is_unwanted)
         turn, revision = self._num_asked, self._revision
         kept, replaced = turns[num_leaving:], self._turns[len(turns) :]
@@ -247,7 +247,7 @@ class Chat:
         if roles != ["user", "assistant"] * (len(rest) // 2):
             raise OptionError(
                 f"the messages' roles are {', '.join(map(repr, roles))}",
-                "Give user and assistant in turn, behind at most one system message.",
+                "Give user and assistant in turn, after at most one system message.",
             )
         if not all(isinstance(message.get("content"), str) for message in messages):
             raise OptionError("a message has no text as its content", "Give a str.")
@@ -284,7 +284,7 @@ class Chat:
             return math.inf if num_leaving in beyond else len(prompts[num_leaving].tokens)
 
         sizes = [sum(len(message["content"]) for message in turn) for turn in turns]
-        # Down to half, so that the kept turns are not decoded anew at every question.
+        # Down to half, so that the kept turns are not decoded again at every question.
         num_leaving = num_to_forget(sizes, length, capacity - needed, capacity // 2)
         prompt = prompts[num_leaving]
         if len(prompt.tokens) >= capacity:

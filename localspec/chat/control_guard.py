@@ -18,7 +18,7 @@ from typing import Protocol
 
 _MARK_DIGITS, _INDEX_DIGITS = 20, 8
 
-Span = tuple[int, int]  # first character, and the one behind the last
+Span = tuple[int, int]  # first character, and the one after the last
 
 
 class Tokenizer(Protocol):
@@ -29,9 +29,9 @@ class Tokenizer(Protocol):
     add_bos: bool
 
     def tokenize(
-        self, text: str, *, parse_special: bool, behind: int | None = None
+        self, text: str, *, parse_special: bool, after: int | None = None
     ) -> list[int]:
-        """Ids of `text`, cut out behind a token; only parse_special names control tokens."""
+        """Ids of `text`, cut out after a token; only parse_special names control tokens."""
 
     def text(self, token: int) -> str:
         """The vocabulary's entry for a token."""
@@ -48,7 +48,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Messages with placeholders, and what these stand for: texts by the digits behind mark."""
+    """Messages with placeholders, and what these stand for: texts by the digits after mark."""
 
     contents: list[str]
     mark: str
@@ -106,26 +106,26 @@ class ControlGuard:
         tokens: list[int] = []
         parts = re.split(f"{hidden.mark}([0-9]{{{_INDEX_DIGITS}}})", prompt)
         for number, part in enumerate(parts):
-            behind = tokens[-1] if tokens else None
+            after = tokens[-1] if tokens else None
             if number % 2:
-                tokens += self._spell(hidden.texts.get(part, ""), behind)
+                tokens += self._spell(hidden.texts.get(part, ""), after)
             else:
-                tokens += self._vocabulary.tokenize(part, parse_special=True, behind=behind)
+                tokens += self._vocabulary.tokenize(part, parse_special=True, after=after)
         return tokens
 
-    def _spell(self, text: str, behind: int | None) -> list[int]:
+    def _spell(self, text: str, after: int | None) -> list[int]:
         """Ids of the text without a control token among them.
 
         Its parts are taken one by one where merging would end in the very entry that was to
         be avoided. A single character that has no other entry is left out.
         """
-        tokens = self._vocabulary.tokenize(text, parse_special=False, behind=behind)
+        tokens = self._vocabulary.tokenize(text, parse_special=False, after=after)
         if not any(map(self._vocabulary.is_control, tokens)):
             return tokens
         if len(text) == 1:
             return []
-        left = self._spell(text[: len(text) // 2], behind)
-        return left + self._spell(text[len(text) // 2 :], left[-1] if left else behind)
+        left = self._spell(text[: len(text) // 2], after)
+        return left + self._spell(text[len(text) // 2 :], left[-1] if left else after)
 
     def _spans(self, content: str) -> list[Span]:
         """What has to be hidden: runs that do not touch, in order."""

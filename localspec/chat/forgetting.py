@@ -22,19 +22,19 @@ def num_to_forget(
     than `capacity` tokens may be. If no number of turns suffices, all are forgotten. Where
     what can be made is the limit, at most half of that is left.
     """
-    behind = [0, *accumulate(reversed(sizes))][::-1]  # characters without the first 0, 1, 2 …
-    too_many = _first_too_many(behind, length, capacity)
+    after = [0, *accumulate(reversed(sizes))][::-1]  # characters without the first 0, 1, 2 …
+    too_many = _first_too_many(after, length, capacity)
     if too_many is None:
         return 0
-    fewest = _fewest(behind, length, too_many, kept)
+    fewest = _fewest(after, length, too_many, kept)
     if fewest < len(sizes) and length(fewest - 1) == math.inf:
         # Half of what there can be, as above: the next question has to have room, too.
-        fewest = _fewest(behind, length, fewest, length(fewest) / 2)
+        fewest = _fewest(after, length, fewest, length(fewest) / 2)
     return fewest
 
 
 def _first_too_many(
-    behind: Sequence[int], length: Callable[[int], float], capacity: int
+    after: Sequence[int], length: Callable[[int], float], capacity: int
 ) -> int | None:
     """Without how many turns the prompt is still too long; None if the whole is not.
 
@@ -42,7 +42,7 @@ def _first_too_many(
     """
     most = capacity * _CHARACTERS_PER_TOKEN
     while True:
-        begin = _first_at_most(behind, most)
+        begin = _first_at_most(after, most)
         if length(begin) > capacity:
             return begin
         if begin == 0:
@@ -51,10 +51,10 @@ def _first_too_many(
 
 
 def _fewest(
-    behind: Sequence[int], length: Callable[[int], float], too_few: int, kept: float
+    after: Sequence[int], length: Callable[[int], float], too_few: int, kept: float
 ) -> int:
     """The fewest, more than `too_few`, without which at most `kept` tokens are left."""
-    enough = len(behind) - 1
+    enough = len(after) - 1
     if length(enough) > kept:
         return enough
     num_estimates = 0
@@ -65,8 +65,8 @@ def _fewest(
             num_estimates += 1
             # As if all characters between the two had the same share of their tokens.
             share = (kept - shorter) / (longer - shorter)
-            most = behind[enough] + share * (behind[too_few] - behind[enough])
-            guess = min(max(_first_at_most(behind, most), too_few + 1), enough - 1)
+            most = after[enough] + share * (after[too_few] - after[enough])
+            guess = min(max(_first_at_most(after, most), too_few + 1), enough - 1)
         if length(guess) > kept:
             too_few = guess
         else:
@@ -74,5 +74,5 @@ def _fewest(
     return enough
 
 
-def _first_at_most(behind: Sequence[int], most: float) -> int:
-    return next(number for number, size in enumerate(behind) if size <= most)
+def _first_at_most(after: Sequence[int], most: float) -> int:
+    return next(number for number, size in enumerate(after) if size <= most)

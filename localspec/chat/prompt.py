@@ -58,7 +58,7 @@ class PromptMaker:
         """
         with self._rendering:
             text, hidden = self._guarded(messages, is_unwanted)
-        return Prompt(self._guard.tokenize(text, hidden), self._thoughts.behind(text))
+        return Prompt(self._guard.tokenize(text, hidden), self._thoughts.after(text))
 
     def _content(self, message: Message) -> str:
         content = message["content"]

@@ -16,7 +16,7 @@ from localspec.machine import peak_memory_bytes
 from localspec.policy.speedup import Curve, break_even_acceptance, expected_speedup
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Stats
-from localspec.speculative.policy_api import DraftLength, DraftOff, FixedDraftLength
+from localspec.speculative.policy_api import DraftOff, DraftPolicy, FixedDraftPolicy
 from localspec.speculative.ratio_estimate import RatioEstimate, estimate_ratio
 
 GREEDY = SamplingParams(temperature=0)
@@ -132,11 +132,11 @@ class Bench:
 
     @property
     def curve(self) -> Curve | None:
-        """The costs in plain steps; None without a draft model."""
+        """The costs in target-only steps; None without a draft model."""
         if self.costs.draft_token_s is None:
             return None
-        plain_s = self.costs.target_s[0]
-        return Curve((0.0, *self.costs.ratios), self.costs.draft_token_s / plain_s)
+        target_only_s = self.costs.target_s[0]
+        return Curve((0.0, *self.costs.ratios), self.costs.draft_token_s / target_only_s)
 
     def predicted(self, acceptance: float) -> dict[int, float]:
         """Number of draft tokens → speed-up at that acceptance; empty without a draft."""
@@ -160,11 +160,11 @@ def run_bench(
     """Measure an engine on prompts of token ids. Its policy is afterwards what it was.
 
     Raises ContextError for a prompt that leaves no room for an answer, OptionError if no
-    answer has a token behind its first: only those take decodes that can be compared.
+    answer has a token after its first: only those take decodes that can be compared.
     """
     if max_tokens < 2:
         raise OptionError(
-            f"answers of {max_tokens} tokens take no decode behind the prompt's",
+            f"answers of {max_tokens} tokens take no decode after the prompt's",
             "Choose --max-tokens 2 or more.",
         )
     for prompt in prompts:
@@ -173,7 +173,7 @@ def run_bench(
                 f"a prompt has {len(prompt)} tokens; the context holds {engine.context_length}",
                 "Leave it out, or choose a larger context (--ctx).",
             )
-    policy = engine.draft_length
+    policy = engine.draft_policy
     kinds = [("greedy", GREEDY)]
     if not engine.sampling.is_greedy:
         kinds.append(("sampling", engine.sampling))
@@ -198,14 +198,14 @@ def run_bench(
             prompts[longest], lambda share: progress("each K", 0.8 + 0.2 * share)
         )
     finally:
-        engine.draft_length = policy
+        engine.draft_policy = policy
     return Bench(tuple(comparisons), costs, sweep, peak_memory_bytes())
 
 
 @dataclass(frozen=True, slots=True)
 class _Runner:
     engine: Engine
-    policy: DraftLength
+    policy: DraftPolicy
     sampling: SamplingParams
     max_tokens: int
 
@@ -216,7 +216,7 @@ class _Runner:
         num_rounds: int,
         show: Callable[[float], None],
     ) -> Comparison:
-        policies = (FixedDraftLength(0), self.policy)
+        policies = (FixedDraftPolicy(0), self.policy)
         rounds: list[list[list[Stats]]] = [[], []]
         started = time.perf_counter()
         for number in range(num_rounds):
@@ -238,17 +238,17 @@ class _Runner:
         if self.engine.shared_vocabulary is None:
             return speedups  # no draft model
         for index, count in enumerate(SWEEP):
-            plain = self._answer(prompt, FixedDraftLength(0), 0)
-            drafted = self._answer(prompt, FixedDraftLength(count), 0)
+            plain = self._answer(prompt, FixedDraftPolicy(0), 0)
+            drafted = self._answer(prompt, FixedDraftPolicy(count), 0)
             speedups[count] = _rate([drafted]) / _rate([plain])
             show((index + 1) / len(SWEEP))
         return speedups
 
-    def _answer(self, prompt: list[int], policy: DraftLength, seed: int) -> Stats:
+    def _answer(self, prompt: list[int], policy: DraftPolicy, seed: int) -> Stats:
         # Emptied, so that every answer reads its whole prompt.
         with self.engine.exclusively():
             pass
-        self.engine.draft_length = policy
+        self.engine.draft_policy = policy
         reply = self.engine.generate(
             prompt,
             sampling=self.sampling,
@@ -269,7 +269,7 @@ def _side(rounds: list[list[Stats]]) -> Side:
 
 
 def _rate(answers: list[Stats]) -> float:
-    """Tokens ÷ seconds behind the prefill, of all answers together; OptionError of none."""
+    """Tokens ÷ seconds after the prefill, of all answers together; OptionError of none."""
     num_tokens = sum(s.decoded_tokens for s in answers)
     if num_tokens == 0:
         raise OptionError(

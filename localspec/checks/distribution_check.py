@@ -1,10 +1,10 @@
-"""Do texts sampled with the draft follow the target's own laws?
+"""Do texts sampled with the draft follow the target's own distributions?
 
-Every token of such a text that came of judging draft tokens is held against the target's law
-behind everything before it, which is computed anew, without draft, after the text is there.
-Three views, each a `CategoryTest`: by rank in the target's law; by token id, in whose order
-laws are drawn from, so that a bad uniform shows; and by whether the draft overrates the token,
-where accepting too readily shows.
+Every token of such a text that came of judging draft tokens is held against the target's
+distribution after everything before it, which is computed again, without draft, after the text
+is there. Three views, each a `CategoryTest`: by rank in the target's distribution; by token id,
+in whose order distributions are drawn from, so that a bad uniform shows; and by whether the
+draft overrates the token, where accepting too readily shows.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.checks.martingale import CategoryTest
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import Logits, Probs, SamplingParams
-from localspec.sampling.transforms import Transforms
-from localspec.speculative.loop import Request, Speculation
+from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.model import Model
-from localspec.speculative.policy_api import FixedDraftLength
+from localspec.speculative.policy_api import FixedDraftPolicy
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import RuleName, make_rule
@@ -42,7 +42,7 @@ _RANK_EDGES = (1, 2, 4, 16)  # categories: best, second, to 4th, to 16th, others
 
 
 @dataclass(frozen=True, slots=True)
-class LawResult:
+class DistributionResult:
     """One rule in one view. smallest_bias: of a category's probability, to be seen so often
     as POWER says."""
 
@@ -58,13 +58,13 @@ class LawResult:
 
 
 @dataclass(slots=True)
-class LawCheck:
-    """Samples texts and holds them against the target's laws.
+class DistributionCheck:
+    """Samples texts and holds them against the target's distributions.
 
     prompts: token ids. is_end: the target's end-of-generation test.
     """
 
-    loop: Speculation
+    loop: SpeculativeDecoder
     prompts: Sequence[list[int]]
     is_end: Callable[[int], bool]
 
@@ -74,7 +74,7 @@ class LawCheck:
         deadline: float,
         num_tokens: int | None,
         progress: Callable[[float], None],
-    ) -> list[LawResult]:
+    ) -> list[DistributionResult]:
         """Results of every view of the rules, from texts in turn until the deadline.
 
         deadline: of time.monotonic. num_tokens: enough for a rule; None: as many as it takes
@@ -100,7 +100,7 @@ class LawCheck:
                 self._add_text(prompt, rule, tests[rule])
             number += 1
         return [
-            LawResult(rule, view, test.num_tokens, test.p_value, _visible(test))
+            DistributionResult(rule, view, test.num_tokens, test.p_value, _visible(test))
             for rule, views in tests.items()
             for view, test in zip(VIEWS, views, strict=False)
         ]
@@ -113,11 +113,11 @@ class LawCheck:
     def _add_text(self, prompt: list[int], rule: RuleName, views: list[CategoryTest]) -> None:
         loop = self.loop
         room = loop.target.context_length - len(prompt)
-        loop.draft_length = FixedDraftLength(NUM_DRAFT_TOKENS)
+        loop.draft_policy = FixedDraftPolicy(NUM_DRAFT_TOKENS)
         loop.start(prompt)
         made = make_rule(rule, is_greedy=False, seed=None, randomness=Randomness(fresh_seed()))
         request = Request(
-            Transforms(UNFILTERED, num_prompt_tokens=len(prompt)),
+            SamplerChain(UNFILTERED, num_prompt_tokens=len(prompt)),
             made,
             min(TEXT_TOKENS, room),
             self.is_end,

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from localspec.checks.rounding import Rounding, single_rows
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import Logits
-from localspec.sampling.transforms import Transforms
-from localspec.speculative.loop import Request, Speculation
+from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Provenance
-from localspec.speculative.policy_api import FixedDraftLength
+from localspec.speculative.policy_api import FixedDraftPolicy
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import Place, make_rule
 
@@ -46,7 +46,7 @@ class Divergence:
 class Identity:
     """What comparing texts found.
 
-    num_tokens: compared, those of a text behind its first divergence not among them;
+    num_tokens: compared, those of a text after its first divergence not among them;
     num_accepted: of these, proposed by the draft and kept.
     """
 
@@ -78,9 +78,9 @@ class IdentityCheck:
     prompt has so many tokens.
     """
 
-    loop: Speculation
+    loop: SpeculativeDecoder
     is_end: Callable[[int], bool]
-    make_transforms: Callable[[int], Transforms]
+    make_transforms: Callable[[int], SamplerChain]
     rounding: Rounding
     result: Identity = field(default_factory=Identity)
 
@@ -106,8 +106,8 @@ class IdentityCheck:
                 )
 
     def _request(self, seed: int | None, prompt_tokens: list[int]) -> Request:
-        transforms = self.make_transforms(len(prompt_tokens))
-        is_greedy = transforms.params.is_greedy
+        chain = self.make_transforms(len(prompt_tokens))
+        is_greedy = chain.params.is_greedy
         rule = make_rule(
             None if is_greedy else "coupled",
             is_greedy=is_greedy,
@@ -115,14 +115,14 @@ class IdentityCheck:
             randomness=Randomness(seed or 0),
         )
         room = self.loop.target.context_length - len(prompt_tokens)
-        return Request(transforms, rule, min(TEXT_TOKENS, room), self.is_end)
+        return Request(chain, rule, min(TEXT_TOKENS, room), self.is_end)
 
     def _text(
         self, prompt: list[int], seed: int | None, k: int
     ) -> tuple[list[int], list[Provenance]]:
         self.loop.truncate(0)
         self.loop.start(prompt)
-        self.loop.draft_length = FixedDraftLength(k)
+        self.loop.draft_policy = FixedDraftPolicy(k)
         steps = list(self.loop.steps(self._request(seed, prompt)))
         text = [token for step in steps for token in step.tokens]
         return text, [provenance for step in steps for provenance in step.provenance]
@@ -130,7 +130,7 @@ class IdentityCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """What the target, asked alone and behind the plain text, says to a token."""
+    """What the target, asked alone and after the plain text, says to a token."""
 
     request: Request
     prompt_tokens: list[int]
@@ -152,8 +152,8 @@ class _Judge:
 
     def _choice(self, position: int, row: Logits) -> int:
         history = [*self.prompt_tokens, *self.plain[:position]]
-        law = self.request.transforms.law(row, history)
-        return self.request.rule.draw(Place(0, position))(0, law)
+        distribution = self.request.chain.distribution(row, history)
+        return self.request.rule.draw(Place(0, position))(0, distribution)
 
     def _gap(self, position: int, expected: int, token: int) -> float:
         def is_chosen(gap: float) -> bool:

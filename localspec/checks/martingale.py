@@ -1,10 +1,10 @@
-"""Do tokens follow the laws that they are said to be drawn from? A test for any text.
+"""Do tokens follow the distributions that they are said to be drawn from? A test for any text.
 
-Given everything before it, each token is a draw from a known law; which category it falls
-into (by rank, say) then has a known expectation and covariance, although every law is
-another and depends on earlier draws. Sums of what was seen minus what was expected are a
-martingale, and its quadratic form over the summed covariances is chi-square (McLeish, Ann.
-Probab. 2, 1974).
+Given everything before it, each token is a draw from a known distribution; which category it
+falls into (by rank, say) then has a known expectation and covariance, although every
+distribution is another and depends on earlier draws. Sums of what was seen minus what was
+expected are a martingale, and its quadratic form over the summed covariances is chi-square
+(McLeish, Ann. Probab. 2, 1974).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CategoryTest:
 
     @property
     def p_value(self) -> float:
-        """Probability of an excess as large as this, if the tokens follow their laws."""
+        """Probability of so large an excess, if the tokens follow their distributions."""
         values, vectors = np.linalg.eigh(self._covariance)
         kept = _told_apart(values)
         along: NDArray[np.float64] = (vectors.T @ self._excess)[kept]
@@ -76,7 +76,8 @@ def noncentrality(freedom: int, alpha: float, power: float) -> float:
     """Of a chi-square variable that exceeds the central one's alpha quantile that often."""
 
     def exceeds(far: float) -> float:
-        # A mixture of central ones by Poisson's law (Johnson, Kotz and Balakrishnan, 29.2).
+        # A mixture of central ones by Poisson's distribution (Johnson, Kotz and Balakrishnan,
+        # 29.2).
         total, weight = 0.0, math.exp(-far / 2)
         for number in range(int(far + 10 * math.sqrt(far) + 10)):
             total += weight * chi_square_tail(critical, freedom + 2 * number)

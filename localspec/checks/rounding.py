@@ -20,7 +20,7 @@ _BATCH_SIZES = (2, 4, 9, 17)  # of steps with 1, 3, 8 and 16 draft tokens
 
 @dataclass(slots=True)
 class Rounding:
-    """Rows of logits behind the same tokens, from a batch of one and from a batch of several.
+    """Rows of logits after the same tokens, from a batch of one and from a batch of several.
 
     largest_difference: of a logit near the top of its row. widest_gap_changed: between the
     two best tokens, in logits, where they changed places.
@@ -66,7 +66,7 @@ class Rounding:
 
 
 def single_rows(target: Model, tokens: Sequence[int], num_rows: int) -> Logits:
-    """Rows behind each of the last num_rows of `tokens`, each decoded in a batch of one.
+    """Rows after each of the last num_rows of `tokens`, each decoded in a batch of one.
 
     (num_rows, vocab) float32, a new array; the cache holds `tokens` afterwards.
     """

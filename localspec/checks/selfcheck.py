@@ -1,7 +1,7 @@
 """Is it lossless here? Checks that users run on their own pair and their own machine.
 
 Greedy text and seeded text with the draft must be those without it, up to near ties, whose
-width is measured; sampled text must follow the target's own laws.
+width is measured; sampled text must follow the target's own distributions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localspec.checks.distribution_check import BIAS, RULES, LawCheck, LawResult
+from localspec.checks.distribution_check import (
+    BIAS,
+    RULES,
+    DistributionCheck,
+    DistributionResult,
+)
 from localspec.checks.identity import (
     ENOUGH_ACCEPTED,
     NUMS_DRAFT_TOKENS,
@@ -24,7 +29,7 @@ from localspec.engine.engine import Engine
 from localspec.errors import ContextError, OptionError
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.resolver import Resolver
-from localspec.speculative.loop import Speculation
+from localspec.speculative.loop import SpeculativeDecoder
 
 GREEDY = SamplingParams(temperature=0)
 _IDENTITY_SHARE = 0.5  # of the time, that comparing texts may take
@@ -53,8 +58,8 @@ class Report:
     rounding: Rounding
     greedy: Identity
     seeded: Identity
-    laws: tuple[LawResult, ...]
-    confirmations: tuple[LawResult, ...]
+    distributions: tuple[DistributionResult, ...]
+    confirmations: tuple[DistributionResult, ...]
     time_s: float
     seconds_needed: float | None
 
@@ -71,13 +76,14 @@ class Report:
         ]
 
     @property
-    def law_bugs(self) -> list[str]:
-        """Which rules do not follow the target's law, a line each."""
+    def distribution_bugs(self) -> list[str]:
+        """Which rules do not follow the target's distribution, a line each."""
         return [
-            f"texts by the rule {law.rule} do not follow the target's law "
-            f"(by {law.view}: p = {law.p_value:.1e} over {law.num_tokens} tokens, confirmed)"
-            for law in self.confirmations
-            if law.is_suspect
+            f"texts by the rule {result.rule} do not follow the target's distribution "
+            f"(by {result.view}: p = {result.p_value:.1e} over {result.num_tokens} tokens, "
+            "confirmed)"
+            for result in self.confirmations
+            if result.is_suspect
         ]
 
     @property
@@ -89,12 +95,12 @@ class Report:
     @property
     def statistics(self) -> Finding:
         """Of sampled text."""
-        return _finding(self.law_bugs, is_enough=self.visible_bias <= BIAS)
+        return _finding(self.distribution_bugs, is_enough=self.visible_bias <= BIAS)
 
     @property
     def visible_bias(self) -> float:
         """The smallest bias that would have been seen in every rule and view."""
-        return max(law.smallest_bias for law in self.laws)
+        return max(result.smallest_bias for result in self.distributions)
 
     @property
     def finding(self) -> Finding:
@@ -134,7 +140,7 @@ def check(
                 f"a prompt has {len(prompt)} tokens; the context holds {engine.context_length}",
                 "Leave it out, or choose a larger context (--ctx).",
             )
-    chosen = engine.draft_length
+    chosen = engine.draft_policy
     try:
         with engine.exclusively() as loop:
             if not loop.proposers:
@@ -144,13 +150,13 @@ def check(
                 )
             return _Check(engine, loop, prompts, budget_s, num_samples, progress).run()
     finally:
-        engine.draft_length = chosen
+        engine.draft_policy = chosen
 
 
 @dataclass(frozen=True, slots=True)
 class _Check:
     engine: Engine
-    loop: Speculation
+    loop: SpeculativeDecoder
     prompts: Sequence[list[int]]
     budget_s: float
     num_samples: int | None
@@ -161,15 +167,15 @@ class _Check:
         rounding = Rounding()
         greedy, seeded = self._compare(started + _IDENTITY_SHARE * self.budget_s, rounding)
         identity_s = time.monotonic() - started
-        check = LawCheck(self.loop, self.prompts, self.engine.vocabulary.is_end)
-        laws = check.run(
+        check = DistributionCheck(self.loop, self.prompts, self.engine.vocabulary.is_end)
+        distributions = check.run(
             RULES,
             started + self.budget_s,
             self.num_samples,
             lambda share: self.progress("sampled text", 0.3 + share * 0.6),
         )
-        laws_s = time.monotonic() - started - identity_s
-        confirmations = self._confirm(check, laws, laws_s)
+        distributions_s = time.monotonic() - started - identity_s
+        confirmations = self._confirm(check, distributions, distributions_s)
         self.progress("done", 1.0)
         num_texts = (1 + len(NUMS_DRAFT_TOKENS)) * len(self.prompts)
         compare_s = _compare_needs_s(identity_s, (greedy, seeded), num_texts)
@@ -177,20 +183,20 @@ class _Check:
             rounding,
             greedy,
             seeded,
-            tuple(laws),
+            tuple(distributions),
             tuple(confirmations),
             time.monotonic() - started,
-            _check_needs_s(compare_s, _laws_need_s(laws_s, laws)),
+            _check_needs_s(compare_s, _distributions_need_s(distributions_s, distributions)),
         )
 
     def _compare(self, deadline: float, rounding: Rounding) -> tuple[Identity, Identity]:
         """Greedy and seeded texts, until they are enough or the deadline; a prompt at least."""
         sampling = self.engine.sampling
         sampled = SamplingParams() if sampling.is_greedy else sampling
-        transforms = Resolver(self.engine.vocabulary).transforms
+        chain = Resolver(self.engine.vocabulary).chain
         is_end = self.engine.vocabulary.is_end
         greedy, seeded = (
-            IdentityCheck(self.loop, is_end, functools.partial(transforms, params), rounding)
+            IdentityCheck(self.loop, is_end, functools.partial(chain, params), rounding)
             for params in (GREEDY, sampled)
         )
         for number, prompt in enumerate(self.prompts):
@@ -205,18 +211,24 @@ class _Check:
         return greedy.result, seeded.result
 
     def _confirm(
-        self, check: LawCheck, laws: Sequence[LawResult], laws_s: float
-    ) -> list[LawResult]:
+        self,
+        check: DistributionCheck,
+        distributions: Sequence[DistributionResult],
+        distributions_s: float,
+    ) -> list[DistributionResult]:
         """Suspect rules once more, by so many more tokens that a suspicion is decided."""
         suspects = [
-            rule for rule in RULES if any(r.is_suspect and r.rule == rule for r in laws)
+            rule
+            for rule in RULES
+            if any(r.is_suspect and r.rule == rule for r in distributions)
         ]
         if not suspects:
             return []
         return check.run(
             suspects,
-            time.monotonic() + _CONFIRMING * laws_s,
-            _CONFIRMING * max(law.num_tokens for law in laws if law.rule in suspects),
+            time.monotonic() + _CONFIRMING * distributions_s,
+            _CONFIRMING
+            * max(result.num_tokens for result in distributions if result.rule in suspects),
             lambda share: self.progress("suspects again", 0.9 + share * 0.1),
         )
 
@@ -230,15 +242,17 @@ def _compare_needs_s(
     return seconds / share if share > 0.0 and has_more else None
 
 
-def _laws_need_s(seconds: float, laws: Sequence[LawResult]) -> float | None:
+def _distributions_need_s(
+    seconds: float, distributions: Sequence[DistributionResult]
+) -> float | None:
     """Of sampling, for enough tokens; None if none was judged. seconds: so far."""
-    if not all(law.num_tokens for law in laws):
+    if not all(result.num_tokens for result in distributions):
         return None
     # What can be seen goes with the root of the tokens.
-    return seconds * max(1.0, *((law.smallest_bias / BIAS) ** 2 for law in laws))
+    return seconds * max(1.0, *((result.smallest_bias / BIAS) ** 2 for result in distributions))
 
 
-def _check_needs_s(compare_s: float | None, laws_s: float | None) -> float | None:
-    if compare_s is None or laws_s is None:
+def _check_needs_s(compare_s: float | None, distributions_s: float | None) -> float | None:
+    if compare_s is None or distributions_s is None:
         return None
-    return _SPARE * max(compare_s / _IDENTITY_SHARE, compare_s + laws_s)
+    return _SPARE * max(compare_s / _IDENTITY_SHARE, compare_s + distributions_s)

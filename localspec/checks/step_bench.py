@@ -6,9 +6,9 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import LARGEST_STEP
-from localspec.speculative.loop import Speculation
+from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.model import Model
 from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.proposers import DraftModel
@@ -31,15 +31,15 @@ class StepCosts:
         return tuple(seconds / self.target_s[0] for seconds in self.target_s)
 
 
-def measure_steps(loop: Speculation, num_rounds: int) -> StepCosts:
-    """Time every size num_rounds times, in turn, behind a text that is dropped afterwards.
+def measure_steps(loop: SpeculativeDecoder, num_rounds: int) -> StepCosts:
+    """Time every size num_rounds times, in turn, after a text that is dropped afterwards.
 
     The loop's text must be empty. An automatic policy of the loop learns from it.
     """
     target = loop.target
     draft = next((p.model for p in loop.proposers if isinstance(p, DraftModel)), None)
-    policy = loop.draft_length
-    learner = policy if isinstance(policy, AutomaticDraftLength) else None
+    policy = loop.draft_policy
+    learner = policy if isinstance(policy, AdaptiveDraftPolicy) else None
     sizes = range(1, min(LARGEST_STEP, target.max_outputs) + 1)
     num_cached = min(_NUM_CACHED, target.context_length - LARGEST_STEP)
     draft_cached = 0 if draft is None else min(num_cached, draft.context_length - _DRAFTED)
@@ -49,12 +49,12 @@ def measure_steps(loop: Speculation, num_rounds: int) -> StepCosts:
         for _ in range(num_rounds):
             for size in sizes:
                 # The other side of the ratio, measured in the same moment.
-                plain_s = _timed(target, num_cached, 1)
-                times[1].append(plain_s)
-                seconds = plain_s if size == 1 else _timed(target, num_cached, size)
+                target_only_s = _timed(target, num_cached, 1)
+                times[1].append(target_only_s)
+                seconds = target_only_s if size == 1 else _timed(target, num_cached, size)
                 times[size].append(seconds)
                 if learner is not None:
-                    learner.target_cost.learn(1, num_cached, plain_s)
+                    learner.target_cost.learn(1, num_cached, target_only_s)
                     learner.target_cost.learn(size, num_cached, seconds)
             if draft is not None:
                 draft_times.append(_timed_draft(draft, draft_cached))

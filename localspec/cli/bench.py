@@ -168,13 +168,13 @@ def _details(found: Bench, engine: Engine) -> list[str]:
     for comparison in found.comparisons:
         lines += _comparison_lines(comparison)
     ratios = "  ".join(f"{n}: {ratio:.2f}" for n, ratio in enumerate(found.costs.ratios, 1))
-    lines.append(f"A decode of n tokens, in plain steps:  {ratios}")
-    plain_s = found.costs.target_s[0]
-    lines.append(f"A plain step: {1000 * plain_s:.2f} ms")
+    lines.append(f"A decode of n tokens, in target-only steps:  {ratios}")
+    target_only_s = found.costs.target_s[0]
+    lines.append(f"A target-only step: {1000 * target_only_s:.2f} ms")
     if found.costs.draft_token_s is not None:
         lines.append(
             f"A draft token: {1000 * found.costs.draft_token_s:.2f} ms, "
-            f"{found.costs.draft_token_s / plain_s:.2f} plain steps"
+            f"{found.costs.draft_token_s / target_only_s:.2f} target-only steps"
         )
         edge = found.break_even
         lines.append(

@@ -23,7 +23,7 @@ from localspec.chat.session import (
 from localspec.cli.screen import error_lines, note
 from localspec.engine.engine import Engine
 from localspec.errors import CacheError, ContextError, OptionError, SessionError
-from localspec.speculative.policy_api import DraftLength
+from localspec.speculative.policy_api import DraftPolicy
 from localspec.streaming.stream import AnswerOptions, Reply, Stream
 
 ThoughtView = Literal["show", "dim", "hide"]
@@ -35,7 +35,7 @@ class Conversation:
 
     write: shows an answer, and returns its reply. think: how thoughts are shown.
     attachments: files that go with the next question. pending: a question that a killed
-    process left without an answer. last: the latest reply. draft_length: the engine's own
+    process left without an answer. last: the latest reply. draft_policy: the engine's own
     while the draft is switched off. lock: the session's, held as long as it is kept.
     keeps_caches: the session's caches are kept, too, when it is left. is_saved: the session's
     file holds what was said.
@@ -51,7 +51,7 @@ class Conversation:
     pending: str = ""
     attachments: list[Attachment] = field(default_factory=list)
     last: Reply | None = None
-    draft_length: DraftLength | None = None
+    draft_policy: DraftPolicy | None = None
     lock: FileLock | None = None
     keeps_caches: bool = False
     is_saved: bool = False
@@ -95,7 +95,7 @@ class Conversation:
         return ", ".join(attachment.name for attachment in self.attachments)
 
     def retry(self) -> None:
-        """Answer the last question anew."""
+        """Answer the last question again."""
         self._answer(self.chat.retry, "")
 
     def _answer(self, ask: Callable[..., Stream], question: str) -> None:
@@ -188,7 +188,7 @@ class Conversation:
             try:
                 self.engine.load_caches(self.chat, caches_file(name))
             except CacheError as error:
-                note(f"The session is decoded anew: {error}.")
+                note(f"The session is decoded again: {error}.")
 
     def _lock(self, name: str) -> FileLock | None:
         """The session's lock; the one that is held already for the session in use."""

@@ -16,7 +16,7 @@ from localspec.cli.screen import legend, use_colour
 from localspec.cli.standard_input import on_terminal, read_text
 from localspec.cli.stats_object import stats_as_object
 from localspec.engine.engine import Engine
-from localspec.speculative.policy_api import FixedDraftLength
+from localspec.speculative.policy_api import FixedDraftPolicy
 from localspec.streaming.stream import Reply, Stream
 
 
@@ -107,7 +107,7 @@ def _finish(stream: Stream) -> Reply:
 
 def _as_object(reply: Reply, engine: Engine) -> dict[str, Any]:
     stats = reply.stats
-    policy = engine.draft_length
+    policy = engine.draft_policy
     return {
         "text": reply.text,
         "thoughts": reply.thoughts,
@@ -119,14 +119,14 @@ def _as_object(reply: Reply, engine: Engine) -> dict[str, Any]:
         "verify": reply.verify,
         **_logprobs(reply, engine),
         "draft_tokens": (
-            policy.num_draft_tokens if isinstance(policy, FixedDraftLength) else "auto"
+            policy.num_draft_tokens if isinstance(policy, FixedDraftPolicy) else "auto"
         ),
         "stats": stats_as_object(stats),
     }
 
 
 def _logprobs(reply: Reply, engine: Engine) -> dict[str, Any]:
-    """Of each token, if asked for: the model's own law, and behind the transforms."""
+    """Of each token, if asked for: the model's own distribution, and after the chain."""
     if reply.logprobs is None:
         return {}
 

@@ -1,4 +1,4 @@
-"""The plot of `localspec bench`: what steps cost, and what speculation gains."""
+"""The plot of `localspec bench`: what steps cost, and what decoder gains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_plot(found: Bench, path: Path) -> None:
     costs, gains = figure.subplots(1, 2)
     ratios = found.costs.ratios
     costs.plot(range(1, len(ratios) + 1), ratios, marker="o")
-    costs.set(title="What a step costs", xlabel="tokens in a step", ylabel="plain steps")
+    costs.set(title="What a step costs", xlabel="tokens in a step", ylabel="target-only steps")
     acceptance = found.comparisons[0].acceptance_rate
     if predicted := found.predicted(acceptance):
         label = f"predicted at acceptance {acceptance:.2f}"

@@ -58,9 +58,9 @@ def verify(
     """Check that the draft changes nothing: on your pair, on your machine.
 
     Identity: greedy and seeded text with the draft must be the text without it, up to near
-    ties that rounding decides. Statistics: sampled text must follow the target's own laws.
-    It ends when both have evidence enough. Exit code 0: lossless, 1: not, 3: not enough
-    evidence in the time.
+    ties that rounding decides. Statistics: sampled text must follow the target's own
+    distributions. It ends when both have evidence enough. Exit code 0: lossless, 1: not, 3: not
+    enough evidence in the time.
 
     \b
         localspec verify
@@ -93,7 +93,7 @@ def _as_text(report: Report, engine: Engine, *, details: bool) -> str:
         _headline(report),
         _identity_line(report),
         _statistics_line(report),
-        *(f"Bug: {line}" for line in (*report.identity_bugs, *report.law_bugs)),
+        *(f"Bug: {line}" for line in (*report.identity_bugs, *report.distribution_bugs)),
     ]
     if report.finding is Finding.NOT_ENOUGH:
         lines.append(_what_it_takes(report))
@@ -134,16 +134,20 @@ def _identity_line(report: Report) -> str:
 
 
 def _statistics_line(report: Report) -> str:
-    num_tokens = sum(law.num_tokens for law in report.laws if law.view == VIEWS[0])
+    num_tokens = sum(
+        result.num_tokens for result in report.distributions if result.view == VIEWS[0]
+    )
     line = f"Statistics: {report.statistics.value}. Of {num_tokens} sampled tokens "
     if report.statistics is Finding.NOT_LOSSLESS:
-        return f"{line}some do not follow the target's law."
+        return f"{line}some do not follow the target's distribution."
     bias = report.visible_bias
     line += f"{'no bias' if bias == 1.0 else f'a bias of {bias:.1%}'} would have been seen"
     asked = f" ({BIAS:.0%} is asked for)"
     line += "." if report.statistics is Finding.LOSSLESS else f"{asked}."
     if report.confirmations:
-        num_more = sum(law.num_tokens for law in report.confirmations if law.view == VIEWS[0])
+        num_more = sum(
+            result.num_tokens for result in report.confirmations if result.view == VIEWS[0]
+        )
         line += f" What looked suspect at first was not borne out by {num_more} more."
     return line
 
@@ -174,10 +178,11 @@ def _details(report: Report, engine: Engine) -> list[str]:
             f"{found.num_accepted} of them the draft's; {near} near ties fell otherwise, "
             f"{len(found.bugs(bound))} differences beyond rounding."
         )
-    for law in (*report.laws, *report.confirmations):
+    for result in (*report.distributions, *report.confirmations):
         lines.append(
-            f"Rule {law.rule}, by {law.view}: {law.num_tokens} tokens, p = {law.p_value:.2g}; "
-            f"a bias of {law.smallest_bias:.2%} would have been seen."
+            f"Rule {result.rule}, by {result.view}: {result.num_tokens} tokens, "
+            f"p = {result.p_value:.2g}; "
+            f"a bias of {result.smallest_bias:.2%} would have been seen."
         )
     return lines
 
@@ -192,5 +197,5 @@ def _as_object(report: Report) -> dict[str, Any]:
         "rounding_bound": report.rounding.bound,
         "alpha": ALPHA,
         "views": VIEWS,
-        "bugs": [*report.identity_bugs, *report.law_bugs],
+        "bugs": [*report.identity_bugs, *report.distribution_bugs],
     }

@@ -36,7 +36,7 @@ def waiting(describe: Callable[[], str]) -> Iterator[None]:
             click.echo("\r" + text.ljust(longest), nl=False, err=True)
             pause = _REFRESH_S
         if longest:
-            # Ctrl-C may have been echoed behind it.
+            # Ctrl-C may have been echoed after it.
             blanks = " " * min(longest + len("^C"), _room())
             click.echo(f"\r{blanks}\r", nl=False, err=True)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
 
 
-class Answering(abc.ABC):
+class BaseEngine(abc.ABC):
     """Streams, whole answers, their asynchronous twins and conversations, all from `answer`.
 
     The base of `Engine` and `IsolatedEngine`. options: by keyword, the fields of
@@ -189,7 +189,7 @@ class Answering(abc.ABC):
             raise EngineError("the engine is closed", "Load it again.")
 
 
-def _end_at_exit(engine: weakref.ref[Answering]) -> None:
+def _end_at_exit(engine: weakref.ref[BaseEngine]) -> None:
     """Before modules and drivers go; an engine that was dropped has been freed already."""
     alive = engine()
     if alive is not None:

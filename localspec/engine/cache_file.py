@@ -1,4 +1,4 @@
-"""The caches of a conversation on disk, so that it resumes without decoding it anew.
+"""The caches of a conversation on disk, so that it resumes without decoding it again.
 
 One line of JSON says whose they are, then come the bytes that libllama gave. They go back into
 libllama only for the very same model files and settings, and only if no byte has changed: a
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from localspec.atomic_write import write_whole
-from localspec.engine.cache_pool import KeptText
+from localspec.engine.cache_pool import PooledCache
 from localspec.llama.cache_state import CacheState
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ FORMAT, VERSION = "localspec-caches", 1
 _MAX_HEAD = 64_000_000  # bytes: the ids of more tokens than any context holds
 
 
-def write_caches(path: Path, kept: KeptText, identities: Sequence[str]) -> None:
+def write_caches(path: Path, kept: PooledCache, identities: Sequence[str]) -> None:
     """Replace the file at once. identities: of the models, see `LlamaModel.identity`.
 
     The states are written where they lie, since they can be gigabytes. Raises OSError.
@@ -47,7 +47,7 @@ def write_caches(path: Path, kept: KeptText, identities: Sequence[str]) -> None:
 
 def read_caches(
     path: Path, identities: Sequence[str], make_room: Callable[[int], None]
-) -> KeptText | None:
+) -> PooledCache | None:
     """What the file holds; None if there is none, or it is damaged or of other models.
 
     make_room: called with the bytes of the states before they are read. Raises what it does.
@@ -72,11 +72,13 @@ def read_caches(
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
-        logger.warning("%s is of no use, and the conversation is decoded anew: %s", path, error)
+        logger.warning(
+            "%s is of no use, and the conversation is decoded again: %s", path, error
+        )
         return None
 
 
-def _kept(head: dict[str, Any], parts: list[bytes]) -> KeptText:
+def _kept(head: dict[str, Any], parts: list[bytes]) -> PooledCache:
     """Raises ValueError, TypeError or KeyError for what does not fit together."""
     if _digest(parts) != head["sha256"]:
         raise ValueError("its bytes have changed")
@@ -87,7 +89,7 @@ def _kept(head: dict[str, Any], parts: list[bytes]) -> KeptText:
     ]
     if any(state is not None and not 0 < state.num_cached <= len(tokens) for state in states):
         raise ValueError("it claims more tokens than it has")
-    return KeptText(tokens, states)
+    return PooledCache(tokens, states)
 
 
 def _digest(parts: Sequence[bytes | memoryview]) -> str:

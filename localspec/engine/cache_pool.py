@@ -1,7 +1,7 @@
 """Texts whose turn is over for now, with what both caches held of them.
 
 The loop has one text at a time. A conversation that another interrupts finds its own again,
-without decoding it anew, as long as the memory that was granted suffices.
+without decoding it again, as long as the memory that was granted suffices.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from localspec.errors import CacheError, OptionError
 from localspec.llama.cache_state import CacheState
-from localspec.speculative.loop import Speculation
+from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.proposers import DraftModel
 
 
@@ -29,7 +29,7 @@ class SavesState(Protocol):
         """Make that what is cached. Raises CacheError, and leaves the cache empty."""
 
 
-class KeptText(NamedTuple):
+class PooledCache(NamedTuple):
     """A text, and what each model's cache held of it; None where nothing was cached."""
 
     tokens: list[int]
@@ -41,7 +41,7 @@ class KeptText(NamedTuple):
         return sum(state.data.size for state in self.states if state is not None)
 
 
-class KeptTexts:
+class CachePool:
     """A text for each owner but the one whose text the loop has; the oldest leave first.
 
     An owner is any object; its text goes when the object does. models: what the loop's text
@@ -51,16 +51,16 @@ class KeptTexts:
     """
 
     def __init__(
-        self, speculation: Speculation, models: Sequence[SavesState], budget_bytes: int
+        self, decoder: SpeculativeDecoder, models: Sequence[SavesState], budget_bytes: int
     ) -> None:
         if not (isinstance(budget_bytes, int) and budget_bytes >= 0):
             raise OptionError(f"kept_bytes is {budget_bytes!r}", "Choose 0 (none) or more.")
-        self._speculation = speculation
+        self._decoder = decoder
         self._models = models
         self._budget_bytes = budget_bytes
         self._owner: Callable[[], object | None] = _nobody
         # Least recently used first.
-        self._kept: weakref.WeakKeyDictionary[object, KeptText] = weakref.WeakKeyDictionary()
+        self._kept: weakref.WeakKeyDictionary[object, PooledCache] = weakref.WeakKeyDictionary()
 
     @property
     def num_bytes(self) -> int:
@@ -86,7 +86,7 @@ class KeptTexts:
         """Free what was kept."""
         self._kept.clear()
 
-    def text_of(self, owner: object) -> KeptText | None:
+    def text_of(self, owner: object) -> PooledCache | None:
         """A copy of the owner's text and its states, if there is one.
 
         Raises CacheError if they are larger than the budget, which `put` would refuse.
@@ -96,7 +96,7 @@ class KeptTexts:
         self._check_size(sum(self._sizes()))
         return self._copy()
 
-    def put(self, owner: object, kept: KeptText) -> None:
+    def put(self, owner: object, kept: PooledCache) -> None:
         """Make that the owner's text, from the next `switch_to` on.
 
         Raises CacheError if it is larger than the budget.
@@ -135,12 +135,12 @@ class KeptTexts:
         # A draft that has not read all of the text would be believed to have.
         partial = {
             id(proposer.model)
-            for proposer in self._speculation.proposers
+            for proposer in self._decoder.proposers
             if isinstance(proposer, DraftModel) and proposer.begins_at > 0
         }
         return [0 if id(model) in partial else model.state_bytes() for model in self._models]
 
-    def _copy(self) -> KeptText | None:
+    def _copy(self) -> PooledCache | None:
         """What the loop has; None if nothing is cached, or libllama does not give it."""
         try:
             states = [
@@ -148,15 +148,15 @@ class KeptTexts:
                 for model, size in zip(self._models, self._sizes(), strict=True)
             ]
         except CacheError:
-            return None  # then the text is decoded anew when it comes back
+            return None  # then the text is decoded again when it comes back
         if not any(states):
             return None
-        return KeptText(list(self._speculation.tokens), states)
+        return PooledCache(list(self._decoder.tokens), states)
 
-    def _restore(self, kept: KeptText) -> None:
-        self._speculation.truncate(0)
+    def _restore(self, kept: PooledCache) -> None:
+        self._decoder.truncate(0)
         # Now, since whatever happens below, each cache holds a prefix of it.
-        self._speculation.tokens = kept.tokens
+        self._decoder.tokens = kept.tokens
         for model, state in zip(self._models, kept.states, strict=True):
             if state is not None:
                 try:

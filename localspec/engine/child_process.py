@@ -83,7 +83,7 @@ class ChildProcess:
                 self._has_ended = True
                 raise EngineError(
                     f"the process of the engine ended: {self._how_it_ended()}",
-                    "Ask again: it is started anew.",
+                    "Ask again: it is started again.",
                 ) from error
             if kind == "progress" and progress is not None:
                 progress(value)

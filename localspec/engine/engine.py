@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NoReturn
 from localspec.chat.chat import Chat
 from localspec.chat.prompt import Prompt
 from localspec.engine.access import Access, busy
-from localspec.engine.base import Answering
+from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
-from localspec.engine.cache_pool import KeptTexts
+from localspec.engine.cache_pool import CachePool
 from localspec.engine.prefill import prepare
-from localspec.engine.proposer_choice import choose_draft_length, choose_proposers
+from localspec.engine.proposer_choice import choose_draft_policy, choose_proposers
 from localspec.errors import (
     CacheError,
     ContextError,
@@ -25,24 +25,24 @@ from localspec.errors import (
     Interrupted,
     OptionError,
 )
-from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.drafting import Drafting
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.resolver import Resolver
-from localspec.speculative.loop import Request, Speculation
-from localspec.speculative.policy_api import DraftLength
+from localspec.speculative.loop import Request, SpeculativeDecoder
+from localspec.speculative.policy_api import DraftPolicy
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
 from localspec.streaming.cancellation import Unwanted
 from localspec.streaming.stops import checked_stop_strings
-from localspec.streaming.stream import Answer, AnswerOptions, Reply, Stream
+from localspec.streaming.stream import AnswerOptions, AnswerRun, Reply, Stream
 
 if TYPE_CHECKING:
     from localspec.llama.model import LlamaModel
     from localspec.llama.vocabulary import Vocabulary
 
 
-class Engine(Answering):
+class Engine(BaseEngine):
     """A target, perhaps a draft, and one text in their caches. Made by `localspec.load`.
 
     From any thread, but one answer at a time: a second stream that starts while another is
@@ -68,9 +68,11 @@ class Engine(Answering):
         self._models = [target] if draft is None else [target, draft]
         self._resolver = Resolver(target.vocabulary)
         self.shared_vocabulary, proposers, off = choose_proposers(target, draft, drafting)
-        draft_length, self._profile = choose_draft_length(target, draft, drafting, proposers)
-        self._speculation = Speculation(target, proposers, draft_length, off, time.perf_counter)
-        self._kept_texts = KeptTexts(self._speculation, self._models, kept_bytes)
+        draft_policy, self._profile = choose_draft_policy(target, draft, drafting, proposers)
+        self._decoder = SpeculativeDecoder(
+            target, proposers, draft_policy, off, time.perf_counter
+        )
+        self._cache_pool = CachePool(self._decoder, self._models, kept_bytes)
         # Nothing of an engine refers back to it: so it is freed when it is dropped.
         self._access = Access(functools.partial(_interrupt, self._models))
 
@@ -90,7 +92,7 @@ class Engine(Answering):
 
         From any thread, to show how far a long prompt is.
         """
-        return self._target.num_cached, len(self._speculation.tokens)
+        return self._target.num_cached, len(self._decoder.tokens)
 
     @property
     def chat_template(self) -> str | None:
@@ -98,27 +100,27 @@ class Engine(Answering):
         return self._target.chat_template
 
     @property
-    def draft_length(self) -> DraftLength:
+    def draft_policy(self) -> DraftPolicy:
         """The policy of how many tokens a step proposes. May be set between two answers."""
-        return self._speculation.draft_length
+        return self._decoder.draft_policy
 
-    @draft_length.setter
-    def draft_length(self, draft_length: DraftLength) -> None:
-        self._speculation.draft_length = draft_length
+    @draft_policy.setter
+    def draft_policy(self, draft_policy: DraftPolicy) -> None:
+        self._decoder.draft_policy = draft_policy
 
     @contextlib.contextmanager
-    def exclusively(self) -> Iterator[Speculation]:
+    def exclusively(self) -> Iterator[SpeculativeDecoder]:
         """The loop below the streams, its text empty, while no stream may run.
 
         For checks and measurements. Raises EngineError while an answer is produced.
         """
         with self._held():
-            self._kept_texts.switch_to(None)
-            self._speculation.truncate(0)
+            self._cache_pool.switch_to(None)
+            self._decoder.truncate(0)
             try:
-                yield self._speculation
+                yield self._decoder
             finally:
-                self._speculation.truncate(0)
+                self._decoder.truncate(0)
 
     def answer(
         self,
@@ -130,7 +132,7 @@ class Engine(Answering):
         on_begin: Callable[[], None],
         on_end: Callable[[Reply], None],
     ) -> Stream:
-        """See `Answering.answer`."""
+        """See `BaseEngine.answer`."""
         room = self.context_length - len(prompt.tokens)
         if not prompt.tokens:
             raise OptionError("the prompt is empty", "Give a token or more to go on from.")
@@ -143,7 +145,7 @@ class Engine(Answering):
         params = options.sampling or self.sampling
         seed = fresh_seed() if options.seed is None else options.seed
         request = Request(
-            transforms=self._resolver.transforms(params, len(prompt.tokens)),
+            chain=self._resolver.chain(params, len(prompt.tokens)),
             rule=make_rule(
                 options.verify,
                 is_greedy=params.is_greedy,
@@ -156,14 +158,14 @@ class Engine(Answering):
 
         def begin() -> None:
             on_begin()
-            self._kept_texts.switch_to(owner)
+            self._cache_pool.switch_to(owner)
 
         def end(reply: Reply) -> None:
             self._save_profile()
             on_end(reply)
 
-        answer = Answer(
-            speculation=self._speculation,
+        answer = AnswerRun(
+            decoder=self._decoder,
             prompt_tokens=prompt.tokens,
             thoughts=prompt.thoughts,
             request=request,
@@ -188,7 +190,7 @@ class Engine(Answering):
         """
         _require_chat(chat)
         with self._held():
-            kept = self._kept_texts.text_of(chat)
+            kept = self._cache_pool.text_of(chat)
             if kept is not None:
                 write_caches(Path(path), kept, self._identities())
             return kept is not None
@@ -196,19 +198,19 @@ class Engine(Answering):
     def load_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
         """Give a conversation what `save_caches` kept of it; False if it is of no use here.
 
-        It then is decoded anew when it goes on. Raises EngineError while an answer is produced,
-        CacheError if it takes more memory than was granted, or the models are such as
+        It then is decoded again when it goes on. Raises EngineError while an answer is
+        produced, CacheError if it takes more memory than was granted, or the models are such as
         `save_caches` refuses.
         """
         _require_chat(chat)
         with self._held():
-            kept = read_caches(Path(path), self._identities(), self._kept_texts.make_room)
+            kept = read_caches(Path(path), self._identities(), self._cache_pool.make_room)
             if kept is not None:
-                self._kept_texts.put(chat, kept)
+                self._cache_pool.put(chat, kept)
             return kept is not None
 
     def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
-        """See `Answering.prepare`."""
+        """See `BaseEngine.prepare`."""
         self._require_open()
         with self._access.for_idle_work() as has_access:
             if not has_access:
@@ -220,14 +222,14 @@ class Engine(Answering):
                 tokens = make_tokens(lambda: self._target.is_interrupted)
             if not tokens:
                 return
-            self._kept_texts.switch_to(owner)
-            transforms = self._resolver.transforms(self.sampling, len(tokens))
+            self._cache_pool.switch_to(owner)
+            chain = self._resolver.chain(self.sampling, len(tokens))
             with contextlib.suppress(Interrupted):
-                prepare(self._speculation, tokens, transforms, time.perf_counter)
+                prepare(self._decoder, tokens, chain, time.perf_counter)
             self._save_profile()
 
     def cancel(self) -> None:
-        """See `Answering.cancel`."""
+        """See `BaseEngine.cancel`."""
         _interrupt(self._models)
 
     def close(self) -> None:
@@ -247,13 +249,13 @@ class Engine(Answering):
             self._access.release()
 
     def _free(self) -> None:
-        self._kept_texts.clear()
+        self._cache_pool.clear()
         for model in self._models:
             model.close()
 
     def _save_profile(self) -> None:
-        policy = self._speculation.draft_length
-        if self._profile is not None and isinstance(policy, AutomaticDraftLength):
+        policy = self._decoder.draft_policy
+        if self._profile is not None and isinstance(policy, AdaptiveDraftPolicy):
             self._profile.save(policy.as_dict())
 
     def __reduce__(self) -> NoReturn:

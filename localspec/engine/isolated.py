@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.chat.prompt import Prompt
 from localspec.engine.access import busy
-from localspec.engine.base import Answering
+from localspec.engine.base import BaseEngine
 from localspec.engine.child_process import ChildProcess
 from localspec.engine.isolated_child import EngineFacts
 from localspec.errors import EngineError, Interrupted, OptionError
@@ -39,9 +39,9 @@ class _RemoteVocabulary:
         self.bos, self.eos, self.add_bos = facts.bos, facts.eos, facts.add_bos
 
     def tokenize(
-        self, text: str, *, parse_special: bool, behind: int | None = None
+        self, text: str, *, parse_special: bool, after: int | None = None
     ) -> list[int]:
-        keywords = {"parse_special": parse_special, "behind": behind}
+        keywords = {"parse_special": parse_special, "after": after}
         return list(self._ask("tokenize", text, **keywords))
 
     def text(self, token: int) -> str:
@@ -60,7 +60,7 @@ class _RemoteVocabulary:
         return self._engine.running().call("vocabulary", method, arguments, **keywords)
 
 
-class IsolatedEngine(Answering):
+class IsolatedEngine(BaseEngine):
     """An `Engine` in a child process, with the same streams, chats and asynchronous twins.
 
     If libllama crashes, whoever reads the answer gets EngineError, and the next question
@@ -162,7 +162,7 @@ class IsolatedEngine(Answering):
         on_begin: Callable[[], None],
         on_end: Callable[[Reply], None],
     ) -> Stream:
-        """See `Answering.answer`."""
+        """See `BaseEngine.answer`."""
 
         def begin(process: ChildProcess) -> int:
             self._num_streams += 1
@@ -182,7 +182,7 @@ class IsolatedEngine(Answering):
         return self._listed(Stream(answer))
 
     def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
-        """See `Answering.prepare`."""
+        """See `BaseEngine.prepare`."""
         if self._busy.locked():
             return
         process = self.running()
@@ -224,7 +224,7 @@ class IsolatedEngine(Answering):
             self._busy.release()
 
     def cancel(self) -> None:
-        """See `Answering.cancel`."""
+        """See `BaseEngine.cancel`."""
         if self._own_process.is_this():
             self._num_cancels += 1
             self._process.cancel(self._num_streams)

@@ -24,7 +24,7 @@ from localspec.preflight.fit import check_room, repacked_here, target_context_le
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.settings import with_suited_attention, with_suited_mapping
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.policy_api import LOOK_BACK_TOKENS, MAX_DRAFT_TOKENS
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS
 
 if TYPE_CHECKING:
     from localspec.llama.model import Llama, LlamaModel
@@ -246,7 +246,7 @@ def _draft_options(
     source: ModelSource, options: LlamaOptions, target_context: int
 ) -> LlamaOptions:
     """The target's context for the draft, or less where it was trained for less."""
-    options = replace(options, max_outputs=LOOK_BACK_TOKENS)
+    options = replace(options, max_outputs=REPLAY_TOKENS)
     if not isinstance(source, str | os.PathLike):
         return options
     header = check_model_file(Path(source))

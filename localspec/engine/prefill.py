@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import TargetCost
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import Distribution
-from localspec.sampling.transforms import Transforms
-from localspec.speculative.loop import Speculation
+from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.model import Model
 from localspec.speculative.policy_api import UpTo
 from localspec.speculative.proposers import DraftModel
 
 _CHUNK = 128  # tokens that are decoded at once: what an interruption can lose
 _FOLLOWING = 32  # tokens that a draft lags behind at most while it is being asked
-_MOST_STEPS = 12  # that are timed in one pause, each beside a plain one
+_MOST_STEPS = 12  # that are timed in one pause, each beside a target-only one
 _NUM_DRAFTS = 4  # that are timed, the first of which reads
 _DRAFT_TOKENS = 4  # in each of them
 _MOST_READ = 512  # tokens that a draft reads for no other reason than to be timed or judged
@@ -29,58 +29,58 @@ _ENOUGH_JUDGED = 256  # at any time, to know how its tokens fare
 
 
 def prepare(
-    speculation: Speculation,
+    decoder: SpeculativeDecoder,
     tokens: list[int],
-    transforms: Transforms,
+    chain: SamplerChain,
     clock: Callable[[], float],
 ) -> None:
     """Read `tokens`, with which the next prompt begins; find out what a policy has to know.
 
-    transforms: those of a usual answer, whose time belongs to a step's. Raises Interrupted.
+    chain: those of a usual answer, whose time belongs to a step's. Raises Interrupted.
     """
-    policy = speculation.draft_length
-    if isinstance(policy, AutomaticDraftLength):
-        _judge_drafts(speculation, policy)
-    _read_ahead(speculation, tokens)
-    if isinstance(policy, AutomaticDraftLength):
-        _measure_costs(speculation, policy, transforms, clock)
+    policy = decoder.draft_policy
+    if isinstance(policy, AdaptiveDraftPolicy):
+        _judge_drafts(decoder, policy)
+    _read_ahead(decoder, tokens)
+    if isinstance(policy, AdaptiveDraftPolicy):
+        _measure_costs(decoder, policy, chain, clock)
 
 
-def _judge_drafts(speculation: Speculation, policy: AutomaticDraftLength) -> None:
+def _judge_drafts(decoder: SpeculativeDecoder, policy: AdaptiveDraftPolicy) -> None:
     """Ask a draft that rested what it would have proposed in the answer.
 
     So the next one begins with that knowledge, and need not pay for it. Later, when enough of
     a draft's tokens were judged, nothing is done any more.
     """
-    tokens = speculation.tokens
-    for proposer, prospect in zip(speculation.proposers, policy.prospects, strict=False):
+    tokens = decoder.tokens
+    for proposer, prospect in zip(decoder.proposers, policy.prospects, strict=False):
         if not isinstance(proposer, DraftModel):
             continue
-        offer = proposer.offer(tokens)
-        num_tokens = min(offer.num_unjudged, speculation.num_answered, _MOST_JUDGED)
+        state = proposer.state(tokens)
+        num_tokens = min(state.num_unjudged, decoder.num_answered, _MOST_JUDGED)
         is_known = prospect.acceptance.num_seen >= _ENOUGH_JUDGED
-        if num_tokens == 0 or is_known or offer.num_missing > _MOST_READ:
+        if num_tokens == 0 or is_known or state.num_missing > _MOST_READ:
             continue
         _read(proposer.model, tokens[proposer.begins_at : len(tokens) - num_tokens - 1])
-        for hindsight in speculation.hindsights(proposer, num_tokens):
-            for confidence, chance in hindsight.chances:
+        for replay_scores in decoder.replay_scores(proposer, num_tokens):
+            for confidence, chance in replay_scores.chances:
                 prospect.acceptance.learn(confidence, chance)
 
 
-def _read_ahead(speculation: Speculation, tokens: list[int]) -> None:
+def _read_ahead(decoder: SpeculativeDecoder, tokens: list[int]) -> None:
     """Make `tokens` the text, and decode what is missing.
 
     A draft that has kept up reads it, too; one that rests costs no time, idle or not.
     """
     following = [
         draft
-        for draft in speculation.proposers
+        for draft in decoder.proposers
         if isinstance(draft, DraftModel)
-        and 0 <= len(speculation.tokens) - draft.begins_at - draft.model.num_cached < _FOLLOWING
+        and 0 <= len(decoder.tokens) - draft.begins_at - draft.model.num_cached < _FOLLOWING
     ]
-    if speculation.tokens != tokens:
-        speculation.start(tokens)
-    _read(speculation.target, tokens)
+    if decoder.tokens != tokens:
+        decoder.start(tokens)
+    _read(decoder.target, tokens)
     for draft in following:
         end = min(len(tokens), draft.begins_at + draft.model.context_length)
         if draft.model.num_cached > 0 and draft.knows(tokens):
@@ -88,26 +88,26 @@ def _read_ahead(speculation: Speculation, tokens: list[int]) -> None:
 
 
 def _measure_costs(
-    speculation: Speculation,
-    policy: AutomaticDraftLength,
-    transforms: Transforms,
+    decoder: SpeculativeDecoder,
+    policy: AdaptiveDraftPolicy,
+    chain: SamplerChain,
     clock: Callable[[], float],
 ) -> None:
-    """Time steps of sizes that were not timed yet behind the text, which is cached, and drafts.
+    """Time steps of sizes that were not timed yet after the text, which is cached, and drafts.
 
     A few of them: when all is known nothing is done any more.
     """
-    if not (speculation.proposers and speculation.target.can_truncate):
+    if not (decoder.proposers and decoder.target.can_truncate):
         return
-    plain_s = policy.target_cost.plain_s
+    target_only_s = policy.target_cost.target_only_s
     try:
         with policy.target_cost.apart():
-            _measure_steps(speculation, policy.target_cost, transforms, clock)
-            plain_s = policy.target_cost.plain_s or plain_s
-            if plain_s is not None:
-                _measure_drafts(speculation, policy, plain_s, transforms, clock)
+            _measure_steps(decoder, policy.target_cost, chain, clock)
+            target_only_s = policy.target_cost.target_only_s or target_only_s
+            if target_only_s is not None:
+                _measure_drafts(decoder, policy, target_only_s, chain, clock)
     finally:
-        speculation.truncate(len(speculation.tokens))
+        decoder.truncate(len(decoder.tokens))
 
 
 def _read(model: Model, tokens: list[int]) -> None:
@@ -117,13 +117,13 @@ def _read(model: Model, tokens: list[int]) -> None:
 
 
 def _measure_steps(
-    speculation: Speculation,
+    decoder: SpeculativeDecoder,
     cost: TargetCost,
-    transforms: Transforms,
+    chain: SamplerChain,
     clock: Callable[[], float],
 ) -> None:
-    """A plain step beside each of the others, since the ratio counts; sampler included."""
-    target, tokens = speculation.target, speculation.tokens
+    """A target-only step beside each other one, since the ratio counts; sampler included."""
+    target, tokens = decoder.target, decoder.tokens
     room = min(target.context_length - len(tokens), target.max_outputs)
     wanted = (size for size in cost.sizes_to_measure(len(tokens)) if size <= room)
     for size in islice(wanted, _MOST_STEPS):
@@ -132,7 +132,7 @@ def _measure_steps(
             batch = (tokens[-num_tokens:] * num_tokens)[:num_tokens]
             started = clock()
             logits = target.decode(batch, num_tokens)
-            transforms.laws(logits, tokens, batch[:-1])
+            chain.distributions(logits, tokens, batch[:-1])
             seconds = clock() - started
             target.truncate(len(tokens))
             if target.num_cached < len(tokens):
@@ -141,38 +141,38 @@ def _measure_steps(
 
 
 def _measure_drafts(
-    speculation: Speculation,
-    policy: AutomaticDraftLength,
-    plain_s: float,
-    transforms: Transforms,
+    decoder: SpeculativeDecoder,
+    policy: AdaptiveDraftPolicy,
+    target_only_s: float,
+    chain: SamplerChain,
     clock: Callable[[], float],
 ) -> None:
-    """Those that were not timed yet. plain_s: what a plain step takes, in seconds."""
-    for proposer, prospect in zip(speculation.proposers, policy.prospects, strict=False):
+    """Those that were not timed yet. target_only_s: seconds of a target-only step."""
+    for proposer, prospect in zip(decoder.proposers, policy.prospects, strict=False):
         if isinstance(proposer, DraftModel) and not prospect.cost.is_measured:
-            for timed in _timed_drafts(proposer, speculation.tokens, transforms, clock):
-                prospect.cost.learn(*timed, plain_s)
+            for timed in _timed_drafts(proposer, decoder.tokens, chain, clock):
+                prospect.cost.learn(*timed, target_only_s)
 
 
 def _timed_drafts(
     draft: DraftModel,
     tokens: list[int],
-    transforms: Transforms,
+    chain: SamplerChain,
     clock: Callable[[], float],
 ) -> Iterator[tuple[int, int, float]]:
     """Tokens read, tokens drafted, seconds. The first ones read, the others only draft."""
     # As in a step: the last token, the pending one, is missing.
     draft.truncate(len(tokens) - 1)
-    offer = draft.offer(tokens)
-    if offer.max_tokens < _DRAFT_TOKENS or offer.num_missing > _MOST_READ:
+    state = draft.state(tokens)
+    if state.max_tokens < _DRAFT_TOKENS or state.num_missing > _MOST_READ:
         return
     for _ in range(_NUM_DRAFTS):
         started = clock()
-        proposal = draft.propose(tokens, UpTo(_DRAFT_TOKENS), transforms, _likeliest)
+        proposal = draft.propose(tokens, UpTo(_DRAFT_TOKENS), chain, _likeliest)
         seconds = clock() - started
         draft.truncate(len(tokens) - 1)
         yield proposal.num_read, len(proposal.draft_tokens), seconds
 
 
-def _likeliest(_index: int, law: Distribution) -> int:
-    return int(law.ids[law.probs.argmax()])
+def _likeliest(_index: int, distribution: Distribution) -> int:
+    return int(distribution.ids[distribution.probs.argmax()])

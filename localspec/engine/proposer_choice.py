@@ -6,14 +6,14 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.drafting import Drafting
 from localspec.policy.profile import Profile
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.policy_api import (
-    DraftLength,
     DraftOff,
-    FixedDraftLength,
+    DraftPolicy,
+    FixedDraftPolicy,
     ProposerKind,
 )
 from localspec.speculative.proposers import DraftModel, Proposer
@@ -47,21 +47,21 @@ def choose_proposers(
     return shared, proposers, None if proposers else off
 
 
-def choose_draft_length(
+def choose_draft_policy(
     target: LlamaModel,
     draft: LlamaModel | None,
     drafting: Drafting,
     proposers: Sequence[Proposer],
-) -> tuple[DraftLength, Profile | None]:
+) -> tuple[DraftPolicy, Profile | None]:
     """The policy, and where what it learns is kept, if that can be known to be of this pair."""
     if drafting.is_off:
-        return FixedDraftLength(0), None
+        return FixedDraftPolicy(0), None
     if drafting.num_draft_tokens is not None:
-        return FixedDraftLength(drafting.num_draft_tokens), None
+        return FixedDraftPolicy(drafting.num_draft_tokens), None
     # A decode reads all weights once, which is most of what it costs.
     draft_share = 0.0 if draft is None else draft.num_weight_bytes / target.num_weight_bytes
     shares = {ProposerKind.DRAFT: draft_share, ProposerKind.LOOKUP: 0.0}
-    policy = AutomaticDraftLength({p.kind: shares[p.kind] for p in proposers})
+    policy = AdaptiveDraftPolicy({p.kind: shares[p.kind] for p in proposers})
     identities = [each.identity for each in (target, draft) if each is not None]
     known = [identity for identity in identities if identity is not None]
     if len(known) < len(identities):

@@ -143,7 +143,7 @@ def read_source_header(source: Source) -> Header:
 
 
 class _PrefixTooShortError(Exception):
-    """The header goes on behind the bytes that were read of the file."""
+    """The header goes on after the bytes that were read of the file."""
 
 
 class _Reader:
@@ -264,7 +264,7 @@ class _Reader:
         return strings
 
     def _tensor(self) -> Tensor:
-        """The next one, its size not known yet, and its offset that behind the header."""
+        """The next one, its size not known yet, and its offset that after the header."""
         name = self._string()
         num_dimensions = self._scalar("<I")
         if num_dimensions > _MAX_DIMENSIONS:

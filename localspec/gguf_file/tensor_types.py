@@ -31,7 +31,7 @@ _AMX = {
 
 
 def repacked_types(system_info: str) -> Mapping[str, float]:
-    """Types that ggml's CPU backend stores anew, in an order for its kernels.
+    """Types that ggml's CPU backend repacks, in an order for its kernels.
 
     system_info: what libllama says of its build and this processor. Returns by name how many
     bytes one of the file becomes. Follows ggml_repack_get_optimal_repack_type in

@@ -272,7 +272,7 @@ class LlamaModel:
         self.require_open()
         if not 0 < len(tokens) <= self.context_length - self.num_cached:
             raise ContextError(
-                f"{len(tokens)} tokens to decode behind {self.num_cached} cached ones; "
+                f"{len(tokens)} tokens to decode after {self.num_cached} cached ones; "
                 f"the context of {self.name} holds {self.context_length}",
                 "Shorten the text or load the model with a larger context.",
             )
@@ -297,7 +297,7 @@ class LlamaModel:
             raise Interrupted(f"a decode of {self.name} was cancelled")
         if status != 0:
             raise DecodeError(
-                f"libllama could not decode {count} tokens behind {self.num_cached} "
+                f"libllama could not decode {count} tokens after {self.num_cached} "
                 f"(status {status}){complaints.because()}",
                 "Out of memory? Try a smaller context or fewer GPU layers.",
             )
@@ -322,7 +322,7 @@ class LlamaModel:
             self._clear()
 
     def _is_whole(self, num_cached: int) -> bool:
-        """Whether all that a decode behind num_cached tokens looks at is cached, and no more.
+        """Whether all that a decode after num_cached tokens looks at is cached, and no more.
 
         libllama takes anything away from a sliding window, whose oldest entries it has
         overwritten or, in a restored state, never had: what is left can have a hole at its

@@ -13,7 +13,7 @@ FlashAttention = Literal["auto", "on", "off"]
 BATCH_SIZE = 512  # tokens that one call of libllama takes
 # Tokens that a graph computes at once without flash attention: the scores of every head for
 # each of them with the whole context are there at a time, and beyond this many they leave the
-# processor's cache (512 tokens behind 500 take 4.6 s in steps of 128 and 5.0 s in one, with
+# processor's cache (512 tokens after 500 take 4.6 s in steps of 128 and 5.0 s in one, with
 # 0.5B on one core; flash attention takes 4.3).
 _STEP_WITHOUT_FLASH = 128
 

@@ -28,7 +28,7 @@ MAIN_MEMORY = -1  # as a place; the others are numbers of GPUs
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of each layer, and behind them that of the output.
+    """The place of each layer, and after them that of the output.
 
     num_gpus: that there are, used or not. num_input_copies: that are made of a graph's inputs.
     """

@@ -25,7 +25,7 @@ _MAX_TEXT_BYTES = 8 << 20
 _MAX_STACK = 1 << 28 if os.name == "nt" else 1 << 34  # Windows: all that Python will ask for
 _stack_size_lock = threading.Lock()  # the stack size of new threads is one for the process
 
-_NEVER_MERGED = "\ue000"  # a private character: no entry of a vocabulary goes on behind it
+_NEVER_MERGED = "\ue000"  # a private character: no entry of a vocabulary goes on after it
 # HTML that Gemma 2 and 3 have as entries of their own, for the text of web pages.
 _HTML_TAG = re.compile(
     r"</?(?:a|b|blockquote|br|caption|code|dd|div|dl|dt|em|h[1-6]|hr|i|img|li|ol|p|pre|span|"
@@ -66,11 +66,11 @@ class Vocabulary:
             yield self._vocab
 
     def tokenize(
-        self, text: str, *, parse_special: bool, behind: int | None = None
+        self, text: str, *, parse_special: bool, after: int | None = None
     ) -> list[int]:
         """Ids of `text`. Only with parse_special can its characters name a control token.
 
-        behind: the token that the text follows, if it was cut out of a longer one. Some
+        after: the token that the text follows, if it was cut out of a longer one. Some
         tokenizers put a space before a text, which has no place in the middle of one.
 
         Raises ContextError for more text than any model reads.
@@ -78,7 +78,7 @@ class Vocabulary:
         if not isinstance(text, str):
             raise OptionError(f"the text to tokenise is {text!r}", "Give a str.")
         data = text.encode("utf-8", errors="replace")
-        if self.kind != self._lib.LLAMA_VOCAB_TYPE_SPM or self._starts_text(behind):
+        if self.kind != self._lib.LLAMA_VOCAB_TYPE_SPM or self._starts_text(after):
             return self._tokenize(data, parse_special=parse_special)
         mark = _NEVER_MERGED.encode()
         before = self._tokenize(mark, parse_special=parse_special)
@@ -202,10 +202,10 @@ class Vocabulary:
             self.is_end(token) or not is_ordinary_text(self.text(token))
         )
 
-    def _starts_text(self, behind: int | None) -> bool:
-        """Whether a text begins anew: at the very start and behind a token cut out of it."""
-        return behind is None or bool(
-            self._attributes(behind)
+    def _starts_text(self, after: int | None) -> bool:
+        """Whether a text begins again: at the very start and after a token cut out of it."""
+        return after is None or bool(
+            self._attributes(after)
             & (
                 self._lib.LLAMA_TOKEN_ATTR_CONTROL
                 | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN

@@ -112,7 +112,7 @@ class Transfer:
                 raise HubBusyError("the answer ended early", None)
 
     def _write(self, part: BinaryIO, chunks: Iterator[bytes], known: int) -> None:
-        """Keep what comes behind the bytes that are known."""
+        """Keep what comes after the bytes that are known."""
         unsynced = 0
         for chunk in chunks:
             new, known = chunk[known:], max(0, known - len(chunk))

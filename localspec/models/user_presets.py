@@ -46,7 +46,7 @@ class NewPreset:
 
 
 def add_preset(new: NewPreset) -> Preset:
-    """Write the preset behind the others in the user's file, models of the hub pinned.
+    """Write the preset after the others in the user's file, models of the hub pinned.
 
     Asks the hub about files that it names. Raises OptionError for a name that is none or a
     text that no file can hold, PresetError if the user's file has it already, ModelFileError

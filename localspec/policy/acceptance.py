@@ -1,7 +1,7 @@
 """How likely a proposer's tokens are to be accepted: a filter over regimes of the text.
 
 A text is predictable here and not there. A regime is a rate at which draft tokens are
-accepted, one behind the other; which regime holds now is a hidden state that changes now
+accepted, one after the other; which regime holds now is a hidden state that changes now
 and then, and it is tracked by Bayes' rule over a grid of rates (a hidden Markov model whose
 hidden state is redrawn from a slowly learned prior with a fixed hazard). Three properties
 follow: a fully accepted draft says "at least so many", as a censored observation should; a
@@ -56,7 +56,7 @@ class Acceptance:
     @property
     def weights(self) -> Weights:
         """(regimes,) probabilities of the rates in `RATES` now."""
-        # Where nothing pays nobody asks for long, and each plain step would cost this.
+        # Where nothing pays nobody asks for long, and each target-only step would cost this.
         if self._num_passed > 0:
             stays = (1.0 - HAZARD) ** self._num_passed
             self._weights = stays * self._weights + (1.0 - stays) * self._prior

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-_GRANTED_STEPS = 6.0  # plain steps' time that may be lost at first
+_GRANTED_STEPS = 6.0  # target-only steps' time that may be lost at first
 _GRANTED_SHARE = 0.002  # and the share of plain decoding's time that may be lost later
 _MOST_SAVED_STEPS = 60.0  # more than this is not put by
 _BET_SHARE = 0.5  # of what was probably missed, that drafting may risk
-_LOOK_SHARE = 0.02  # and that looking back may cost
+_LOOK_SHARE = 0.02  # and that replaying may cost
 
 
 class Budget:
@@ -15,8 +15,8 @@ class Budget:
     It is never less than nothing: a bet at good odds needs no backing, and lost ones would
     have to be paid off, by the grant alone, before a resting draft was looked at again.
 
-    All in seconds; plain_s is what a plain step takes now, missed_s what drafting would
-    probably have saved since it was tried.
+    All in seconds; target_only_s is what a target-only step takes now, missed_s what drafting
+    would probably have saved since it was tried.
     """
 
     def __init__(self) -> None:
@@ -27,23 +27,23 @@ class Budget:
         """Plain decoding would have taken that long: a share of it is granted."""
         self._granted_s += _GRANTED_SHARE * seconds
 
-    def save(self, seconds: float, plain_s: float) -> None:
-        """Drafting, looking back or choosing saved that much; it is negative where it cost."""
-        saved_s = max(self._saved_s + seconds, -self._grant_s(plain_s))
-        self._saved_s = min(saved_s, _MOST_SAVED_STEPS * plain_s)
+    def save(self, seconds: float, target_only_s: float) -> None:
+        """Drafting, replaying or choosing saved that much; it is negative where it cost."""
+        saved_s = max(self._saved_s + seconds, -self._grant_s(target_only_s))
+        self._saved_s = min(saved_s, _MOST_SAVED_STEPS * target_only_s)
 
-    def left_s(self, plain_s: float) -> float:
+    def left_s(self, target_only_s: float) -> float:
         """What may be lost even if nothing comes of it."""
-        # Once plain steps have become faster, more may be spent than they grant.
-        return max(self._saved_s + self._grant_s(plain_s), 0.0)
+        # Once target-only steps have become faster, more may be spent than they grant.
+        return max(self._saved_s + self._grant_s(target_only_s), 0.0)
 
-    def for_bet_s(self, plain_s: float, missed_s: float) -> float:
+    def for_bet_s(self, target_only_s: float, missed_s: float) -> float:
         """What drafting may risk."""
-        return self.left_s(plain_s) + _BET_SHARE * missed_s
+        return self.left_s(target_only_s) + _BET_SHARE * missed_s
 
-    def for_look_s(self, plain_s: float, missed_s: float) -> float:
-        """What looking back may cost."""
-        return self.left_s(plain_s) + _LOOK_SHARE * missed_s
+    def for_look_s(self, target_only_s: float, missed_s: float) -> float:
+        """What replaying may cost."""
+        return self.left_s(target_only_s) + _LOOK_SHARE * missed_s
 
-    def _grant_s(self, plain_s: float) -> float:
-        return self._granted_s + _GRANTED_STEPS * plain_s
+    def _grant_s(self, target_only_s: float) -> float:
+        return self._granted_s + _GRANTED_STEPS * target_only_s

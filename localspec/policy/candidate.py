@@ -9,7 +9,7 @@ import numpy as np
 from localspec.policy.acceptance import GAINS, Acceptance, Weights
 from localspec.policy.cost import DraftCost
 from localspec.policy.step_times import StepTimes
-from localspec.speculative.policy_api import Offer, ProposerKind
+from localspec.speculative.policy_api import ProposerKind, ProposerState
 
 MARGIN = 1.02  # a gain smaller than this is noise
 LONG_READ = 32  # tokens: reading fewer is part of a step
@@ -23,7 +23,7 @@ class Prospect:
 
     missed_s: seconds that it would probably have saved since it was tried, and
     missed_token_s: with every plain token. trial_s: a share of the same since it drafted,
-    less what looking back for a trial took. has_looked: back, in this answer.
+    less what replaying for a trial took. has_looked: back, in this answer.
     """
 
     kind: ProposerKind
@@ -47,23 +47,25 @@ class Candidate:
 
     index: int
     prospect: Prospect
-    offer: Offer
+    state: ProposerState
     limit: int
     catch_up_s: float = 0.0
     risk_s: float = 0.0
     rate: float = 0.0
     hoped_rate: float = 0.0
 
-    def expect_catch_up(self, plain_s: float, prefill_token_s: float | None, most: int) -> None:
+    def expect_catch_up(
+        self, target_only_s: float, prefill_token_s: float | None, most: int
+    ) -> None:
         """Reckon `catch_up_s`, of most tokens: of a long read no more counts with a step.
 
         prefill_token_s: what a token among many costs the target, if that is known.
         """
-        if self.offer.num_missing > 1:
+        if self.state.num_missing > 1:
             cost = self.prospect.cost
-            num_tokens = min(self.offer.num_missing, most) - 1
-            read_s = num_tokens * cost.read_token_s(plain_s, prefill_token_s)
-            self.catch_up_s = max(read_s, cost.token_s(plain_s))
+            num_tokens = min(self.state.num_missing, most) - 1
+            read_s = num_tokens * cost.read_token_s(target_only_s, prefill_token_s)
+            self.catch_up_s = max(read_s, cost.token_s(target_only_s))
 
     def rank(self, times: Weights, at_worst: Weights, budget_s: float) -> None:
         """Find its best K.
@@ -72,7 +74,7 @@ class Candidate:
         as they may be. budget_s: seconds that may be lost.
         """
         acceptance = self.prospect.acceptance
-        expected = acceptance.expected(acceptance.weights, self.offer.confidence)
+        expected = acceptance.expected(acceptance.weights, self.state.confidence)
         emitted = 1.0 + GAINS[:, 1 : self.limit + 1]
         spent = self._spent(at_worst) + self.catch_up_s
         losses = spent - times[1] * emitted
@@ -96,16 +98,16 @@ class Candidate:
         Returns the seconds that a draft of so many probably loses; None if no K pays.
         """
         acceptance = self.prospect.acceptance
-        expected = acceptance.expected(acceptance.weights, self.offer.confidence)
+        expected = acceptance.expected(acceptance.weights, self.state.confidence)
         rates = (1.0 + expected[1 : self.limit + 1]) / self._spent(times.hoped)
         best = int(np.argmax(rates))
         self.rate = float(rates[best])
-        plain_s = float(times.latest[1])
-        if self.rate <= MARGIN / plain_s:
+        target_only_s = float(times.latest[1])
+        if self.rate <= MARGIN / target_only_s:
             return None
         spent_s = self._spent(times.latest)[best] + self.catch_up_s
         self.limit = best + 1
-        losses = spent_s - plain_s * (1.0 + GAINS[:, self.limit])
+        losses = spent_s - target_only_s * (1.0 + GAINS[:, self.limit])
         return float(acceptance.weights @ np.maximum(losses, 0.0))
 
     def missed_token_s(self, times: Weights) -> float:
@@ -127,7 +129,7 @@ class Stopping:
 
     def __init__(self, best: Candidate, times: Weights) -> None:
         self._acceptance = best.prospect.acceptance
-        self._confidence = best.offer.confidence
+        self._confidence = best.state.confidence
         self._alive = self._acceptance.weights  # that all so far are accepted, per regime
         self._limit = best.limit
         self._loss = best.rate * times  # in tokens
@@ -140,7 +142,7 @@ class Stopping:
         if limit <= 0:
             return 0
         alive = self._alive * self._acceptance.chances(confidence)
-        # Behind this one, 0, 1, 2 … further tokens: what they bring in and what they take.
+        # After this one, 0, 1, 2 … further tokens: what they bring in and what they take.
         known = self._confidence is not None
         further = self._acceptance.expected(alive, confidence if known else None)[:limit]
         loss = self._loss[num_drafted + 2 : num_drafted + 2 + limit]

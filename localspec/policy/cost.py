@@ -1,10 +1,10 @@
 """What decodes cost on this machine, learned by timing the ones that are done anyway.
 
-For the target v(n) = T(n) / T(1), the cost of decoding n tokens at once in plain steps: the
-function that decides whether a draft pays. It is not monotone (a kernel for 4 tokens can be
+For the target v(n) = T(n) / T(1), the cost of decoding n tokens at once in target-only steps:
+the function that decides whether a draft pays. It is not monotone (a kernel for 4 tokens can be
 cheaper than one for 3), so every n has a measurement of its own (`step_ratios`). T(1) is that
-of the last few plain steps, because it changes with the load of the machine and the length of
-the text; v(n) is corrected for what T(1) was when it was measured (`elasticity`).
+of the last few target-only steps, because it changes with the load of the machine and the
+length of the text; v(n) is corrected for what T(1) was when it was measured (`elasticity`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ LARGEST_STEP = MAX_DRAFT_TOKENS + 1  # tokens of the largest step whose cost is 
 
 _NUM_SAMPLES = 9  # of a draft's times that are kept; their median counts
 _NUM_TRUSTED = 3  # samples before a median is one
-_NUM_PLAIN = 5  # plain steps that count; the first ones of a process can take twice as long
-_FRESH_STEPS = 16  # a plain step further back says little about this moment
-_RESTED_STEPS = 64  # plain steps' time after which other steps are less well known
+_NUM_PLAIN = (
+    5  # target-only steps that count; the first ones of a process can take twice as long
+)
+_FRESH_STEPS = 16  # a target-only step further back says little about this moment
+_RESTED_STEPS = 64  # target-only steps' time after which other steps are less well known
 _FILL_TOKENS = 2048  # texts shorter than this cost the same; beyond it doublings differ
 TILE = 4  # tokens: kernels for several rows come in multiples of this, and may cost no more
 _SHORT_READ = 2  # tokens that are read in front of a draft again and again
@@ -39,17 +41,17 @@ _LONG_READ = 8  # tokens that show what one of many costs
 class TargetCost:
     """Seconds that the target takes for a step of n tokens.
 
-    plain_s: of a plain step now; None before one was seen in this process.
+    target_only_s: of a target-only step now; None before one was seen in this process.
     """
 
     def __init__(self) -> None:
         self.version = 0  # of `ratios`
-        self.plain_s: float | None = None
+        self.target_only_s: float | None = None
         self.prefill_token_s: float | None = None
         self._elasticity = Elasticity()
         self._ratios: dict[int, StepRatios] = {}  # by fill
-        self._num_passed = 0.0  # plain steps' time, of which the ratios do not know yet
-        self._plain: deque[float] = deque(maxlen=_NUM_PLAIN)
+        self._num_passed = 0.0  # target-only steps' time, of which the ratios do not know yet
+        self._target_only: deque[float] = deque(maxlen=_NUM_PLAIN)
         self._answer_plain_s: float | None = None  # before `apart`, within it
         self._steps_since_plain = 0
         self._plain_in_a_row = 0
@@ -60,22 +62,22 @@ class TargetCost:
         return self._plain_in_a_row >= _RESTED_STEPS
 
     @property
-    def steps_since_plain(self) -> int:
+    def steps_since_target_only(self) -> int:
         """Steps since one was plain, so that the other side of the ratio was measured."""
         return self._steps_since_plain
 
     def learn(self, num_tokens: int, num_cached: int, seconds: float) -> None:
-        """Take a timed decode into account, of num_tokens behind num_cached others."""
+        """Take a timed decode into account, of num_tokens after num_cached others."""
         if num_tokens > LARGEST_STEP:
             self.prefill_token_s = seconds / num_tokens
             return
-        if self.plain_s:
-            self._num_passed += seconds / self.plain_s
+        if self.target_only_s:
+            self._num_passed += seconds / self.target_only_s
         if num_tokens == 1:
             self._steps_since_plain = 0
             self._plain_in_a_row += 1
-            self._plain.append(seconds)
-            self.plain_s = _estimate(self._plain, _NUM_PLAIN)
+            self._target_only.append(seconds)
+            self.target_only_s = _estimate(self._target_only, _NUM_PLAIN)
             if self._num_passed >= _RESTED_STEPS:
                 self._pass_by()
             return
@@ -83,10 +85,13 @@ class TargetCost:
         self._plain_in_a_row = 0
         ratios = self._ratios_at(_fill(num_cached))
         is_fresh = self._steps_since_plain <= _FRESH_STEPS
-        if self.plain_s and (is_fresh or not ratios.known[num_tokens]):
+        if self.target_only_s and (is_fresh or not ratios.known[num_tokens]):
             self._pass_by()
-            ratio, plain_s = seconds / self.plain_s, self._answer_plain_s or self.plain_s
-            ratios.learn(num_tokens, ratio, plain_s)
+            ratio, target_only_s = (
+                seconds / self.target_only_s,
+                self._answer_plain_s or self.target_only_s,
+            )
+            ratios.learn(num_tokens, ratio, target_only_s)
 
     def _ratios_at(self, fill: int) -> StepRatios:
         if fill not in self._ratios:
@@ -101,20 +106,23 @@ class TargetCost:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Within it steps are timed in idle time, when a plain one may take longer than in an
-        answer: they are compared among themselves, and only their ratios are kept."""
-        before = self._plain, self.plain_s, self._steps_since_plain
-        self._plain, self.plain_s = deque(maxlen=_NUM_PLAIN), None
+        """Within it steps are timed in idle time, when a target-only one may take longer than
+        in an answer: they are compared among themselves, and only their ratios are kept.
+        """
+        before = self._target_only, self.target_only_s, self._steps_since_plain
+        self._target_only, self.target_only_s = deque(maxlen=_NUM_PLAIN), None
         self._answer_plain_s = before[1]
         try:
             yield
         finally:
-            self._plain, self.plain_s, self._steps_since_plain = before
+            self._target_only, self.target_only_s, self._steps_since_plain = before
             self._answer_plain_s = None
 
-    def ratio_change(self, plain_s: float) -> float:
-        """By what v(n), n ≥ 2, was probably multiplied since a plain step took plain_s."""
-        return self._elasticity.ratio_change((self.plain_s or plain_s) / plain_s)
+    def ratio_change(self, target_only_s: float) -> float:
+        """What v(n), n ≥ 2, was probably multiplied by since T(1) was target_only_s."""
+        return self._elasticity.ratio_change(
+            (self.target_only_s or target_only_s) / target_only_s
+        )
 
     def measured(self, num_cached: int) -> dict[int, float]:
         """n → v(n) where it was measured, 1 included, for a text of that length."""
@@ -122,8 +130,8 @@ class TargetCost:
         nearest = _fill(num_cached)
         # The nearest length that was measured: the curves of neighbours look alike.
         for fill in sorted(self._ratios, key=lambda fill: -abs(fill - nearest)):
-            # A plain step behind another length takes another time for another reason.
-            known |= self._ratios[fill].at(self.plain_s if fill == nearest else None)
+            # A target-only step after another length takes another time for another reason.
+            known |= self._ratios[fill].at(self.target_only_s if fill == nearest else None)
         return known
 
     def spread(self, num_cached: int) -> NDArray[np.float64]:
@@ -141,9 +149,9 @@ class TargetCost:
         slope = 0.6
         if hopeful:
             slope = 0.1
-            if self.prefill_token_s is not None and self.plain_s:
+            if self.prefill_token_s is not None and self.target_only_s:
                 # A token among many is as cheap as it gets; half of that is hope.
-                slope = min(0.5 * self.prefill_token_s / self.plain_s, 0.5)
+                slope = min(0.5 * self.prefill_token_s / self.target_only_s, 0.5)
         ratios = [0.0]
         for size in range(1, LARGEST_STEP + 1):
             if size in known:
@@ -155,7 +163,7 @@ class TargetCost:
         return ratios
 
     def sizes_to_measure(self, num_cached: int) -> list[int]:
-        """Sizes of steps behind such a text, each as often as samples of it are missing."""
+        """Sizes of steps after such a text, each as often as samples of it are missing."""
         counts = self._ratios_at(_fill(num_cached)).counts
         return [
             size
@@ -178,18 +186,18 @@ class TargetCost:
         """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError if it is
         something else, and is then unchanged."""
         rows = []
-        for fill, size, ratio, plain_s, count in kept["ratios"]:
+        for fill, size, ratio, target_only_s, count in kept["ratios"]:
             is_known_size = 1 < size <= LARGEST_STEP and 0 <= fill < 64
-            if not (is_known_size and 0 < ratio < math.inf and 0 < plain_s < math.inf):
-                raise ValueError(f"v({size}) is {ratio}, of {plain_s} seconds")
+            if not (is_known_size and 0 < ratio < math.inf and 0 < target_only_s < math.inf):
+                raise ValueError(f"v({size}) is {ratio}, of {target_only_s} seconds")
             if not 0 < count < math.inf:
                 raise ValueError(f"v({size}) was timed {count} times")
             num_timed = min(int(count), _NUM_TRUSTED)
-            rows.append((int(fill), int(size), float(ratio), float(plain_s), num_timed))
+            rows.append((int(fill), int(size), float(ratio), float(target_only_s), num_timed))
         self._elasticity.restore(kept["elasticity"])
         self._ratios = {}
-        for fill, size, ratio, plain_s, count in rows:
-            self._ratios_at(fill).restore(size, ratio, plain_s, count)
+        for fill, size, ratio, target_only_s, count in rows:
+            self._ratios_at(fill).restore(size, ratio, target_only_s, count)
         self.version += 1
 
 
@@ -212,25 +220,27 @@ class DraftCost:
         """Whether a read of many tokens was timed, in this process or before."""
         return self._read_share is not None
 
-    def learn(self, num_read: int, num_drafted: int, seconds: float, plain_s: float) -> None:
+    def learn(
+        self, num_read: int, num_drafted: int, seconds: float, target_only_s: float
+    ) -> None:
         """Take a timed proposal into account: num_read tokens read, num_drafted proposed."""
         if num_read >= _LONG_READ:
-            others_s = max(num_drafted - 1, 0) * self.token_s(plain_s)
+            others_s = max(num_drafted - 1, 0) * self.token_s(target_only_s)
             self._reads.append(max(seconds - others_s, 0.0) / num_read)
-            if plain_s > 0:
-                self._read_share = statistics.median(self._reads) / plain_s
+            if target_only_s > 0:
+                self._read_share = statistics.median(self._reads) / target_only_s
         elif num_drafted > 0 and num_read <= _SHORT_READ:
             self._tokens.append(seconds / num_drafted)
-            if plain_s > 0:
-                self._share = statistics.median(self._tokens) / plain_s
+            if target_only_s > 0:
+                self._share = statistics.median(self._tokens) / target_only_s
 
-    def token_s(self, plain_s: float) -> float:
-        """Seconds of a drafted token, where a plain step of the target takes plain_s."""
+    def token_s(self, target_only_s: float) -> float:
+        """Seconds of a drafted token, where a target-only step takes target_only_s."""
         if self.is_measured:
             return statistics.median(self._tokens)
-        return self._share * plain_s
+        return self._share * target_only_s
 
-    def read_token_s(self, plain_s: float, prefill_token_s: float | None) -> float:
+    def read_token_s(self, target_only_s: float, prefill_token_s: float | None) -> float:
         """Seconds of a token that is read among many.
 
         prefill_token_s: what such a token costs the target, if that is known.
@@ -238,10 +248,10 @@ class DraftCost:
         if self._reads:
             return statistics.median(self._reads)
         if self._read_share is not None:
-            return self._read_share * plain_s
+            return self._read_share * target_only_s
         if prefill_token_s is not None:
             return self._share * prefill_token_s
-        return 0.5 * self.token_s(plain_s)
+        return 0.5 * self.token_s(target_only_s)
 
     def as_dict(self) -> dict[str, Any]:
         """What is worth keeping beyond this process, as JSON has it."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from localspec.errors import OptionError
-from localspec.speculative.policy_api import FixedDraftLength
+from localspec.speculative.policy_api import FixedDraftPolicy
 
 ProposerName = Literal["auto", "draft", "lookup", "none"]
 
@@ -24,7 +24,7 @@ class Drafting:
 
     def __post_init__(self) -> None:
         if self.num_draft_tokens is not None:
-            FixedDraftLength(self.num_draft_tokens)
+            FixedDraftPolicy(self.num_draft_tokens)
         if self.proposer not in get_args(ProposerName):
             raise OptionError(
                 f"there is no proposer {self.proposer!r}",

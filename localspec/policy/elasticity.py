@@ -1,7 +1,7 @@
-"""How much of a change in what a plain step takes other steps share.
+"""How much of a change in what a target-only step takes other steps share.
 
 Two things change what decodes take while an answer is written. A processor that slows down
-slows all of them by the same share. Memory that others use, too, slows plain steps, which
+slows all of them by the same share. Memory that others use, too, slows target-only steps, which
 wait for it, and steps of many tokens hardly. So T(n) goes with T(1) to a power, the elasticity,
 between 0 and 1, which is a regression coefficient and is learned as one.
 """
@@ -30,21 +30,22 @@ class Elasticity:
         """Between 0 and 1."""
         return min(max(self._products / self._squares, 0.0), 1.0)
 
-    def learn(self, plain_change: float, step_change: float) -> None:
-        """Take into account that a step took so many times as long as before, and a plain one.
+    def learn(self, target_only_change: float, step_change: float) -> None:
+        """Take into account that a step took so many times as long as before, and a target-only
+        one.
 
-        plain_change, step_change: positive.
+        target_only_change, step_change: positive.
         """
-        x, y = _logarithm(plain_change), _logarithm(step_change)
+        x, y = _logarithm(target_only_change), _logarithm(step_change)
         self._squares += x * x
         self._products += x * y
         if self._squares > _MOST_WEIGHS:
             self._products *= _MOST_WEIGHS / self._squares
             self._squares = _MOST_WEIGHS
 
-    def ratio_change(self, plain_change: float) -> float:
-        """By what v(n) = T(n) / T(1) is multiplied where T(1) is multiplied by plain_change."""
-        return math.exp((self.value - 1.0) * _logarithm(plain_change))
+    def ratio_change(self, target_only_change: float) -> float:
+        """What v(n) = T(n) / T(1) is multiplied by where T(1) is by target_only_change."""
+        return math.exp((self.value - 1.0) * _logarithm(target_only_change))
 
     def as_dict(self) -> dict[str, Any]:
         """What is worth keeping beyond this process, as JSON has it."""

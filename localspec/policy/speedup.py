@@ -1,4 +1,4 @@
-"""What speculation gains at known costs and a known acceptance.
+"""What decoder gains at known costs and a known acceptance.
 
 With K draft tokens, each accepted with probability a, a step yields 1 + a + … + a^K tokens
 (Leviathan et al., https://arxiv.org/abs/2211.17192, equation 1) and costs K draft decodes and
@@ -26,7 +26,7 @@ class Costs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Times in plain steps of the target. steps: of 0, 1, 2 … tokens; draft: of its token."""
+    """Times in target-only steps. steps: of 0, 1, 2 … tokens; draft: of its token."""
 
     steps: Sequence[float]
     draft: float

@@ -1,6 +1,6 @@
 """v(n) of every n, followed while the machine changes: a Kalman filter.
 
-What a step of n tokens takes, in plain steps, wanders within minutes where something else
+What a step of n tokens takes, in target-only steps, wanders within minutes where something else
 runs. Sizes wander together, for the most part, so a step of one size tells something of the
 others. The state are the logarithms of v(n), which follow a random walk; a timed step is a
 noisy look at one of them (Kalman, 1960, with a scalar observation). So what was timed long
@@ -18,14 +18,14 @@ from localspec.policy.elasticity import Elasticity
 
 _NOISE = 0.08**2  # variance of one timed step's logarithm
 _FIRST = 4 * _NOISE  # of the first one of its size: it often takes longer
-_DRIFT = 3e-5  # by which the variance of all grows in the time of a plain step
+_DRIFT = 3e-5  # by which the variance of all grows in the time of a target-only step
 _SHARED = 0.7  # of that in common
 _MOST = 0.15**2  # it grows no further
 _OUTLIER = 3.0  # standard deviations; beyond them somebody was interrupted
 
 
 class StepRatios:
-    """v(n) behind texts of about one length. elasticity: learned here, too, shared by all.
+    """v(n) after texts of about one length. elasticity: learned here, too, shared by all.
 
     known: (largest + 1,) of which n a step was timed; counts: how many of them.
     """
@@ -33,11 +33,11 @@ class StepRatios:
     def __init__(self, largest: int, elasticity: Elasticity) -> None:
         self.counts: NDArray[np.int64] = np.zeros(largest + 1, dtype=np.int64)
         self._elasticity = elasticity
-        self._plain_s = 0.0  # of a plain step, when the ratios were these
+        self._target_only_s = 0.0  # of a target-only step, when the ratios were these
         self._logs = np.zeros(largest + 1)
         self._covariance = np.zeros((largest + 1, largest + 1))
         self._common = _SHARED + (1.0 - _SHARED) * np.eye(largest + 1)
-        # Of each size when it was timed last: the ratio, and what a plain step took.
+        # Of each size when it was timed last: the ratio, and what a target-only step took.
         self._last = np.zeros((largest + 1, 2))
 
     @property
@@ -45,11 +45,11 @@ class StepRatios:
         known: NDArray[np.bool_] = self.counts > 0
         return known
 
-    def at(self, plain_s: float | None) -> dict[int, float]:
-        """n → v(n) where it is known, where a plain step takes plain_s."""
+    def at(self, target_only_s: float | None) -> dict[int, float]:
+        """n → v(n) where it is known, where a target-only step takes target_only_s."""
         change = 1.0
-        if plain_s is not None and self._plain_s:
-            change = self._elasticity.ratio_change(plain_s / self._plain_s)
+        if target_only_s is not None and self._target_only_s:
+            change = self._elasticity.ratio_change(target_only_s / self._target_only_s)
         return {
             int(size): math.exp(self._logs[size]) * change
             for size in np.flatnonzero(self.known)
@@ -65,27 +65,27 @@ class StepRatios:
         spread[:2] = 0.0
         return spread
 
-    def pass_by(self, num_plain: float) -> None:
-        """Let the time of so many plain steps go by, in which they may have changed."""
+    def pass_by(self, num_target_only: float) -> None:
+        """Let the time of so many target-only steps go by, in which they may have changed."""
         both_known = np.outer(self.known, self.known)
-        self._covariance += _DRIFT * num_plain * self._common * both_known
+        self._covariance += _DRIFT * num_target_only * self._common * both_known
         variances = np.maximum(np.diag(self._covariance), 1e-12)
         shrink = np.sqrt(np.minimum(1.0, _MOST / variances))
         self._covariance *= np.outer(shrink, shrink)
 
-    def learn(self, size: int, ratio: float, plain_s: float) -> None:
-        """Take a step of that size into account. plain_s: of a plain one in an answer."""
+    def learn(self, size: int, ratio: float, target_only_s: float) -> None:
+        """Take a step of that size into account. target_only_s: T(1) within an answer."""
         if self.known[size]:
             last_ratio, last_plain_s = self._last[size]
-            plain_change = plain_s / last_plain_s
-            self._elasticity.learn(plain_change, plain_change * ratio / last_ratio)
-        if self._plain_s:
-            change = self._elasticity.ratio_change(plain_s / self._plain_s)
+            target_only_change = target_only_s / last_plain_s
+            self._elasticity.learn(target_only_change, target_only_change * ratio / last_ratio)
+        if self._target_only_s:
+            change = self._elasticity.ratio_change(target_only_s / self._target_only_s)
             self._logs[self.known] += math.log(change)
-        self._plain_s = plain_s
+        self._target_only_s = target_only_s
         self._observe(size, math.log(ratio))
         self.counts[size] += 1
-        self._last[size] = math.exp(self._logs[size]), plain_s
+        self._last[size] = math.exp(self._logs[size]), target_only_s
 
     def _observe(self, size: int, log: float) -> None:
         if not self.known[size]:
@@ -99,19 +99,19 @@ class StepRatios:
         self._covariance -= np.outer(gains, self._covariance[size])
 
     def as_rows(self) -> list[list[float]]:
-        """[n, v(n), plain_s, how often it was timed] of those that are known."""
+        """[n, v(n), target_only_s, how often it was timed] of those that are known."""
         return [
-            [size, round(ratio, 4), round(self._plain_s, 7), int(self.counts[size])]
+            [size, round(ratio, 4), round(self._target_only_s, 7), int(self.counts[size])]
             for size, ratio in self.at(None).items()
         ]
 
-    def restore(self, size: int, ratio: float, plain_s: float, count: int) -> None:
+    def restore(self, size: int, ratio: float, target_only_s: float, count: int) -> None:
         """Know one that was kept; how well, `pass_by` and further steps say."""
-        if not self._plain_s:
-            self._plain_s = plain_s
-        change = self._elasticity.ratio_change(self._plain_s / plain_s)
+        if not self._target_only_s:
+            self._target_only_s = target_only_s
+        change = self._elasticity.ratio_change(self._target_only_s / target_only_s)
         self._logs[size] = math.log(ratio * change)
-        self._last[size] = ratio, plain_s
+        self._last[size] = ratio, target_only_s
         self.counts[size] = count
         self._covariance[size, size] = 0.0
         # Who kept it may have been another machine.

@@ -13,15 +13,15 @@ _MARGIN = 1.02  # a gain smaller than this is noise
 class StepTimes:
     """The target's seconds per step size.
 
-    latest: what `at` returned last. at_worst: the same where unmeasured sizes are dear.
-    hoped, feared: the same where all but plain steps have become as much faster, or slower,
-    as may well be.
+    latest: what `at` returned last. at_worst: the same where unmeasured sizes are expensive.
+    hoped, feared: the same where all but target-only steps have become as much faster, or
+    slower, as may well be.
     """
 
     def __init__(self, cost: TargetCost) -> None:
         self._cost = cost
         self._version = (-1, -1)
-        self._plain_s = 0.0  # when the ratios were looked up
+        self._target_only_s = 0.0  # when the ratios were looked up
         self._ratios: Weights = np.zeros(LARGEST_STEP + 1)
         self._worst: Weights = self._ratios
         self._sizes = list(range(LARGEST_STEP + 1))
@@ -31,20 +31,20 @@ class StepTimes:
         self.feared: Weights = self._ratios
         self._spread: Weights = np.ones(LARGEST_STEP + 1)  # a factor, one standard deviation
 
-    def at(self, num_cached: int, plain_s: float) -> Weights:
+    def at(self, num_cached: int, target_only_s: float) -> Weights:
         """(LARGEST_STEP + 1,) seconds of a step of n tokens."""
         version = (self._cost.version, num_cached // 1024)
         if version != self._version:
             self._version = version
-            self._plain_s = plain_s
+            self._target_only_s = target_only_s
             self._fill_in(num_cached)
-        several_s = plain_s * self._cost.ratio_change(self._plain_s)
+        several_s = target_only_s * self._cost.ratio_change(self._target_only_s)
         self.latest = self._ratios * several_s
         self.at_worst = self._worst * several_s
-        self.latest[1] = self.at_worst[1] = plain_s
+        self.latest[1] = self.at_worst[1] = target_only_s
         self.hoped, self.feared = self.latest / self._spread, self.latest * self._spread
         # More tokens do not take less than one does.
-        np.maximum(self.hoped, np.minimum(self.latest, plain_s), out=self.hoped)
+        np.maximum(self.hoped, np.minimum(self.latest, target_only_s), out=self.hoped)
         return self.latest
 
     def _fill_in(self, num_cached: int) -> None:

@@ -65,7 +65,7 @@ def content_of_adopted(model: Model, path: str) -> str | None:
 
     Adapters, control vectors and other settings that an application chose change what a
     cache holds, as does a file that was replaced since, and none of that can be asked for: so
-    the logits behind a few tokens count as well. The cache is emptied. None, and a reason in
+    the logits after a few tokens count as well. The cache is emptied. None, and a reason in
     the log, as from `FileContent.digest`.
     """
     try:
@@ -108,7 +108,7 @@ def _state(path: Path) -> tuple[int, ...] | None:
 
 
 def _behaviour(model: Model) -> str:
-    """A hash of the logits behind tokens from all over the vocabulary."""
+    """A hash of the logits after tokens from all over the vocabulary."""
     count = min(_NUM_TRIED, model.vocab_size, model.context_length)
     tokens = [model.vocab_size * index // count for index in range(count)]
     row = model.decode(tokens, 1)

@@ -20,7 +20,7 @@ from localspec.models.preset import HubModel, Model, Preset
 from localspec.models.presets import DEFAULT_PRESET, find_preset, load_presets
 from localspec.models.remote_source import RemoteSource
 from localspec.models.source import Quantized, Role, parse_source
-from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import latest_learned
 from localspec.policy.speedup import (
     Costs,
@@ -256,7 +256,7 @@ def read_model_header(model: Model) -> FoundHeader:
         size = sum(remote.size_bytes for remote in remotes)
         return FoundHeader(header=check_parts(parts), size_bytes=size, is_here=False)
     header = check_model_file(path_of(model))
-    # The parts of a split model behind the first one hold hardly more than weights.
+    # The parts of a split model after the first one hold hardly more than weights.
     return FoundHeader(
         header=header, size_bytes=max(header.size_bytes, header.weights_bytes), is_here=True
     )
@@ -278,7 +278,8 @@ def find_model(text: str, role: Role) -> Model:
 
 
 def known_costs(headers: Sequence[Header]) -> Curve | None:
-    """Of a pair whose files are here, in plain steps of its target; None if it never ran here.
+    """Of a pair whose files are here, in target-only steps of its target; None if it never ran
+    here.
 
     headers: of target and draft, see `model_file.check_model_file`.
     """
@@ -291,7 +292,7 @@ def known_costs(headers: Sequence[Header]) -> Curve | None:
     learned = latest_learned(contents)
     if learned is None:
         return None
-    policy = AutomaticDraftLength({ProposerKind.DRAFT: 0.0})
+    policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.0})
     try:
         policy.restore(learned)
     except (ValueError, TypeError, KeyError):

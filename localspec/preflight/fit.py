@@ -25,7 +25,7 @@ from localspec.preflight.memory import (
     total_peak_bytes,
 )
 from localspec.preflight.settings import with_suited_attention, with_suited_mapping
-from localspec.speculative.policy_api import LOOK_BACK_TOKENS, MAX_DRAFT_TOKENS
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS
 
 _CONTEXT_STEP = 256  # tokens
 _OVER_FILES = 1.2  # a preset's memory over its files' size, as a rule of thumb
@@ -35,7 +35,7 @@ _OVER_FILES = 1.2  # a preset's memory over its files' size, as a rule of thumb
 class Room:
     """Free memory for models: the main one, and that of each GPU that libllama takes.
 
-    repacked: the tensor types that the processor stores anew, see `tensor_types`.
+    repacked: the tensor types that the processor repacks, see `tensor_types`.
     """
 
     main_bytes: int
@@ -117,7 +117,7 @@ def uses_gpu(num_gpu_layers: int | None) -> bool:
 
 
 def repacked_here(num_gpu_layers: int | None) -> Mapping[str, float]:
-    """The tensor types that are stored anew: none where a GPU computes."""
+    """The tensor types that are repacked: none where a GPU computes."""
     from localspec.llama.model import system_info  # loads libllama
 
     return {} if uses_gpu(num_gpu_layers) else repacked_types(system_info())
@@ -129,7 +129,7 @@ def pair_memory(models: Sequence[Planned], context_length: int, room: Room) -> P
     free_bytes = [gpu.free_bytes for gpu in room.gpus]
     for index, (header, options) in enumerate(models):
         context = min(context_length, ModelShape(header).context_length)
-        outputs = LOOK_BACK_TOKENS if index else MAX_DRAFT_TOKENS + 1
+        outputs = REPLAY_TOKENS if index else MAX_DRAFT_TOKENS + 1
         options = replace(options, context_length=context, max_outputs=outputs)
         on_gpu = bool(room.gpus) and options.num_gpu_layers != 0
         repacked = {} if on_gpu else room.repacked

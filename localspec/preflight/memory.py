@@ -37,7 +37,7 @@ class MemoryEstimate:
     """What one model takes, in bytes.
 
     weights_bytes: all weights, in the order the processor likes. repacked_bytes: those that
-    are there a second time, as pages of the file that were stored anew; none of a file that is
+    are there a second time, as pages of the file that were repacked; none of a file that is
     read and not mapped.
     cache_bytes: keys and values, or the state of a recurrent model. compute_bytes:
     intermediate results and logits. gpu_bytes: how much of all that is on each GPU.
@@ -73,7 +73,7 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """What the model takes when it is opened so, at the context length that `options` have.
 
-    repacked: the types that are stored anew and what becomes of a byte, see `tensor_types`;
+    repacked: the types that are repacked and what becomes of a byte, see `tensor_types`;
     none where a GPU computes. What a GPU's library takes for itself is not known here.
     """
     weights = placement.weights_bytes(header)

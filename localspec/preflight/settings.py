@@ -2,7 +2,7 @@
 
 Attention on a CPU is fused, as GPUs like it, or done product by product. ggml's fused kernel
 ("flash attention") takes the queries one at a time unless there are 64 or more of them, so what
-it costs to decode a few tokens grows quickly with the text: behind 3000 cached tokens a 0.5B
+it costs to decode a few tokens grows quickly with the text: after 3000 cached tokens a 0.5B
 model takes 552 ms for 5 tokens with it and 133 ms without, and 162 against 86 ms for one. Those
 are the decodes of an answer, and of verifying a draft. It reads prompts of whole batches
 faster, by up to a fifth (see `options.graph_batch_size`), and in less memory.
@@ -59,7 +59,7 @@ def with_suited_attention(
 def with_suited_mapping(
     options: LlamaOptions, header: Header, repacked: Mapping[str, float]
 ) -> LlamaOptions:
-    """The options, with a small file to be read where a good part of it is stored anew.
+    """The options, with a small file to be read where a good part of it is repacked.
 
     repacked: the types that are, see `tensor_types`.
     """

@@ -1,4 +1,4 @@
-"""The cuts: one row of logits → the law of the next token.
+"""The cuts: one row of logits → the distribution of the next token.
 
 In llama.cpp's default order: top-n-sigma, top-k, typical-p, top-p, min-p, temperature. Only
 what survives one cut is looked at by the next, and nothing ever sorts a whole vocabulary:
@@ -30,12 +30,13 @@ _DEEPEST_BUCKET = 32.0  # nats; what is further away has no mass to speak of
 _LOWEST_TEMPERATURE = 1e-200
 
 
-def distribution(logits: Logits, params: SamplingParams) -> Distribution:
-    """The law of the next token: `logits` (vocab,) after every cut and the temperature.
+def filtered_distribution(logits: Logits, params: SamplingParams) -> Distribution:
+    """The distribution of the next token: `logits` (vocab,) after every cut and the
+    temperature.
 
-    Biases and penalties are not applied here: `Transforms.law` does it all. Where equal
-    logits meet the edge of a cut the lowest ids survive. Returns no view of the row. Raises
-    DecodeError if it holds NaN or no finite maximum.
+    Biases and penalties are not applied here: `SamplerChain.distribution` does it all. Where
+    equal logits meet the edge of a cut the lowest ids survive. Returns no view of the row.
+    Raises DecodeError if it holds NaN or no finite maximum.
     """
     best = int(logits.argmax())  # the first NaN, if there is one
     largest = logits[best]

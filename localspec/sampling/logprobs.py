@@ -1,4 +1,4 @@
-"""The best tokens of a row with their log-probabilities, before and after the transforms."""
+"""The best tokens of a row with their log-probabilities, before and after the chain."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class TokenLogprob(NamedTuple):
 class TokenLogprobs:
     """How probable an emitted token was, and what else could have stood there.
 
-    before: in the model's own law, the softmax of its row. after: in the law the token was
-    drawn from, which temperature, filters and penalties have shaped. top_before, top_after:
-    the best possible tokens of each, best first; top_after may be shorter, since filters
-    leave few.
+    before: in the model's own distribution, the softmax of its row. after: in the distribution
+    the token was drawn from, which temperature, filters and penalties have shaped. top_before,
+    top_after: the best possible tokens of each, best first; top_after may be shorter, since
+    filters leave few.
     """
 
     token_id: int
@@ -47,19 +47,19 @@ class TokenLogprobs:
 
 
 def token_logprobs(
-    token: int, logits: Logits, law: Distribution, num_top: int
+    token: int, logits: Logits, distribution: Distribution, num_top: int
 ) -> TokenLogprobs:
     """The log-probabilities of an emitted token, and the num_top best of its place.
 
-    logits: (vocab,) and law: the target's, at the token's place.
+    logits: (vocab,) and distribution: the target's, at the token's place.
     """
     own = _logprobs(logits, np.array([token]))[0]
     return TokenLogprobs(
         token_id=token,
         before=float(own),
-        after=math.log(law.prob(token)),
+        after=math.log(distribution.prob(token)),
         top_before=_pairs(top_of_row(logits, num_top)) if num_top else (),
-        top_after=_pairs(top_of_law(law, num_top)) if num_top else (),
+        top_after=_pairs(top_of_distribution(distribution, num_top)) if num_top else (),
     )
 
 
@@ -69,7 +69,7 @@ def _pairs(top: TopTokens) -> tuple[TokenLogprob, ...]:
 
 
 def top_of_row(logits: Logits, num_tokens: int) -> TopTokens:
-    """The model's own law: the softmax of `logits` (vocab,) with nothing applied.
+    """The model's own distribution: the softmax of `logits` (vocab,) with nothing applied.
 
     num_tokens: 1 or more; fewer come back where the vocabulary is smaller.
     """
@@ -86,13 +86,15 @@ def _logprobs(logits: Logits, ids: TokenIds) -> Probs:
     return logits[ids].astype(np.float64) - float(largest) - math.log(total)
 
 
-def top_of_law(law: Distribution, num_tokens: int) -> TopTokens:
-    """The law that a token is drawn from: what the transforms left of the row.
+def top_of_distribution(distribution: Distribution, num_tokens: int) -> TopTokens:
+    """The distribution that a token is drawn from: what the chain left of the row.
 
     num_tokens: 1 or more; fewer come back where fewer survived.
     """
-    possible = law.probs > 0.0
-    return _best_first(law.ids[possible], np.log(law.probs[possible]), num_tokens)
+    possible = distribution.probs > 0.0
+    return _best_first(
+        distribution.ids[possible], np.log(distribution.probs[possible]), num_tokens
+    )
 
 
 def _best_first(ids: TokenIds, logprobs: Probs, num_tokens: int) -> TopTokens:

@@ -1,6 +1,6 @@
-"""What shapes the law of the next token, and such a law itself.
+"""What shapes the distribution of the next token, and such a distribution itself.
 
-`filters` and `transforms` turn the one into the other. Nothing here knows a model, a draft
+`filters` and `chain` turn the one into the other. Nothing here knows a model, a draft
 or a random stream.
 """
 
@@ -22,7 +22,7 @@ Logits = NDArray[np.float32]
 Probs = NDArray[np.float64]
 TokenIds = NDArray[np.int64]
 
-CERTAIN: Probs = np.ones(1)  # the probabilities of every law that leaves one token
+CERTAIN: Probs = np.ones(1)  # the probabilities of every distribution that leaves one token
 CERTAIN.setflags(write=False)
 
 _LARGEST_BIAS = 1e9  # far beyond any logit, and far from overflowing a float32
@@ -50,7 +50,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 }
 
 # Samplers of llama.cpp that no draft can be verified against, by how their options begin.
-_NO_LAWS = {
+_NO_DISTRIBUTIONS = {
     "xtc": "XTC drops tokens by a random number of its own",
     "mirostat": "mirostat steers by what was drawn before",
     "adaptive": "adaptive-p steers by what was drawn before",
@@ -59,7 +59,7 @@ _NO_LAWS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """The transforms between logits and law. Names and defaults are llama.cpp's.
+    """The chain between logits and distribution. Names and defaults are llama.cpp's.
 
     They are applied in the order of the fields, temperature last. Only top_k, top_p, min_p
     and temperature do something by default. temperature 0 is greedy: the best token left
@@ -102,7 +102,7 @@ class SamplingParams:
             # Written as "not inside" so that NaN, which compares false, is refused too.
             if not (right_kind and lowest <= value <= highest):
                 raise OptionError(f"{name} is {value!r}", hint)
-        # Copies, so that the law cannot change behind a frozen dataclass.
+        # Copies, so that the distribution cannot change behind a frozen dataclass.
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         breakers = _checked_breakers(self.dry_sequence_breakers)
         object.__setattr__(self, "dry_sequence_breakers", breakers)
@@ -115,12 +115,12 @@ class SamplingParams:
         """These params with other values for some fields, named as a person wrote them.
 
         Raises OptionError for a name that is no field, and says why for llama.cpp's
-        samplers that are no law of a row.
+        samplers that are no distribution of a row.
         """
         for name in changes:
             if name in self.__dataclass_fields__:
                 continue
-            for prefix, reason in _NO_LAWS.items():
+            for prefix, reason in _NO_DISTRIBUTIONS.items():
                 if name.startswith(prefix):
                     raise OptionError(
                         f"{name} cannot be set: {reason}, so no draft can be verified exactly",
@@ -167,7 +167,7 @@ def _checked_breakers(breakers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Distribution(NamedTuple):
-    """A law over the vocabulary, kept by its survivors.
+    """A distribution over the vocabulary, kept by its survivors.
 
     ids: (m,) strictly ascending token ids. probs: (m,) float64, sum 1; every id that is not
     listed has probability 0.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from localspec.errors import OptionError
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.penalties import Breakers
-from localspec.sampling.transforms import Transforms
 
-_LONGEST_TAIL = 20  # tokens of a breaker behind its first; llama.cpp's bound
+_LONGEST_TAIL = 20  # tokens of a breaker after its first; llama.cpp's bound
 
 
 class Tokens(Protocol):
@@ -35,8 +35,8 @@ class Resolver:
         self._ends: list[int] | None = None
         self._breakers: dict[tuple[str, ...], Breakers] = {}
 
-    def transforms(self, params: SamplingParams, num_prompt_tokens: int) -> Transforms:
-        """The transforms of an answer. Raises OptionError for a bias on no token."""
+    def chain(self, params: SamplingParams, num_prompt_tokens: int) -> SamplerChain:
+        """The chain of an answer. Raises OptionError for a bias on no token."""
         size = self._vocabulary.size
         unknown = [token for token in params.logit_bias if token >= size]
         if unknown:
@@ -44,7 +44,7 @@ class Resolver:
                 f"logit_bias names token {unknown[0]} of a vocabulary of {size}",
                 f"Token ids are 0 to {size - 1}.",
             )
-        return Transforms(
+        return SamplerChain(
             params,
             num_prompt_tokens=num_prompt_tokens,
             ends=self._ends_for(params),

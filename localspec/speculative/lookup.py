@@ -2,7 +2,7 @@
 
 Saxena, "Prompt Lookup Decoding" (2023). Costs next to nothing and pays where text is copied:
 summaries, edits, code. The index grows with the text and shrinks when the text is cut; it
-is never built anew.
+is never built again.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import CERTAIN, Distribution
-from localspec.sampling.transforms import Transforms
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     DraftOff,
     Extent,
-    Hindsight,
-    Offer,
     ProposerKind,
+    ProposerState,
+    ReplayScores,
 )
 from localspec.speculative.proposers import Draw, Proposal
 
 _LONG, _SHORT = 3, 2  # tokens that are looked up: the long key first
 _NUM_PLACES = 16  # of the same key that are compared
 _MAX_MATCH = 32  # tokens beyond which a longer match says nothing more
-_LOOK_BACK = 16  # tokens that are looked back upon at most
+_LOOK_BACK = 16  # tokens that are replayed upon at most
 
 
 class Lookup:
@@ -41,62 +41,63 @@ class Lookup:
     def __init__(self, is_end: Callable[[int], bool]) -> None:
         self._is_end = is_end
         self._text: list[int] = []
-        # Key → ends of its occurrences, ascending: the position behind each.
+        # Key → ends of its occurrences, ascending: the position after each.
         self._places: dict[tuple[int, ...], list[int]] = {}
         self._found_at = -1
         self._match_length = 0
-        self._judged = 0  # tokens at the front of the text that are not looked back upon again
+        self._judged = 0  # tokens at the front of the text that are not replayed upon again
 
-    def offer(self, tokens: Sequence[int]) -> Offer:
-        """See `Proposer.offer`."""
+    def state(self, tokens: Sequence[int]) -> ProposerState:
+        """See `Proposer.state`."""
         self._read(tokens)
         self._found_at, self._match_length = self._longest_match()
         if self._found_at < 0:
-            return Offer(0, draft_off=DraftOff.NOTHING_REPEATS)
-        return Offer(
+            return ProposerState(0, draft_off=DraftOff.NOTHING_REPEATS)
+        return ProposerState(
             MAX_DRAFT_TOKENS,
             num_unjudged=max(len(tokens) - self._judged, 0),
             confidence=1.0 - 1.0 / (1 + self._match_length),
         )
 
     def propose(
-        self, tokens: Sequence[int], extent: Extent, transforms: Transforms, draw: Draw
+        self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
-        """See `Proposer.propose`. Its laws are one-hot, so nothing is drawn."""
-        offer = self.offer(tokens)
+        """See `Proposer.propose`. Its distributions are one-hot, so nothing is drawn."""
+        state = self.state(tokens)
         proposal = Proposal([], [], [], 0)
-        if offer.confidence is None:
+        if state.confidence is None:
             return proposal
         drafted = proposal.draft_tokens
-        while (num_worth := extent.num_worth(len(drafted), offer.confidence)) > 0:
-            # Behind the end of the text stands what was just proposed: a period goes on.
+        while (num_worth := extent.num_worth(len(drafted), state.confidence)) > 0:
+            # After the end of the text stands what was just proposed: a period goes on.
             place = self._found_at + len(drafted)
             known = len(self._text)
             token = self._text[place] if place < known else drafted[place - known]
             drafted.append(token)
             proposal.distributions.append(Distribution(np.array([token]), CERTAIN))
-            proposal.confidences.append(offer.confidence)
+            proposal.confidences.append(state.confidence)
             if num_worth == 1 or self._is_end(token):
                 break
         self._judged = len(tokens) + len(drafted)
         return proposal
 
-    def look_back(
-        self, tokens: Sequence[int], probs: Sequence[float], transforms: Transforms
-    ) -> Hindsight:
-        """See `Proposer.look_back`."""
+    def replay(
+        self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
+    ) -> ReplayScores:
+        """See `Proposer.replay`."""
         first = max(len(tokens) - min(len(probs), _LOOK_BACK), self._judged)
         self.truncate(min(first, len(tokens)))
         chances = []
         for position in range(first, len(tokens)):
-            offer = self.offer(tokens[:position])
-            if offer.confidence is not None:
-                # A law of one token x accepts x whatever the target's law of it is.
+            state = self.state(tokens[:position])
+            if state.confidence is not None:
+                # A distribution of one token x accepts x whatever the target's distribution of
+                # it is.
                 hit = self._text[self._found_at] == tokens[position]
-                chances.append((offer.confidence, float(hit)))
+                chances.append((state.confidence, float(hit)))
         self._judged = len(tokens)
-        self.offer(tokens)
-        return Hindsight(chances, 0)
+        self.state(tokens)
+        return ReplayScores(chances, 0)
 
     def read_from(self, position: int) -> None:
         """See `Proposer.read_from`: it has read everything."""
@@ -115,7 +116,7 @@ class Lookup:
             self._text.pop()
 
     def _read(self, tokens: Sequence[int]) -> None:
-        """Index what is new: a key is known once there is a token behind it."""
+        """Index what is new: a key is known once there is a token after it."""
         text = self._text
         try:
             for position in range(len(text), len(tokens)):
@@ -129,7 +130,7 @@ class Lookup:
             raise
 
     def _longest_match(self) -> tuple[int, int]:
-        """The position behind the longest earlier match of the text's end, and its length.
+        """The position after the longest earlier match of the text's end, and its length.
 
         Among equals the last. (-1, 0) if there is none.
         """

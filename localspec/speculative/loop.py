@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
-from localspec.sampling.transforms import Transforms
 from localspec.speculative.metrics import Provenance, Step
 from localspec.speculative.model import Model
 from localspec.speculative.policy_api import (
-    LOOK_BACK_TOKENS,
     MAX_DRAFT_TOKENS,
-    Choice,
-    DraftLength,
+    REPLAY_TOKENS,
+    Decision,
     DraftOff,
-    Hindsight,
-    Moment,
-    Trial,
+    DraftPolicy,
+    PolicyContext,
+    ReplayScores,
+    StepRecord,
 )
 from localspec.speculative.proposers import Proposal, Proposer
 from localspec.speculative.rules import Place, Rule
@@ -32,17 +32,17 @@ from localspec.speculative.verify import Verdict
 class Request:
     """What one answer asks of the loop. is_end: the target's end-of-generation test."""
 
-    transforms: Transforms
+    chain: SamplerChain
     rule: Rule
     max_tokens: int
     is_end: Callable[[int], bool]
 
     @property
     def params(self) -> SamplingParams:
-        return self.transforms.params
+        return self.chain.params
 
 
-class Speculation:
+class SpeculativeDecoder:
     """One text, a target whose cache holds a prefix of it, and proposers that know a part.
 
     That invariant holds whenever control is outside: after every yielded step, after a
@@ -56,16 +56,16 @@ class Speculation:
         self,
         target: Model,
         proposers: Sequence[Proposer],
-        draft_length: DraftLength,
+        draft_policy: DraftPolicy,
         draft_off: DraftOff | None,
         clock: Callable[[], float],
     ) -> None:
         self.tokens: list[int] = []
         self._probs: list[float] = []  # the target's, of the answer's tokens
-        self._transforms: Transforms | None = None  # that they came through
+        self._chain: SamplerChain | None = None  # that they came through
         self.target = target
         self.proposers = tuple(proposers)
-        self.draft_length = draft_length
+        self.draft_policy = draft_policy
         self._draft_off = draft_off
         self._clock = clock
 
@@ -95,17 +95,17 @@ class Speculation:
         del self._probs[max(len(self._probs) - num_leaving, 0) :]
         del self.tokens[num_tokens:]
 
-    def hindsights(self, proposer: Proposer, num_tokens: int) -> Iterator[Hindsight]:
+    def replay_scores(self, proposer: Proposer, num_tokens: int) -> Iterator[ReplayScores]:
         """How proposals would have fared at the last num_tokens places of the answer.
 
         A few places at a time, in order. The proposer reads what it lacks of the text for that;
         what it has read already it does not judge. num_tokens: not above `num_answered`.
         """
         end = len(self.tokens)
-        for num_behind in reversed(range(0, num_tokens, LOOK_BACK_TOKENS)):
+        for num_behind in reversed(range(0, num_tokens, REPLAY_TOKENS)):
             probs = self._probs[: len(self._probs) - num_behind]
-            assert self._transforms is not None
-            yield proposer.look_back(self.tokens[: end - num_behind], probs, self._transforms)
+            assert self._chain is not None
+            yield proposer.replay(self.tokens[: end - num_behind], probs, self._chain)
 
     def steps(self, request: Request) -> Iterator[Step]:
         """Steps until max_tokens tokens are out or an end token is, which is emitted too.
@@ -115,8 +115,8 @@ class Speculation:
         """
         remaining = request.max_tokens
         number = 0
-        self._transforms = request.transforms
-        self.draft_length.begin()
+        self._chain = request.chain
+        self.draft_policy.begin()
         while remaining > 0:
             try:
                 step = self._step(request, Place(number, request.max_tokens - remaining))
@@ -140,8 +140,8 @@ class Speculation:
         room = self._room(request.max_tokens - place.num_emitted) if place.step > 0 else 0
 
         # 1. Propose.
-        choice, look_back_s = self._choice(request, place, room)
-        proposal = self._proposal(choice, request, place)
+        decision, replay_s = self._choice(request, place, room)
+        proposal = self._proposal(decision, request, place)
         draft_tokens = proposal.draft_tokens
         proposed = self._clock()
 
@@ -151,7 +151,7 @@ class Speculation:
         scored = self._clock()
 
         # 3. Verify.
-        targets = request.transforms.laws(
+        targets = request.chain.distributions(
             logits[: len(draft_tokens) + 1], self.tokens, draft_tokens
         )
         verdict = request.rule.verdict(place, targets, proposal)
@@ -167,25 +167,28 @@ class Speculation:
             tokens.append(verdict.next_token)
             provenance.append(_provenance(verdict, len(draft_tokens)))
         self.tokens += tokens
-        self._probs += [law.prob(token) for law, token in zip(targets, tokens, strict=False)]
-        trial = Trial(
-            proposer=choice.proposer,
+        self._probs += [
+            distribution.prob(token)
+            for distribution, token in zip(targets, tokens, strict=False)
+        ]
+        record = StepRecord(
+            proposer=decision.proposer,
             confidences=proposal.confidences,
             num_accepted=num_accepted,
             num_emitted=len(tokens),
             num_read=proposal.num_read,
             num_target_tokens=len(batch),
             num_cached=num_cached,
-            draft_time_s=proposed - started - look_back_s,
+            draft_time_s=proposed - started - replay_s,
             target_time_s=scored - proposed,
             sampler_time_s=self._clock() - scored,
-            look_back_s=look_back_s,
+            replay_s=replay_s,
         )
-        self.draft_length.learn(trial)
-        kind = None if choice.proposer is None else self.proposers[choice.proposer].kind
+        self.draft_policy.learn(record)
+        kind = None if decision.proposer is None else self.proposers[decision.proposer].kind
         return Step(
             tokens, provenance, logits, targets, len(draft_tokens), num_accepted,
-            kind, choice.draft_off, trial,
+            kind, decision.draft_off, record,
         )  # fmt: skip
 
     def _batch(self, missing: list[int], draft_tokens: list[int]) -> list[int]:
@@ -198,7 +201,7 @@ class Speculation:
         if draft_tokens:
             most = len(missing) + self.target.max_outputs - 1
             limit = min(most, self.target.context_length - self.target.num_cached)
-            size = self.draft_length.padded(len(batch), limit)
+            size = self.draft_policy.padded(len(batch), limit)
             batch += batch[-1:] * (size - len(batch))
         return batch
 
@@ -207,47 +210,47 @@ class Speculation:
         # A step emits one token more than it accepts, and must not emit more than remain.
         return min(num_remaining - 1, self.target.max_outputs - 1, MAX_DRAFT_TOKENS)
 
-    def _choice(self, request: Request, place: Place, room: int) -> tuple[Choice, float]:
-        """Who proposes in this step, and the seconds of a look back that led to it."""
+    def _choice(self, request: Request, place: Place, room: int) -> tuple[Decision, float]:
+        """Who proposes in this step, and the seconds of a replay that led to it."""
         if place.step == 0:
-            return Choice(None), 0.0
+            return Decision(None), 0.0
         if not self.proposers:
-            return Choice(None, draft_off=self._draft_off), 0.0
+            return Decision(None, draft_off=self._draft_off), 0.0
         if room == 0:
-            return Choice(None), 0.0
+            return Decision(None), 0.0
         num_remaining = request.max_tokens - place.num_emitted
-        look_back_s = 0.0
-        # A look back leaves its proposer nothing to look back upon, so this ends.
+        replay_s = 0.0
+        # A replay leaves its proposer nothing to replay upon, so this ends.
         while True:
-            choice = self.draft_length.choose(self._moment(room, num_remaining))
-            if not choice.looks_back:
-                return choice, look_back_s
-            look_back_s += self._look_back(choice, request)
+            decision = self.draft_policy.choose(self._context(room, num_remaining))
+            if not decision.replays:
+                return decision, replay_s
+            replay_s += self._replay(decision, request)
 
-    def _moment(self, room: int, num_remaining: int) -> Moment:
-        offers = tuple(proposer.offer(self.tokens) for proposer in self.proposers)
-        return Moment(self.target.num_cached, room, num_remaining, offers)
+    def _context(self, room: int, num_remaining: int) -> PolicyContext:
+        states = tuple(proposer.state(self.tokens) for proposer in self.proposers)
+        return PolicyContext(self.target.num_cached, room, num_remaining, states)
 
-    def _look_back(self, choice: Choice, request: Request) -> float:
+    def _replay(self, decision: Decision, request: Request) -> float:
         """Let the chosen proposer do so, and the policy learn from it; the seconds it took."""
         started = self._clock()
-        assert choice.proposer is not None
-        proposer = self.proposers[choice.proposer]
-        if choice.reads_from is not None:
-            proposer.read_from(choice.reads_from)
-        hindsight = proposer.look_back(self.tokens, self._probs, request.transforms)
+        assert decision.proposer is not None
+        proposer = self.proposers[decision.proposer]
+        if decision.reads_from is not None:
+            proposer.read_from(decision.reads_from)
+        replay_scores = proposer.replay(self.tokens, self._probs, request.chain)
         seconds = self._clock() - started
-        self.draft_length.look_back(choice.proposer, hindsight, seconds)
+        self.draft_policy.replay(decision.proposer, replay_scores, seconds)
         return seconds
 
-    def _proposal(self, choice: Choice, request: Request, place: Place) -> Proposal:
-        if choice.proposer is None or choice.extent is None:
+    def _proposal(self, decision: Decision, request: Request, place: Place) -> Proposal:
+        if decision.proposer is None or decision.extent is None:
             return Proposal([], [], [], 0)
-        proposer = self.proposers[choice.proposer]
-        if choice.reads_from is not None:
-            proposer.read_from(choice.reads_from)
+        proposer = self.proposers[decision.proposer]
+        if decision.reads_from is not None:
+            proposer.read_from(decision.reads_from)
         draw = request.rule.draw(place)
-        return proposer.propose(self.tokens, choice.extent, request.transforms, draw)
+        return proposer.propose(self.tokens, decision.extent, request.chain, draw)
 
     def _truncate_caches(self, num_tokens: int) -> None:
         for proposer in self.proposers:

@@ -11,9 +11,9 @@ from localspec.speculative.interleaving import Interleaving
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     DraftOff,
-    Outlook,
+    PolicyEstimate,
     ProposerKind,
-    Trial,
+    StepRecord,
 )
 from localspec.speculative.ratio_estimate import RatioEstimate
 
@@ -34,19 +34,19 @@ class Step:
     tokens, provenance: emitted, in order. num_draft_tokens: proposed, by a proposer of that
     kind. draft_off: why nothing was proposed, unless it is the step's place: the first one
     and the last token of an answer have no use for a draft.
-    logits, laws: the target's rows and laws at least of every emitted token, in order; the
-    rows are a view that the next step overwrites.
+    logits, distributions: the target's rows and distributions at least of every emitted token,
+    in order; the rows are a view that the next step overwrites.
     """
 
     tokens: list[int]
     provenance: list[Provenance]
     logits: Logits = field(repr=False, compare=False)
-    laws: list[Distribution] = field(repr=False, compare=False)
+    distributions: list[Distribution] = field(repr=False, compare=False)
     num_draft_tokens: int
     num_accepted: int
     proposer: ProposerKind | None
     draft_off: DraftOff | None
-    trial: Trial
+    record: StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class Stats:
 
     steps_per_length: (1 + MAX_DRAFT_TOKENS,) steps that proposed 0, 1, 2 … tokens.
     steps_per_proposer: steps in which each kind proposed something. draft_off: why the last
-    step that did not draft did not; draft_off_steps: steps per reason. outlook: what the
+    step that did not draft did not; draft_off_steps: steps per reason. estimate: what the
     automatic policy expects at the end of the answer; None of any other policy. speedup: times
-    as fast as plain decoding, with its interval; None unless drafted and plain steps of this
-    answer took turns often enough to tell.
+    as fast as plain decoding, with its interval; None unless drafted and target-only steps of
+    this answer took turns often enough to tell.
 
     The first step decodes the prompt and draws the first token: that is the prefill, and
-    the draft, target and sampler times are those of the steps behind it.
+    the draft, target and sampler times are those of the steps after it.
     """
 
     prompt_tokens: int
@@ -72,7 +72,7 @@ class Stats:
     num_accepted: int
     num_recovered: int
     num_bonus: int
-    num_plain: int
+    num_target_only: int
     drafted_per_position: tuple[int, ...]
     accepted_per_position: tuple[int, ...]
     draft_time_s: float
@@ -84,12 +84,12 @@ class Stats:
     steps_per_proposer: Mapping[ProposerKind, int]
     draft_off: DraftOff | None
     draft_off_steps: Mapping[DraftOff, int]
-    outlook: Outlook | None
+    estimate: PolicyEstimate | None
     speedup: RatioEstimate | None
 
     @property
     def decode_time_s(self) -> float:
-        """Seconds of the steps behind the prefill: draft, target and sampler.
+        """Seconds of the steps after the prefill: draft, target and sampler.
 
         Not the wall time: what an application does between two pieces is not decoding.
         """
@@ -97,7 +97,7 @@ class Stats:
 
     @property
     def decoded_tokens(self) -> int:
-        """Completion tokens of the steps behind the prefill: all but the first one."""
+        """Completion tokens of the steps after the prefill: all but the first one."""
         return max(self.completion_tokens - 1, 0)
 
     @property
@@ -157,10 +157,10 @@ class Meter:
         if self.first_token_s is None:
             self.first_token_s = now_s - self.started_s
         else:
-            self.draft_time_s += step.trial.look_back_s + step.trial.draft_time_s
-            self.target_time_s += step.trial.target_time_s
-            self.sampler_time_s += step.trial.sampler_time_s
-            self.interleaving.add(step.trial)
+            self.draft_time_s += step.record.replay_s + step.record.draft_time_s
+            self.target_time_s += step.record.target_time_s
+            self.sampler_time_s += step.record.sampler_time_s
+            self.interleaving.add(step.record)
         self.num_steps += 1
         self.lengths[step.num_draft_tokens] += 1
         if step.num_draft_tokens and step.proposer is not None:
@@ -178,7 +178,7 @@ class Meter:
         """Count one token of the answer. A stop string can leave the rest of a step out."""
         self.counts[provenance] += 1
 
-    def stats(self, now_s: float, outlook: Outlook | None) -> Stats:
+    def stats(self, now_s: float, estimate: PolicyEstimate | None) -> Stats:
         """Everything so far, for an answer that ends at now_s."""
         total_time_s = now_s - self.started_s
         return Stats(
@@ -190,7 +190,7 @@ class Meter:
             num_accepted=sum(self.accepted),
             num_recovered=self.counts[Provenance.RECOVERED],
             num_bonus=self.counts[Provenance.BONUS],
-            num_plain=self.counts[Provenance.PLAIN],
+            num_target_only=self.counts[Provenance.PLAIN],
             drafted_per_position=tuple(self.drafted),
             accepted_per_position=tuple(self.accepted),
             draft_time_s=self.draft_time_s,
@@ -202,6 +202,6 @@ class Meter:
             steps_per_proposer=dict(self.proposers),
             draft_off=self.draft_off,
             draft_off_steps=dict(self.draft_off_steps),
-            outlook=outlook,
+            estimate=estimate,
             speedup=self.interleaving.speedup() if any(self.drafted) else None,
         )

@@ -1,7 +1,7 @@
 """How many tokens to propose in the next step, by whom, or why none: the policies' interface.
 
-A policy is told what could be proposed (`Offer`), answers with a `Choice`, is asked again
-before each further token is drawn (`Extent`), and learns from the step that came of it.
+A policy is told what could be proposed (`ProposerState`), answers with a `Decision`, is asked
+again before each further token is drawn (`Extent`), and learns from the step that came of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from localspec.errors import OptionError
 
 MAX_DRAFT_TOKENS = 16
-LOOK_BACK_TOKENS = 8  # that a draft model judges at once: each takes a row of logits
+REPLAY_TOKENS = 8  # that a draft model judges at once: each takes a row of logits
 
 
 class DraftOff(str, enum.Enum):
@@ -39,12 +39,12 @@ class ProposerKind(str, enum.Enum):
     LOOKUP = "lookup"
 
 
-class Offer(NamedTuple):
+class ProposerState(NamedTuple):
     """What a proposer could do for the text as it stands.
 
     max_tokens: how many tokens it can propose; if 0, draft_off says why. num_missing: tokens
     it has to read first. num_skipped: tokens at the front of the text that it does not see.
-    num_unjudged: tokens at the end of the text on which a look back would shed light.
+    num_unjudged: tokens at the end of the text on which a replay would shed light.
     confidence: in its next token, 0 … 1, if it knows that before it starts.
     """
 
@@ -56,24 +56,24 @@ class Offer(NamedTuple):
     draft_off: DraftOff | None = None
 
 
-class Moment(NamedTuple):
+class PolicyContext(NamedTuple):
     """What a policy decides on, in front of a step.
 
     num_cached: tokens in the target's cache. room: the most draft tokens the step may
-    propose. num_remaining: tokens that the answer may still have. offers: one of each proposer.
+    propose. num_remaining: tokens that the answer may still have. states: one of each proposer.
     """
 
     num_cached: int
     room: int
     num_remaining: int
-    offers: tuple[Offer, ...]
+    states: tuple[ProposerState, ...]
 
 
 class Extent(Protocol):
     """How far one proposal goes."""
 
     def num_worth(self, num_drafted: int, confidence: float) -> int:
-        """How many more tokens are worth proposing behind the first num_drafted.
+        """How many more tokens are worth proposing after the first num_drafted.
 
         confidence: the proposer's, in the next of them, whose row is known and which is not
         drawn yet. 0 ends the proposal without it; 1 draws it and ends there. It must depend
@@ -81,12 +81,12 @@ class Extent(Protocol):
         """
 
 
-class Choice(NamedTuple):
+class Decision(NamedTuple):
     """A policy's answer: who proposes how much, or nobody and why.
 
-    proposer: index of the offer. extent: how far it proposes; None to look back first at what
+    proposer: index of the proposer. extent: how far it proposes; None to replay first at what
     it would have proposed for the tokens that are there already, and then to be asked again.
-    reads_from: position in the text at which the proposer shall begin to read anew (None: it
+    reads_from: position in the text at which the proposer shall begin to read again (None: it
     goes on with what it has).
     """
 
@@ -96,12 +96,12 @@ class Choice(NamedTuple):
     draft_off: DraftOff | None = None
 
     @property
-    def looks_back(self) -> bool:
-        """Whether it asks for a look back and not for a proposal."""
+    def replays(self) -> bool:
+        """Whether it asks for a replay and not for a proposal."""
         return self.proposer is not None and self.extent is None
 
 
-class Hindsight(NamedTuple):
+class ReplayScores(NamedTuple):
     """What a proposer would have proposed for tokens that are in the text.
 
     chances: of each token that it was asked about, in order, its confidence at that place
@@ -114,14 +114,14 @@ class Hindsight(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class StepRecord:
     """What a step did, as far as a policy learns from it. Times in seconds.
 
-    proposer: index of the offer that was taken, if any. confidences: of the draft tokens.
+    proposer: index of the proposer that was taken, if any. confidences: of the draft tokens.
     num_accepted: of these. num_read: tokens the proposer read before its first row.
     num_target_tokens: tokens in the target's decode, padding included; num_cached: before it.
-    draft_time_s: choosing and proposing; look_back_s: a look back before that.
-    sampler_time_s: transforms and verification.
+    draft_time_s: choosing and proposing; replay_s: a replay before that.
+    sampler_time_s: chain and verification.
     """
 
     proposer: int | None
@@ -134,43 +134,43 @@ class Trial:
     draft_time_s: float
     target_time_s: float
     sampler_time_s: float
-    look_back_s: float = 0.0
+    replay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class PolicyEstimate:
     """What a policy expects of the next step. Times in seconds.
 
     acceptance: of the next draft token, 0 … 1. break_even: the lowest acceptance at which
-    drafting would pay; None if it never does. A plain step costs plain_step_s.
+    drafting would pay; None if it never does. A target-only step costs target_only_step_s.
     """
 
     proposer: ProposerKind
     acceptance: float
     break_even: float | None
-    plain_step_s: float
+    target_only_step_s: float
     draft_token_s: float
 
 
-class DraftLength(Protocol):
+class DraftPolicy(Protocol):
     """A policy of the number of draft tokens."""
 
     def begin(self) -> None:
         """Another answer begins."""
 
-    def choose(self, moment: Moment) -> Choice:
+    def choose(self, context: PolicyContext) -> Decision:
         """Who proposes in the next step, and how far."""
 
-    def look_back(self, proposer: int, hindsight: Hindsight, seconds: float) -> None:
+    def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
         """Take into account what came of a choice that asked for it, and how long it took."""
 
     def padded(self, num_tokens: int, limit: int) -> int:
         """The number of tokens, num_tokens … limit, that the target had better decode."""
 
-    def learn(self, trial: Trial) -> None:
+    def learn(self, record: StepRecord) -> None:
         """Take a finished step into account."""
 
-    def outlook(self) -> Outlook | None:
+    def estimate(self) -> PolicyEstimate | None:
         """What it expects, if it expects anything."""
 
 
@@ -184,7 +184,7 @@ class UpTo(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FixedDraftLength:
+class FixedDraftPolicy:
     """The same number in every step, by the first proposer that can.
 
     Raises OptionError outside 0 … MAX_DRAFT_TOKENS.
@@ -201,33 +201,33 @@ class FixedDraftLength:
             )
 
     def begin(self) -> None:
-        """See `DraftLength.begin`."""
+        """See `DraftPolicy.begin`."""
 
-    def choose(self, moment: Moment) -> Choice:
-        """See `DraftLength.choose`."""
+    def choose(self, context: PolicyContext) -> Decision:
+        """See `DraftPolicy.choose`."""
         if self.num_draft_tokens == 0:
-            return Choice(None, draft_off=DraftOff.SET_TO_ZERO)
-        for index, offer in enumerate(moment.offers):
-            num_tokens = min(self.num_draft_tokens, moment.room, offer.max_tokens)
+            return Decision(None, draft_off=DraftOff.SET_TO_ZERO)
+        for index, state in enumerate(context.states):
+            num_tokens = min(self.num_draft_tokens, context.room, state.max_tokens)
             if num_tokens > 0:
-                return Choice(index, UpTo(num_tokens))
-        return Choice(None, draft_off=reason_without_choice(moment))
+                return Decision(index, UpTo(num_tokens))
+        return Decision(None, draft_off=reason_for_none(context))
 
-    def look_back(self, proposer: int, hindsight: Hindsight, seconds: float) -> None:
-        """See `DraftLength.look_back`. Never asked for."""
+    def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
+        """See `DraftPolicy.replay`. Never asked for."""
 
     def padded(self, num_tokens: int, limit: int) -> int:
-        """See `DraftLength.padded`."""
+        """See `DraftPolicy.padded`."""
         return num_tokens
 
-    def learn(self, trial: Trial) -> None:
-        """See `DraftLength.learn`."""
+    def learn(self, record: StepRecord) -> None:
+        """See `DraftPolicy.learn`."""
 
-    def outlook(self) -> Outlook | None:
-        """See `DraftLength.outlook`."""
+    def estimate(self) -> PolicyEstimate | None:
+        """See `DraftPolicy.estimate`."""
         return None
 
 
-def reason_without_choice(moment: Moment) -> DraftOff | None:
+def reason_for_none(context: PolicyContext) -> DraftOff | None:
     """Why nobody can propose: the first proposer's reason; None at the end of an answer."""
-    return next((offer.draft_off for offer in moment.offers if offer.draft_off), None)
+    return next((state.draft_off for state in context.states if state.draft_off), None)

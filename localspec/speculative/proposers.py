@@ -7,15 +7,21 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import Distribution, Logits
-from localspec.sampling.transforms import Transforms
 from localspec.speculative.model import Model
-from localspec.speculative.policy_api import DraftOff, Extent, Hindsight, Offer, ProposerKind
+from localspec.speculative.policy_api import (
+    DraftOff,
+    Extent,
+    ProposerKind,
+    ProposerState,
+    ReplayScores,
+)
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 
 class Proposal(NamedTuple):
-    """K draft tokens and the K laws they were really drawn from.
+    """K draft tokens and the K distributions they were really drawn from.
 
     confidences: (K,) the proposer's own in each, 0 … 1. num_read: tokens it read first.
     """
@@ -26,7 +32,7 @@ class Proposal(NamedTuple):
     num_read: int
 
 
-Draw = Callable[[int, Distribution], int]  # (index in the step, law) → token
+Draw = Callable[[int, Distribution], int]  # (index in the step, distribution) → token
 
 
 class Proposer(Protocol):
@@ -35,23 +41,24 @@ class Proposer(Protocol):
     @property
     def kind(self) -> ProposerKind: ...
 
-    def offer(self, tokens: Sequence[int]) -> Offer:
-        """What it could propose behind `tokens`, and what it would have to read for that."""
+    def state(self, tokens: Sequence[int]) -> ProposerState:
+        """What it could propose after `tokens`, and what it would have to read for that."""
 
     def propose(
-        self, tokens: Sequence[int], extent: Extent, transforms: Transforms, draw: Draw
+        self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
-        """Tokens to follow `tokens`, each drawn by `draw` from its law, as far as it is worth.
+        """Tokens to follow `tokens`, each drawn by `draw` from its distribution, as far as it
+        is worth.
 
-        Its offer for the same tokens must allow as many. Ends behind an end token.
+        Its offer for the same tokens must allow as many. Ends after an end token.
         """
 
-    def look_back(
-        self, tokens: Sequence[int], probs: Sequence[float], transforms: Transforms
-    ) -> Hindsight:
+    def replay(
+        self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
+    ) -> ReplayScores:
         """How a proposal would have fared at the last places of `tokens`.
 
-        probs: of the last of the tokens, each one's under the target's law.
+        probs: of the last of the tokens, each one's under the target's distribution.
         """
 
     def read_from(self, position: int) -> None:
@@ -65,12 +72,12 @@ class DraftModel:
     """A small model that shares the target's tokenizer.
 
     shared: ids that mean the same token to target and draft. Mass elsewhere is cut before
-    the law is formed, so nothing else is ever drawn. is_end: the target's
+    the distribution is formed, so nothing else is ever drawn. is_end: the target's
     end-of-generation test.
 
     Its cache holds a part of the text that begins at its front or, to spare the time of
-    reading a long prompt for a draft that may not pay, further behind: any law will do, as
-    long as it is the one that the tokens are drawn from.
+    reading a long prompt for a draft that may not pay, further behind: any distribution will
+    do, as long as it is the one that the tokens are drawn from.
     """
 
     kind = ProposerKind.DRAFT
@@ -96,20 +103,20 @@ class DraftModel:
         # The last draft token is never decoded here, hence the one more.
         return self.model.context_length + 1
 
-    def offer(self, tokens: Sequence[int]) -> Offer:
-        """See `Proposer.offer`."""
+    def state(self, tokens: Sequence[int]) -> ProposerState:
+        """See `Proposer.state`."""
         room = self.context_length - len(tokens)
         if room <= 0:
-            return Offer(0, draft_off=DraftOff.DRAFT_CONTEXT_FULL)
+            return ProposerState(0, draft_off=DraftOff.DRAFT_CONTEXT_FULL)
         # What is new alone: a draft that rests is asked in front of every step of a long text.
         if not self.knows(tokens[self._num_known :]):
-            return Offer(0, draft_off=DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
+            return ProposerState(0, draft_off=DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
         self._num_known = len(tokens)
         num_missing = len(tokens) - self._begin - self.model.num_cached
-        return Offer(room, num_missing, self._begin, max(num_missing - 1, 0))
+        return ProposerState(room, num_missing, self._begin, max(num_missing - 1, 0))
 
     def propose(
-        self, tokens: Sequence[int], extent: Extent, transforms: Transforms, draw: Draw
+        self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
         """See `Proposer.propose`."""
         # Whatever the draft lacks comes first, in one decode: a whole prompt at its first
@@ -119,25 +126,25 @@ class DraftModel:
         drafted = proposal.draft_tokens
         while True:
             row = self.next_row(missing)
-            law = transforms.law(row, tokens, drafted)
-            confidence = _confidence(row, law)
+            distribution = chain.distribution(row, tokens, drafted)
+            confidence = _confidence(row, distribution)
             num_worth = extent.num_worth(len(drafted), confidence)
             if num_worth <= 0:
                 break
-            drawn = draw(len(drafted), law)
+            drawn = draw(len(drafted), distribution)
             drafted.append(drawn)
-            proposal.distributions.append(law)
+            proposal.distributions.append(distribution)
             proposal.confidences.append(confidence)
-            # Stopping behind a token is fine, since the token stays; dropping one is not.
+            # Stopping after a token is fine, since the token stays; dropping one is not.
             if num_worth == 1 or self._is_end(drawn):
                 break
             missing = [drawn]
         return proposal
 
-    def look_back(
-        self, tokens: Sequence[int], probs: Sequence[float], transforms: Transforms
-    ) -> Hindsight:
-        """See `Proposer.look_back`.
+    def replay(
+        self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
+    ) -> ReplayScores:
+        """See `Proposer.replay`.
 
         Whatever the draft lacks has to be read before it can propose, but for the last
         token; the rows that come of it say what it would have proposed there.
@@ -145,21 +152,22 @@ class DraftModel:
         missing = self._missing(tokens)[:-1]
         num_rows = min(len(missing), len(probs), self.model.max_outputs)
         if not missing:
-            return Hindsight([], 0)
+            return ReplayScores([], 0)
         rows = self.model.decode(missing, num_rows)
         first = len(tokens) - num_rows
-        before, behind = tokens[:first], tokens[first:]
+        before, after = tokens[:first], tokens[first:]
         chances = []
         for index, (token, prob) in enumerate(
-            zip(behind, probs[len(probs) - num_rows :], strict=True)
+            zip(after, probs[len(probs) - num_rows :], strict=True)
         ):
             row = self._shared(rows[index])
-            law = transforms.law(row, before, behind[:index])
-            # A token x of the target's law p is one that a draft of law q would have
-            # proposed and seen accepted with probability min(p, q), hence q / p given x.
-            chance = min(1.0, law.prob(token) / max(prob, 1e-9))
-            chances.append((_confidence(row, law), chance))
-        return Hindsight(chances, len(missing))
+            distribution = chain.distribution(row, before, after[:index])
+            # A token x of the target's distribution p is one that a draft of distribution q
+            # would have proposed and seen accepted with probability min(p, q), hence q / p
+            # given x.
+            chance = min(1.0, distribution.prob(token) / max(prob, 1e-9))
+            chances.append((_confidence(row, distribution), chance))
+        return ReplayScores(chances, len(missing))
 
     def _missing(self, tokens: Sequence[int]) -> Sequence[int]:
         return tokens[self._begin + self.model.num_cached :]
@@ -169,7 +177,7 @@ class DraftModel:
         return max(tokens, default=0) < self.model.vocab_size
 
     def next_row(self, tokens: Sequence[int]) -> Logits:
-        """Logits (shared vocabulary,) behind its text and `tokens`, which it knows.
+        """Logits (shared vocabulary,) after its text and `tokens`, which it knows.
 
         -inf where an id is another token to the target. A view, valid until the next.
         """
@@ -194,14 +202,14 @@ class DraftModel:
             self.model.truncate(min(self.model.num_cached, num_tokens - self._begin))
 
 
-def _confidence(row: Logits, law: Distribution) -> float:
+def _confidence(row: Logits, distribution: Distribution) -> float:
     """Of the draft in its next token, 0 … 1: the probability of its best one.
 
-    Where the law is one-hot that says nothing; then the best two logits are compared.
+    Where the distribution is one-hot that says nothing; then the best two logits are compared.
     """
-    if len(law.ids) > 1:
-        return float(law.probs.max())
-    best = int(law.ids[0])
+    if len(distribution.ids) > 1:
+        return float(distribution.probs.max())
+    best = int(distribution.ids[0])
     highest = row[best]
     row[best] = -np.inf
     second = row.max()

@@ -35,7 +35,7 @@ class Purpose(enum.IntEnum):
 
     DRAFT = 0
     ACCEPT = 1
-    RESIDUAL = 2  # also the bonus token and the token of a plain step
+    RESIDUAL = 2  # also the bonus token and the token of a target-only step
 
 
 _NOISE = len(Purpose)  # in the counter's word where uniforms have 0
@@ -66,14 +66,14 @@ class Randomness:
         uniforms: Probs = self._uniforms[place]
         return uniforms
 
-    def race(self, index: int, law: Distribution) -> int:
-        """The token that wins the race of `law` at this index of the answer.
+    def gumbel_max(self, index: int, distribution: Distribution) -> int:
+        """The token that wins the gumbel_max of `distribution` at this index of the answer.
 
         Every token id runs for an exponentially distributed time over its probability; the
-        shortest wins. That draws from the law, and it is Gumbel-max with
+        shortest wins. That draws from the distribution, and it is Gumbel-max with
         noise = -log(exponential): argmax(log p + noise), written with one logarithm.
         """
-        ids, probs = law
+        ids, probs = distribution
         if len(ids) == 1:
             return int(ids[0])
         uniforms = self._noise(index, ids)

@@ -56,7 +56,7 @@ def make_rule(
     if is_greedy:
         return _Matching("greedy", verify.argmax)
     if name == "coupled" or (name is None and seed is not None):
-        return _Matching("coupled", randomness.race)
+        return _Matching("coupled", randomness.gumbel_max)
     if name == "token":
         return _Sampling("token", verify.token, randomness)
     return _Sampling("block", verify.block, randomness)
@@ -70,14 +70,14 @@ class _Matching:
         self._choose = choose
 
     def draw(self, place: Place) -> Draw:
-        return lambda index, law: self._choose(place.num_emitted + index, law)
+        return lambda index, distribution: self._choose(place.num_emitted + index, distribution)
 
     def verdict(self, place: Place, targets: list[Distribution], proposal: Proposal) -> Verdict:
         return verify.match(targets, proposal.draft_tokens, self.draw(place))
 
 
 class _Sampling:
-    """Draft tokens are drawn from the draft's law and judged against the target's."""
+    """Draft tokens are drawn from the draft's distribution and judged against the target's."""
 
     def __init__(
         self, name: RuleName, judge: Callable[..., Verdict], randomness: Randomness
@@ -88,7 +88,7 @@ class _Sampling:
 
     def draw(self, place: Place) -> Draw:
         uniforms = self._randomness.uniforms(place.step)[Purpose.DRAFT]
-        return lambda index, law: law.draw(uniforms[index])
+        return lambda index, distribution: distribution.draw(uniforms[index])
 
     def verdict(self, place: Place, targets: list[Distribution], proposal: Proposal) -> Verdict:
         uniforms = self._randomness.uniforms(place.step)

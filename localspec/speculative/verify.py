@@ -1,7 +1,8 @@
 """The rules by which drafted tokens become text: rows, tokens and uniforms in, verdict out.
 
-The contract: whatever the draft proposed, the emitted tokens follow the target's own law.
-Nothing here calls a model, draws a random number or knows how many tokens come next.
+The contract: whatever the draft proposed, the emitted tokens follow the target's own
+distribution. Nothing here calls a model, draws a random number or knows how many tokens come
+next.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def token(
     refusal draw from the normalised positive part of target - draft; if none is refused
     draw from the last target row.
 
-    targets: K + 1 rows; drafts: the K laws that draft_tokens were really drawn from;
+    targets: K + 1 rows; drafts: the K distributions that draft_tokens were really drawn from;
     accept_uniforms: (K,) in [0, 1), residual_uniform: one more, each used nowhere else.
     """
     for index, drawn in enumerate(draft_tokens):
@@ -88,7 +89,7 @@ def block(
     Sun et al., arXiv 2403.10444, algorithm 2 and theorem 1: never fewer tokens in
     expectation than `token`. With p_0 = 1 and p_i = min(1, p_(i-1) * target(X_i) /
     draft(X_i)), prefix i is kept with probability h_i = s_i / (s_i + 1 - p_i), where s_i is
-    the mass of (p_i * target - draft)+ behind it; h_K = p_K. The token behind it is drawn
+    the mass of (p_i * target - draft)+ after it; h_K = p_K. The token after it is drawn
     from that surplus, or from the last target row if all K are kept.
 
     Arguments as for `token`. Every position has a uniform of its own: an early exit from
@@ -109,12 +110,12 @@ def block(
             break
     else:
         kept = 0
-    law = residual(targets[kept], drafts[kept], shares[kept])
-    return Verdict(kept, law.draw(residual_uniform))
+    distribution = residual(targets[kept], drafts[kept], shares[kept])
+    return Verdict(kept, distribution.draw(residual_uniform))
 
 
 def residual(target: Distribution, draft: Distribution, share: float = 1.0) -> Distribution:
-    """Law of the token behind a kept prefix: (share * target - draft)+, renormalised.
+    """Distribution of the token after a kept prefix: (share * target - draft)+, renormalised.
 
     Returns new arrays; the arguments are left untouched.
     """

@@ -38,7 +38,7 @@ class AnswerText:
 
     @property
     def stopped(self) -> bool:
-        """Whether there was a stop string: nothing comes behind it."""
+        """Whether there was a stop string: nothing comes after it."""
         return self._search.stopped
 
     @property

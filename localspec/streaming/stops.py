@@ -11,7 +11,7 @@ class StopSearch:
     """Looks for stop strings in text that comes piece by piece.
 
     `push` and `finish` return text that is final. What could still become part of a stop
-    string waits inside. Behind a stop string there is nothing more.
+    string waits inside. After a stop string there is nothing more.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:

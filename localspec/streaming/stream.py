@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TypedDict
 from localspec.errors import EngineError, Interrupted, OptionError
 from localspec.sampling.logprobs import TokenLogprobs, token_logprobs
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.loop import Request, Speculation
+from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Meter, Provenance, Stats, Step
 from localspec.speculative.rules import RuleName
 from localspec.streaming.answer_text import AnswerText, Pieces
@@ -112,14 +112,14 @@ class AnswerOptions:
 
 
 @dataclass(slots=True)
-class Answer:
+class AnswerRun:
     """Everything one answer needs while it is produced, apart from the iterator itself.
 
     The two are kept apart so that dropping an unfinished `Stream` frees it at once, which
     ends its generator, which releases the engine.
     """
 
-    speculation: Speculation
+    decoder: SpeculativeDecoder
     prompt_tokens: list[int]
     thoughts: Thoughts
     request: Request
@@ -146,7 +146,7 @@ class Answer:
         try:
             started = self.clock()
             self.on_begin()
-            cached = self.speculation.start(self.prompt_tokens)
+            cached = self.decoder.start(self.prompt_tokens)
             meter = Meter(len(self.prompt_tokens), cached, started)
             text = AnswerText(self.vocabulary, self.thoughts, self.stop)
             try:
@@ -154,10 +154,10 @@ class Answer:
                     yield from self._decode(meter, text)
             finally:
                 # A closed stream or a stop string leaves the rest of a step behind.
-                self.speculation.truncate(len(self.prompt_tokens) + len(self.token_ids))
+                self.decoder.truncate(len(self.prompt_tokens) + len(self.token_ids))
                 self.parts += text.finish()
-                outlook = self.speculation.draft_length.outlook()
-                self._conclude(meter.stats(self.clock(), outlook))
+                estimate = self.decoder.draft_policy.estimate()
+                self._conclude(meter.stats(self.clock(), estimate))
         finally:
             self.release()
             if self.reply is not None:
@@ -166,7 +166,7 @@ class Answer:
     def _decode(self, meter: Meter, text: AnswerText) -> Generator[Piece, None, None]:
         provenance = Provenance.PLAIN
         try:
-            for step in self.speculation.steps(self.request):
+            for step in self.decoder.steps(self.request):
                 meter.add(step, self.clock())
                 for index, (token, provenance) in enumerate(
                     zip(step.tokens, step.provenance, strict=True)
@@ -201,8 +201,8 @@ class Answer:
     def _logprobs(self, step: Step, index: int) -> TokenLogprobs | None:
         if self.num_logprobs is None:
             return None
-        logits, law = step.logits[index], step.laws[index]
-        found = token_logprobs(step.tokens[index], logits, law, self.num_logprobs)
+        logits, distribution = step.logits[index], step.distributions[index]
+        found = token_logprobs(step.tokens[index], logits, distribution, self.num_logprobs)
         self.logprobs.append(found)
         return found
 

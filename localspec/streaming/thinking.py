@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from localspec.streaming.thought_families import Behind, Family
+from localspec.streaming.thought_families import Family, Following
 
 _MAX_HEAD = 200  # characters: what is longer is no head of a message
 
@@ -22,25 +22,25 @@ class Thoughts:
     """
 
     families: tuple[Family, ...] = ()
-    opened: Behind | None = None
+    opened: Following | None = None
     head: str = ""
     shown: frozenset[int] = frozenset()
 
-    def behind(self, prompt: str) -> Thoughts:
+    def after(self, prompt: str) -> Thoughts:
         """Those of an answer to the prompt, whose end can have opened thoughts or a message."""
         found = (
-            (prompt.rfind(mark) + len(mark), len(mark), family, behind)
+            (prompt.rfind(mark) + len(mark), len(mark), family, after)
             for family in self.families
-            for mark, behind in family.marks.items()
+            for mark, after in family.marks.items()
             if mark in prompt
         )
         last = max(found, key=lambda each: each[:2], default=None)
         if last is None:
             return self
-        end, _, family, behind = last
+        end, _, family, after = last
         rest = prompt[end:]
-        if behind is Behind.HEAD or (behind is Behind.THOUGHT and not rest.strip()):
-            return Thoughts((family,), behind, rest, self.shown)
+        if after is Following.HEAD or (after is Following.THOUGHT and not rest.strip()):
+            return Thoughts((family,), after, rest, self.shown)
         return self
 
 
@@ -60,7 +60,7 @@ class ThoughtStream:
 
     def __init__(self, thoughts: Thoughts) -> None:
         self._families = thoughts.families
-        self._behind = thoughts.opened  # None: speech or a mark may begin here
+        self._following = thoughts.opened  # None: speech or a mark may begin here
         self._named = thoughts.head
         self._head = ""
         self._held = ""
@@ -69,7 +69,7 @@ class ThoughtStream:
     @property
     def is_thinking(self) -> bool:
         """Whether what comes next is not for the user, unless a mark ends it."""
-        return self._behind not in (None, Behind.SPEECH)
+        return self._following not in (None, Following.SPEECH)
 
     def push(self, text: str) -> list[Part]:
         """What is certain now, in order. An unfinished mark waits inside."""
@@ -88,9 +88,9 @@ class ThoughtStream:
     def _parts(self, *, is_whole: bool) -> list[Part]:
         parts = []
         while self._held:
-            if self._behind is None and not self._begin(is_whole=is_whole):
+            if self._following is None and not self._begin(is_whole=is_whole):
                 break
-            if self._behind is None:
+            if self._following is None:
                 continue
             marks = self._marks()
             at, mark = _first(self._held, marks)
@@ -121,7 +121,7 @@ class ThoughtStream:
             return True
         if self._has_marks:
             self._held = begin
-        self._behind = Behind.SPEECH
+        self._following = Following.SPEECH
         return True
 
     def _marks(self) -> list[str]:
@@ -129,37 +129,37 @@ class ThoughtStream:
         return [
             mark
             for family in self._families
-            for mark, behind in family.marks.items()
-            if self._counts(family, behind)
+            for mark, after in family.marks.items()
+            if self._counts(family, after)
         ]
 
-    def _counts(self, family: Family, behind: Behind) -> bool:
-        if self._behind is Behind.THOUGHT:
-            return behind is not Behind.THOUGHT
-        if self._behind is Behind.SPEECH:
-            return family.are_tokens or (self._has_marks and behind is Behind.NOTHING)
+    def _counts(self, family: Family, after: Following) -> bool:
+        if self._following is Following.THOUGHT:
+            return after is not Following.THOUGHT
+        if self._following is Following.SPEECH:
+            return family.are_tokens or (self._has_marks and after is Following.NOTHING)
         return True
 
     def _taken(self, text: str) -> list[Part]:
-        if self._behind is Behind.HEAD:
+        if self._following is Following.HEAD:
             self._head += text
             if len(self._head) <= _MAX_HEAD:
                 return []
-            text, self._head, self._behind = self._head, "", Behind.SPEECH
-        if not text or self._behind is Behind.NOTHING:
+            text, self._head, self._following = self._head, "", Following.SPEECH
+        if not text or self._following is Following.NOTHING:
             return []
-        return [Part(text, self._behind is Behind.THOUGHT)]
+        return [Part(text, self._following is Following.THOUGHT)]
 
     def _enter(self, mark: str) -> None:
         family = next(each for each in self._families if mark in each.marks)
-        behind = family.marks[mark]
-        if behind is Behind.BODY:
+        after = family.marks[mark]
+        if after is Following.BODY:
             is_thought = re.search(family.thoughtful, self._named + self._head)
-            behind = Behind.THOUGHT if is_thought else Behind.SPEECH
-        if behind is not Behind.HEAD:
+            after = Following.THOUGHT if is_thought else Following.SPEECH
+        if after is not Following.HEAD:
             self._named = self._head = ""
         self._families, self._has_marks = (family,), True
-        self._behind = None if behind is Behind.SPEECH else behind
+        self._following = None if after is Following.SPEECH else after
 
 
 def said(answer: str, families: tuple[Family, ...]) -> str:
@@ -168,8 +168,8 @@ def said(answer: str, families: tuple[Family, ...]) -> str:
     opening = (
         mark
         for family in families
-        for mark, behind in family.marks.items()
-        if behind is Behind.THOUGHT
+        for mark, after in family.marks.items()
+        if after is Following.THOUGHT
     )
     if not begin.startswith(tuple(opening)):
         return answer

@@ -1,6 +1,6 @@
 """How each family of models marks what it thinks and what it says.
 
-Some put tags around their thoughts and speak behind them; others write messages whose heads say
+Some put tags around their thoughts and speak after them; others write messages whose heads say
 what they are. Some marks are control tokens, others are plain text.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 
-class Behind(enum.Enum):
-    """What stands behind a mark."""
+class Following(enum.Enum):
+    """What stands after a mark."""
 
     SPEECH = enum.auto()
     THOUGHT = enum.auto()
@@ -26,20 +26,20 @@ class Family:
     """How the models of a family mark their thoughts.
 
     signs: texts which a template of the family has, or else its vocabulary. marks: what stands
-    behind each; they belong to neither thoughts nor speech. are_tokens: entries of the
+    after each; they belong to neither thoughts nor speech. are_tokens: entries of the
     vocabulary, so that they mean something wherever they stand. A tag that is mere text does
     so at the begin of an answer; further on it is a text like any other. thoughtful: matches
     the heads of messages that are not for the user.
     """
 
     signs: tuple[str, ...]
-    marks: Mapping[str, Behind]
+    marks: Mapping[str, Following]
     are_tokens: bool = True
     thoughtful: str = ""
 
 
 def _tags(opening: str, closing: str) -> Family:
-    marks = {opening: Behind.THOUGHT, closing: Behind.SPEECH}
+    marks = {opening: Following.THOUGHT, closing: Following.SPEECH}
     return Family((closing,), marks, are_tokens=False)
 
 
@@ -61,11 +61,11 @@ FAMILIES = (
     Family(
         ("<|start|>", "<|message|>"),
         {
-            "<|start|>": Behind.HEAD,
-            "<|channel|>": Behind.HEAD,
-            "<|message|>": Behind.BODY,
-            "<|end|>": Behind.NOTHING,
-            "<|eom|>": Behind.NOTHING,
+            "<|start|>": Following.HEAD,
+            "<|channel|>": Following.HEAD,
+            "<|message|>": Following.BODY,
+            "<|end|>": Following.NOTHING,
+            "<|eom|>": Following.NOTHING,
         },
         thoughtful="analysis| to=(?!assistant|user)",
     ),
@@ -73,62 +73,62 @@ FAMILIES = (
     Family(
         ("<|begin|>", "<|content|>"),
         {
-            "<|begin|>": Behind.HEAD,
-            "<|think|>": Behind.THOUGHT,
-            "<|tool_calls|>": Behind.THOUGHT,
-            "<|content|>": Behind.SPEECH,
-            "<|end|>": Behind.NOTHING,
+            "<|begin|>": Following.HEAD,
+            "<|think|>": Following.THOUGHT,
+            "<|tool_calls|>": Following.THOUGHT,
+            "<|content|>": Following.SPEECH,
+            "<|end|>": Following.NOTHING,
         },
     ),
     # Gemma 4
     Family(
         ("<|channel>", "<channel|>"),
         {
-            "<|channel>thought": Behind.THOUGHT,
-            "<|channel>": Behind.THOUGHT,
-            "<channel|>": Behind.SPEECH,
+            "<|channel>thought": Following.THOUGHT,
+            "<|channel>": Following.THOUGHT,
+            "<channel|>": Following.SPEECH,
         },
     ),
     # Command-R 7B, Command A, and those that call the response a text
     Family(
         ("<|START_THINKING|>", "<|END_THINKING|>"),
         {
-            "<|START_THINKING|>": Behind.THOUGHT,
-            "<|END_THINKING|>": Behind.SPEECH,
-            "<|START_RESPONSE|>": Behind.SPEECH,
-            "<|END_RESPONSE|>": Behind.NOTHING,
-            "<|START_TEXT|>": Behind.SPEECH,
-            "<|END_TEXT|>": Behind.NOTHING,
-            "<|START_ACTION|>": Behind.THOUGHT,
-            "<|END_ACTION|>": Behind.NOTHING,
+            "<|START_THINKING|>": Following.THOUGHT,
+            "<|END_THINKING|>": Following.SPEECH,
+            "<|START_RESPONSE|>": Following.SPEECH,
+            "<|END_RESPONSE|>": Following.NOTHING,
+            "<|START_TEXT|>": Following.SPEECH,
+            "<|END_TEXT|>": Following.NOTHING,
+            "<|START_ACTION|>": Following.THOUGHT,
+            "<|END_ACTION|>": Following.NOTHING,
         },
     ),
     # Apertus
     Family(
         ("<|inner_prefix|>", "<|inner_suffix|>"),
-        {"<|inner_prefix|>": Behind.THOUGHT, "<|inner_suffix|>": Behind.SPEECH},
+        {"<|inner_prefix|>": Following.THOUGHT, "<|inner_suffix|>": Following.SPEECH},
     ),
     # Kimi K3, whose template puts the marks together
     Family(
         ("<|open|>", "<|close|>", "<|end_of_msg|>"),
         {
-            "<|open|>think<|sep|>": Behind.THOUGHT,
-            "<|close|>think<|sep|>": Behind.NOTHING,
-            "<|open|>response<|sep|>": Behind.SPEECH,
-            "<|close|>response<|sep|>": Behind.NOTHING,
-            "<|open|>tools<|sep|>": Behind.THOUGHT,
-            "<|close|>tools<|sep|>": Behind.NOTHING,
-            "<|close|>message<|sep|>": Behind.NOTHING,
+            "<|open|>think<|sep|>": Following.THOUGHT,
+            "<|close|>think<|sep|>": Following.NOTHING,
+            "<|open|>response<|sep|>": Following.SPEECH,
+            "<|close|>response<|sep|>": Following.NOTHING,
+            "<|open|>tools<|sep|>": Following.THOUGHT,
+            "<|close|>tools<|sep|>": Following.NOTHING,
+            "<|close|>message<|sep|>": Following.NOTHING,
         },
     ),
     # Granite 3.3
     Family(
         ("<think></think>", "<response></response>"),
         {
-            "<think>": Behind.THOUGHT,
-            "</think>": Behind.SPEECH,
-            "<response>": Behind.SPEECH,
-            "</response>": Behind.NOTHING,
+            "<think>": Following.THOUGHT,
+            "</think>": Following.SPEECH,
+            "<response>": Following.SPEECH,
+            "</response>": Following.NOTHING,
         },
         are_tokens=False,
     ),
@@ -136,9 +136,9 @@ FAMILIES = (
     Family(
         ("[BEGIN FINAL RESPONSE]",),
         {
-            "Here are my reasoning steps:": Behind.THOUGHT,
-            "[BEGIN FINAL RESPONSE]": Behind.SPEECH,
-            "[END FINAL RESPONSE]": Behind.NOTHING,
+            "Here are my reasoning steps:": Following.THOUGHT,
+            "[BEGIN FINAL RESPONSE]": Following.SPEECH,
+            "[END FINAL RESPONSE]": Following.NOTHING,
         },
         are_tokens=False,
     ),

@@ -40,7 +40,7 @@ BUGS = [
         "drop an unlikely draft token",
         "proposers.py",
         "            drafted.append(drawn)\n",
-        "            if law.prob(drawn) < 0.4:\n                break\n"
+        "            if distribution.prob(drawn) < 0.4:\n                break\n"
         "            drafted.append(drawn)\n",
         LOOP,
     ),
@@ -90,23 +90,24 @@ BUGS = [
     Bug(
         "noise by step, not by index",
         "rules.py",
-        "self._choose(place.num_emitted + index, law)",
-        "self._choose(place.step + index, law)",
+        "self._choose(place.num_emitted + index, distribution)",
+        "self._choose(place.step + index, distribution)",
         LOOP,
     ),
-    # 3. Draft laws that are not those the tokens were drawn from; penalties that stand still.
+    # 3. Draft distributions that are not those the tokens were drawn from; penalties that stand
+    # still.
     Bug(
-        "another law than the one drawn from",
+        "another distribution than the one drawn from",
         "proposers.py",
-        "proposal.distributions.append(law)",
-        "proposal.distributions.append(law._replace(probs=law.probs[::-1]))",
+        "proposal.distributions.append(distribution)",
+        "proposal.distributions.append(distribution._replace(probs=distribution.probs[::-1]))",
         LOOP,
     ),
     Bug(
         "penalties that do not advance along the draft",
-        "transforms.py",
-        "self.law(row, tokens, draft_tokens[:i])",
-        "self.law(row, tokens, [])",
+        "chain.py",
+        "self.distribution(row, tokens, draft_tokens[:i])",
+        "self.distribution(row, tokens, [])",
         LOOP,
     ),
     # 4. Accepting with draft probability 0, dividing by a zero residual.
@@ -185,10 +186,10 @@ BUGS = [
         LOOP,
     ),
     Bug(
-        "look back with the draft's law alone",
+        "replay with the draft's distribution alone",
         "proposers.py",
-        "chance = min(1.0, law.prob(token) / max(prob, 1e-9))",
-        "chance = min(1.0, law.prob(token))",
+        "chance = min(1.0, distribution.prob(token) / max(prob, 1e-9))",
+        "chance = min(1.0, distribution.prob(token))",
         "tests/test_look_back.py",
     ),
     # 9. A cache of another text.
@@ -215,7 +216,7 @@ BUGS = [
         RULES,
     ),
     Bug(
-        "a residual that is the target's law",
+        "a residual that is the target's distribution",
         "verify.py",
         "residual(target, draft).draw(residual_uniform)",
         "target.draw(residual_uniform)",
@@ -224,8 +225,8 @@ BUGS = [
     Bug(
         "block: forget the share in the residual",
         "verify.py",
-        "law = residual(targets[kept], drafts[kept], shares[kept])",
-        "law = residual(targets[kept], drafts[kept])",
+        "distribution = residual(targets[kept], drafts[kept], shares[kept])",
+        "distribution = residual(targets[kept], drafts[kept])",
         RULES,
     ),
     Bug(
@@ -250,7 +251,7 @@ BUGS = [
         RULES,
     ),
     Bug(
-        "judge by the row behind",
+        "judge by the row after",
         "verify.py",
         "own = choose(index, targets[index])",
         "own = choose(index, targets[index + 1])",

@@ -17,8 +17,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
-from localspec.sampling.transforms import Transforms
 
 DEFAULT = SamplingParams()
 PARAMS = {
@@ -82,20 +82,23 @@ def main() -> None:
     kinds = rows_of(options.size)
     print(f"{options.size} logits, median ms a row" + "".join(f"{k:>11}" for k in kinds))
     for name, params in PARAMS.items():
-        transforms = Transforms(params, num_prompt_tokens=len(text))
+        chain = SamplerChain(params, num_prompt_tokens=len(text))
         times = [
-            median_ms(lambda i, rows=rows: transforms.law(rows[i % 16], text), options.repeats)  # noqa: B023
+            median_ms(
+                lambda i, rows=rows, chain=chain: chain.distribution(rows[i % 16], text),
+                options.repeats,
+            )
             for rows in kinds.values()
         ]
         print(f"{name:<33}" + "".join(f"{t:11.3f}" for t in times))
-    transforms = Transforms(DEFAULT, num_prompt_tokens=len(text))
+    chain = SamplerChain(DEFAULT, num_prompt_tokens=len(text))
     drafted = text[:NUM_DRAFT_TOKENS]
 
     def step(rows: np.ndarray) -> None:
-        """The laws of a step: one for each draft token, one for each target row."""
+        """The distributions of a step: one for each draft token, one for each target row."""
         for index in range(NUM_DRAFT_TOKENS):
-            transforms.law(rows[-1 - index], text, drafted[:index])
-        transforms.laws(rows[: NUM_DRAFT_TOKENS + 1], text, drafted)
+            chain.distribution(rows[-1 - index], text, drafted[:index])
+        chain.distributions(rows[: NUM_DRAFT_TOKENS + 1], text, drafted)
 
     times = [
         median_ms(lambda _, rows=rows: step(rows), options.repeats) for rows in kinds.values()

@@ -1,11 +1,11 @@
-"""How decodes of several tokens follow when what a plain step takes changes.
+"""How decodes of several tokens follow when what a target-only step takes changes.
 
     python scripts/measure/measure_drift.py --target T.gguf --draft D.gguf --seconds 200
 
-Times three plain steps, one of 4 tokens, one of 16 and a token of the draft in turn, behind a
-text of 32 tokens. Prints their milliseconds, means of five turns, so that it shows how the
-machine changes, and of each its elasticity: the power of T(1) with which it goes. 1: as much
-as plain steps; 0: not at all.
+Times three target-only steps, one of 4 tokens, one of 16 and a token of the draft in turn,
+after a text of 32 tokens. Prints their milliseconds, means of five turns, so that it shows how
+the machine changes, and of each its elasticity: the power of T(1) with which it goes. 1: as
+much as target-only steps; 0: not at all.
 """
 
 from __future__ import annotations

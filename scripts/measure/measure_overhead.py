@@ -2,7 +2,7 @@
 
     python scripts/measure/measure_overhead.py
 
-The loop, the policy, the rules and the transforms are the real ones; decodes return at once.
+The loop, the policy, the rules and the chain are the real ones; decodes return at once.
 Prints microseconds per step, median of many, for fixed numbers of draft tokens and for the
 automatic policy, greedy and sampled; the second vocabulary is that of Qwen2.5 7B. The rows of
 libllama's own decodes are not copied either, so nothing of an answer is left out but the decode
@@ -18,11 +18,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import Logits, SamplingParams
-from localspec.sampling.transforms import Transforms
-from localspec.speculative.loop import Request, Speculation
-from localspec.speculative.policy_api import DraftLength, FixedDraftLength, ProposerKind
+from localspec.speculative.loop import Request, SpeculativeDecoder
+from localspec.speculative.policy_api import DraftPolicy, FixedDraftPolicy, ProposerKind
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
@@ -55,18 +55,18 @@ class InstantModel:
         self.num_cached = num_cached
 
 
-def step_s(policy: DraftLength, params: SamplingParams, vocab_size: int, steps: int) -> float:
+def step_s(policy: DraftPolicy, params: SamplingParams, vocab_size: int, steps: int) -> float:
     """Median seconds of a step. Target and draft agree, so every token is accepted."""
     target, draft = InstantModel(vocab_size, 1), InstantModel(vocab_size, 1)
     shared = SharedVocabulary(vocab_size, vocab_size, vocab_size, ())
     proposer = DraftModel(draft, shared, lambda token: False)
-    loop = Speculation(target, [proposer], policy, None, time.perf_counter)
+    loop = SpeculativeDecoder(target, [proposer], policy, None, time.perf_counter)
     loop.start([1, 2, 3])
     rule = make_rule(None, is_greedy=params.is_greedy, seed=None, randomness=Randomness(0))
-    transforms = Transforms(params, num_prompt_tokens=3)
+    chain = SamplerChain(params, num_prompt_tokens=3)
     times = []
     started = time.perf_counter()
-    for _ in loop.steps(Request(transforms, rule, 20 * steps, lambda token: False)):
+    for _ in loop.steps(Request(chain, rule, 20 * steps, lambda token: False)):
         now = time.perf_counter()
         times.append(now - started)
         started = now
@@ -81,10 +81,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     asked = parser.parse_args()
     policies = {
-        "plain (K = 0)": lambda: FixedDraftLength(0),
-        "K = 1": lambda: FixedDraftLength(1),
-        "K = 4": lambda: FixedDraftLength(4),
-        "automatic": lambda: AutomaticDraftLength({ProposerKind.DRAFT: 0.1}),
+        "plain (K = 0)": lambda: FixedDraftPolicy(0),
+        "K = 1": lambda: FixedDraftPolicy(1),
+        "K = 4": lambda: FixedDraftPolicy(4),
+        "automatic": lambda: AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1}),
     }
     print("| vocabulary | sampling | " + " | ".join(policies) + " |")
     print("|---" * (2 + len(policies)) + "|")

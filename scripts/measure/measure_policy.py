@@ -8,12 +8,12 @@ from one to the next on most machines. So the pair is loaded twice (7B takes 17 
 and both sides answer the same prompt, a token of each in turn: they meet the same machine. They
 change places in every round, and every round has another text where that is possible (not in
 switch and copy), for which of its tokens the draft gets wrong is luck. The prompt is read at
-one go, so there is also the ratio of what came behind it.
+one go, so there is also the ratio of what came after it.
 
 worst   a draft that is never right, against plain decoding, in total time, prompt included;
         nothing known before (empty) and with what the run before learned
 grid    against the best two fixed numbers of draft tokens, by measured costs, at each
-        agreement; behind a short chat, in whose pauses the draft was judged
+        agreement; after a short chat, in whose pauses the draft was judged
 switch  a text that is predictable and unpredictable in turn, every 64 tokens, against who
         knows which is which
 copy    a text that repeats itself, looked up in itself, against plain decoding
@@ -36,13 +36,13 @@ import localspec
 from localspec.checks.step_bench import StepCosts, measure_steps
 from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError
-from localspec.policy.adaptive import AutomaticDraftLength
+from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.speedup import Curve, expected_speedup
 from localspec.speculative.policy_api import (
-    Choice,
-    DraftLength,
-    FixedDraftLength,
-    Moment,
+    Decision,
+    DraftPolicy,
+    FixedDraftPolicy,
+    PolicyContext,
     ProposerKind,
 )
 from localspec.streaming.stream import Reply, Stream
@@ -65,7 +65,7 @@ class Rounds(NamedTuple):
     """What rounds of answers gave.
 
     total, decoding: the other side's time ÷ ours in each round, of everything, and of what came
-    behind the prompt. ours: the last answer.
+    after the prompt. ours: the last answer.
     """
 
     total: list[float]
@@ -97,7 +97,8 @@ class Timed:
 class Bench:
     """A made pair, loaded twice, and how long its answers take.
 
-    draft_share: of a plain step, what a draft token is taken to cost before any was timed.
+    draft_share: of a target-only step, what a draft token is taken to cost before any was
+    timed.
     """
 
     def __init__(
@@ -116,14 +117,14 @@ class Bench:
         """
         prompt = self.prompt(32)
         for engine in self._engines:
-            for _ in self._stream(engine, FixedDraftLength(1), prompt, NUM_WARM_UP_TOKENS):
+            for _ in self._stream(engine, FixedDraftPolicy(1), prompt, NUM_WARM_UP_TOKENS):
                 pass
 
-    def fresh(self) -> AutomaticDraftLength:
+    def fresh(self) -> AdaptiveDraftPolicy:
         """A policy that knows nothing yet."""
-        return AutomaticDraftLength({ProposerKind.DRAFT: self._draft_share})
+        return AdaptiveDraftPolicy({ProposerKind.DRAFT: self._draft_share})
 
-    def restored(self, kept: dict[str, Any]) -> AutomaticDraftLength:
+    def restored(self, kept: dict[str, Any]) -> AdaptiveDraftPolicy:
         """A policy that knows what another one left in the user's cache."""
         policy = self.fresh()
         policy.restore(kept)
@@ -137,38 +138,38 @@ class Bench:
         """Of each round."""
         return [self.prompt(num_tokens, number) for number in range(self._asked.rounds)]
 
-    def answer(self, policy: DraftLength, num_prompt_tokens: int, num_tokens: int) -> None:
+    def answer(self, policy: DraftPolicy, num_prompt_tokens: int, num_tokens: int) -> None:
         """One greedy answer, from which the policy learns."""
         prompt = self.prompt(num_prompt_tokens)
         for _ in self._stream(self.engine, policy, prompt, num_tokens):
             pass
 
     def _stream(
-        self, engine: Engine, policy: DraftLength, prompt: list[int], num_tokens: int
+        self, engine: Engine, policy: DraftPolicy, prompt: list[int], num_tokens: int
     ) -> Stream:
         """A greedy answer, with nothing cached before."""
         with engine.exclusively():
             pass
-        engine.draft_length = policy
+        engine.draft_policy = policy
         return engine.stream(prompt, sampling=GREEDY, max_tokens=num_tokens)
 
-    def costs(self, policy: DraftLength) -> StepCosts:
+    def costs(self, policy: DraftPolicy) -> StepCosts:
         """Of steps of every size; the policy learns them."""
-        self.engine.draft_length = policy
+        self.engine.draft_policy = policy
         with self.engine.exclusively() as loop:
             return measure_steps(loop, NUM_STEP_ROUNDS)
 
-    def short_chat(self, policy: AutomaticDraftLength) -> None:
-        """Greedy answers of the first engine, with a pause behind each as for typing."""
-        self.engine.draft_length = policy
+    def short_chat(self, policy: AdaptiveDraftPolicy) -> None:
+        """Greedy answers of the first engine, with a pause after each as for typing."""
+        self.engine.draft_policy = policy
         chat = self.engine.chat(template="chatml")
         for _ in range(NUM_CHAT_TURNS):
             chat.send("Go on.", sampling=GREEDY, max_tokens=SEGMENT)
             chat.prepare()
 
-    def pauses(self, policy: AutomaticDraftLength) -> list[float]:
+    def pauses(self, policy: AdaptiveDraftPolicy) -> list[float]:
         """The seconds of each pause until the policy has nothing left to measure."""
-        self.engine.draft_length = policy
+        self.engine.draft_policy = policy
         seconds = []
         while not seconds or policy.target_cost.sizes_to_measure(32):
             started = time.perf_counter()
@@ -178,8 +179,8 @@ class Bench:
 
     def rounds(
         self,
-        ours: Callable[[], DraftLength],
-        other: Callable[[], DraftLength],
+        ours: Callable[[], DraftPolicy],
+        other: Callable[[], DraftPolicy],
         prompts: list[list[int]],
         num_tokens: int,
     ) -> Rounds:
@@ -210,9 +211,9 @@ def positive(text: str) -> int:
     return number
 
 
-def plain() -> FixedDraftLength:
+def plain() -> FixedDraftPolicy:
     """Plain decoding."""
-    return FixedDraftLength(0)
+    return FixedDraftPolicy(0)
 
 
 @contextlib.contextmanager
@@ -245,7 +246,7 @@ def worst(asked: argparse.Namespace) -> None:
     """The draft is always wrong."""
     print(
         "| prompt | answer | known before | plain ÷ automatic, total time "
-        "| behind the prompt |\n|---|---|---|---|---|"
+        "| after the prompt |\n|---|---|---|---|---|"
     )
     with opened(asked, (0.0,), None) as bench:
         for num_prompt_tokens in asked.prompt_tokens:
@@ -268,7 +269,7 @@ def grid(asked: argparse.Namespace) -> None:
     """Each agreement, with costs that were measured before."""
     print(
         "| agreement | plain | best fixed K | its speed | automatic: steps per K "
-        "| fixed ÷ automatic, total time | behind the prompt |\n"
+        "| fixed ÷ automatic, total time | after the prompt |\n"
         "|---|---|---|---|---|---|---|"
     )
     for agreement in asked.agreements:
@@ -286,7 +287,7 @@ def grid(asked: argparse.Namespace) -> None:
             found = {
                 k: bench.rounds(
                     lambda: policy,  # noqa: B023
-                    partial(FixedDraftLength, k),
+                    partial(FixedDraftPolicy, k),
                     bench.prompts(32),
                     asked.grid_tokens,
                 )
@@ -307,13 +308,13 @@ class Knowing:
     """The oracle: drafts where the text is predictable, and nowhere else."""
 
     def __init__(self, num_draft_tokens: int, is_good: Callable[[int], bool]) -> None:
-        self._on, self._off = FixedDraftLength(num_draft_tokens), FixedDraftLength(0)
+        self._on, self._off = FixedDraftPolicy(num_draft_tokens), FixedDraftPolicy(0)
         self._is_good = is_good
-        for name in ("begin", "padded", "learn", "outlook"):
+        for name in ("begin", "padded", "learn", "estimate"):
             setattr(self, name, getattr(self._on, name))
 
-    def choose(self, moment: Moment) -> Choice:
-        return (self._on if self._is_good(moment.num_cached) else self._off).choose(moment)
+    def choose(self, context: PolicyContext) -> Decision:
+        return (self._on if self._is_good(context.num_cached) else self._off).choose(context)
 
 
 def switch(asked: argparse.Namespace) -> None:
@@ -337,7 +338,7 @@ def switch(asked: argparse.Namespace) -> None:
             "plain decoding": plain,
         }
         prompts = [bench.prompt(32)] * asked.rounds
-        print("| against | other ÷ automatic, total time | behind the prompt |\n|---|---|---|")
+        print("| against | other ÷ automatic, total time | after the prompt |\n|---|---|---|")
         for name, other in others.items():
             found = bench.rounds(lambda: policy, other, prompts, asked.switch_tokens)
             print(f"| {name} | {_shown(found.total)} | {_shown(found.decoding)} |", flush=True)
@@ -349,7 +350,7 @@ def _kept_tokens(bench: Bench, num_tokens: int) -> list[bool]:
     kept: list[bool] = []
     with engine.exclusively():
         pass
-    engine.draft_length = FixedDraftLength(1)
+    engine.draft_policy = FixedDraftPolicy(1)
     for piece in engine.stream(bench.prompt(32), sampling=GREEDY, max_tokens=num_tokens):
         if piece.provenance is not localspec.Provenance.BONUS:
             kept.append(piece.provenance is localspec.Provenance.ACCEPTED)
@@ -365,11 +366,11 @@ def copy(asked: argparse.Namespace) -> None:
         source = bench.engine.generate(start, sampling=GREEDY, max_tokens=SEGMENT + 8).token_ids
         prompts = [[*start, *source]] * asked.rounds
 
-        def policy() -> DraftLength:
-            return AutomaticDraftLength({ProposerKind.LOOKUP: 0.0})
+        def policy() -> DraftPolicy:
+            return AdaptiveDraftPolicy({ProposerKind.LOOKUP: 0.0})
 
         found = bench.rounds(policy, plain, prompts, asked.copy_tokens)
-        print("| what | plain ÷ automatic, total time | behind the prompt |\n|---|---|---|")
+        print("| what | plain ÷ automatic, total time | after the prompt |\n|---|---|---|")
         print(
             f"| {asked.copy_tokens} tokens that stand in the prompt "
             f"| {_shown(found.total)} | {_shown(found.decoding)} |"
@@ -384,7 +385,7 @@ def idle(asked: argparse.Namespace) -> None:
         bench.answer(answered, 32, 128)
         known = {"pauses": paused.as_dict(), "a run before": answered.as_dict()}
         print(f"{len(seconds)} pauses of {min(seconds):.1f} … {max(seconds):.1f} s\n")
-        print("| known from | nothing known ÷ that, total time | behind the prompt |")
+        print("| known from | nothing known ÷ that, total time | after the prompt |")
         print("|---|---|---|")
         for name, kept in known.items():
             found = bench.rounds(

@@ -1,4 +1,4 @@
-"""The automatic draft length on simulated machines, whose clock counts plain steps.
+"""The automatic draft length on simulated machines, whose clock counts target-only steps.
 
     python scripts/measure/simulate_policy.py
 
@@ -20,10 +20,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from simulated import FLAT, Q4_0, Q4_K, Q4_K_TILED, VOCAB, at_random, run
 
-from localspec.policy.adaptive import AutomaticDraftLength
-from localspec.speculative.policy_api import Choice, FixedDraftLength, Moment, ProposerKind
+from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.speculative.policy_api import (
+    Decision,
+    FixedDraftPolicy,
+    PolicyContext,
+    ProposerKind,
+)
 
-# Name, v(n), and a draft token's share of a plain step.
+# Name, v(n), and a draft token's share of a target-only step.
 MACHINES = (
     ("7B Q4_0", Q4_0, 0.12),
     ("7B Q4_K", Q4_K, 0.12),
@@ -38,9 +43,9 @@ SEGMENT = 64
 NUM_TEXTS = 8
 
 
-def automatic() -> AutomaticDraftLength:
+def automatic() -> AdaptiveDraftPolicy:
     """A policy that knows nothing yet."""
-    return AutomaticDraftLength({ProposerKind.DRAFT: 0.1})
+    return AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1})
 
 
 def never_right(ratios: dict[int, float], share: float, num_tokens: int) -> float:
@@ -48,7 +53,7 @@ def never_right(ratios: dict[int, float], share: float, num_tokens: int) -> floa
     return min(
         run(policy, at_random(0), ratios, **size)
         / run(automatic(), at_random(0), ratios, **size)
-        for policy in [FixedDraftLength(0)]
+        for policy in [FixedDraftPolicy(0)]
         for size in (
             {"draft_share": share, "num_tokens": num_tokens, "num_prompt_tokens": prompt}
             for prompt in (32, 2048)
@@ -61,7 +66,7 @@ def fixed_times(
 ) -> dict[int, float]:
     """How long an answer takes with each fixed number of draft tokens."""
     setting = {"draft_share": share, "num_tokens": num_tokens}
-    return {k: run(FixedDraftLength(k), agrees, ratios, **setting) for k in FIXED}
+    return {k: run(FixedDraftPolicy(k), agrees, ratios, **setting) for k in FIXED}
 
 
 def at_agreement(
@@ -86,10 +91,10 @@ def switching(high: float, low: float, ratios: dict[int, float], share: float) -
     def is_good(token: int) -> bool:
         return (token // SEGMENT) % 2 == 0
 
-    class Oracle(FixedDraftLength):
-        def choose(self, moment: Moment) -> Choice:
-            token = (moment.num_cached - 31) % VOCAB
-            return FixedDraftLength(best if is_good(token) else 0).choose(moment)
+    class Oracle(FixedDraftPolicy):
+        def choose(self, context: PolicyContext) -> Decision:
+            token = (context.num_cached - 31) % VOCAB
+            return FixedDraftPolicy(best if is_good(token) else 0).choose(context)
 
     def agrees(token: int) -> bool:
         return (good if is_good(token) else bad)(token)

@@ -3,7 +3,7 @@
     python scripts/measure/soak.py --turns 200
 
 The demo pair answers greedily, with a context so small that the oldest turns are forgotten
-again and again. Every seventh answer is asked anew of a second engine that has nothing cached;
+again and again. Every seventh answer is asked again of a second engine that has nothing cached;
 where the texts part, the gap between the two tokens is shown: rounding decides near ties. Then,
 without forgetting, the time to the first token of turn 20 is set against that of turn 2, of the
 demo pair or, which is what counts, of a model of real size (--target, --draft).
@@ -35,7 +35,7 @@ def roll(num_turns: int) -> None:
     """Print memory and identity as the context rolls over."""
     process = psutil.Process()
     same = forgotten = 0
-    gaps: list[float] = []  # of the tokens where the texts part, in the row decoded anew
+    gaps: list[float] = []  # of the tokens where the texts part, in the row decoded again
     seconds: dict[bool, list[float]] = {True: [], False: []}
     with (
         localspec.load(context_length=ROLLING_CONTEXT) as engine,
@@ -61,7 +61,7 @@ def roll(num_turns: int) -> None:
     plain, rolled_s = (statistics.median(seconds[key]) for key in (False, True))
     print(f"the oldest turns were forgotten {forgotten} times")
     shown = ", ".join(f"{gap:.3g}" for gap in gaps)
-    print(f"decoded anew, {same} answers were the same; {len(gaps)} parted at gaps of {shown}")
+    print(f"decoded again, {same} answers were the same; {len(gaps)} parted at gaps of {shown}")
     print(f"first token after {1000 * plain:.1f} ms, {1000 * rolled_s:.1f} ms with a rollover")
 
 

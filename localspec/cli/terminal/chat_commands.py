@@ -19,7 +19,7 @@ from localspec.cli.screen import legend, note, stats_lines, use_colour
 from localspec.cli.terminal.line_editor import Values
 from localspec.cli.terminal.settings import change_setting, setting_names, settings_lines
 from localspec.errors import OptionError
-from localspec.speculative.policy_api import FixedDraftLength
+from localspec.speculative.policy_api import FixedDraftPolicy
 
 # A path such as /etc/hosts is a message, and so is what begins with a space.
 _COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*))?", re.DOTALL)
@@ -136,23 +136,23 @@ def _agrees(question: str) -> bool:
 
 def _draft(conversation: Conversation, argument: str) -> None:
     engine = conversation.engine
-    if conversation.draft_length is None and engine.draft_length == FixedDraftLength(0):
+    if conversation.draft_policy is None and engine.draft_policy == FixedDraftPolicy(0):
         raise OptionError("nothing drafts in this chat", "Start it without --no-draft.")
     if argument not in ("", "on", "off"):
         raise OptionError(f"the draft cannot be {argument!r}", "Choose on or off.")
-    if argument == "off" and conversation.draft_length is None:
-        conversation.draft_length = engine.draft_length
-        engine.draft_length = FixedDraftLength(0)
-    elif argument == "on" and conversation.draft_length is not None:
-        engine.draft_length = conversation.draft_length
-        conversation.draft_length = None
-    note(f"Draft {'on' if conversation.draft_length is None else 'off'}.")
+    if argument == "off" and conversation.draft_policy is None:
+        conversation.draft_policy = engine.draft_policy
+        engine.draft_policy = FixedDraftPolicy(0)
+    elif argument == "on" and conversation.draft_policy is not None:
+        engine.draft_policy = conversation.draft_policy
+        conversation.draft_policy = None
+    note(f"Draft {'on' if conversation.draft_policy is None else 'off'}.")
 
 
 def _clear(conversation: Conversation, _argument: str) -> None:
     conversation.chat.clear()
     conversation.attachments.clear()
-    note("The conversation begins anew; the system message stays.")
+    note("The conversation begins again; the system message stays.")
 
 
 def _copy(conversation: Conversation, _argument: str) -> None:

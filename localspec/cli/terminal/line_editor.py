@@ -22,7 +22,7 @@ from prompt_toolkit.utils import is_dumb_terminal
 from localspec.cli.screen import printable
 from localspec.cli.terminal.narrowed import NarrowedWindow
 
-# The texts that can stand behind a command; None for paths.
+# The texts that can stand after a command; None for paths.
 Values = Callable[[], Iterable[str]] | None
 
 PROMPT = "> "
@@ -31,7 +31,7 @@ PROMPT = "> "
 class LineEditor:
     """Messages typed on the terminal; on a dumb one, as its own line editing brings them.
 
-    commands: what can stand behind each of them.
+    commands: what can stand after each of them.
     """
 
     def __init__(self, commands: Mapping[str, Values]) -> None:
@@ -168,7 +168,7 @@ def _key_bindings() -> KeyBindings:
 
     @bindings.add("enter")
     def send(event: KeyPressEvent) -> None:
-        """Send the message; behind a backslash, begin a line instead."""
+        """Send the message; after a backslash, begin a line instead."""
         buffer = event.current_buffer
         if buffer.document.char_before_cursor == "\\":
             buffer.delete_before_cursor()

@@ -10,10 +10,10 @@ from prompt_toolkit.application import Application
 class NarrowedWindow:
     """Has an application erase what a narrower window has made of the rows that it drew.
 
-    On a resize prompt_toolkit goes up as many rows as it drew, and draws anew. Most terminals
+    On a resize prompt_toolkit goes up as many rows as it drew, and draws again. Most terminals
     have by then wrapped those rows into more, and the first ones would stay. A terminal that
     cuts rows off instead loses as many rows above, of which the first is the blank line that
-    every message begins behind.
+    every message begins after.
     """
 
     def __init__(self, application: Application[Any]) -> None:

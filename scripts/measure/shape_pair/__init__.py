@@ -2,5 +2,6 @@
 
 A transformer whose attention-output and FFN-down matrices are zero hands its token embedding
 straight to the head, whatever the other matrices hold. So the next token depends on the last
-one only, by a law that can be chosen, while every decode does the work of the real shape.
+one only, by a distribution that can be chosen, while every decode does the work of the real
+shape.
 """

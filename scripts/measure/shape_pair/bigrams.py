@@ -2,9 +2,9 @@
 
 All words lie on a circle. After a word the target likes its neighbour best, so greedy text
 walks the circle and does not repeat itself before it is round; a few words further along are
-less likely alternatives. The draft has the same law after the tokens it agrees on, and after
-the others the law of some other place, which shares no word with the right one. So the
-chance that a drafted token is kept is the agreement, at every temperature.
+less likely alternatives. The draft has the same distribution after the tokens it agrees on, and
+after the others the distribution of some other place, which shares no word with the right one.
+So the chance that a drafted token is kept is the agreement, at every temperature.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TextSpec:
 
     @property
     def turn(self) -> int:
-        """Tokens until the agreements begin anew; 1 if there is one only."""
+        """Tokens until the agreements begin again; 1 if there is one only."""
         return self.segment * len(self.agreement) if len(self.agreement) > 1 else 1
 
 
@@ -99,7 +99,7 @@ class Bigrams:
 
 
 def follower_probs(entropy: float) -> NDArray[np.float64]:
-    """A geometric law over NUM_FOLLOWERS tokens with this entropy in nats; (1,) for 0."""
+    """Geometric over NUM_FOLLOWERS tokens, with this entropy in nats; (1,) for 0."""
     if entropy == 0.0:
         return np.ones(1)
     low, high = 0.0, 1.0

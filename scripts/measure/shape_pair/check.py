@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import localspec
 from localspec.llama.model import LlamaModel, LlamaOptions
-from localspec.sampling.filters import distribution
+from localspec.sampling.filters import filtered_distribution
 from localspec.sampling.params import Logits, SamplingParams
 
 _OPEN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -41,8 +41,8 @@ def measure(target: Path, draft: Path, words: NDArray[np.int64], seed: int) -> M
     shared = min(rows.shape[1], draft_rows.shape[1])
     entropies, agreements, overlaps = [], [], []
     for row, draft_row in zip(rows, draft_rows, strict=True):
-        probs = distribution(row[:shared], _OPEN).probs
-        draft_probs = distribution(draft_row[:shared], _OPEN).probs
+        probs = filtered_distribution(row[:shared], _OPEN).probs
+        draft_probs = filtered_distribution(draft_row[:shared], _OPEN).probs
         some = probs[probs > 0.0]
         entropies.append(-some @ np.log(some))
         agreements.append(probs.argmax() == draft_probs.argmax())

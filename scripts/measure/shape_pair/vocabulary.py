@@ -52,7 +52,7 @@ def invent(num_ordinary: int) -> WordList:
 def _byte_texts() -> list[str]:
     """A printable character for each byte, in byte-level BPE's order of ids.
 
-    Bytes that print as Latin-1 stand for themselves; the others are moved up behind it.
+    Bytes that print as Latin-1 stand for themselves; the others are moved up after it.
     """
     printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     return [*map(chr, printing), *(chr(0x100 + i) for i in range(256 - len(printing)))]

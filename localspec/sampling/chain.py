@@ -1,4 +1,5 @@
-"""Every transform of an answer: raw logits and the text so far → the law of the next token.
+"""Every transform of an answer: raw logits and the text so far → the distribution of the next
+token.
 
 In llama.cpp's default order: logit bias, penalties, DRY, then the cuts of `filters`.
 """
@@ -9,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localspec.sampling.filters import distribution
+from localspec.sampling.filters import filtered_distribution
 from localspec.sampling.params import Distribution, Logits, SamplingParams, TokenIds
 from localspec.sampling.penalties import Breakers, penalise_repeats, penalise_tokens
 
 
-class Transforms:
-    """The transforms of one answer, the same for target and draft.
+class SamplerChain:
+    """The chain of one answer, the same for target and draft.
 
     num_prompt_tokens: where in the text the answer begins. ends: every end-of-generation
     id of the target. breakers: dry_sequence_breakers as token ids of the target.
@@ -46,36 +47,37 @@ class Transforms:
         self._text = _GrowingText()
         self._row = np.empty(0, dtype=np.float32)
 
-    def law(
+    def distribution(
         self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int] = ()
     ) -> Distribution:
-        """The law behind `tokens` followed by `draft_tokens`. logits: (vocab,), not changed.
+        """The distribution after `tokens` followed by `draft_tokens`. logits: (vocab,), not
+        changed.
 
         tokens: prompt and answer so far, which only grow from call to call; draft_tokens
         may be others each time. Raises DecodeError if the row holds NaN or no finite maximum.
         """
         ends_banned = self._ends_banned(len(tokens) + len(draft_tokens))
-        looks_back = self._penalises_tokens or self._penalises_repeats
-        if not (len(self._bias) or ends_banned or looks_back):
-            return distribution(logits, self.params)
+        replays = self._penalises_tokens or self._penalises_repeats
+        if not (len(self._bias) or ends_banned or replays):
+            return filtered_distribution(logits, self.params)
         row = self._copied(logits)
         num_known = int(np.searchsorted(self._bias_ids, len(row)))
         row[self._bias_ids[:num_known]] += self._bias[:num_known]
         if ends_banned:
             row[self._ends[self._ends < len(row)]] = -np.inf
-        if looks_back:
+        if replays:
             text = self._text.extended(tokens, draft_tokens)
             if self._penalises_tokens:
                 penalise_tokens(row, text, self.params)
             if self._penalises_repeats:
                 penalise_repeats(row, text, self.params, self._breakers)
-        return distribution(row, self.params)
+        return filtered_distribution(row, self.params)
 
-    def laws(
+    def distributions(
         self, rows: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
     ) -> list[Distribution]:
-        """The laws behind `tokens` and the first 0, 1, 2 … draft tokens: one of each row."""
-        return [self.law(row, tokens, draft_tokens[:i]) for i, row in enumerate(rows)]
+        """One of each row: after `tokens` and the first 0, 1, 2 … draft tokens."""
+        return [self.distribution(row, tokens, draft_tokens[:i]) for i, row in enumerate(rows)]
 
     def _ends_banned(self, length: int) -> bool:
         return self.params.ignore_eos or length < self._ends_from
