@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,13 @@ ROOT = Path(__file__).parent.parent
 # `python -m pytest` puts the working directory first.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
+
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+if WORKER and hasattr(os, "sched_setaffinity"):
+    # A core for each worker and its children: libllama then takes one thread, and terminals
+    # and timings do not wait for another worker's decodes.
+    CORES = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {CORES[int(WORKER) % len(CORES)]})
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts this in the background has Ctrl-C ignored, here and in all children.

@@ -1,35 +1,13 @@
-"""Formatter, linter and type checker, as ordinary tests."""
+"""What README, CI and the package say of each other."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 import localspec
 
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["ruff", "format", "--check", "."],
-        ["ruff", "check", "."],
-        ["mypy"],
-        # No function that is absent there. With one cache each run would spoil the other's.
-        ["mypy", "--platform", "win32", "--cache-dir", ".mypy_cache/win32"],
-    ],
-    ids=" ".join,
-)
-def test_tool_is_content(command):
-    done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_ci_runs_what_the_readme_says():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent / "typing"
+FILES = ("consumer.py", "mistakes.py")
 PYRIGHT = Path(sys.executable).parent / "pyright"
 WRONG = {
     number
@@ -19,31 +20,22 @@ WRONG = {
 }
 
 
-def mypy(file: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+def test_mypy_finds_every_wrong_use_and_nothing_else(tmp_path):
     # From elsewhere: the checkout's own package must not be found instead.
-    arguments = ["--strict", "--config-file=", f"--cache-dir={folder / 'cache'}"]
-    return subprocess.run(
-        [sys.executable, "-m", "mypy", *arguments, str(file)],
-        cwd=folder, capture_output=True, text=True,
+    for name in FILES:
+        shutil.copy(FOLDER / name, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file=", *FILES],
+        cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
-
-
-def test_mypy_finds_nothing_wrong_with_a_right_use(tmp_path):
-    shutil.copy(FOLDER / "consumer.py", tmp_path)
-    done = mypy(tmp_path / "consumer.py", tmp_path)
-    assert done.returncode == 0, done.stdout
-
-
-def test_mypy_finds_every_wrong_use(tmp_path):
-    shutil.copy(FOLDER / "mistakes.py", tmp_path)
-    done = mypy(tmp_path / "mistakes.py", tmp_path)
-    lines = [line for line in done.stdout.splitlines() if ": error:" in line]
-    assert {int(line.split(":")[1]) for line in lines} == WRONG, done.stdout
+    errors = [line.split(":") for line in done.stdout.splitlines() if ": error:" in line]
+    found = {name: {int(e[1]) for e in errors if e[0] == name} for name in FILES}
+    assert found == {"consumer.py": set(), "mistakes.py": WRONG}, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(not PYRIGHT.exists(), reason="pyright is not installed")
 def test_pyright_agrees(tmp_path):
-    for name in ("consumer.py", "mistakes.py"):
+    for name in FILES:
         shutil.copy(FOLDER / name, tmp_path)
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
     done = subprocess.run(
@@ -56,6 +48,6 @@ def test_pyright_agrees(tmp_path):
     errors = [each for each in found if each["severity"] == "error"]
     by_file = {
         name: {e["range"]["start"]["line"] + 1 for e in errors if e["file"].endswith(name)}
-        for name in ("consumer.py", "mistakes.py")
+        for name in FILES
     }
     assert by_file == {"consumer.py": set(), "mistakes.py": WRONG}, errors

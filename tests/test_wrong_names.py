@@ -31,7 +31,7 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES, ids=lambda name: repr(name)[:30])
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: repr(name)[:15])
 @pytest.mark.parametrize(
     "call",
     [
@@ -62,7 +62,7 @@ def test_what_is_no_name_is_told_with_a_hint(hub: StandinHub, call, name):
         {"on_progress": None},
         {"on_progress": "print"},
     ],
-    ids=str,
+    ids=lambda wrong: str(wrong)[:30],
 )
 def test_arguments_of_download(hub: StandinHub, wrong):
     with pytest.raises(OptionError) as caught:

@@ -271,7 +271,7 @@ def is_noticed(bug: Bug) -> bool:
             sys.exit(f"{bug.name}: {bug.file} has its text {text.count(bug.old)} times")
         place.write_text(text.replace(bug.old, bug.new), "utf-8")
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", *bug.tests.split()],
+            [sys.executable, "-m", "pytest", "-q", "-x", "-n0", *bug.tests.split()],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
