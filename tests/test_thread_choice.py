@@ -6,6 +6,8 @@ import pytest
 
 import localspec
 from localspec.engine import loading
+from localspec.llama import params as llama_params
+from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 
 
@@ -57,8 +59,22 @@ def test_a_large_model_keeps_all(monkeypatch):
     assert (model.num_threads, model.num_decodes) == (2, 0)
 
 
-def test_what_was_asked_for_is_kept():
-    with localspec.load(draft_options=LlamaOptions(num_threads=3)) as engine:
-        assert engine._models[1].num_threads == 3
-    with localspec.load() as engine:
-        assert 1 <= engine._models[1].num_threads <= engine._target.num_threads
+@pytest.mark.parametrize(
+    ("asked", "milliseconds", "chosen"),
+    [(None, {1: 4, 2: 2, 4: 1}, 4), (None, {1: 1, 2: 1, 4: 1}, 1), (3, {3: 1, 4: 1}, 3)],
+)
+def test_a_draft_gets_what_was_asked_for_or_what_is_fastest(
+    asked, milliseconds, chosen, monkeypatch
+):
+    """On four cores and a clock that only decodes move; the target has all of the cores."""
+    real, now = LlamaModel.decode, [0.0]
+
+    def timed(model, tokens, num_logits):
+        now[0] += milliseconds[model.num_threads] / 1000
+        return real(model, tokens, num_logits)
+
+    monkeypatch.setattr(llama_params, "num_usable_cores", lambda: 4)
+    monkeypatch.setattr(LlamaModel, "decode", timed)
+    monkeypatch.setattr(loading.time, "perf_counter", lambda: now[0])
+    with localspec.load(draft_options=LlamaOptions(num_threads=asked)) as engine:
+        assert [model.num_threads for model in engine._models] == [4, chosen]
