@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,16 @@ if WORKER and hasattr(os, "sched_setaffinity"):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts this in the background has Ctrl-C ignored, here and in all children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line what was not tested for want of a program."""
+    reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())]
+    found = [re.match(r"Skipped: (\S+) is not installed", reason) for reason in reasons]
+    if missing := sorted({each[1] for each in found if each}):
+        terminalreporter.write_line(
+            f"skipped what needs {', '.join(missing)}: not installed here", yellow=True
+        )
 
 
 @pytest.fixture(scope="session", autouse=True)

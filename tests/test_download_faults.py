@@ -401,7 +401,7 @@ def test_led_out_of_encryption(hub: StandinHub, tmp_path, monkeypatch):
     An error at once: nothing goes over the line in the clear
     """
     if shutil.which("openssl") is None:
-        pytest.skip("needs openssl to make a certificate")
+        pytest.skip("openssl is not installed")
     from localspec.models.hub_api import RemoteFile
     from localspec.models.hub_request import content_of
 

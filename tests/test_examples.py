@@ -129,7 +129,7 @@ def display(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return
     xvfb = shutil.which("Xvfb")
     if xvfb is None:
-        pytest.skip("neither a display nor Xvfb is here")
+        pytest.skip("Xvfb is not installed")
     ours, theirs = os.pipe()
     server = subprocess.Popen(
         [xvfb, "-displayfd", str(theirs)], pass_fds=[theirs], stderr=subprocess.DEVNULL
@@ -144,7 +144,7 @@ def display(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("display")
 def test_the_tk_window_stays_alive_and_stops(engine):
-    tkinter = pytest.importorskip("tkinter")
+    tkinter = pytest.importorskip("tkinter", reason="tkinter is not installed")
     root = tkinter.Tk()
     module = load_example("tk_window")
     window = module.ChatWindow(root, engine)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import localspec
 
@@ -29,3 +33,13 @@ def test_version_and_changelog_agree():
     assert declared is not None
     assert declared[1] == localspec.__version__
     assert localspec.__version__ in headings or headings == ["Unreleased"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is another reason to skip it")
+def test_what_is_not_installed_is_said_in_one_line():
+    """Of a module that is skipped, and without a PATH where tmux could be found."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/test_tmux.py"],
+        cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "\nskipped what needs tmux: not installed here\n" in done.stdout

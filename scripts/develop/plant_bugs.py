@@ -1,39 +1,57 @@
-"""Plants the bugs that ended losslessness elsewhere, one by one, and runs the tests.
+"""Plants the bugs that ended losslessness elsewhere, one by one, each for a test to notice.
 
     python scripts/develop/plant_bugs.py [NAME ...]
 
-Each bug is one change of the installed package's text, made in a copy. A bug that no test
-notices is printed as MISSED, and the exit code is 1. Needs `.[test]` installed.
+Each bug is one change of the installed package's text, made in a copy, and names the test that
+fails because of it. A bug that it does not notice is printed as MISSED, and the exit code is 1.
+All run in this one process, where only the package and the tests are imported again. Needs
+`.[test]` installed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
+
+import pytest
 
 import localspec
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(localspec.__file__).parent
+OPTIONS = ("-q", "-x", "-n0", "-p", "no:cacheprovider", "--tb=no")
+
+_forgotten: list[list[ModuleType]] = []
 
 
 class Bug(NamedTuple):
-    """A change of one place in one file, and the tests that should notice."""
+    """A change of one place in one file, and the test that notices it."""
 
     name: str
     file: str
     old: str
     new: str
-    tests: str
+    test: str
 
 
-RULES = "tests/test_verify.py tests/test_loop_law.py"
-LOOP = "tests/test_loop_law.py tests/test_speculative.py"
+def loop(case: str) -> str:
+    """The exact distribution of texts over several steps, by the rule for single tokens."""
+    return f"tests/test_loop_law.py::test_texts_have_the_targets_law[{case}-token-]"
+
+
+def rule(case: str) -> str:
+    """The exact distribution of one step, by every rule."""
+    return f"tests/test_verify.py::test_rules_emit_the_targets_joint_law[{case}]"
+
+
 BUGS = [
     # 1. Dropping a sampled draft token because its probability is low.
     Bug(
@@ -42,7 +60,7 @@ BUGS = [
         "            drafted.append(drawn)\n",
         "            if distribution.prob(drawn) < 0.4:\n                break\n"
         "            drafted.append(drawn)\n",
-        LOOP,
+        loop("an end token inside the draft"),
     ),
     # 2. Shared or recurring random numbers.
     Bug(
@@ -50,49 +68,49 @@ BUGS = [
         "rules.py",
         "uniforms[Purpose.ACCEPT]",
         "uniforms[Purpose.DRAFT]",
-        LOOP,
+        loop("an end token inside the draft"),
     ),
     Bug(
         "residual with the accept numbers",
         "rules.py",
         "uniforms[Purpose.RESIDUAL, 0]",
         "uniforms[Purpose.ACCEPT, 0]",
-        LOOP,
+        loop("five tokens, K 3"),
     ),
     Bug(
         "the draft's numbers come again in the next step",
         "rules.py",
         "uniforms(place.step)[Purpose.DRAFT]",
         "uniforms(place.step // 2)[Purpose.DRAFT]",
-        LOOP,
+        loop("five tokens, K 3"),
     ),
     Bug(
         "all numbers come again in the next step",
         "randomness.py",
         "self._uniforms[place]",
         "self._uniforms[place // 2]",
-        "tests/test_randomness.py",
+        "tests/test_randomness.py::test_no_two_addresses_share_a_number",
     ),
     Bug(
         "numbers of another chunk of steps",
         "randomness.py",
         "if chunk != self._uniforms_chunk:",
         "if chunk > self._uniforms_chunk:",
-        "tests/test_randomness.py",
+        "tests/test_randomness.py::test_an_address_always_holds_the_same_number",
     ),
     Bug(
         "the same numbers every turn",
         "randomness.py",
         "np.array([seed, turn]",
         "np.array([seed, 0]",
-        "tests/test_randomness.py",
+        "tests/test_randomness.py::test_no_two_addresses_share_a_number",
     ),
     Bug(
         "noise by step, not by index",
         "rules.py",
         "self._choose(place.num_emitted + index, distribution)",
         "self._choose(place.step + index, distribution)",
-        LOOP,
+        "tests/test_speculative.py::test_coupled_text_is_that_of_plain_decoding",
     ),
     # 3. Draft distributions that are not those the tokens were drawn from; penalties that stand
     # still.
@@ -101,14 +119,14 @@ BUGS = [
         "proposers.py",
         "proposal.distributions.append(distribution)",
         "proposal.distributions.append(distribution._replace(probs=distribution.probs[::-1]))",
-        LOOP,
+        loop("five tokens, K 3"),
     ),
     Bug(
         "penalties that do not advance along the draft",
         "chain.py",
         "self.distribution(row, tokens, draft_tokens[:i])",
         "self.distribution(row, tokens, [])",
-        LOOP,
+        loop("penalties, a narrower draft"),
     ),
     # 4. Accepting with draft probability 0, dividing by a zero residual.
     Bug(
@@ -116,14 +134,14 @@ BUGS = [
         "verify.py",
         "* draft.prob(drawn) >= target.prob(drawn)",
         "* draft.prob(drawn) > target.prob(drawn)",
-        RULES,
+        rule("disjoint-V2-K1_0"),
     ),
     Bug(
         "divide by an empty residual",
         "verify.py",
         "weights / mass) if mass > 0.0 else target",
         "weights / mass)",
-        RULES,
+        "tests/test_verify.py::test_residual_of_equal_rows_is_the_target",
     ),
     # 5. Greedy as temperature 1.
     Bug(
@@ -131,7 +149,7 @@ BUGS = [
         "filters.py",
         "return _one_hot(best)",
         "return Distribution(np.arange(len(logits)), _softmax(logits, 1.0))",
-        LOOP,
+        "tests/test_speculative.py::test_a_refused_draft_costs_one_token_a_step",
     ),
     # 6. Ignoring a refused or a falsely granted removal from the cache.
     Bug(
@@ -139,14 +157,14 @@ BUGS = [
         "llama.py",
         "if can_keep and self._is_whole(num_cached):",
         "if num_cached > 0:",
-        "tests/test_llama.py",
+        "tests/test_llama.py::test_a_recurrent_model_is_found_out",
     ),
     Bug(
         "take every sliding window for whole",
         "llama.py",
         "return oldest <= oldest_needed",
         "return True",
-        "tests/test_sliding_window.py",
+        "tests/test_sliding_window.py::test_cut_at_every_depth",
     ),
     # 7. Padded vocabularies.
     Bug(
@@ -154,14 +172,14 @@ BUGS = [
         "proposers.py",
         "row = row[: self._shared_size]",
         "pass",
-        LOOP,
+        loop("a wider draft"),
     ),
     Bug(
         "propose renamed tokens",
         "proposers.py",
         "row[self._different] = -np.inf",
         "pass",
-        LOOP,
+        "tests/test_speculative.py::test_renamed_tokens_are_never_proposed",
     ),
     # 8. A token after the end.
     Bug(
@@ -169,28 +187,28 @@ BUGS = [
         "speculative.py",
         "if not (tokens and request.is_end(tokens[-1])):",
         "if True:",
-        LOOP,
+        loop("an end token inside the draft"),
     ),
     Bug(
         "draft past the end token",
         "proposers.py",
         "if num_worth == 1 or self._is_end(drawn):",
         "if num_worth == 1:",
-        LOOP,
+        loop("an end token inside the draft"),
     ),
     Bug(
         "read the rows of the padding",
         "speculative.py",
         "logits[: len(draft_tokens) + 1]",
         "logits[len(logits) - len(draft_tokens) - 1 :]",
-        LOOP,
+        "tests/test_speculative.py::test_padding_may_go_beyond_the_answer_but_not_beyond_the_context",
     ),
     Bug(
         "replay with the draft's distribution alone",
         "proposers.py",
         "chance = min(1.0, distribution.prob(token) / max(prob, 1e-9))",
         "chance = min(1.0, distribution.prob(token))",
-        "tests/test_look_back.py",
+        "tests/test_look_back.py::test_over_the_targets_law_they_add_up_to_the_acceptance",
     ),
     # 9. A cache of another text.
     Bug(
@@ -198,14 +216,14 @@ BUGS = [
         "speculative.py",
         "(i for i, (old, new) in enumerate(pairs) if old != new), shorter)",
         "(i for i, (old, new) in enumerate(pairs) if False), shorter)",
-        LOOP,
+        "tests/test_speculative.py::test_another_text_is_decoded_from_where_it_differs",
     ),
     Bug(
         "truncate one token too late",
         "speculative.py",
         "self._truncate_caches(length + num_accepted)",
         "self._truncate_caches(length + num_accepted + 1)",
-        LOOP,
+        loop("five tokens, K 3"),
     ),
     # 12. A lossy knob.
     Bug(
@@ -213,55 +231,77 @@ BUGS = [
         "verify.py",
         "if accept_uniforms[index] * draft",
         "if accept_uniforms[index] * 0.99 * draft",
-        RULES,
+        rule("one-hot draft-V2-K1_1"),
     ),
     Bug(
         "a residual that is the target's distribution",
         "verify.py",
         "residual(target, draft).draw(residual_uniform)",
         "target.draw(residual_uniform)",
-        RULES,
+        rule("one-hot draft-V2-K1_1"),
     ),
     Bug(
         "block: forget the share in the residual",
         "verify.py",
         "distribution = residual(targets[kept], drafts[kept], shares[kept])",
         "distribution = residual(targets[kept], drafts[kept])",
-        RULES,
+        rule("random-V3-K2_2"),
     ),
     Bug(
         "block: let a share exceed 1",
         "verify.py",
         "min(1.0, shares[-1] * target / draft)",
         "(shares[-1] * target / draft)",
-        RULES,
+        rule("random-V2-K2_1"),
     ),
     Bug(
         "block: judge the last token like the others",
         "verify.py",
         "accept_uniforms[num_drafted - 1] < shares[num_drafted]",
         "accept_uniforms[num_drafted - 1] < shares[num_drafted] ** 2",
-        RULES,
+        rule("one-hot draft-V2-K1_1"),
     ),
     Bug(
         "block: stop at the first refusal",
         "verify.py",
         "range(num_drafted - 1, 0, -1)",
         "range(1, num_drafted)",
-        RULES,
+        rule("one-hot draft-V2-K3_1"),
     ),
     Bug(
         "judge by the row after",
         "verify.py",
         "own = choose(index, targets[index])",
         "own = choose(index, targets[index + 1])",
-        LOOP,
+        "tests/test_speculative.py::test_an_identical_draft_is_kept_whole",
     ),
 ]
 
 
+def run_tests(folder: str, *tests: str) -> int:
+    """pytest's exit code for the package in `folder`, with nothing imported from elsewhere."""
+    found = [name for name, module in sys.modules.items() if is_replaced(name, module)]
+    # Kept: libllama goes on calling functions of the package that was imported first.
+    _forgotten.append([sys.modules.pop(name) for name in found])
+    importlib.invalidate_caches()
+    sys.path.insert(0, folder)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return pytest.main([*OPTIONS, *tests])
+    finally:
+        sys.path.remove(folder)
+
+
+def is_replaced(name: str, module: ModuleType) -> bool:
+    """Whether it belongs to the package or to the tests."""
+    file = getattr(module, "__file__", None)
+    return name.split(".")[0] == "localspec" or (
+        file is not None and Path(file).is_relative_to(ROOT / "tests")
+    )
+
+
 def is_noticed(bug: Bug) -> bool:
-    """Whether some test fails on a copy of the package with the bug in it."""
+    """Whether its test fails on a copy of the package with the bug in it."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "localspec"
         shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -270,20 +310,19 @@ def is_noticed(bug: Bug) -> bool:
         if text.count(bug.old) != 1:
             sys.exit(f"{bug.name}: {bug.file} has its text {text.count(bug.old)} times")
         place.write_text(text.replace(bug.old, bug.new), "utf-8")
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-n0", *bug.tests.split()],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode == 1  # 1 is "some tests failed"; others are not about the bug
+        code = run_tests(folder, bug.test)
+        if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            sys.exit(f"{bug.name}: pytest ended with {code} for {bug.test}")
+        return code == pytest.ExitCode.TESTS_FAILED
 
 
 def main() -> None:
     """Plant every bug, or those named."""
     chosen = [bug for bug in BUGS if bug.name in sys.argv[1:] or not sys.argv[1:]]
+    sys.dont_write_bytecode = True
+    os.chdir(ROOT)
+    if run_tests(str(PACKAGE.parent), *dict.fromkeys(bug.test for bug in chosen)):
+        sys.exit("the tests fail without a bug: run them, and install the package again")
     missed = 0
     for bug in chosen:
         noticed = is_noticed(bug)
