@@ -234,7 +234,7 @@ def test_it_says_what_would_pay():
     assert estimate.proposer is ProposerKind.DRAFT
     assert 0.75 < estimate.acceptance < 0.97
     assert 0.2 < estimate.break_even < 0.6
-    assert estimate.target_only_step_s == pytest.approx(1.0)
+    assert estimate.plain_step_s == pytest.approx(1.0)
     assert estimate.draft_token_s == pytest.approx(0.12, rel=0.3)
 
 

@@ -164,7 +164,8 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
         (["generate", "x", "--top-k", "-3"], 2, "top_k is -3"),
         (["generate", "x", "--top-p", "0"], 2, "top_p is 0"),
         (["generate", "x", "--min-p", "nan"], 2, "min_p is nan"),
-        (["generate", "x", "--verify", "greedy"], 2, "needs temperature 0"),
+        (["generate", "x", "--rule", "greedy"], 2, "needs temperature 0"),
+        (["generate", "x", "--verify", "greedy"], 2, "needs temperature 0"),  # its name before
         (["generate", "x", "--seed", "-1"], 2, "seed is -1"),
         (["generate", "x", "--max-tokens", "0"], 2, "max_tokens is 0"),
         (["generate", "x", "--ctx", "-8"], 2, "context length is -8"),

@@ -49,7 +49,7 @@ def test_pieces_add_up_to_the_reply(engine):
 def test_numbers_of_a_reply_agree(engine):
     stats = engine.generate(STORY, seed=1, max_tokens=50).stats
     assert stats.completion_tokens == stats.num_accepted + (
-        stats.num_recovered + stats.num_bonus + stats.num_target_only
+        stats.num_recovered + stats.num_bonus + stats.num_plain
     )
     assert stats.num_draft_tokens == sum(stats.drafted_per_position)
     assert stats.num_accepted == sum(stats.accepted_per_position)

@@ -73,7 +73,7 @@ def answer(
     interleaving = Interleaving()
     target_only_s, begun, num_steps = 0.0, clock.now, 1
     for step in steps:
-        interleaving.add(step.record)
+        interleaving.add(step)
         target_only_s += len(step.tokens) * machine.level
         num_steps += 1
     return target_only_s / (clock.now - begun), 512 / num_steps, interleaving.speedup()

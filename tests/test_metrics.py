@@ -8,7 +8,7 @@ import pytest
 from localspec.cli.screen import stats_lines, status_line
 from localspec.cli.stats_object import stats_as_object
 from localspec.speculative.metrics import Meter, Provenance, Step
-from localspec.speculative.policy_api import DraftOff, PolicyEstimate, ProposerKind, StepRecord
+from localspec.speculative.policy_api import DraftOff, PolicyEstimate, ProposerKind
 
 A, R, B, P = Provenance.ACCEPTED, Provenance.RECOVERED, Provenance.BONUS, Provenance.PLAIN
 
@@ -19,22 +19,18 @@ def step(*provenance: Provenance, drafted: int = 0, off: DraftOff | None = None)
         provenance=list(provenance),
         logits=np.empty((0, 0), np.float32),
         distributions=[],
-        num_draft_tokens=drafted,
-        num_accepted=provenance.count(A),
-        proposer=ProposerKind.DRAFT if drafted else None,
+        kind=ProposerKind.DRAFT if drafted else None,
         draft_off=off,
-        record=StepRecord(
-            proposer=0 if drafted else None,
-            confidences=[0.5] * drafted,
-            num_accepted=provenance.count(A),
-            num_emitted=len(provenance),
-            num_read=1,
-            num_target_tokens=drafted + 1,
-            num_cached=10,
-            draft_time_s=0.25,
-            target_time_s=0.5,
-            sampler_time_s=0.125,
-        ),
+        proposer=0 if drafted else None,
+        confidences=[0.5] * drafted,
+        num_accepted=provenance.count(A),
+        num_emitted=len(provenance),
+        num_read=1,
+        num_target_tokens=drafted + 1,
+        num_cached=10,
+        draft_time_s=0.25,
+        target_time_s=0.5,
+        sampler_time_s=0.125,
     )
 
 
@@ -54,7 +50,7 @@ def test_an_answer_adds_up():
     assert (stats.prompt_tokens, stats.cached_prompt_tokens) == (10, 4)
     assert (stats.completion_tokens, stats.num_steps) == (7, 3)
     assert (stats.num_draft_tokens, stats.num_accepted) == (6, 4)
-    assert (stats.num_recovered, stats.num_bonus, stats.num_target_only) == (1, 1, 1)
+    assert (stats.num_recovered, stats.num_bonus, stats.num_plain) == (1, 1, 1)
     assert stats.drafted_per_position[:4] == (2, 2, 2, 0)
     assert stats.accepted_per_position[:4] == (2, 1, 1, 0)
     assert stats.acceptance_rate == pytest.approx(4 / 6)

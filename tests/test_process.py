@@ -75,8 +75,8 @@ def test_ctrl_c_on_a_pipe_ends_with_130_and_keeps_what_was_said():
     ("event", "of"),
     [
         ("import", "localspec.cli"), ("import", "click"), ("import", "numpy"),
-        ("import", "llama_cpp"), ("import", "localspec.engine.engine"), ("ctypes.dlopen", "libllama"),
-        ("open", ".gguf"),
+        ("import", "llama_cpp"), ("import", "localspec.engine.engine"),
+        ("ctypes.dlopen", "libllama"), ("open", ".gguf"),
     ],
 )  # fmt: skip
 def test_ctrl_c_at_any_moment_of_the_start_is_quiet(tmp_path, event, of):

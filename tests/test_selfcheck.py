@@ -245,7 +245,7 @@ def test_too_little_has_an_exit_code_and_words_of_its_own(stories):
     assert found["finding"] == found["statistics"] == "not enough evidence"
     assert found["identity"] == "lossless"
     assert found["seconds_needed"] > 0
-    assert len(found["distributions"]) == 9
+    assert len(found["laws"]) == 9
 
 
 def test_nothing_seen_is_not_called_a_bias_that_would_have_been(stories):

@@ -14,7 +14,7 @@ from localspec.chat.template import Message, template_source
 from localspec.errors import ContextError, EngineError, OptionError, TemplateLimitError
 from localspec.streaming.async_stream import AsyncStream, whole_reply
 from localspec.streaming.cancellation import Unwanted, never
-from localspec.streaming.stream import AnswerKeywords, AnswerOptions, Reply, Stream
+from localspec.streaming.stream import AnswerKeywords, AnswerOptions, Exchange, Reply, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -37,16 +37,7 @@ class ChatBackend(Protocol):
 
     def with_bos(self, tokens: list[int]) -> list[int]: ...
 
-    def answer(
-        self,
-        prompt: Prompt,
-        options: AnswerOptions,
-        *,
-        turn: int,
-        owner: object | None,
-        on_begin: Callable[[], None],
-        on_end: Callable[[Reply], None],
-    ) -> Stream: ...
+    def answer(self, prompt: Prompt, options: AnswerOptions, exchange: Exchange) -> Stream: ...
 
     def prepare(
         self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object
@@ -121,7 +112,11 @@ class Chat:
         leaves no trace. Raises ContextError if the message alone does not fit the context;
         the conversation then goes on as if it had not been asked.
         """
-        return self._ask(_question(text), self._turns, AnswerOptions(**options))
+        return self.answer(text, AnswerOptions(**options))
+
+    def answer(self, text: str, options: AnswerOptions) -> Stream:
+        """`stream`, with the options as one object."""
+        return self._ask(_question(text), self._turns, options)
 
     def retry(self, **options: Unpack[AnswerKeywords]) -> Stream:
         """Another answer to the last question, with the options of `stream`.
@@ -129,9 +124,13 @@ class Chat:
         It is a turn of its own, with other random numbers, and takes the old answer's place
         as soon as it says anything. Raises OptionError if there was no question.
         """
+        return self.answer_again(AnswerOptions(**options))
+
+    def answer_again(self, options: AnswerOptions) -> Stream:
+        """`retry`, with the options as one object."""
         if not self._turns:
             raise OptionError("there is no question to answer again", "Ask one.")
-        return self._ask(self._turns[-1][0], self._turns[:-1], AnswerOptions(**options))
+        return self._ask(self._turns[-1][0], self._turns[:-1], options)
 
     def _ask(
         self,
@@ -163,9 +162,7 @@ class Chat:
             if said or reply.finish_reason != "cancelled":
                 self._turns = [*kept, (question, {"role": "assistant", "content": said})]
 
-        return self._engine.answer(
-            prompt, options, turn=turn, owner=self, on_begin=begin, on_end=remember
-        )
+        return self._engine.answer(prompt, options, Exchange(turn, self, begin, remember))
 
     def send(self, text: str, **options: Unpack[AnswerKeywords]) -> Reply:
         """The whole answer to `text`, with the options of `stream`."""

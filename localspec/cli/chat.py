@@ -41,13 +41,20 @@ def chat(
     if keep_caches and session is None:
         raise click.UsageError("--keep-caches needs a --session.")
     with options.open_engine() as engine:
+        is_dialogue = holds_conversation()
+        write = _write_plain
+        if is_dialogue:
+            # Here, so that a pipe does without the libraries that draw and edit.
+            from localspec.cli.terminal.dialogue import converse, write_rendered
+
+            write = write_rendered
         conversation = Conversation(
             engine=engine,
             chat=engine.chat(template=options.template(), think=not no_think),
             options=AnswerOptions(
-                options.sampling(engine), options.seed, options.verify, options.max_tokens
+                options.sampling(engine), options.seed, options.rule, options.max_tokens
             ),
-            write=_write_plain,
+            write=write,
             show_draft=options.show_draft,
             keeps_caches=keep_caches,
         )
@@ -57,14 +64,10 @@ def chat(
             conversation.chat.system = options.system
         if options.show_draft:
             click.echo(legend(), err=True, color=use_colour())
-        if not holds_conversation():
+        if not is_dialogue:
             _answer_lines(conversation)
             conversation.leave()
             return
-        # Here, so that a pipe does without the libraries that draw and edit.
-        from localspec.cli.terminal.dialogue import converse, write_rendered
-
-        conversation.write = write_rendered
         note(f"{engine.description}.")
         note("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
         converse(conversation)

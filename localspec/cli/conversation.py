@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -65,7 +64,7 @@ class Conversation:
         num_messages = len(self.chat.transcript)
         try:
             question = attached(text, self.attachments)
-            self._answer(functools.partial(self.chat.stream, question), text)
+            self._answer(self.chat.answer(question, self.options), text)
         except ContextError as error:
             if not self.attachments:
                 raise
@@ -96,16 +95,9 @@ class Conversation:
 
     def retry(self) -> None:
         """Answer the last question again."""
-        self._answer(self.chat.retry, "")
+        self._answer(self.chat.answer_again(self.options), "")
 
-    def _answer(self, ask: Callable[..., Stream], question: str) -> None:
-        options = self.options
-        stream = ask(
-            sampling=options.sampling,
-            seed=options.seed,
-            verify=options.verify,
-            max_tokens=options.max_tokens,
-        )
+    def _answer(self, stream: Stream, question: str) -> None:
         num_forgotten = self.chat.num_forgotten
         if question:
             self.pending = ""  # what was asked now takes its place

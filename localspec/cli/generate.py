@@ -82,7 +82,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
             attached(prompt, attachments),
             sampling=options.sampling(engine),
             seed=options.seed,
-            verify=options.verify,
+            verify=options.rule,
             max_tokens=options.max_tokens,
             stop=stop,
             logprobs=logprobs,

@@ -39,7 +39,7 @@ class PairOptions:
     chat_template: str | None
     sampling_changes: dict[str, Any]
     seed: int | None
-    verify: RuleName | None
+    rule: RuleName | None
     max_tokens: int | None
     ctx: int | None
     target_options: LlamaOptions
@@ -81,6 +81,15 @@ class PairOptions:
                 f"--chat-template {self.chat_template}: {error}",
                 f"Name one of {', '.join(BUILT_IN)}, or a Jinja file.",
             ) from error
+
+
+class _Renamed(click.Option):
+    """Is understood under the name that it had before, too, and shown under its own."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        name, before = self.opts
+        return record and (record[0].replace(f"{name}, {before}", name), record[1])
 
 
 class DraftTokens(click.ParamType):  # type: ignore[type-arg]
@@ -159,7 +168,9 @@ _OPTIONS = [
     *sampling_options.OPTIONS,
     click.option("--seed", type=int, help="Repeat the same answer. [default: a fresh one]"),
     click.option(
-        "--verify",
+        "--rule",
+        "--verify",  # its name before; `verify` is a command
+        cls=_Renamed,
         type=click.Choice(get_args(RuleName)),
         help="The rule that judges draft tokens. [default: greedy at temperature 0, "
         "coupled with a seed, else block]",

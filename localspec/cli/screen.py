@@ -133,7 +133,7 @@ def _why_off(stats: Stats) -> list[str]:
     if stats.draft_off is None or 2 * sum(stats.draft_off_steps.values()) < stats.num_steps:
         return []
     reason = max(stats.draft_off_steps, key=lambda off: stats.draft_off_steps[off])
-    never_pays = stats.estimate is not None and stats.estimate.break_even is None
+    never_pays = stats.outlook is not None and stats.outlook.break_even is None
     if never_pays and reason in (DraftOff.DOES_NOT_PAY, DraftOff.OVER_BUDGET):
         return ["draft off: at what it costs here none would pay"]
     return [_DRAFT_OFF[reason]]
@@ -141,17 +141,15 @@ def _why_off(stats: Stats) -> list[str]:
 
 def _expected(stats: Stats) -> list[str]:
     """What would come of drafting now, which the draft tokens so far do not tell."""
-    estimate = stats.estimate
-    if estimate is None:
+    outlook = stats.outlook
+    if outlook is None:
         return []
     pays = (
-        "never pays"
-        if estimate.break_even is None
-        else f"pays from {estimate.break_even:.0%} on"
+        "never pays" if outlook.break_even is None else f"pays from {outlook.break_even:.0%} on"
     )
     return [
         "accepted is counted of the tokens that were drafted; if the next one were drafted, it "
-        f"would be accepted with {estimate.acceptance:.0%}, and drafting {pays} here"
+        f"would be accepted with {outlook.acceptance:.0%}, and drafting {pays} here"
     ]
 
 
@@ -173,7 +171,7 @@ def stats_lines(stats: Stats) -> list[str]:
         f"{stats.mean_acceptance_length:.2f} per target decode",
         f"drafted {stats.num_draft_tokens}, accepted {stats.num_accepted} "
         f"({stats.acceptance_rate:.0%}); recovered {stats.num_recovered}, "
-        f"bonus {stats.num_bonus}, plain {stats.num_target_only}",
+        f"bonus {stats.num_bonus}, plain {stats.num_plain}",
     ]
     positions = zip(stats.accepted_per_position, stats.drafted_per_position, strict=True)
     shares = [f"{accepted / drafted:.0%}" for accepted, drafted in positions if drafted]

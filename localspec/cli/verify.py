@@ -188,8 +188,11 @@ def _details(report: Report, engine: Engine) -> list[str]:
 
 
 def _as_object(report: Report) -> dict[str, Any]:
+    whole = dataclasses.asdict(report)
+    laws = whole.pop("distributions")
     return {
-        **dataclasses.asdict(report),
+        **whole,
+        "laws": laws,
         "finding": report.finding.value,
         "identity": report.identity.value,
         "statistics": report.statistics.value,

@@ -18,7 +18,7 @@ from localspec.errors import EngineError, OptionError
 from localspec.fork_guard import OwnProcess
 from localspec.streaming.async_stream import AsyncStream, whole_reply
 from localspec.streaming.cancellation import Unwanted
-from localspec.streaming.stream import AnswerKeywords, AnswerOptions, Reply, Stream
+from localspec.streaming.stream import AnswerKeywords, AnswerOptions, Exchange, Reply, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
@@ -61,19 +61,9 @@ class BaseEngine(abc.ABC):
         self,
         prompt: Prompt,
         options: AnswerOptions,
-        *,
-        turn: int,
-        owner: object | None,
-        on_begin: Callable[[], None],
-        on_end: Callable[[Reply], None],
+        exchange: Exchange,
     ) -> Stream:
-        """The stream behind `stream` and `Chat.stream`.
-
-        turn: makes the random numbers of each answer in a conversation its own. owner: the
-        conversation, whose text is kept while others are answered. on_begin: called when
-        the first piece is asked for. on_end: called with the reply, also when the stream
-        was closed early.
-        """
+        """The stream behind `stream` and `Chat.stream`."""
 
     @abc.abstractmethod
     def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
@@ -108,14 +98,7 @@ class BaseEngine(abc.ABC):
             tokens = self.with_bos(self.vocabulary.tokenize(prompt, parse_special=True))
         else:
             tokens = _token_ids(prompt)
-        return self.answer(
-            Prompt(tokens),
-            AnswerOptions(**options),
-            turn=0,
-            owner=None,
-            on_begin=lambda: None,
-            on_end=lambda _reply: None,
-        )
+        return self.answer(Prompt(tokens), AnswerOptions(**options), Exchange())
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Reply:
         """The whole answer of `stream`, with the same options."""

@@ -34,8 +34,7 @@ from localspec.speculative.policy_api import DraftPolicy
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
 from localspec.streaming.cancellation import Unwanted
-from localspec.streaming.stops import checked_stop_strings
-from localspec.streaming.stream import AnswerOptions, AnswerRun, Reply, Stream
+from localspec.streaming.stream import AnswerOptions, AnswerRun, Exchange, Reply, Stream
 
 if TYPE_CHECKING:
     from localspec.llama.model import LlamaModel
@@ -126,11 +125,7 @@ class Engine(BaseEngine):
         self,
         prompt: Prompt,
         options: AnswerOptions,
-        *,
-        turn: int,
-        owner: object | None,
-        on_begin: Callable[[], None],
-        on_end: Callable[[Reply], None],
+        exchange: Exchange,
     ) -> Stream:
         """See `BaseEngine.answer`."""
         room = self.context_length - len(prompt.tokens)
@@ -150,35 +145,19 @@ class Engine(BaseEngine):
                 options.verify,
                 is_greedy=params.is_greedy,
                 seed=options.seed,
-                randomness=Randomness(seed, turn),
+                randomness=Randomness(seed, exchange.turn),
             ),
             max_tokens=min(room, options.max_tokens or room),
             is_end=self.vocabulary.is_end,
         )
-
-        def begin() -> None:
-            on_begin()
-            self._cache_pool.switch_to(owner)
-
-        def end(reply: Reply) -> None:
-            self._save_profile()
-            on_end(reply)
-
         answer = AnswerRun(
             decoder=self._decoder,
             prompt_tokens=prompt.tokens,
             thoughts=prompt.thoughts,
             request=request,
             vocabulary=self.vocabulary,
-            stop=checked_stop_strings(options.stop),
-            seed=options.seed,
-            num_logprobs=options.logprobs,
-            clock=time.perf_counter,
-            acquire=self._acquire,
-            release=self._access.release,
-            interrupt=self.cancel,
-            on_begin=begin,
-            on_end=end,
+            options=options,
+            lease=_Lease(self, exchange),
         )
         return self._listed(Stream(answer))
 
@@ -304,6 +283,30 @@ class Engine(BaseEngine):
             yield
         finally:
             self._access.release()
+
+
+class _Lease:
+    """See `stream.Lease`."""
+
+    def __init__(self, engine: Engine, exchange: Exchange) -> None:
+        self._engine = engine
+        self._exchange = exchange
+
+    def take(self) -> None:
+        self._engine._acquire()
+
+    def begin(self) -> None:
+        self._exchange.begin()
+        self._engine._cache_pool.switch_to(self._exchange.owner)
+
+    def interrupt(self) -> None:
+        self._engine.cancel()
+
+    def give_back(self, reply: Reply | None) -> None:
+        self._engine._access.release()
+        if reply is not None:
+            self._engine._save_profile()
+            self._exchange.remember(reply)
 
 
 def _interrupt(models: list[LlamaModel]) -> None:

@@ -21,7 +21,7 @@ from localspec.speculative.metrics import Meter
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.streaming.cancellation import Cancellation, Unwanted
-from localspec.streaming.stream import AnswerOptions, Piece, Reply, Stream
+from localspec.streaming.stream import AnswerOptions, Exchange, Piece, Reply, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -156,11 +156,7 @@ class IsolatedEngine(BaseEngine):
         self,
         prompt: Prompt,
         options: AnswerOptions,
-        *,
-        turn: int,
-        owner: object | None,
-        on_begin: Callable[[], None],
-        on_end: Callable[[Reply], None],
+        exchange: Exchange,
     ) -> Stream:
         """See `BaseEngine.answer`."""
 
@@ -169,16 +165,16 @@ class IsolatedEngine(BaseEngine):
             gone = self._gone_owners[:]
             del self._gone_owners[: len(gone)]
             process.call("forget", gone)
-            number = None if owner is None else self._owner_number(owner)
-            process.call("begin", self._num_streams, prompt, options, turn, number)
+            number = None if exchange.owner is None else self._owner_number(exchange.owner)
+            process.call("begin", self._num_streams, prompt, options, exchange.turn, number)
             try:
-                on_begin()  # once it is clear that the child refuses nothing
+                exchange.begin()  # once it is clear that the child refuses nothing
             except BaseException:
                 process.call("end")
                 raise
             return self._num_streams
 
-        answer = _RemoteAnswer(self, len(prompt.tokens), options, begin, on_end)
+        answer = _RemoteAnswer(self, len(prompt.tokens), options, begin, exchange.remember)
         return self._listed(Stream(answer))
 
     def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
@@ -252,13 +248,13 @@ class _RemoteAnswer:
         num_prompt_tokens: int,
         options: AnswerOptions,
         begin: Callable[[ChildProcess], int],
-        on_end: Callable[[Reply], None],
+        remember: Callable[[Reply], None],
     ) -> None:
         self._engine = engine
         self._num_prompt_tokens = num_prompt_tokens
         self._options = options
         self._begin = begin
-        self._on_end = on_end
+        self._remember = remember
         self._reply: Reply | None = None
         self.cancellation = Cancellation()
 
@@ -277,7 +273,7 @@ class _RemoteAnswer:
                         self._reply = process.call("end")
         finally:
             if self._reply is not None:
-                self._on_end(self._reply)
+                self._remember(self._reply)
 
     def abandon(self) -> None:
         """See `stream.Produced.abandon`. Raises OptionError for a bad option."""

@@ -20,7 +20,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.loading import load
 from localspec.errors import EngineError
 from localspec.sampling.params import SamplingParams
-from localspec.streaming.stream import AnswerOptions, Piece, Reply, Stream
+from localspec.streaming.stream import AnswerOptions, Exchange, Piece, Reply, Stream
 
 if TYPE_CHECKING:
     from localspec.engine.loading import LoadKeywords
@@ -73,10 +73,7 @@ class Served:
         stream = self._engine.answer(
             prompt,
             options,
-            turn=turn,
-            owner=None if owner is None else self._owner(owner),
-            on_begin=lambda: None,
-            on_end=lambda _reply: None,
+            Exchange(turn, None if owner is None else self._owner(owner)),
         )
         with self._changing:
             self._stream, self._stream_number = stream, number

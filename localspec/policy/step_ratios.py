@@ -65,10 +65,10 @@ class StepRatios:
         spread[:2] = 0.0
         return spread
 
-    def pass_by(self, num_target_only: float) -> None:
+    def pass_by(self, num_plain: float) -> None:
         """Let the time of so many target-only steps go by, in which they may have changed."""
         both_known = np.outer(self.known, self.known)
-        self._covariance += _DRIFT * num_target_only * self._common * both_known
+        self._covariance += _DRIFT * num_plain * self._common * both_known
         variances = np.maximum(np.diag(self._covariance), 1e-12)
         shrink = np.sqrt(np.minimum(1.0, _MOST / variances))
         self._covariance *= np.outer(shrink, shrink)

@@ -20,8 +20,8 @@ from localspec.speculative.policy_api import (
     DraftOff,
     DraftPolicy,
     PolicyContext,
+    ProposerKind,
     ReplayScores,
-    StepRecord,
 )
 from localspec.speculative.proposers import Proposal, Proposer
 from localspec.speculative.rules import Place, Rule
@@ -67,7 +67,7 @@ class SpeculativeDecoder:
         self.proposers = tuple(proposers)
         self.draft_policy = draft_policy
         self._draft_off = draft_off
-        self._clock = clock
+        self.clock = clock
 
     @property
     def num_answered(self) -> int:
@@ -131,7 +131,7 @@ class SpeculativeDecoder:
             number += 1
 
     def _step(self, request: Request, place: Place) -> Step:
-        started = self._clock()
+        started = self.clock()
         length, num_cached = len(self.tokens), self.target.num_cached
         # The pending token, emitted but not decoded; at first whatever the cache lacks of
         # the prompt. The first token comes from the prompt's own row, never from a draft:
@@ -143,12 +143,12 @@ class SpeculativeDecoder:
         decision, replay_s = self._choice(request, place, room)
         proposal = self._proposal(decision, request, place)
         draft_tokens = proposal.draft_tokens
-        proposed = self._clock()
+        proposed = self.clock()
 
         # 2. Score pending and draft tokens in one decode.
         batch = self._batch(missing, draft_tokens)
         logits = self.target.decode(batch, len(batch) - len(missing) + 1)
-        scored = self._clock()
+        scored = self.clock()
 
         # 3. Verify.
         targets = request.chain.distributions(
@@ -167,11 +167,14 @@ class SpeculativeDecoder:
             tokens.append(verdict.next_token)
             provenance.append(_provenance(verdict, len(draft_tokens)))
         self.tokens += tokens
-        self._probs += [
-            distribution.prob(token)
-            for distribution, token in zip(targets, tokens, strict=False)
-        ]
-        record = StepRecord(
+        self._probs += [row.prob(token) for row, token in zip(targets, tokens, strict=False)]
+        step = Step(
+            tokens=tokens,
+            provenance=provenance,
+            logits=logits,
+            distributions=targets,
+            kind=self._kind(decision),
+            draft_off=decision.draft_off,
             proposer=decision.proposer,
             confidences=proposal.confidences,
             num_accepted=num_accepted,
@@ -181,15 +184,14 @@ class SpeculativeDecoder:
             num_cached=num_cached,
             draft_time_s=proposed - started - replay_s,
             target_time_s=scored - proposed,
-            sampler_time_s=self._clock() - scored,
+            sampler_time_s=self.clock() - scored,
             replay_s=replay_s,
         )
-        self.draft_policy.learn(record)
-        kind = None if decision.proposer is None else self.proposers[decision.proposer].kind
-        return Step(
-            tokens, provenance, logits, targets, len(draft_tokens), num_accepted,
-            kind, decision.draft_off, record,
-        )  # fmt: skip
+        self.draft_policy.learn(step)
+        return step
+
+    def _kind(self, decision: Decision) -> ProposerKind | None:
+        return None if decision.proposer is None else self.proposers[decision.proposer].kind
 
     def _batch(self, missing: list[int], draft_tokens: list[int]) -> list[int]:
         """What the target decodes: padded where that is cheaper.
@@ -233,13 +235,13 @@ class SpeculativeDecoder:
 
     def _replay(self, decision: Decision, request: Request) -> float:
         """Let the chosen proposer do so, and the policy learn from it; the seconds it took."""
-        started = self._clock()
+        started = self.clock()
         assert decision.proposer is not None
         proposer = self.proposers[decision.proposer]
         if decision.reads_from is not None:
             proposer.read_from(decision.reads_from)
         replay_scores = proposer.replay(self.tokens, self._probs, request.chain)
-        seconds = self._clock() - started
+        seconds = self.clock() - started
         self.draft_policy.replay(decision.proposer, replay_scores, seconds)
         return seconds
 

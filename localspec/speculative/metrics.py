@@ -27,13 +27,13 @@ class Provenance(str, enum.Enum):
     PLAIN = "plain"  # drawn by the target with nothing proposed
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(StepRecord):
     """One round of propose, score, verify, truncate, emit.
 
-    tokens, provenance: emitted, in order. num_draft_tokens: proposed, by a proposer of that
-    kind. draft_off: why nothing was proposed, unless it is the step's place: the first one
-    and the last token of an answer have no use for a draft.
+    tokens, provenance: emitted, in order. kind: of the proposer, if one was chosen. draft_off:
+    why nothing was proposed, unless it is the step's place: the first one and the last token of
+    an answer have no use for a draft.
     logits, distributions: the target's rows and distributions at least of every emitted token,
     in order; the rows are a view that the next step overwrites.
     """
@@ -42,11 +42,8 @@ class Step:
     provenance: list[Provenance]
     logits: Logits = field(repr=False, compare=False)
     distributions: list[Distribution] = field(repr=False, compare=False)
-    num_draft_tokens: int
-    num_accepted: int
-    proposer: ProposerKind | None
+    kind: ProposerKind | None
     draft_off: DraftOff | None
-    record: StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class Stats:
 
     steps_per_length: (1 + MAX_DRAFT_TOKENS,) steps that proposed 0, 1, 2 … tokens.
     steps_per_proposer: steps in which each kind proposed something. draft_off: why the last
-    step that did not draft did not; draft_off_steps: steps per reason. estimate: what the
+    step that did not draft did not; draft_off_steps: steps per reason. outlook: what the
     automatic policy expects at the end of the answer; None of any other policy. speedup: times
     as fast as plain decoding, with its interval; None unless drafted and target-only steps of
     this answer took turns often enough to tell.
@@ -72,7 +69,7 @@ class Stats:
     num_accepted: int
     num_recovered: int
     num_bonus: int
-    num_target_only: int
+    num_plain: int
     drafted_per_position: tuple[int, ...]
     accepted_per_position: tuple[int, ...]
     draft_time_s: float
@@ -84,7 +81,7 @@ class Stats:
     steps_per_proposer: Mapping[ProposerKind, int]
     draft_off: DraftOff | None
     draft_off_steps: Mapping[DraftOff, int]
-    estimate: PolicyEstimate | None
+    outlook: PolicyEstimate | None
     speedup: RatioEstimate | None
 
     @property
@@ -157,14 +154,14 @@ class Meter:
         if self.first_token_s is None:
             self.first_token_s = now_s - self.started_s
         else:
-            self.draft_time_s += step.record.replay_s + step.record.draft_time_s
-            self.target_time_s += step.record.target_time_s
-            self.sampler_time_s += step.record.sampler_time_s
-            self.interleaving.add(step.record)
+            self.draft_time_s += step.replay_s + step.draft_time_s
+            self.target_time_s += step.target_time_s
+            self.sampler_time_s += step.sampler_time_s
+            self.interleaving.add(step)
         self.num_steps += 1
         self.lengths[step.num_draft_tokens] += 1
-        if step.num_draft_tokens and step.proposer is not None:
-            self.proposers[step.proposer] = self.proposers.get(step.proposer, 0) + 1
+        if step.num_draft_tokens and step.kind is not None:
+            self.proposers[step.kind] = self.proposers.get(step.kind, 0) + 1
         for position in range(step.num_draft_tokens):
             self.drafted[position] += 1
             self.accepted[position] += position < step.num_accepted
@@ -178,7 +175,7 @@ class Meter:
         """Count one token of the answer. A stop string can leave the rest of a step out."""
         self.counts[provenance] += 1
 
-    def stats(self, now_s: float, estimate: PolicyEstimate | None) -> Stats:
+    def stats(self, now_s: float, outlook: PolicyEstimate | None) -> Stats:
         """Everything so far, for an answer that ends at now_s."""
         total_time_s = now_s - self.started_s
         return Stats(
@@ -190,7 +187,7 @@ class Meter:
             num_accepted=sum(self.accepted),
             num_recovered=self.counts[Provenance.RECOVERED],
             num_bonus=self.counts[Provenance.BONUS],
-            num_target_only=self.counts[Provenance.PLAIN],
+            num_plain=self.counts[Provenance.PLAIN],
             drafted_per_position=tuple(self.drafted),
             accepted_per_position=tuple(self.accepted),
             draft_time_s=self.draft_time_s,
@@ -202,6 +199,6 @@ class Meter:
             steps_per_proposer=dict(self.proposers),
             draft_off=self.draft_off,
             draft_off_steps=dict(self.draft_off_steps),
-            estimate=estimate,
+            outlook=outlook,
             speedup=self.interleaving.speedup() if any(self.drafted) else None,
         )

@@ -136,19 +136,24 @@ class StepRecord:
     sampler_time_s: float
     replay_s: float = 0.0
 
+    @property
+    def num_draft_tokens(self) -> int:
+        """How many tokens were proposed."""
+        return len(self.confidences)
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyEstimate:
     """What a policy expects of the next step. Times in seconds.
 
     acceptance: of the next draft token, 0 … 1. break_even: the lowest acceptance at which
-    drafting would pay; None if it never does. A target-only step costs target_only_step_s.
+    drafting would pay; None if it never does. A target-only step costs plain_step_s.
     """
 
     proposer: ProposerKind
     acceptance: float
     break_even: float | None
-    target_only_step_s: float
+    plain_step_s: float
     draft_token_s: float
 
 

@@ -111,6 +111,38 @@ class AnswerOptions:
                 raise OptionError(f"{name} is {value!r}", f"Choose {lowest} or more.")
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What an answer is to the conversation that it belongs to, if it does.
+
+    turn: makes the random numbers of each answer in a conversation its own. owner: the
+    conversation, whose text is kept while others are answered. begin: called when the first
+    piece is asked for, and may refuse. remember: called with the reply, also when the stream
+    was closed early.
+    """
+
+    turn: int = 0
+    owner: object | None = None
+    begin: Callable[[], None] = lambda: None
+    remember: Callable[[Reply], None] = lambda _reply: None
+
+
+class Lease(Protocol):
+    """The right to use an engine's models for one answer."""
+
+    def take(self) -> None:
+        """Have it, or raise EngineError."""
+
+    def begin(self) -> None:
+        """Let the answer's owner have the caches. Raises what `Exchange.begin` raises."""
+
+    def interrupt(self) -> None:
+        """End what the models do within one decode. From any thread."""
+
+    def give_back(self, reply: Reply | None) -> None:
+        """Let others have it. reply: what came of the answer, if it had begun."""
+
+
 @dataclass(slots=True)
 class AnswerRun:
     """Everything one answer needs while it is produced, apart from the iterator itself.
@@ -124,15 +156,8 @@ class AnswerRun:
     thoughts: Thoughts
     request: Request
     vocabulary: Pieces
-    stop: tuple[str, ...]
-    seed: int | None
-    num_logprobs: int | None
-    clock: Callable[[], float]
-    acquire: Callable[[], None]
-    interrupt: Callable[[], None]
-    release: Callable[[], None]
-    on_begin: Callable[[], None]
-    on_end: Callable[[Reply], None]
+    options: AnswerOptions
+    lease: Lease
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -142,32 +167,32 @@ class AnswerRun:
 
     def pieces(self) -> Generator[Piece, None, None]:
         """The answer, token by token. Whatever ends it, caches and reply are left right."""
-        self.acquire()
+        self.lease.take()
         try:
-            started = self.clock()
-            self.on_begin()
+            started = self.decoder.clock()
+            self.lease.begin()
             cached = self.decoder.start(self.prompt_tokens)
             meter = Meter(len(self.prompt_tokens), cached, started)
-            text = AnswerText(self.vocabulary, self.thoughts, self.stop)
+            text = AnswerText(
+                self.vocabulary, self.thoughts, checked_stop_strings(self.options.stop)
+            )
             try:
-                with self.cancellation.obeyed(self.interrupt):
+                with self.cancellation.obeyed(self.lease.interrupt):
                     yield from self._decode(meter, text)
             finally:
                 # A closed stream or a stop string leaves the rest of a step behind.
                 self.decoder.truncate(len(self.prompt_tokens) + len(self.token_ids))
                 self.parts += text.finish()
                 estimate = self.decoder.draft_policy.estimate()
-                self._conclude(meter.stats(self.clock(), estimate))
+                self._conclude(meter.stats(self.decoder.clock(), estimate))
         finally:
-            self.release()
-            if self.reply is not None:
-                self.on_end(self.reply)
+            self.lease.give_back(self.reply)
 
     def _decode(self, meter: Meter, text: AnswerText) -> Generator[Piece, None, None]:
         provenance = Provenance.PLAIN
         try:
             for step in self.decoder.steps(self.request):
-                meter.add(step, self.clock())
+                meter.add(step, self.decoder.clock())
                 for index, (token, provenance) in enumerate(
                     zip(step.tokens, step.provenance, strict=True)
                 ):
@@ -199,10 +224,10 @@ class AnswerRun:
             yield Piece(part.text, (), provenance, is_thought=part.is_thought)
 
     def _logprobs(self, step: Step, index: int) -> TokenLogprobs | None:
-        if self.num_logprobs is None:
+        if self.options.logprobs is None:
             return None
         logits, distribution = step.logits[index], step.distributions[index]
-        found = token_logprobs(step.tokens[index], logits, distribution, self.num_logprobs)
+        found = token_logprobs(step.tokens[index], logits, distribution, self.options.logprobs)
         self.logprobs.append(found)
         return found
 
@@ -212,9 +237,9 @@ class AnswerRun:
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason,
             stats=stats,
-            seed=self.seed,
+            seed=self.options.seed,
             verify=self.request.rule.name,
-            logprobs=None if self.num_logprobs is None else tuple(self.logprobs),
+            logprobs=None if self.options.logprobs is None else tuple(self.logprobs),
             thoughts="".join(part.text for part in self.parts if part.is_thought),
         )
 
