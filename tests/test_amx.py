@@ -13,11 +13,11 @@ import pytest
 
 from gguf_maker import write_random_model
 from localspec.gguf_file.tensor_types import repacked_types
-from localspec.llama import amx, amx_trial
+from localspec.llama import amx, amx_trial, native
 from localspec.llama.model import LlamaModel, amx_is_left_out, system_info
 from localspec.llama.options import LlamaOptions
 
-GGML = llama_cpp.llama_cpp._lib
+GGML = native.shared_library(llama_cpp)
 HAS_KERNELS = sys.platform == "linux" and (
     b"AMX_INT8 = 1" in llama_cpp.llama_print_system_info()
 )

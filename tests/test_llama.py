@@ -22,7 +22,7 @@ from localspec.errors import (
     OptionError,
 )
 from localspec.llama.model import LlamaModel, LlamaOptions
-from localspec.llama.native import LoadWatch
+from localspec.llama.native import LoadWatch, shared_library
 
 TEXT = "Once upon a time a fox found a lantern by the river, and it began to shine."
 
@@ -294,3 +294,27 @@ def test_loads_that_overlap_leave_the_hook_of_the_application(monkeypatch):
     lost = types.SimpleNamespace(exc_value=KeyboardInterrupt())
     sys.unraisablehook(lost)
     assert seen == [lost]
+
+
+class WithoutPrivateName:
+    """llama_cpp, whose module of C functions no longer has `_lib`."""
+
+    llama_cpp = types.SimpleNamespace()
+
+    def __getattr__(self, name):
+        return getattr(llama_cpp, name)
+
+
+def test_the_loaded_library_is_found_without_its_private_name():
+    found = shared_library(WithoutPrivateName())
+    assert found is shared_library(llama_cpp)
+    assert found.llama_max_devices() == llama_cpp.llama_max_devices()
+
+
+def test_an_llama_cpp_that_hides_its_library_is_told():
+    """Its functions are no longer ctypes' own: neither way leads there."""
+    hidden = WithoutPrivateName()
+    hidden.llama_print_system_info = lambda: llama_cpp.llama_print_system_info()
+    with pytest.raises(EngineError, match=rf"{llama_cpp.__version__} does not show") as caught:
+        shared_library(hidden)
+    assert "pip install" in caught.value.hint

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from localspec.llama import amx_trial
+from localspec.llama import amx_trial, native
 
 _MOST_S = 20.0  # seconds of a trial, which takes a tenth of one
 
@@ -29,10 +29,9 @@ def leave_out_if_wrong(lib: Any) -> bool:
     if (
         not sys.platform.startswith("linux")
         or b"AMX_INT8 = 1" not in lib.llama_print_system_info()
-        or _are_right(lib.llama_cpp._lib._name)
+        or _are_right((ggml := native.shared_library(lib))._name)
     ):
         return False
-    ggml = lib.llama_cpp._lib  # the loaded library; symbols of its dependencies resolve too
     places = amx_trial.extra_places(ggml)
     kept = [
         place

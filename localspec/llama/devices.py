@@ -9,6 +9,8 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+from localspec.llama import native
+
 _KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "group")  # of ggml_backend_dev_type
 
 
@@ -29,7 +31,7 @@ class Device:
 
 def list_devices(lib: Any) -> tuple[Device, ...]:
     """Every device of every backend of this build."""
-    ggml = lib.llama_cpp._lib  # the loaded library; symbols of its dependencies resolve too
+    ggml = native.shared_library(lib)
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     count = ctypes.CFUNCTYPE(size)(("ggml_backend_dev_count", ggml))
     get = ctypes.CFUNCTYPE(pointer, size)(("ggml_backend_dev_get", ggml))

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from localspec.errors import LocalspecError, MemoryLimitError, ModelFileError
+from localspec.errors import EngineError, LocalspecError, MemoryLimitError, ModelFileError
 
 logger = logging.getLogger("localspec.llama")
 logger.addHandler(logging.NullHandler())  # else warnings go to stderr unasked
@@ -61,6 +61,27 @@ class Complaints:
                 "programs.",
             )
         return ModelFileError(message, hint)
+
+
+def shared_library(lib: Any) -> ctypes.CDLL:
+    """libllama as ctypes has loaded it; symbols of the ggml libraries below it resolve too.
+
+    llama-cpp-python keeps it under a private name. Under another one, it is what any of its
+    public functions was taken from. Raises EngineError if neither way leads to it.
+    """
+    found = getattr(getattr(lib, "llama_cpp", None), "_lib", None)
+    if isinstance(found, ctypes.CDLL):
+        return found
+    origins = getattr(lib.llama_print_system_info, "_objects", None) or {}
+    for origin in origins.values():
+        if isinstance(origin, ctypes.CDLL):
+            return origin
+    version = getattr(lib, "__version__", "of an unknown version")
+    raise EngineError(
+        f"llama-cpp-python {version} does not show the library that it has loaded",
+        "Install a version that localspec was tested with: "
+        "python -m pip install 'llama-cpp-python>=0.3.36,<0.4'",
+    )
 
 
 def capture_logs(lib: Any) -> Complaints:
