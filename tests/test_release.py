@@ -1,0 +1,49 @@
+"""What a release shows to strangers, and the workflows that make it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from set_home import PLACEHOLDER, with_home
+
+ROOT = Path(__file__).parent.parent
+HOME = "https://example.org/someone/localspec"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.name
+)
+def test_every_action_is_pinned_by_its_commit(path):
+    """With the version that it is in a comment: a tag could be moved."""
+    used = re.findall(r"uses: (.*)", path.read_text("utf-8"))
+    assert used
+    for action in used:
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action)
+
+
+def test_no_two_workflows_pin_an_action_differently():
+    workflows = sorted((ROOT / ".github/workflows").glob("*.yml"))
+    used = {
+        action
+        for path in workflows
+        for action in re.findall(r"uses: (.*)", path.read_text("utf-8"))
+    }
+    assert len(used) == len({action.split("@")[0] for action in used})
+
+
+def test_a_released_package_links_to_its_repository():
+    project, readme = with_home(ROOT, HOME, "v1").values()
+    assert PLACEHOLDER not in project
+    assert project.count(HOME) == 4
+    targets = re.findall(r"\]\(([^)]+)\)", readme)
+    assert f"{HOME}/blob/v1/docs/performance.md" in targets
+    assert all(target.startswith(("https://", "#")) for target in targets)
+
+
+def test_what_the_readme_links_to_is_there():
+    targets = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text("utf-8"))
+    files = [target.split("#")[0] for target in targets if "://" not in target]
+    assert files
+    assert [name for name in files if name and not (ROOT / name).exists()] == []
