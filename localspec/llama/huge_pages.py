@@ -4,7 +4,7 @@ ggml's CPU backend keeps many types of weights in an order of its own, in memory
 allocates (see `tensor_types.repacked_types`), and a decode reads all of it. In pages of 4 KiB
 the processor spends a good part of that on looking up addresses; most distributions give
 pages of 2 MiB only to who asks (/sys/kernel/mm/transparent_hugepage/enabled: madvise), which
-libllama does not. Figures are in docs/performance.md.
+libllama does not. Figures are in docs/log/against-llama-cpp.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ A model's file is mapped into memory, or read. ggml's CPU backend keeps many typ
 an order of its own (see `repacked_types`). Of a mapped file they are in memory twice then: as
 the file's pages, which may go where memory is short, and as the copy. A file that is read is
 there once, but a large one that the system has at hand loads several times more slowly (figures
-are in docs/performance.md). So small ones are read.
+are in docs/log/against-llama-cpp.md). So small ones are read.
 """
 
 from __future__ import annotations
