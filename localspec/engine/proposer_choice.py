@@ -60,8 +60,9 @@ def choose_draft_policy(
         return FixedDraftPolicy(drafting.num_draft_tokens), None
     # A decode reads all weights once, which is most of what it costs.
     draft_share = 0.0 if draft is None else draft.num_weight_bytes / target.num_weight_bytes
-    shares = {ProposerKind.DRAFT: draft_share, ProposerKind.LOOKUP: 0.0}
-    policy = AdaptiveDraftPolicy({p.kind: shares[p.kind] for p in proposers})
+    policy = AdaptiveDraftPolicy(
+        {p.kind: draft_share if p.kind is ProposerKind.DRAFT else 0.0 for p in proposers}
+    )
     identities = [each.identity for each in (target, draft) if each is not None]
     known = [identity for identity in identities if identity is not None]
     if len(known) < len(identities):

@@ -39,4 +39,4 @@ class Drafting:
     @property
     def needs_draft_model(self) -> bool:
         """Whether a draft model would be used."""
-        return not self.is_off and self.proposer != "lookup"
+        return not self.is_off and self.proposer in ("auto", "draft")
