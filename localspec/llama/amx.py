@@ -29,8 +29,10 @@ def leave_out_if_wrong(lib: Any) -> bool:
     if (
         not sys.platform.startswith("linux")
         or b"AMX_INT8 = 1" not in lib.llama_print_system_info()
-        or _are_right((ggml := native.shared_library(lib))._name)
     ):
+        return False
+    ggml = native.shared_library(lib)
+    if _are_right(ggml._name):
         return False
     places = amx_trial.extra_places(ggml)
     kept = [
