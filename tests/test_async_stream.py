@@ -145,9 +145,10 @@ def test_closing_from_another_task_ends_the_answer(engine):
 
 def test_the_engine_is_free_when_any_close_returns(engine, monkeypatch):
     """The second of two, and that of a task that is cancelled again and again."""
-    decode = engine._target.decode
+    decode, decoding = engine._target.decode, threading.Event()
 
     def slow(*arguments):
+        decoding.set()
         try:
             return decode(*arguments)
         finally:
@@ -156,7 +157,7 @@ def test_the_engine_is_free_when_any_close_returns(engine, monkeypatch):
     async def ask() -> None:
         stream = engine.astream(STORY, sampling=LONG)
         reading = asyncio.create_task(stream.__anext__())
-        await asyncio.sleep(0.02)
+        assert await asyncio.to_thread(decoding.wait, 60)
         first = asyncio.create_task(stream.aclose())
         await asyncio.sleep(0)
         await stream.aclose()
@@ -168,8 +169,9 @@ def test_the_engine_is_free_when_any_close_returns(engine, monkeypatch):
                 async for _ in used:
                     pass
 
+        decoding.clear()
         using = asyncio.create_task(use())
-        await asyncio.sleep(0.02)
+        assert await asyncio.to_thread(decoding.wait, 60)
         while not using.done():
             using.cancel()
             await asyncio.sleep(0.001)

@@ -187,15 +187,24 @@ def test_interrupt(hub: StandinHub, tmp_path):
     assert hub.gets(TARGET)[-1].range == f"bytes={kept}-"
 
 
-def test_two_at_once(hub: StandinHub):
+def test_two_at_once(hub: StandinHub, tmp_path):
     """Two processes fetch the same preset
     One fetches, the other waits and uses it; every byte is sent once
     """
-    hub.pace_s = 0.005
-    processes = [command(hub, "download", "qwen2-7b") for _ in range(2)]
-    for process in processes:
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
+    hub.pace_s = 0.3
+    first = command(hub, "download", "qwen2-7b")
+    wait_for(lambda: size_of(part_file(tmp_path)) > 0)
+
+    def on_progress(progress):
+        if progress.state == "waiting":
+            waited.append(progress)
+            hub.pace_s = 0
+
+    waited = []
+    localspec.download("qwen2-7b", on_progress=on_progress)
+    _, errors = first.communicate(timeout=60)
+    assert first.returncode == 0, errors
+    assert waited
     assert len(hub.gets(TARGET)) == len(hub.gets(DRAFT)) == 1
 
 
@@ -206,12 +215,16 @@ def test_one_of_two_is_killed(hub: StandinHub, tmp_path):
     hub.pace_s = 0.02
     first = command(hub, "download", "qwen2-7b")
     wait_for(lambda: size_of(part_file(tmp_path)) >= MB)
-    second = command(hub, "download", "qwen2-7b")
-    time.sleep(1)
-    first.kill()
-    first.communicate()
-    _, errors = second.communicate(timeout=60)
-    assert second.returncode == 0, errors
+    hub.pace_s = 0.3
+
+    def on_progress(progress):
+        if progress.state == "waiting" and first.returncode is None:
+            first.kill()
+            first.communicate()
+            hub.pace_s = 0
+
+    localspec.download("qwen2-7b", on_progress=on_progress)
+    assert first.returncode  # killed, and not done
     assert hub.gets(TARGET)[-1].range is not None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import itertools
 import json
 import multiprocessing
 import os
@@ -13,7 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 
 import llama_cpp
@@ -141,13 +141,14 @@ def test_a_break_leaves_the_block(any_engine):
 
 def test_leaving_the_block_ends_what_other_threads_read(any_engine):
     """They get the end of their answer, and no other."""
-    replies, refusals = [], []
+    replies, refusals, begun = [], [], threading.Event()
 
     def read_again_and_again():
         try:
             while True:
                 stream = any_engine.stream(STORY, sampling=ENDLESS)
-                list(stream)
+                for _ in stream:
+                    begun.set()
                 replies.append(stream.reply)
         except EngineError as error:
             refusals.append(str(error))
@@ -155,7 +156,7 @@ def test_leaving_the_block_ends_what_other_threads_read(any_engine):
     thread = threading.Thread(target=read_again_and_again)
     with any_engine:
         thread.start()
-        time.sleep(0.2)
+        assert begun.wait(60)
     thread.join(20)
     assert refusals == ["the engine is closed"]
     assert replies[-1].finish_reason == "cancelled"
@@ -183,11 +184,15 @@ def test_a_stream_that_another_thread_closes_just_ends(kept_engine):
         assert stream.reply.finish_reason == "cancelled"
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer here")
-def test_a_signal_handler_that_leaves_the_block_does_not_wait_for_itself():
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_signal_handler_that_leaves_the_block_does_not_wait_for_itself(
+    monkeypatch, has_begun
+):
     """It cannot close what it has interrupted, and says so; the answer ends."""
-    engine = localspec.load()
-    errors = []
+    from localspec.llama.model import LlamaModel
+
+    engine = localspec.load(draft_tokens=0)
+    errors, real, numbers = [], LlamaModel.decode, itertools.count()
 
     def leave(*_signal):
         try:
@@ -195,15 +200,20 @@ def test_a_signal_handler_that_leaves_the_block_does_not_wait_for_itself():
         except EngineError as error:
             errors.append(str(error))
 
-    previous = signal.signal(signal.SIGALRM, leave)
+    def decode(*arguments):
+        if next(numbers) == (5 if has_begun else 0):
+            signal.raise_signal(signal.SIGTERM)
+        return real(*arguments)
+
+    monkeypatch.setattr(LlamaModel, "decode", decode)
+    previous = signal.signal(signal.SIGTERM, leave)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
         reply = engine.generate(STORY, sampling=ENDLESS)
     finally:
-        signal.signal(signal.SIGALRM, previous)
-    assert reply.finish_reason == "cancelled"
-    # None if the handler came between two pieces: then it could close.
-    assert [error for error in errors if "thread that is to end it" not in error] == []
+        signal.signal(signal.SIGTERM, previous)
+    assert (reply.finish_reason, bool(reply.token_ids)) == ("cancelled", has_begun)
+    (error,) = errors
+    assert "thread that is to end it" in error
     engine.close()
 
 
@@ -238,20 +248,21 @@ def test_a_reply_is_data(kept_engine):
 
 
 SCRIPT = """
-import contextlib, threading, time
+import contextlib, threading
 import localspec
 engine = localspec.{kind}()
 chat = engine.chat()
 sampling = localspec.SamplingParams(temperature=0, ignore_eos=True)
 stream = chat.stream("Tell me a story.", sampling=sampling)
 if {threaded}:
+    begun = threading.Event()
     def read():
         with contextlib.suppress(localspec.EngineError):
           while True:
             for piece in engine.stream("A fox", sampling=sampling):
-                pass
+                begun.set()
     threading.Thread(target=read, daemon=True).start()
-    time.sleep(0.3)
+    begun.wait()
 else:
     print(next(stream).token_ids)
 prepared = threading.Thread(target=chat.prepare, daemon=True)
@@ -292,13 +303,12 @@ def test_the_interpreter_ends_quietly(tmp_path, kind, threaded):
 
 
 LATE_WORK = """
-import asyncio, threading, time
+import asyncio, threading
 import localspec
 engine = localspec.load()
 greedy = localspec.SamplingParams(temperature=0)
 def work():
-    time.sleep(0.3)  # by now the main thread has ended
-    assert not threading.main_thread().is_alive()
+    threading.main_thread().join()
     print(engine.vocabulary.tokenize("word " * 500, parse_special=False)[:1] != [])
     async def ask():
         reply = await engine.agenerate("A fox", sampling=greedy, max_tokens=4)
@@ -379,10 +389,15 @@ def test_a_fork_of_a_process_that_has_loaded_is_told_so(demo_target):
 def test_a_fork_leaves_the_block_of_its_parent():
     """Also where a thread that it does not have was reading."""
     with localspec.load() as engine:
-        stream = engine.stream(STORY, sampling=ENDLESS)
-        thread = threading.Thread(target=list, args=(stream,))
+        stream, begun = engine.stream(STORY, sampling=ENDLESS), threading.Event()
+
+        def read():
+            for _ in stream:
+                begun.set()
+
+        thread = threading.Thread(target=read)
         thread.start()
-        time.sleep(0.1)
+        assert begun.wait(60)
 
         def leave():
             with engine:
