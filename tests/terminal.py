@@ -14,6 +14,7 @@ import pyte
 
 LOCALSPEC = Path(sys.executable).with_name("localspec")
 TIMEOUT_S = 60
+_SIZE = ("COLUMNS", "LINES")  # of the terminal that the tests were started on
 
 
 class Terminal:
@@ -28,10 +29,11 @@ class Terminal:
         **environment: str,
     ) -> None:
         home = {name: str(folder) for name in ("HOME", "XDG_STATE_HOME", "XDG_DATA_HOME")}
+        ours = {name: value for name, value in os.environ.items() if name not in _SIZE}
         self.process = pexpect.spawn(
             str(LOCALSPEC),
             list(arguments),
-            env={**os.environ, "TERM": "xterm-256color", **home, **environment},
+            env={**ours, "TERM": "xterm-256color", **home, **environment},
             dimensions=(rows, columns),
             cwd=folder,
         )

@@ -110,9 +110,11 @@ def plain_texts(demo_target):
         ]
 
 
-@pytest.mark.parametrize("k", range(1, 9))
+@pytest.mark.parametrize(
+    "k", [1, 4, 8, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 3, 5, 6, 7))]
+)
 def test_greedy_text_is_the_same_with_the_draft(
-    demo_target, demo_draft, scorer, plain_texts, k
+    demo_target, demo_draft, scorer, near_tie, plain_texts, k
 ):
     """A hundred prompts for every K from 1 to 8."""
     assert len(PROMPTS) >= 100
@@ -192,7 +194,10 @@ def test_sampled_texts_follow_the_targets_distribution(demo_target, demo_draft):
         assert result.smallest_bias < 0.02
 
 
-@pytest.mark.parametrize("draft", ["demo_draft", "unrelated_draft", "lookup"])
+@pytest.mark.parametrize(
+    "draft",
+    ["demo_draft", "lookup", pytest.param("unrelated_draft", marks=pytest.mark.slow)],
+)
 def test_seeded_text_is_the_same_with_any_draft(demo_target, draft, request):
     """And any number of draft tokens, or none; each difference is a near tie."""
     path = None if draft == "lookup" else request.getfixturevalue(draft)

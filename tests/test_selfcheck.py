@@ -21,6 +21,13 @@ from localspec.speculative import rules, verify
 from localspec.speculative.verify import Verdict
 
 
+@pytest.fixture(scope="module")
+def pair():
+    """The demo pair; a check leaves it as it was."""
+    with localspec.load() as engine:
+        yield engine
+
+
 def run_check(engine, samples=700, names=("a fox", "rain"), seconds=600):
     chat = engine.chat()
     return check(
@@ -32,13 +39,13 @@ def run_check(engine, samples=700, names=("a fox", "rain"), seconds=600):
     )
 
 
-def test_the_demo_pair_is_lossless():
+@pytest.mark.slow
+def test_the_demo_pair_is_lossless(pair):
     """With as much evidence as a verdict takes, and no more."""
-    with localspec.load() as engine:
-        policy = engine.draft_policy
-        report = run_check(engine, None, ("a fox", "rain", "an owl", "a whale", "two mice"))
-        assert engine.draft_policy is policy
-        assert engine.generate("Once", max_tokens=3).token_ids
+    policy = pair.draft_policy
+    report = run_check(pair, None, ("a fox", "rain", "an owl", "a whale", "two mice"))
+    assert pair.draft_policy is policy
+    assert pair.generate("Once", max_tokens=3).token_ids
     assert report.finding is report.identity is report.statistics is Finding.LOSSLESS
     assert (report.identity_bugs, report.distribution_bugs) == ([], [])
     assert report.rounding.num_rows > 200
@@ -53,11 +60,10 @@ def test_the_demo_pair_is_lossless():
     assert report.visible_bias > 0.8 * BIAS
 
 
-def test_little_evidence_is_no_verdict():
+def test_little_evidence_is_no_verdict(pair):
     """Identity and statistics are judged apart, and what is missing is said."""
-    with localspec.load() as engine:
-        few = run_check(engine, 100, ("a fox", "rain", "an owl", "a whale", "two mice"))
-        hurried = run_check(engine, None, seconds=0.1)
+    few = run_check(pair, 100, ("a fox", "rain", "an owl", "a whale", "two mice"))
+    hurried = run_check(pair, None, seconds=0.1)
     assert (few.identity, few.statistics) == (Finding.LOSSLESS, Finding.NOT_ENOUGH)
     assert few.finding is Finding.NOT_ENOUGH
     assert few.visible_bias > BIAS
@@ -67,6 +73,7 @@ def test_little_evidence_is_no_verdict():
         assert report.seconds_needed > 2 * report.time_s
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_never_right_proves_no_identity(demo_target, unrelated_draft):
     """However long it takes: every text is the target's, for none of it was the draft's."""
     with localspec.load(target=demo_target, draft=unrelated_draft) as engine:
@@ -106,60 +113,58 @@ def off_by_one(targets, draft_tokens, choose):
 RIGHT_MATCH = verify.match
 
 
+def bad_noise(self, index, distribution):
+    return distribution.draw(float(self._noise(index, np.array([0]))[0]) ** 2)
+
+
+def planted(place, name, planted, words, samples, *, is_slow):
+    marks = [pytest.mark.slow] if is_slow else []
+    return pytest.param(place, name, planted, words, samples, id=words, marks=marks)
+
+
 @pytest.mark.parametrize(
-    ("place", "name", "planted", "words"),
+    ("place", "name", "planted", "words", "samples"),
     [
-        (verify, "token", too_ready, "rule token"),
-        (verify, "block", too_ready, "rule block"),
-        (verify, "match", off_by_one, "greedy text"),
-        (verify, "argmax", lambda _index, row: int(row.ids[-1]), None),
-        (
-            rules.Randomness,
-            "gumbel_max",
-            lambda self, index, distribution: distribution.draw(
-                float(self._noise(index, np.array([0]))[0]) ** 2
-            ),
-            "rule coupled",
-        ),
-        (
-            speculative.SpeculativeDecoder,
-            "_truncate_caches",
-            lambda self, length: None if self.tokens else self.target.truncate(0),
-            "",
-        ),
-    ],
-    ids=[
-        "token too ready",
-        "block too ready",
-        "row after",
-        "harmless",
-        "bad noise",
-        "no undo",
+        planted(verify, "block", too_ready, "rule block", 100, is_slow=False),
+        planted(verify, "token", too_ready, "rule token", 100, is_slow=True),
+        planted(verify, "match", off_by_one, "greedy text", 100, is_slow=True),
+        planted(rules.Randomness, "gumbel_max", bad_noise, "rule coupled", 700, is_slow=True),
     ],
 )
-def test_planted_bugs_are_found(monkeypatch, place, name, planted, words):
-    """And named. One is no bug: any choice from a one-hot row is the same."""
-    with localspec.load() as engine:
-        monkeypatch.setattr(place, name, planted)
-        if words == "":
-            # Without undo the cache soon fills: an error is a finding as well.
-            with pytest.raises(localspec.LocalspecError):
-                run_check(engine)
-            monkeypatch.undo()
-            return
-        report = run_check(engine)
-    monkeypatch.undo()
+def test_planted_bugs_are_found(monkeypatch, pair, place, name, planted, words, samples):
+    """And named."""
+    monkeypatch.setattr(place, name, planted)
+    report = run_check(pair, samples)
     bugs = [*report.identity_bugs, *report.distribution_bugs]
-    if words is None:
-        assert bugs == []
-        return
     assert any(words in line for line in bugs), report
     assert report.finding is Finding.NOT_LOSSLESS
     if words in ("rule token", "rule block"):
         assert report.identity is not Finding.NOT_LOSSLESS
 
 
-def test_a_suspicion_is_decided_by_four_times_the_tokens(monkeypatch):
+@pytest.mark.slow
+def test_what_is_no_bug_is_none(monkeypatch, pair):
+    """Any choice from a one-hot row is the same."""
+    monkeypatch.setattr(verify, "argmax", lambda _index, row: int(row.ids[-1]))
+    report = run_check(pair)
+    assert [*report.identity_bugs, *report.distribution_bugs] == []
+
+
+def test_a_cache_that_is_not_undone_is_an_error(monkeypatch):
+    """It soon fills, which is a finding as well."""
+
+    def keep(self, length):
+        if not self.tokens:
+            self.target.truncate(0)
+
+    with localspec.load() as engine:
+        monkeypatch.setattr(speculative.SpeculativeDecoder, "_truncate_caches", keep)
+        with pytest.raises(localspec.LocalspecError):
+            run_check(engine)
+        monkeypatch.undo()
+
+
+def test_a_suspicion_is_decided_by_four_times_the_tokens(monkeypatch, pair):
     """Here it was right at first, and would not be borne out."""
     monkeypatch.setattr(verify, "token", too_ready)
     real = selfcheck._Check._confirm
@@ -169,8 +174,7 @@ def test_a_suspicion_is_decided_by_four_times_the_tokens(monkeypatch):
         return real(self, *arguments)
 
     monkeypatch.setattr(selfcheck._Check, "_confirm", mended)
-    with localspec.load() as engine:
-        report = run_check(engine)
+    report = run_check(pair, 100)
     [first] = [
         distribution
         for distribution in report.distributions

@@ -51,16 +51,20 @@ class TableModel:
         self._spread = spread
         self._order = order
         self._rows = np.zeros((max_outputs, vocab_size), dtype=np.float32)
+        self._made: dict[tuple[int, ...], Logits] = {}
 
     @property
     def num_cached(self) -> int:
         return len(self.cached)
 
     def row(self, history: Sequence[int]) -> Logits:
-        """Logits (vocab,) of the token after `history`."""
-        key = [self._key, *(token + 1 for token in history[-self._order :])]
-        noise = np.random.default_rng(key).standard_normal(self.vocab_size)
-        return (self._spread * noise).astype(np.float32)
+        """Logits (vocab,) of the token after `history`, not to be written to."""
+        key = (self._key, *(token + 1 for token in history[-self._order :]))
+        if key not in self._made:
+            noise = np.random.default_rng(key).standard_normal(self.vocab_size)
+            self._made[key] = (self._spread * noise).astype(np.float32)
+            self._made[key].setflags(write=False)
+        return self._made[key]
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         if not tokens or self.num_cached + len(tokens) > self.context_length:
