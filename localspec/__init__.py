@@ -37,20 +37,31 @@ if TYPE_CHECKING:
         TemplateError,
         TemplateLimitError,
     )
+    from localspec.llama.options import LlamaOptions
     from localspec.models.fetch import download
     from localspec.models.preset import Preset
     from localspec.models.progress import Progress
-    from localspec.preflight.explanation import Explanation, explain
+    from localspec.preflight.explanation import ExpectedGain, Explanation, ModelFacts, explain
+    from localspec.preflight.fit import PairMemory
+    from localspec.preflight.memory import MemoryEstimate
     from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
     from localspec.sampling.params import SamplingParams
     from localspec.speculative.metrics import Provenance, Stats
-    from localspec.speculative.policy_api import DraftOff
+    from localspec.speculative.policy_api import (
+        DraftOff,
+        DraftPolicy,
+        FixedDraftPolicy,
+        PolicyEstimate,
+        ProposerKind,
+    )
+    from localspec.speculative.ratio_estimate import RatioEstimate
     from localspec.streaming.async_stream import AsyncStream
-    from localspec.streaming.stream import Piece, Reply, Stream
+    from localspec.streaming.stream import AnswerOptions, Piece, Reply, Stream
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AnswerOptions",
     "AsyncStream",
     "CacheError",
     "Chat",
@@ -58,21 +69,31 @@ __all__ = [
     "DecodeError",
     "DownloadError",
     "DraftOff",
+    "DraftPolicy",
     "Engine",
     "EngineError",
+    "ExpectedGain",
     "Explanation",
+    "FixedDraftPolicy",
     "Interrupted",
     "IsolatedEngine",
+    "LlamaOptions",
     "LocalspecError",
+    "MemoryEstimate",
     "MemoryLimitError",
+    "ModelFacts",
     "ModelFileError",
     "OptionError",
     "PairError",
+    "PairMemory",
     "Piece",
+    "PolicyEstimate",
     "Preset",
     "PresetError",
     "Progress",
+    "ProposerKind",
     "Provenance",
+    "RatioEstimate",
     "Reply",
     "SamplingParams",
     "SessionError",
@@ -88,16 +109,27 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "AnswerOptions": "streaming.stream",
     "AsyncStream": "streaming.async_stream",
     "Chat": "chat.chat",
     "DraftOff": "speculative.policy_api",
+    "DraftPolicy": "speculative.policy_api",
     "Engine": "engine.engine",
+    "ExpectedGain": "preflight.explanation",
     "Explanation": "preflight.explanation",
+    "FixedDraftPolicy": "speculative.policy_api",
     "IsolatedEngine": "engine.isolated",
+    "LlamaOptions": "llama.options",
+    "MemoryEstimate": "preflight.memory",
+    "ModelFacts": "preflight.explanation",
+    "PairMemory": "preflight.fit",
     "Piece": "streaming.stream",
+    "PolicyEstimate": "speculative.policy_api",
     "Preset": "models.preset",
     "Progress": "models.progress",
+    "ProposerKind": "speculative.policy_api",
     "Provenance": "speculative.metrics",
+    "RatioEstimate": "speculative.ratio_estimate",
     "Reply": "streaming.stream",
     "SamplingParams": "sampling.params",
     "Stats": "speculative.metrics",

@@ -4,7 +4,7 @@ A rendered prompt is tokenised with special tokens on, for the template's own. S
 one in a message is hidden from the template: a placeholder goes through it in its stead, and
 the text is tokenised as mere text where the placeholder comes out. What a template cuts out of
 a message could join the rest to such a text, though: how much is hidden depends on what comes
-out (see `prompt_maker`).
+out (see `chat.prompt`).
 """
 
 from __future__ import annotations

@@ -19,9 +19,8 @@ from localspec.engine.loading import load
 from localspec.errors import TemplateError
 from localspec.llama.options import LlamaOptions
 from localspec.models.presets import DEFAULT_PRESET
-from localspec.policy.drafting import ProposerName
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerName
 from localspec.speculative.rules import RuleName
 
 

@@ -26,11 +26,10 @@ from localspec.errors import (
     OptionError,
 )
 from localspec.policy.adaptive import AdaptiveDraftPolicy
-from localspec.policy.drafting import Drafting
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.resolver import Resolver
 from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.policy_api import DraftPolicy
+from localspec.speculative.policy_api import Drafting, DraftPolicy
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
 from localspec.streaming.cancellation import Unwanted

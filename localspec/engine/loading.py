@@ -18,13 +18,17 @@ from localspec.models.hub import locate, locate_source
 from localspec.models.preset import Preset
 from localspec.models.presets import DEFAULT_PRESET, find_preset
 from localspec.models.source import Role
-from localspec.policy.drafting import Drafting, ProposerName
 from localspec.preflight.content import FileContent, content_of_adopted
 from localspec.preflight.fit import check_room, repacked_here, target_context_length, uses_gpu
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.settings import with_suited_attention, with_suited_mapping
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS
+from localspec.speculative.policy_api import (
+    MAX_DRAFT_TOKENS,
+    REPLAY_TOKENS,
+    Drafting,
+    ProposerName,
+)
 
 if TYPE_CHECKING:
     from localspec.llama.model import Llama, LlamaModel

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from localspec.policy.adaptive import AdaptiveDraftPolicy
-from localspec.policy.drafting import Drafting
 from localspec.policy.profile import Profile
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.policy_api import (
+    Drafting,
     DraftOff,
     DraftPolicy,
     FixedDraftPolicy,

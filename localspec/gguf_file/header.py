@@ -65,7 +65,7 @@ class Header:
     """What a GGUF file says of itself.
 
     metadata: scalars, strings and short arrays of numbers. data_start: where its tensors begin.
-    tokens: the vocabulary, if any. parts: of a model that was checked (`model_file`), the
+    tokens: the vocabulary, if any. parts: of a model that was checked (`gguf_file.check`), the
     headers of its files, which are one unless it is split.
     """
 

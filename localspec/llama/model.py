@@ -142,7 +142,7 @@ class LlamaModel:
         options: LlamaOptions,
         progress: Callable[[float], None] = lambda _fraction: None,
     ) -> LlamaModel:
-        """Load the model file at `path`, already checked by `model_file`.
+        """Load the model file at `path`, already checked by `gguf_file.check`.
 
         progress: called with the loaded share, 0 … 1; what it raises ends the load at once,
         as Ctrl-C does. Raises, with libllama's own words, ModelFileError if it refuses the

@@ -36,10 +36,10 @@ class LlamaOptions:
 
     context_length: tokens, at most what the model was trained for (default: that, up to
     8192). num_threads: for steps; num_batch_threads: for prompts, by default the same.
-    flash_attention: "auto" is libllama's choice, or that of `attention.suited_attention` where
+    flash_attention: "auto" is libllama's choice, or that of `settings.suited_attention` where
     `localspec.load` opens the model. cache_type_k, cache_type_v: of the cached keys and
     values (default f16). use_mmap: map the file instead of reading it (default: as the devices
-    like it, or where `localspec.load` opens the model as `mapping.with_suited_mapping` says).
+    like it, or where `localspec.load` opens the model as `settings.with_suited_mapping` says).
     use_mlock: keep it from being swapped out. num_gpu_layers: layers on GPUs, from the last
     one on; the output counts as one more (default: all of them, whether they fit or not).
     main_gpu: the one GPU to use (default: all of them). tensor_split: shares of the GPUs, in

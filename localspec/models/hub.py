@@ -46,7 +46,7 @@ def locate(preset: Preset) -> tuple[Path, Path | None]:
 
 
 def locate_source(text: str, role: Role) -> Path:
-    """The path of a model named in any of the ways of `model_source`.
+    """The path of a model named in any of the ways of `models.source`.
 
     Asks no network. Raises PresetError, with the command that fetches it, if it is missing.
     """

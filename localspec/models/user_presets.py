@@ -24,7 +24,7 @@ from localspec.models.source import Quantized, Role, parse_source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPreset:
-    """What a person says about a preset of their own. The models as in `model_source`."""
+    """What a person says about a preset of their own. The models as in `models.source`."""
 
     name: str
     target: str

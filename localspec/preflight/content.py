@@ -29,7 +29,7 @@ _NUM_TRIED = 16  # tokens that an adopted model decodes
 class FileContent:
     """A model's files, as they were when this was made.
 
-    header: of the whole model, see `model_file.check_model_file`.
+    header: of the whole model, see `check.check_model_file`.
     """
 
     def __init__(self, header: Header) -> None:

@@ -263,7 +263,7 @@ def read_model_header(model: Model) -> FoundHeader:
 
 
 def find_model(text: str, role: Role) -> Model:
-    """The model that a person names, in any of the ways of `model_source`.
+    """The model that a person names, in any of the ways of `models.source`.
 
     Asks the hub which file owner/repo:QUANT is, unless it is here. Raises PresetError,
     OptionError or DownloadError.
@@ -281,7 +281,7 @@ def known_costs(headers: Sequence[Header]) -> Curve | None:
     """Of a pair whose files are here, in target-only steps of its target; None if it never ran
     here.
 
-    headers: of target and draft, see `model_file.check_model_file`.
+    headers: of target and draft, see `check.check_model_file`.
     """
     contents = []
     for header in headers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from localspec.errors import OptionError
 
@@ -37,6 +37,9 @@ class ProposerKind(str, enum.Enum):
 
     DRAFT = "draft"
     LOOKUP = "lookup"
+
+
+ProposerName = Literal["auto", "draft", "lookup", "none"]  # what a user can ask for
 
 
 class ProposerState(NamedTuple):
@@ -236,3 +239,36 @@ class FixedDraftPolicy:
 def reason_for_none(context: PolicyContext) -> DraftOff | None:
     """Why nobody can propose: the first proposer's reason; None at the end of an answer."""
     return next((state.draft_off for state in context.states if state.draft_off), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What a user asks of drafting: who proposes, and how much.
+
+    num_draft_tokens: per step; None is the automatic policy.
+
+    proposer: "draft", the draft model; "lookup", the text itself; "auto", whichever pays;
+    "none" is plain decoding. Raises OptionError for a value outside its range.
+    """
+
+    num_draft_tokens: int | None = None
+    proposer: ProposerName = "auto"
+
+    def __post_init__(self) -> None:
+        if self.num_draft_tokens is not None:
+            FixedDraftPolicy(self.num_draft_tokens)
+        if self.proposer not in get_args(ProposerName):
+            raise OptionError(
+                f"there is no proposer {self.proposer!r}",
+                f"Choose one of: {', '.join(get_args(ProposerName))}.",
+            )
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is ever to be proposed."""
+        return self.num_draft_tokens == 0 or self.proposer == "none"
+
+    @property
+    def needs_draft_model(self) -> bool:
+        """Whether a draft model would be used."""
+        return not self.is_off and self.proposer in ("auto", "draft")
