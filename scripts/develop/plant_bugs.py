@@ -44,19 +44,19 @@ class Bug(NamedTuple):
 
 def loop(case: str) -> str:
     """The exact distribution of texts over several steps, by the rule for single tokens."""
-    return f"tests/test_loop_law.py::test_texts_have_the_targets_law[{case}-token-]"
+    return f"tests/test_loop_law.py::test_texts_have_the_targets_distribution[{case}-token-]"
 
 
 def rule(case: str) -> str:
     """The exact distribution of one step, by every rule."""
-    return f"tests/test_verify.py::test_rules_emit_the_targets_joint_law[{case}]"
+    return f"tests/test_verify.py::test_rules_emit_the_targets_joint_distribution[{case}]"
 
 
 BUGS = [
     # 1. Dropping a sampled draft token because its probability is low.
     Bug(
         "drop an unlikely draft token",
-        "proposers.py",
+        "speculative/proposers.py",
         "            drafted.append(drawn)\n",
         "            if distribution.prob(drawn) < 0.4:\n                break\n"
         "            drafted.append(drawn)\n",
@@ -65,49 +65,49 @@ BUGS = [
     # 2. Shared or recurring random numbers.
     Bug(
         "accept with the draft's numbers",
-        "rules.py",
+        "speculative/rules.py",
         "uniforms[Purpose.ACCEPT]",
         "uniforms[Purpose.DRAFT]",
         loop("an end token inside the draft"),
     ),
     Bug(
         "residual with the accept numbers",
-        "rules.py",
+        "speculative/rules.py",
         "uniforms[Purpose.RESIDUAL, 0]",
         "uniforms[Purpose.ACCEPT, 0]",
         loop("five tokens, K 3"),
     ),
     Bug(
         "the draft's numbers come again in the next step",
-        "rules.py",
+        "speculative/rules.py",
         "uniforms(place.step)[Purpose.DRAFT]",
         "uniforms(place.step // 2)[Purpose.DRAFT]",
         loop("five tokens, K 3"),
     ),
     Bug(
         "all numbers come again in the next step",
-        "randomness.py",
+        "speculative/randomness.py",
         "self._uniforms[place]",
         "self._uniforms[place // 2]",
         "tests/test_randomness.py::test_no_two_addresses_share_a_number",
     ),
     Bug(
         "numbers of another chunk of steps",
-        "randomness.py",
+        "speculative/randomness.py",
         "if chunk != self._uniforms_chunk:",
         "if chunk > self._uniforms_chunk:",
         "tests/test_randomness.py::test_an_address_always_holds_the_same_number",
     ),
     Bug(
         "the same numbers every turn",
-        "randomness.py",
+        "speculative/randomness.py",
         "np.array([seed, turn]",
         "np.array([seed, 0]",
         "tests/test_randomness.py::test_no_two_addresses_share_a_number",
     ),
     Bug(
         "noise by step, not by index",
-        "rules.py",
+        "speculative/rules.py",
         "self._choose(place.num_emitted + index, distribution)",
         "self._choose(place.step + index, distribution)",
         "tests/test_speculative.py::test_coupled_text_is_that_of_plain_decoding",
@@ -116,14 +116,14 @@ BUGS = [
     # still.
     Bug(
         "another distribution than the one drawn from",
-        "proposers.py",
+        "speculative/proposers.py",
         "proposal.distributions.append(distribution)",
         "proposal.distributions.append(distribution._replace(probs=distribution.probs[::-1]))",
         loop("five tokens, K 3"),
     ),
     Bug(
         "penalties that do not advance along the draft",
-        "chain.py",
+        "sampling/chain.py",
         "self.distribution(row, tokens, draft_tokens[:i])",
         "self.distribution(row, tokens, [])",
         loop("penalties, a narrower draft"),
@@ -131,14 +131,14 @@ BUGS = [
     # 4. Accepting with draft probability 0, dividing by a zero residual.
     Bug(
         "accept what the target excludes",
-        "verify.py",
+        "speculative/verify.py",
         "* draft.prob(drawn) >= target.prob(drawn)",
         "* draft.prob(drawn) > target.prob(drawn)",
         rule("disjoint-V2-K1_0"),
     ),
     Bug(
         "divide by an empty residual",
-        "verify.py",
+        "speculative/verify.py",
         "weights / mass) if mass > 0.0 else target",
         "weights / mass)",
         "tests/test_verify.py::test_residual_of_equal_rows_is_the_target",
@@ -146,7 +146,7 @@ BUGS = [
     # 5. Greedy as temperature 1.
     Bug(
         "greedy as a softmax",
-        "filters.py",
+        "sampling/filters.py",
         "return _one_hot(best)",
         "return Distribution(np.arange(len(logits)), _softmax(logits, 1.0))",
         "tests/test_speculative.py::test_a_refused_draft_costs_one_token_a_step",
@@ -154,14 +154,14 @@ BUGS = [
     # 6. Ignoring a refused or a falsely granted removal from the cache.
     Bug(
         "believe every cache removal",
-        "llama.py",
+        "llama/model.py",
         "if can_keep and self._is_whole(num_cached):",
         "if num_cached > 0:",
         "tests/test_llama.py::test_a_recurrent_model_is_found_out",
     ),
     Bug(
         "take every sliding window for whole",
-        "llama.py",
+        "llama/model.py",
         "return oldest <= oldest_needed",
         "return True",
         "tests/test_sliding_window.py::test_cut_at_every_depth",
@@ -169,14 +169,14 @@ BUGS = [
     # 7. Padded vocabularies.
     Bug(
         "propose ids beyond the shared ones",
-        "proposers.py",
+        "speculative/proposers.py",
         "row = row[: self._shared_size]",
         "pass",
         loop("a wider draft"),
     ),
     Bug(
         "propose renamed tokens",
-        "proposers.py",
+        "speculative/proposers.py",
         "row[self._different] = -np.inf",
         "pass",
         "tests/test_speculative.py::test_renamed_tokens_are_never_proposed",
@@ -184,43 +184,43 @@ BUGS = [
     # 8. A token after the end.
     Bug(
         "a token after the end token",
-        "speculative.py",
+        "speculative/loop.py",
         "if not (tokens and request.is_end(tokens[-1])):",
         "if True:",
         loop("an end token inside the draft"),
     ),
     Bug(
         "draft past the end token",
-        "proposers.py",
+        "speculative/proposers.py",
         "if num_worth == 1 or self._is_end(drawn):",
         "if num_worth == 1:",
         loop("an end token inside the draft"),
     ),
     Bug(
         "read the rows of the padding",
-        "speculative.py",
+        "speculative/loop.py",
         "logits[: len(draft_tokens) + 1]",
         "logits[len(logits) - len(draft_tokens) - 1 :]",
         "tests/test_speculative.py::test_padding_may_go_beyond_the_answer_but_not_beyond_the_context",
     ),
     Bug(
         "replay with the draft's distribution alone",
-        "proposers.py",
+        "speculative/proposers.py",
         "chance = min(1.0, distribution.prob(token) / max(prob, 1e-9))",
         "chance = min(1.0, distribution.prob(token))",
-        "tests/test_look_back.py::test_over_the_targets_law_they_add_up_to_the_acceptance",
+        "tests/test_look_back.py::test_over_the_targets_distribution_they_add_up_to_the_acceptance",
     ),
     # 9. A cache of another text.
     Bug(
         "keep a cache that belongs to another text",
-        "speculative.py",
+        "speculative/loop.py",
         "(i for i, (old, new) in enumerate(pairs) if old != new), shorter)",
         "(i for i, (old, new) in enumerate(pairs) if False), shorter)",
         "tests/test_speculative.py::test_another_text_is_decoded_from_where_it_differs",
     ),
     Bug(
         "truncate one token too late",
-        "speculative.py",
+        "speculative/loop.py",
         "self._truncate_caches(length + num_accepted)",
         "self._truncate_caches(length + num_accepted + 1)",
         loop("five tokens, K 3"),
@@ -228,49 +228,49 @@ BUGS = [
     # 12. A lossy knob.
     Bug(
         "accept a little more",
-        "verify.py",
+        "speculative/verify.py",
         "if accept_uniforms[index] * draft",
         "if accept_uniforms[index] * 0.99 * draft",
         rule("one-hot draft-V2-K1_1"),
     ),
     Bug(
         "a residual that is the target's distribution",
-        "verify.py",
+        "speculative/verify.py",
         "residual(target, draft).draw(residual_uniform)",
         "target.draw(residual_uniform)",
         rule("one-hot draft-V2-K1_1"),
     ),
     Bug(
         "block: forget the share in the residual",
-        "verify.py",
+        "speculative/verify.py",
         "distribution = residual(targets[kept], drafts[kept], shares[kept])",
         "distribution = residual(targets[kept], drafts[kept])",
         rule("random-V3-K2_2"),
     ),
     Bug(
         "block: let a share exceed 1",
-        "verify.py",
+        "speculative/verify.py",
         "min(1.0, shares[-1] * target / draft)",
         "(shares[-1] * target / draft)",
         rule("random-V2-K2_1"),
     ),
     Bug(
         "block: judge the last token like the others",
-        "verify.py",
+        "speculative/verify.py",
         "accept_uniforms[num_drafted - 1] < shares[num_drafted]",
         "accept_uniforms[num_drafted - 1] < shares[num_drafted] ** 2",
         rule("one-hot draft-V2-K1_1"),
     ),
     Bug(
         "block: stop at the first refusal",
-        "verify.py",
+        "speculative/verify.py",
         "range(num_drafted - 1, 0, -1)",
         "range(1, num_drafted)",
         rule("one-hot draft-V2-K3_1"),
     ),
     Bug(
         "judge by the row after",
-        "verify.py",
+        "speculative/verify.py",
         "own = choose(index, targets[index])",
         "own = choose(index, targets[index + 1])",
         "tests/test_speculative.py::test_an_identical_draft_is_kept_whole",
