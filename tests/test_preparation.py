@@ -24,7 +24,6 @@ from localspec.speculative.policy_api import REPLAY_TOKENS, FixedDraftPolicy, Pr
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
-from localspec.streaming.cancellation import never
 from toy import all_shared
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -52,46 +51,48 @@ def nothing_known(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-@pytest.fixture
-def empty(plain):
-    """That engine, with nothing cached."""
-    with plain.exclusively():
-        pass
-    return plain
+def emptied(engine):
+    """The engine's loop, with nothing cached."""
+    with engine.exclusively() as loop:
+        return loop
 
 
-def target_decodes(engine, monkeypatch):
+def draft_of(loop):
+    """The model that drafts."""
+    return next(p.model for p in loop.proposers if p.kind is ProposerKind.DRAFT)
+
+
+def target_decodes(loop, monkeypatch):
     """A list that grows by the size of every decode of the target from now on."""
     sizes: list[int] = []
-    real = engine._target.decode
+    real = loop.target.decode
 
     def decode(tokens, num_logits):
         sizes.append(len(tokens))
         return real(tokens, num_logits)
 
-    monkeypatch.setattr(engine._target, "decode", decode)
+    monkeypatch.setattr(loop.target, "decode", decode)
     return sizes
 
 
-def hold_at_decode(engine, monkeypatch, number):
+def hold_at_decode(loop, monkeypatch, number):
     """An event that is set when the target's decode of that number comes, which then waits
     until it is interrupted."""
     reached = threading.Event()
-    real, count = engine._target.decode, iter(range(1, 10_000))
+    real, count = loop.target.decode, iter(range(1, 10_000))
 
     def decode(tokens, num_logits):
         if next(count) == number:
             reached.set()
-            while not engine._target.is_interrupted:
+            while not loop.target.is_interrupted:
                 threading.Event().wait(0.001)
         return real(tokens, num_logits)
 
-    monkeypatch.setattr(engine._target, "decode", decode)
+    monkeypatch.setattr(loop.target, "decode", decode)
     return reached
 
 
-def check_invariant(engine):
-    loop = engine._decoder
+def check_invariant(loop):
     assert 0 <= loop.target.num_cached <= len(loop.tokens)
     for proposer in loop.proposers:
         if proposer.kind is ProposerKind.DRAFT:
@@ -101,13 +102,13 @@ def check_invariant(engine):
 @pytest.mark.parametrize("system", [None, SYSTEM])
 def test_the_next_answer_finds_all_but_the_question(engine, system):
     """At the begin, after an answer, and in a conversation that came from elsewhere."""
-    chat = engine.chat(system=system)
+    loop, chat = emptied(engine), engine.chat(system=system)
     for question in (STORY, "And one about an owl!"):
         chat.prepare()
         prompt = chat.prompt_tokens(question)
-        prepared = list(engine._decoder.tokens)
+        prepared = list(loop.tokens)
         assert prompt[: len(prepared)] == prepared
-        assert engine._target.num_cached == len(prepared)
+        assert loop.target.num_cached == len(prepared)
         after = engine.vocabulary.tokenize(question, parse_special=False)
         reply = chat.send(question, sampling=GREEDY)
         assert reply.stats.cached_prompt_tokens == len(prepared)
@@ -115,8 +116,7 @@ def test_the_next_answer_finds_all_but_the_question(engine, system):
         assert len(prompt) - len(prepared) <= len(after) + 5
     resumed = engine.chat()
     resumed.replace(chat.messages)
-    with engine.exclusively():
-        pass  # nothing is cached
+    emptied(engine)
     resumed.prepare()
     reply = resumed.send("Thank you!", sampling=GREEDY, max_tokens=3)
     assert reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens < 12
@@ -153,7 +153,7 @@ def test_what_a_template_drops_of_thoughts_is_decoded_while_a_person_types(
 def test_what_is_said_does_not_depend_on_it(options):
     questions = (STORY, "What is 7 times 8?", "And who was with it?")
     with localspec.load(**options) as engine:
-        said = []
+        loop, said = emptied(engine), []
         for prepares in (False, True):
             chat = engine.chat(system=SYSTEM)
             texts = []
@@ -161,7 +161,7 @@ def test_what_is_said_does_not_depend_on_it(options):
                 if prepares:
                     chat.prepare()
                     chat.prepare()
-                    check_invariant(engine)
+                    check_invariant(loop)
                 texts.append(chat.send(question, seed=seed, max_tokens=60).text)
             said.append(texts)
     assert said[0] == said[1]
@@ -171,19 +171,19 @@ def test_what_is_said_does_not_depend_on_it(options):
 def test_costs_are_measured_until_all_are_known(monkeypatch):
     # Threads chosen by trying could be others the second time, with costs of their own.
     with localspec.load(num_threads=1) as engine:
-        chat, policy = engine.chat(system=SYSTEM), engine.draft_policy
-        sizes = target_decodes(engine, monkeypatch)
+        chat, policy, loop = engine.chat(system=SYSTEM), engine.draft_policy, emptied(engine)
+        sizes = target_decodes(loop, monkeypatch)
         pauses = 0
-        while policy.target_cost.sizes_to_measure(engine._target.num_cached):
+        while policy.target_cost.sizes_to_measure(loop.target.num_cached):
             del sizes[:]
             chat.prepare()
-            check_invariant(engine)
+            check_invariant(loop)
             pauses += 1
             assert pauses < 10
             # No more than a dozen in one pause, each beside a target-only one.
             assert len([size for size in sizes if 1 < size <= 16]) <= 13
         assert pauses > 2
-        known = policy.target_cost.measured(engine._target.num_cached)
+        known = policy.target_cost.measured(loop.target.num_cached)
         assert set(range(2, 17)) <= set(known)
         assert all(0 < ratio < 50 for ratio in known.values())
         draft = next(p for p in policy.prospects if p.kind is ProposerKind.DRAFT)
@@ -192,26 +192,26 @@ def test_costs_are_measured_until_all_are_known(monkeypatch):
         chat.prepare()
         assert sizes == []
     with localspec.load(num_threads=1) as engine:  # it was kept
-        chat = engine.chat(system=SYSTEM)
-        sizes = target_decodes(engine, monkeypatch)
+        chat, loop = engine.chat(system=SYSTEM), emptied(engine)
+        sizes = target_decodes(loop, monkeypatch)
         chat.prepare()
-        assert set(sizes) == {engine._target.num_cached}
+        assert set(sizes) == {loop.target.num_cached}
 
 
 def test_a_draft_reads_ahead_only_while_it_follows_the_text(engine):
-    chat = engine.chat()
-    own = engine.draft_policy
+    chat, loop = engine.chat(), emptied(engine)
+    draft, own = draft_of(loop), engine.draft_policy
     try:
         engine.draft_policy = FixedDraftPolicy(3)
         chat.send(STORY, sampling=GREEDY)
         chat.prepare()
-        assert engine._models[1].num_cached == len(engine._decoder.tokens)
+        assert draft.num_cached == len(loop.tokens)
         engine.draft_policy = FixedDraftPolicy(0)
         reply = chat.send(STORY, sampling=GREEDY)
         assert reply.stats.completion_tokens > 40
-        num_read = engine._models[1].num_cached
+        num_read = draft.num_cached
         chat.prepare()
-        assert engine._models[1].num_cached == num_read < engine._target.num_cached
+        assert draft.num_cached == num_read < loop.target.num_cached
     finally:
         engine.draft_policy = own
 
@@ -276,12 +276,12 @@ def test_what_was_judged_decides_about_the_next_answer(agreement, at_most):
 @pytest.mark.usefixtures("nothing_known")
 def test_a_question_ends_the_judging_within_a_decode(monkeypatch):
     with localspec.load(num_threads=1) as engine:
-        chat, policy = engine.chat(), engine.draft_policy
+        chat, policy, loop = engine.chat(), engine.draft_policy, emptied(engine)
         engine.draft_policy = FixedDraftPolicy(0)
         chat.send(STORY, sampling=GREEDY)
         engine.draft_policy = policy
         acceptance = policy.prospects[0].acceptance
-        real, sizes = engine._models[1].decode, []
+        real, sizes = draft_of(loop).decode, []
 
         def decode(tokens, num_logits):
             sizes.append(len(tokens))
@@ -289,21 +289,21 @@ def test_a_question_ends_the_judging_within_a_decode(monkeypatch):
                 engine.cancel()
             return real(tokens, num_logits)
 
-        monkeypatch.setattr(engine._models[1], "decode", decode)
+        monkeypatch.setattr(draft_of(loop), "decode", decode)
         chat.prepare()
-        check_invariant(engine)
+        check_invariant(loop)
         assert (len(sizes), acceptance.num_seen) == (3, REPLAY_TOKENS)
         chat.prepare()  # goes on where it ended
-        check_invariant(engine)
+        check_invariant(loop)
         assert REPLAY_TOKENS < acceptance.num_seen <= 64
         assert chat.send(STORY, sampling=GREEDY).text
 
 
 def test_where_nothing_is_drafted_nothing_is_measured(plain, monkeypatch):
-    chat = plain.chat(system=SYSTEM)
-    sizes = target_decodes(plain, monkeypatch)
+    chat, loop = plain.chat(system=SYSTEM), emptied(plain)
+    sizes = target_decodes(loop, monkeypatch)
     chat.prepare()
-    assert sizes == [len(plain._decoder.tokens)]
+    assert sizes == [len(loop.tokens)]
     chat.prepare()
     assert len(sizes) == 1
 
@@ -313,21 +313,21 @@ def test_a_cache_that_cannot_be_cut_is_read_ahead_and_no_more(tmp_path, demo_tar
         tmp_path / "mamba.gguf", demo_target, architecture="mamba", num_layers=2
     )
     with localspec.load(target=recurrent) as engine:
-        chat = engine.chat(system=SYSTEM)
+        chat, loop = engine.chat(system=SYSTEM), emptied(engine)
         chat.prepare()
-        prepared = len(engine._decoder.tokens)
-        assert engine._target.num_cached == prepared
+        prepared = len(loop.tokens)
+        assert loop.target.num_cached == prepared
         reply = chat.send("Hello", sampling=GREEDY, max_tokens=4)
         assert reply.stats.cached_prompt_tokens == prepared
 
 
 def test_the_end_of_the_context_is_not_passed(demo_target):
     with localspec.load(context_length=128) as engine:
-        chat = engine.chat(system=" ".join([SYSTEM] * 6))
+        chat, loop = engine.chat(system=" ".join([SYSTEM] * 6)), emptied(engine)
         assert len(chat.prompt_tokens("Hi")) > 90
         for _ in range(6):
             chat.prepare()
-            check_invariant(engine)
+            check_invariant(loop)
         assert chat.send("Hi", max_tokens=4).text
         chat.system = LONG_SYSTEM
         with pytest.raises(ContextError):
@@ -341,9 +341,9 @@ def test_whatever_ends_it_ends_it_within_a_decode(monkeypatch, decode, ending):
     """While it reads, and while it measures."""
     with localspec.load() as engine:
         expected = engine.generate("Once", sampling=GREEDY, max_tokens=9).text
-        chat = engine.chat(system=LONG_SYSTEM)
+        chat, loop = engine.chat(system=LONG_SYSTEM), emptied(engine)
         with monkeypatch.context() as patch:
-            reached = hold_at_decode(engine, patch, decode)
+            reached = hold_at_decode(loop, patch, decode)
             worker = threading.Thread(target=chat.prepare)
             worker.start()
             assert reached.wait(60)
@@ -356,17 +356,17 @@ def test_whatever_ends_it_ends_it_within_a_decode(monkeypatch, decode, ending):
             worker.join(60)
             assert not worker.is_alive()
         if ending != "close":
-            check_invariant(engine)
+            check_invariant(loop)
             chat.prepare()
             prompt = chat.prompt_tokens(STORY)
             reply = chat.send(STORY, sampling=GREEDY, max_tokens=5)
             assert len(prompt) - reply.stats.cached_prompt_tokens < 20
 
 
-def test_what_was_read_before_the_question_came_is_not_read_again(empty, monkeypatch):
-    chat = empty.chat(system=LONG_SYSTEM)
+def test_what_was_read_before_the_question_came_is_not_read_again(plain, monkeypatch):
+    chat, loop = plain.chat(system=LONG_SYSTEM), emptied(plain)
     with monkeypatch.context() as patch:
-        reached = hold_at_decode(empty, patch, 3)
+        reached = hold_at_decode(loop, patch, 3)
         worker = threading.Thread(target=chat.prepare)
         worker.start()
         assert reached.wait(60)
@@ -376,20 +376,20 @@ def test_what_was_read_before_the_question_came_is_not_read_again(empty, monkeyp
     assert stream.reply.stats.cached_prompt_tokens == 256
 
 
-def test_a_failing_decode_leaves_caches_right(empty, monkeypatch):
-    chat = empty.chat(system=LONG_SYSTEM)
+def test_a_failing_decode_leaves_caches_right(plain, monkeypatch):
+    chat, loop = plain.chat(system=LONG_SYSTEM), emptied(plain)
     with monkeypatch.context() as patch:
-        real, count = empty._target.decode, iter(range(10))
+        real, count = loop.target.decode, iter(range(10))
 
         def decode(tokens, num_logits):
             if next(count) == 2:
                 raise DecodeError("out of memory")
             return real(tokens, num_logits)
 
-        patch.setattr(empty._target, "decode", decode)
+        patch.setattr(loop.target, "decode", decode)
         with pytest.raises(DecodeError):
             chat.prepare()
-    check_invariant(empty)
+    check_invariant(loop)
     fresh = chat.send(STORY, sampling=GREEDY, max_tokens=9)
     assert fresh.stats.cached_prompt_tokens >= 128
 
@@ -422,20 +422,20 @@ def test_answers_that_come_at_any_moment_are_given(engine):
     assert failed == []
 
 
-def test_a_cancel_counts_while_the_prompt_is_made(empty, monkeypatch):
-    chat = empty.chat(system=SYSTEM)
-    make = chat._beginning
+def test_a_cancel_counts_while_the_prompt_is_made(plain, monkeypatch):
+    chat, loop = plain.chat(system=SYSTEM), emptied(plain)
+    tokenize = plain.vocabulary.tokenize
 
-    def cancelled(_is_unwanted):
-        empty.cancel()
-        return make(never)
+    def cancelled(*arguments, **more):
+        plain.cancel()
+        return tokenize(*arguments, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(chat, "_beginning", cancelled)
+        patch.setattr(plain.vocabulary, "tokenize", cancelled)
         chat.prepare()
-    assert empty._target.num_cached == 0
+    assert loop.target.num_cached == 0
     chat.prepare()
-    assert empty._target.num_cached > 0
+    assert loop.target.num_cached > 0
 
 
 def test_another_chat_finds_its_caches_again(plain):
@@ -487,12 +487,12 @@ def test_idle_work_that_ends_while_it_is_being_ended_leaves_access_free():
 
 
 def test_the_command_line_s_thread_has_ended_when_the_line_is_there(engine, monkeypatch):
-    chat = engine.chat(system=LONG_SYSTEM)
-    reached = hold_at_decode(engine, monkeypatch, 2)
+    chat, loop = engine.chat(system=LONG_SYSTEM), emptied(engine)
+    reached = hold_at_decode(loop, monkeypatch, 2)
     with idle_time(engine, chat):
         assert reached.wait(60)
     assert "localspec-idle" not in [thread.name for thread in threading.enumerate()]
-    check_invariant(engine)
+    check_invariant(loop)
 
 
 def test_what_fails_in_that_thread_is_logged_and_not_shown(engine, caplog, capfd):

@@ -58,13 +58,12 @@ class TableModel:
         return len(self.cached)
 
     def row(self, history: Sequence[int]) -> Logits:
-        """Logits (vocab,) of the token after `history`, not to be written to."""
+        """Logits (vocab,) of the token after `history`."""
         key = (self._key, *(token + 1 for token in history[-self._order :]))
         if key not in self._made:
             noise = np.random.default_rng(key).standard_normal(self.vocab_size)
             self._made[key] = (self._spread * noise).astype(np.float32)
-            self._made[key].setflags(write=False)
-        return self._made[key]
+        return self._made[key].copy()
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         if not tokens or self.num_cached + len(tokens) > self.context_length:
