@@ -203,6 +203,13 @@ def test_wide_joined_and_right_to_left_characters(chat, engine, answers):
     assert settled(terminal.text()) == expected
 
 
+def resize_and_wait(terminal: Tmux, columns: int, message: str) -> None:
+    """Until what is typed is drawn again: what tmux wraps by itself may look the same."""
+    num_written, start = len(terminal.written()), message[:20].encode()
+    terminal.resize(columns)
+    terminal.wait_for(lambda _text: start in terminal.written()[num_written:])
+
+
 @pytest.mark.parametrize(
     ("message", "at_forty"),
     [
@@ -220,11 +227,11 @@ def test_a_resize_and_back_while_the_prompt_waits(chat, engine, answers, message
     terminal = chat(*TERSE)
     before = terminal.say(STORY)
     terminal.type(message)
-    for columns, typed in ((80, f"> {message}"), (40, at_forty)) * 2:
-        terminal.resize(columns)
+    terminal.wait_for(lambda text: text == f"{before} {message}")
+    for columns, typed in ((40, at_forty), (80, f"> {message}")) * 2:
+        resize_and_wait(terminal, columns, message)
         text = terminal.wait_for(lambda text, typed=typed: text.endswith(f"\n\n{typed}"))
         assert num_prompts(text) == 2
-    terminal.resize(80)
     terminal.wait_for(lambda text: text == f"{before} {message}")
     terminal.press("Enter")
     terminal.wait_for_prompt(3)

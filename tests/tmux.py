@@ -42,6 +42,7 @@ class Tmux:
             "new-session", "-d", *size, "-c", str(folder), shell,
         )  # fmt: skip
         self._socket = Path(self.run("display-message", "-p", "#{socket_path}").strip())
+        self.run("pipe-pane", f"cat >{shlex.quote(str(folder / 'written'))}")
 
     def run(self, *command: str) -> str:
         """What a tmux command prints."""
@@ -61,6 +62,10 @@ class Tmux:
     def text(self) -> str:
         """Every line, from the first that scrolled away on."""
         return self.run("capture-pane", "-p", "-S", "-").rstrip()
+
+    def written(self) -> bytes:
+        """What the program has written, but for its first words."""
+        return (self._folder / "written").read_bytes()
 
     def type(self, text: str) -> None:
         """Press the keys of these characters."""
