@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import localspec
+
 SCRIPT = Path(__file__).parent.parent / "scripts/develop/plant_bugs.py"
+
+
+def test_every_bug_has_one_place():
+    package = Path(localspec.__file__).parent
+    bugs = runpy.run_path(str(SCRIPT))["BUGS"]
+    counts = {bug.name: (package / bug.file).read_text("utf-8").count(bug.old) for bug in bugs}
+    assert counts == dict.fromkeys(counts, 1)
+    assert len(counts) >= 30
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def test_version_and_changelog_agree():
 def test_what_is_not_installed_is_said_in_one_line():
     """Of a module that is skipped, and without a PATH where tmux could be found."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/test_tmux.py"],
+        [sys.executable, "-m", "pytest", "-n0", "tests/test_tmux.py"],
         cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "\nskipped what needs tmux: not installed here\n" in done.stdout
