@@ -111,7 +111,7 @@ def plain_texts(demo_target):
 
 
 @pytest.mark.parametrize(
-    "k", [1, 4, 8, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 3, 5, 6, 7))]
+    "k", [1, 8, *(pytest.param(k, marks=pytest.mark.slow) for k in range(2, 8))]
 )
 def test_greedy_text_is_the_same_with_the_draft(
     demo_target, demo_draft, scorer, near_tie, plain_texts, k
@@ -196,7 +196,11 @@ def test_sampled_texts_follow_the_targets_distribution(demo_target, demo_draft):
 
 @pytest.mark.parametrize(
     "draft",
-    ["demo_draft", "lookup", pytest.param("unrelated_draft", marks=pytest.mark.slow)],
+    [
+        "demo_draft",
+        pytest.param("unrelated_draft", marks=pytest.mark.slow),
+        pytest.param("lookup", marks=pytest.mark.slow),
+    ],
 )
 def test_seeded_text_is_the_same_with_any_draft(demo_target, draft, request):
     """And any number of draft tokens, or none; each difference is a near tie."""
