@@ -125,8 +125,8 @@ def planted(place, name, planted, words, samples, *, is_slow):
 @pytest.mark.parametrize(
     ("place", "name", "planted", "words", "samples"),
     [
-        planted(verify, "block", too_ready, "rule block", 100, is_slow=False),
-        planted(verify, "token", too_ready, "rule token", 100, is_slow=True),
+        planted(verify, "block", too_ready, "rule block", 400, is_slow=False),
+        planted(verify, "token", too_ready, "rule token", 700, is_slow=True),
         planted(verify, "match", off_by_one, "greedy text", 100, is_slow=True),
         planted(rules.Randomness, "gumbel_max", bad_noise, "rule coupled", 700, is_slow=True),
     ],
@@ -164,6 +164,7 @@ def test_a_cache_that_is_not_undone_is_an_error(monkeypatch):
         monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_a_suspicion_is_decided_by_four_times_the_tokens(monkeypatch, pair):
     """Here it was right at first, and would not be borne out."""
     monkeypatch.setattr(verify, "token", too_ready)
@@ -174,7 +175,7 @@ def test_a_suspicion_is_decided_by_four_times_the_tokens(monkeypatch, pair):
         return real(self, *arguments)
 
     monkeypatch.setattr(selfcheck._Check, "_confirm", mended)
-    report = run_check(pair, 100)
+    report = run_check(pair)
     [first] = [
         distribution
         for distribution in report.distributions
@@ -220,6 +221,7 @@ def stories(tmp_path):
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_verdict_comes_first_and_the_rest_on_request(stories):
     spoken = run("--prompts", stories)
     assert spoken.exit_code == 0, spoken.output
