@@ -26,7 +26,7 @@ from comparison.workers import (
 from localspec.machine import peak_memory_bytes
 from localspec.sampling.params import SamplingParams
 
-SCRIPTS = Path(__file__).parent.parent / "scripts/compare"
+SCRIPTS = Path(__file__).parent.parent / "scripts"
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 REQUEST = Request(
     CHAT.format("Tell me a story about a fox."), max_tokens=24, temperature=0.0, seed=0
@@ -77,7 +77,7 @@ def test_every_contender_answers_both_ways(setup):
 def test_lookup_counts_what_it_kept(tmp_path, setup):
     """A text that only repeats itself is proposed right, once it has begun to."""
     done = run(
-        *("make_pair.py", "--target", "tiny", "--draft", "tiny", "--out", tmp_path),
+        *("measure/make_pair.py", "--target", "tiny", "--draft", "tiny", "--out", tmp_path),
         *("--period", 16, "--entropy", 0),
     )
     target = Path(done.stdout.split()[1])
@@ -158,7 +158,7 @@ def test_comparison_prints_a_table_for_the_demo_pair(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps("Tell me a story about a fox.") + "\n")
     done = run(
-        *("compare_prompt_lookup.py", "--prompts", prompts),
+        *("compare/compare_prompt_lookup.py", "--prompts", prompts),
         *("--max-tokens", 8, "--rounds", 1, "--threads", 1, "--ctx", 512),
     )
     assert done.returncode == 0, done.stderr
@@ -175,7 +175,7 @@ def test_comparison_prints_a_table_for_the_demo_pair(tmp_path):
     ],
 )
 def test_bad_options_are_refused_before_anything_is_built(tmp_path, options, words):
-    done = run("compare_llama_cpp.py", "--build-folder", tmp_path / "build", *options)
+    done = run("compare/compare_llama_cpp.py", "--build-folder", tmp_path / "build", *options)
     assert done.returncode == 1
     assert words in done.stderr
     assert "Hint: " in done.stderr
