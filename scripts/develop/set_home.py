@@ -1,6 +1,6 @@
 """Puts the repository's address where a package index shows it, before a release is built.
 
-    python scripts/set_home.py https://github.com/someone/localspec v0.1.0
+    python scripts/develop/set_home.py https://github.com/someone/localspec v0.1.0
 
 In the checkout README.md links to files beside it, and `[project.urls]` has OWNER for whose
 repository it is. On PyPI both have to be addresses. The second argument is the tag that the
@@ -13,7 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PLACEHOLDER = "https://github.com/OWNER/localspec"
 RELATIVE = re.compile(r"\]\((?!https?:|#)([^)]+)\)")  # the target of a Markdown link
 
