@@ -48,9 +48,14 @@ class Cores:
 
 def cores_here() -> Cores:
     """The machine's cores; how many are physical is not known everywhere."""
-    logical = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
-    return Cores(psutil.cpu_count(logical=False), logical, usable)
+    return Cores(psutil.cpu_count(logical=False), os.cpu_count() or 1, num_usable_cores())
+
+
+def num_usable_cores() -> int:
+    """Cores this process may run on. More threads than that wait for each other."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def peak_memory_bytes() -> int:

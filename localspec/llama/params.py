@@ -6,7 +6,6 @@ Each function takes the llama_cpp module: `llama.py` is the one place that impor
 from __future__ import annotations
 
 import ctypes
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from localspec.gguf_file.tensor_types import type_number
 from localspec.llama.devices import list_devices
 from localspec.llama.options import BATCH_SIZE, LlamaOptions, graph_batch_size
 from localspec.llama.placement import usable_gpus
+from localspec.machine import num_usable_cores
 
 _FLASH_ATTENTION = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}
 
@@ -83,10 +83,3 @@ def check_pools_nothing(llama_cpp: Any, context: Any, name: str) -> None:
     no_pooling = (llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED, llama_cpp.LLAMA_POOLING_TYPE_NONE)
     if llama_cpp.llama_pooling_type(context) not in no_pooling:
         raise ModelFileError(f"{name} is an embedding model", "Choose a text generation model.")
-
-
-def num_usable_cores() -> int:
-    """Cores this process may run on. More threads than that wait for each other."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from localspec.chat.template import ChatTemplate
 from localspec.errors import LocalspecError, OptionError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.header import read_header
+from localspec.machine import num_usable_cores
 from localspec.models.hub import locate
 from localspec.models.presets import DEFAULT_PRESET, find_preset
 
@@ -39,7 +39,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--chat", action="store_true", help=chat)
     add("--max-tokens", type=positive, default=128, help="of an answer (default: 128)")
     add("--rounds", type=positive, default=3, help="times each prompt is asked (default: 3)")
-    add("--threads", type=positive, default=_num_cores(), help="default: all cores")
+    add("--threads", type=positive, default=num_usable_cores(), help="default: all cores")
     add("--ctx", type=positive, default=2048, help="context in tokens (default: 2048)")
     add("--gpu-layers", type=int, help="of both models (default: what each side takes itself)")
 
@@ -96,9 +96,3 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
-
-
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
