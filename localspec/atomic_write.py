@@ -8,10 +8,11 @@ import secrets
 from pathlib import Path
 
 
-def write_whole(path: Path, *parts: bytes | memoryview) -> None:
-    """Replace the file at once, by the parts in a row: after a crash it is the old or the new.
+def write_whole(path: Path, *parts: bytes | memoryview, durable: bool) -> None:
+    """Replace the file at once, by the parts in a row: no reader sees a part of them.
 
-    Raises OSError.
+    durable: after a power cut, too, it is the old or the new; that waits for the disk, which
+    what can be learned again is not worth. Raises OSError.
     """
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
@@ -19,17 +20,23 @@ def write_whole(path: Path, *parts: bytes | memoryview) -> None:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             for part in parts:
                 file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(new, path)
     except BaseException:
         with contextlib.suppress(OSError):
             new.unlink()
         raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write a new name to the disk itself, where folders can be opened for that."""
     if os.name == "posix":
-        # The name, too, has to survive a power cut.
-        folder = os.open(path.parent, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            os.fsync(descriptor)
         finally:
-            os.close(folder)
+            os.close(descriptor)

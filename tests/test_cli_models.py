@@ -294,6 +294,31 @@ def test_added_at_once_all_are_there(hub: StandinHub, demo_target):
     assert not list(path.parent.glob("*.new"))
 
 
+def test_an_addition_that_cannot_be_written_leaves_the_file_and_nothing_else(
+    hub: StandinHub, demo_target, monkeypatch
+):
+    path = user_presets_file()
+    before = path.read_bytes()
+
+    def refuse(_source, _target):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(PermissionError):
+        add_preset(
+            NewPreset(
+                name="mine",
+                target=str(demo_target),
+                draft=None,
+                description="m",
+                context_length=9,
+            )
+        )
+    assert path.read_bytes() == before
+    left = {each.name for each in path.parent.iterdir()}
+    assert left <= {path.name, f".{path.name}.lock"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

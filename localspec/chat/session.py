@@ -101,7 +101,7 @@ def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, data)
+        write_whole(path, data, durable=True)
     except OSError as error:
         raise _unwritable(path, error) from error
     return path

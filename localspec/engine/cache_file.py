@@ -42,7 +42,7 @@ def write_caches(path: Path, kept: PooledCache, identities: Sequence[str]) -> No
         "sha256": _digest(parts),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(head).encode("ascii"), b"\n", *parts)
+    write_whole(path, json.dumps(head).encode("ascii"), b"\n", *parts, durable=True)
 
 
 def read_caches(

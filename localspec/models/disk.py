@@ -46,16 +46,6 @@ def disk_error(error: OSError, path: Path) -> DownloadError:
     )
 
 
-def sync_folder(folder: Path) -> None:
-    """Write a new name to the disk itself, where folders can be opened for that."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def _first_there(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     while not os.path.exists(folder) and folder != folder.parent:

@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from localspec.atomic_write import sync_folder
 from localspec.errors import DownloadError
 from localspec.models.cache import Place, Slot
-from localspec.models.disk import check_disk, disk_error, sync_folder
+from localspec.models.disk import check_disk, disk_error
 from localspec.models.hub_api import RemoteFile
 from localspec.models.other_caches import Candidate
 from localspec.models.progress import Progress, ProgressBoard

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, replace
 
+from localspec.atomic_write import write_whole
 from localspec.errors import OptionError, PresetError
 from localspec.gguf_file.check import check_model_file
 from localspec.models.hub_api import find_quantization, remote_file
@@ -74,9 +74,7 @@ def add_preset(new: NewPreset) -> Preset:
         text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
         text = "\n".join([*([text.rstrip("\n"), ""] if text else []), *lines, ""])
         preset = read_presets(str(path), text, load_presets())[new.name]
-        draft = path.with_name(f"{path.name}.{os.getpid()}.new")
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
+        write_whole(path, text.encode(), durable=True)
     return preset
 
 

@@ -6,17 +6,16 @@ is as good as none, and one that cannot be written costs no more than learning i
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from platformdirs import user_cache_path
+
+from localspec.atomic_write import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -54,15 +53,7 @@ class Profile:
         content = {"version": VERSION, "identity": self._identity, "learned": learned}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".part")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    json.dump(content, file, indent=1)
-                os.replace(name, self.path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(name)
-                raise
+            write_whole(self.path, json.dumps(content, indent=1).encode(), durable=False)
         except OSError as error:
             logger.info("%s cannot be written: %s", self.path, error)
             return
