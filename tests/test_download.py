@@ -78,7 +78,7 @@ def test_a_file_that_another_tool_fetched_is_used(hub: StandinHub):
     num_gets = len(hub.gets(TARGET))
     localspec.download("qwen2-7b")
     assert len(hub.gets(TARGET)) == num_gets
-    assert HubCache(cache_folder()).owned(file) == []
+    assert HubCache().owned(file) == []
 
 
 def test_a_model_by_its_hub_name(hub: StandinHub):
@@ -196,7 +196,7 @@ def test_removing_frees_what_we_fetched_and_nothing_else(hub: StandinHub, tmp_pa
     target, draft = (model.files[0] for model in find_preset("qwen2-7b").models)
     foreign = tmp_path / "cache/models--Qwen--Qwen2-7B-Instruct-GGUF/blobs/foreign"
     foreign.write_bytes(b"somebody else's")
-    cache = HubCache(cache_folder())
+    cache = HubCache()
     assert cache.remove(target) == target.size_bytes
     assert cache.find(target) is None
     assert cache.find(draft) is not None
@@ -212,5 +212,5 @@ def test_content_with_a_second_name_stays(hub: StandinHub):
     other = target.parent.with_name("f" * 40) / file.file
     other.parent.mkdir()
     other.symlink_to(Path("../../blobs") / file.sha256)
-    assert HubCache(cache_folder()).remove(file) == 0
+    assert HubCache().remove(file) == 0
     assert sha256(other) == file.sha256

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from localspec.models.hub_api import RemoteFile
+from localspec.models.hub_api import RemoteFile, cache_folder
 from localspec.models.preset import HubFile
 
 PART_SUFFIX = ".localspec-part"
@@ -89,12 +89,15 @@ class Folder:
 
 
 class HubCache:
-    """The hub's cache. A Place."""
+    """The hub's cache, which other tools share. A Place.
+
+    Raises OptionError where the environment says what huggingface_hub cannot take.
+    """
 
     is_checked = True
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self) -> None:
+        self.root = cache_folder()
 
     def find(self, file: HubFile) -> Path | None:
         snapshots = self._repo(file) / "snapshots"

@@ -8,7 +8,7 @@ from pathlib import Path
 from localspec.errors import OptionError, PresetError
 from localspec.models.cache import Folder, HubCache, Place
 from localspec.models.downloads import plan_download, run_download
-from localspec.models.hub_api import cache_folder, find_quantization
+from localspec.models.hub_api import find_quantization
 from localspec.models.preset import HubFile, HubModel, hub_files
 from localspec.models.presets import load_presets
 from localspec.models.progress import OnProgress, Progress
@@ -40,7 +40,7 @@ def files_to_download(source: str, on_progress: OnProgress) -> list[HubFile]:
 def place_for(local_dir: str | os.PathLike[str] | None) -> Place:
     """A folder of the user's, or else the hub's cache. Raises OptionError for no path."""
     if local_dir is None:
-        return HubCache(cache_folder())
+        return HubCache()
     try:
         os.fsencode(local_dir)
         if "\0" in str(local_dir):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from localspec.errors import DownloadError, PresetError
 from localspec.models.cache import HubCache
-from localspec.models.hub_api import cache_folder
 from localspec.models.preset import (
     HubFile,
     HubModel,
@@ -65,7 +64,7 @@ def missing_files(wanted: Preset | Model) -> list[HubFile]:
     files = hub_files(models)
     if not files:
         return []
-    cache = HubCache(cache_folder())
+    cache = HubCache()
     return [file for file in files if cache.find(file) is None]
 
 
@@ -73,7 +72,7 @@ def path_of(model: Model) -> Path:
     """The path of a model whose files are here; of a split one its first part."""
     if isinstance(model, PackagedModel | LocalModel):
         return model.path
-    path = HubCache(cache_folder()).find(model.files[0])
+    path = HubCache().find(model.files[0])
     if path is None:
         raise PresetError(f"{model.files[0].name} was removed meanwhile", "Download it again.")
     return path
@@ -81,7 +80,7 @@ def path_of(model: Model) -> Path:
 
 def cached_quantization(model: Quantized) -> HubModel | None:
     """The model among the files of its repository that are here, if it is."""
-    names = HubCache(cache_folder()).file_names(model.repo)
+    names = HubCache().file_names(model.repo)
     try:
         chosen = choose_quantization(model.repo, model.quantization, names)
     except DownloadError:

@@ -10,7 +10,7 @@ from pathlib import Path
 from localspec.gguf_file.check import check_model_file
 from localspec.models.cache import HubCache
 from localspec.models.hub import locate, missing_files
-from localspec.models.hub_api import RemoteFile, cache_folder
+from localspec.models.hub_api import RemoteFile
 from localspec.models.preset import HubFile, HubModel, Model, Preset, hub_files
 from localspec.models.presets import load_presets
 from localspec.models.transfer import hash_file
@@ -58,7 +58,7 @@ def state_of(preset: Preset) -> PresetState:
 
 def removal_of(preset: Preset) -> Removal:
     """What `remove` would do. Models that came with localspec or lie elsewhere stay."""
-    cache = HubCache(cache_folder())
+    cache = HubCache()
     owned: dict[HubFile, int] = {}
     shared: dict[HubFile, list[str]] = {}
     foreign: list[HubFile] = []
@@ -81,7 +81,7 @@ def removal_of(preset: Preset) -> Removal:
 
 def remove(removal: Removal) -> int:
     """Delete what the removal owns; the bytes freed."""
-    cache = HubCache(cache_folder())
+    cache = HubCache()
     return sum(cache.remove(file) for file in removal.owned)
 
 
@@ -95,7 +95,7 @@ def damaged_files(preset: Preset, on_bytes: Callable[[int], None]) -> list[Path]
     for model, path in zip(preset.models, paths, strict=False):
         if path is not None and not isinstance(model, HubModel):
             check_model_file(path)
-    cache = HubCache(cache_folder())
+    cache = HubCache()
     damaged = []
     for file in hub_files(preset.models):
         named = cache.find(file)

@@ -16,7 +16,7 @@ from localspec.llama.devices import Device
 from localspec.machine import Cores, Memory, cores_here, memory_here
 from localspec.models.cache import HubCache
 from localspec.models.disk import free_bytes
-from localspec.models.hub_api import cache_folder, is_offline
+from localspec.models.hub_api import is_offline
 from localspec.models.presets import load_presets, user_presets_file
 from localspec.policy.profile import num_profiles, profiles_folder
 
@@ -80,7 +80,7 @@ def inspect_installation() -> Installation:
         devices=devices(),
         cores=cores_here(),
         memory=memory_here(),
-        cache=_cache_state(cache_folder()),
+        cache=_cache_state(),
         num_profiles=num_profiles(),
         profiles_folder=profiles_folder(),
         presets_file=user_presets_file(),
@@ -100,8 +100,9 @@ def _processor_flags() -> frozenset[str]:
     return frozenset()
 
 
-def _cache_state(root: Path) -> CacheState:
-    cache = HubCache(root)
+def _cache_state() -> CacheState:
+    cache = HubCache()
+    root = cache.root
     there = next(place for place in (root, *root.parents) if place.exists())
     return CacheState(
         path=root,
