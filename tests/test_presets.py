@@ -142,6 +142,19 @@ def test_the_users_file_overrides_and_extends(users_file, demo_target):
     assert locate(own) == (demo_target, None)
 
 
+def test_presets_are_the_files_now_whatever_a_caller_did_with_the_last(users_file, demo_target):
+    load_presets().clear()
+    assert load_presets() == PRESETS
+    for length in (128, 256):
+        users_file.write_text(
+            f'[own]\ndescription = "mine"\ncontext_length = {length}\n'
+            f'[own.target]\npath = "{demo_target.as_posix()}"\n'
+        )
+        assert find_preset("own").context_length == length
+    users_file.unlink()
+    assert load_presets() == PRESETS
+
+
 def test_a_users_file_that_cannot_be_read_is_an_error(users_file):
     users_file.write_bytes(b"\xff")
     with pytest.raises(PresetError, match="cannot be read"):

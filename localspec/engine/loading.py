@@ -16,7 +16,7 @@ from localspec.gguf_file.check import check_model_file
 from localspec.llama.options import LlamaOptions
 from localspec.models.hub import locate, locate_source
 from localspec.models.preset import Preset
-from localspec.models.presets import DEFAULT_PRESET, find_preset
+from localspec.models.presets import preset_to_load
 from localspec.models.source import Role
 from localspec.preflight.content import FileContent, content_of_adopted
 from localspec.preflight.fit import check_room, repacked_here, target_context_length, uses_gpu
@@ -117,24 +117,17 @@ def _sources(
     preset: str | None, target: ModelSource | None, draft: ModelSource | None
 ) -> tuple[list[ModelSource], Preset | None]:
     """The target and perhaps a draft, and the preset that names them, if one does."""
-    chosen = None
-    if target is None and draft is not None:
-        raise OptionError("a draft is given without a target", "Name the target, too.")
-    if target is None:
-        chosen = find_preset(preset or DEFAULT_PRESET)
+    chosen = preset_to_load(preset, target, draft)
+    if chosen is not None:
         target, draft = locate(chosen)
-    elif preset is not None:
-        raise OptionError("both a preset and a target are given", "Choose one of them.")
     is_file = isinstance(target, str | os.PathLike)  # which is opened twice if need be
     if draft is not None and draft is target and not is_file:
         raise OptionError(
             "target and draft are the same Llama object, which holds one text",
             "Create a second one for the draft, or name a file for it.",
         )
-    sources = [_located(target, "target")]
-    if draft is not None:
-        sources.append(_located(draft, "draft"))
-    return sources, chosen
+    named: tuple[tuple[ModelSource | None, Role], ...] = ((target, "target"), (draft, "draft"))
+    return [_located(source, role) for source, role in named if source is not None], chosen
 
 
 def _open_all(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import stat
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
 import platformdirs
 
-from localspec.errors import PresetError
+from localspec.errors import OptionError, PresetError
 from localspec.models.preset import Preset
 from localspec.models.preset_file import read_presets
 
@@ -26,18 +28,24 @@ def load_presets() -> dict[str, Preset]:
     A preset of the user's takes the place of a shipped one with its name. Raises
     PresetError, naming file, line and key, if a file is malformed.
     """
-    shipped = (resources.files("localspec") / "models.toml").read_text(encoding="utf-8")
-    presets = read_presets("models.toml", shipped, {})
+    shipped = _shipped_presets()
     path = user_presets_file()
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
             raise PresetError(f"{path} is no regular file", "Remove it.")
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        return presets
+        return dict(shipped)
     except (OSError, UnicodeDecodeError) as error:
         raise PresetError(f"{path} cannot be read: {error}", "Correct or remove it.") from error
-    return {**presets, **read_presets(str(path), text, presets)}
+    return {**shipped, **read_presets(str(path), text, shipped)}
+
+
+@functools.cache
+def _shipped_presets() -> Mapping[str, Preset]:
+    """Parsed once: every command asks for presets several times."""
+    text = (resources.files("localspec") / "models.toml").read_text(encoding="utf-8")
+    return read_presets("models.toml", text, {})
 
 
 def find_preset(name: str) -> Preset:
@@ -47,3 +55,20 @@ def find_preset(name: str) -> Preset:
         plain = [known for known in presets if "@" not in known]
         raise PresetError(f"there is no preset {name!r}", f"Choose one of: {', '.join(plain)}.")
     return presets[name]
+
+
+def preset_to_load(
+    preset: str | None, target: object | None, draft: object | None
+) -> Preset | None:
+    """What is to be loaded where no target is named: the preset, or the demo pair.
+
+    Raises OptionError for a draft without a target or a target beside a preset, PresetError
+    for an unknown preset.
+    """
+    if target is None and draft is not None:
+        raise OptionError("a draft is given without a target", "Name the target, too.")
+    if target is None:
+        return find_preset(preset or DEFAULT_PRESET)
+    if preset is not None:
+        raise OptionError("both a preset and a target are given", "Choose one of them.")
+    return None

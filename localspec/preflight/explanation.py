@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localspec.errors import OptionError, PairError
+from localspec.errors import PairError
 from localspec.gguf_file.check import check_model_file, check_parts
 from localspec.gguf_file.header import Header, read_source_header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
@@ -17,7 +17,7 @@ from localspec.llama.options import LlamaOptions
 from localspec.models.hub import cached_quantization, missing_files, path_of
 from localspec.models.hub_api import find_quantization, remote_file
 from localspec.models.preset import HubModel, Model, Preset
-from localspec.models.presets import DEFAULT_PRESET, find_preset, load_presets
+from localspec.models.presets import load_presets, preset_to_load
 from localspec.models.remote_source import RemoteSource
 from localspec.models.source import Quantized, Role, parse_source
 from localspec.policy.adaptive import AdaptiveDraftPolicy
@@ -139,15 +139,11 @@ def explain(
     DownloadError.
     """
     description, variants = "", {}
-    if target is None and draft is not None:
-        raise OptionError("a draft is given without a target", "Name the target, too.")
-    if target is not None and preset is not None:
-        raise OptionError("both a preset and a target are given", "Choose one of them.")
-    if target is not None:
-        models = [find_model(target, "target")]
-        models += [find_model(draft, "draft")] if draft is not None else []
+    chosen = preset_to_load(preset, target, draft)
+    if chosen is None:
+        named: tuple[tuple[str | None, Role], ...] = ((target, "target"), (draft, "draft"))
+        models = [find_model(text, role) for text, role in named if text is not None]
     else:
-        chosen = find_preset(preset or DEFAULT_PRESET)
         models = list(chosen.models)
         description, variants = chosen.description, _variants(chosen)
         context_length = context_length or chosen.context_length
