@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         TemplateLimitError,
     )
     from localspec.llama.options import LlamaOptions
-    from localspec.models.fetch import download
+    from localspec.models.downloads import download
     from localspec.models.preset import Preset
     from localspec.models.progress import Progress
     from localspec.preflight.explanation import ExpectedGain, Explanation, ModelFacts, explain
@@ -136,7 +136,7 @@ _MODULE_OF = {
     "Stream": "streaming.stream",
     "TokenLogprob": "sampling.logprobs",
     "TokenLogprobs": "sampling.logprobs",
-    "download": "models.fetch",
+    "download": "models.downloads",
     "explain": "preflight.explanation",
     "load": "engine.loading",
 }

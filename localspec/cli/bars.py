@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from localspec.models import downloads, progress
-from localspec.models.preset import HubFile
 
 _STATES = {
     "checking": "checking what is here",
@@ -18,8 +17,8 @@ _STATES = {
 }
 
 
-def fetch_with_bars(plan: downloads.Plan, *, reuse: bool) -> dict[HubFile, Path]:
-    """Run the plan with its progress on stderr; the path of every file."""
+def fetch_with_bars(plan: downloads.Plan, *, reuse: bool) -> list[Path]:
+    """Run the plan with its progress on stderr; the path of each of its files."""
     if not shows_bars():
         return downloads.run_download(plan, _tell_when_done, reuse=reuse)
     # Here, because every command imports this module.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -10,9 +11,7 @@ from localspec.cli.bars import fetch_with_bars, readable_bytes, shows_bars
 from localspec.cli.standard_input import on_terminal
 from localspec.cli.waiting import waiting
 from localspec.models.downloads import Plan, plan_download
-from localspec.models.fetch import files_to_download, place_for
 from localspec.models.hub import missing_files
-from localspec.models.preset import HubFile, hub_files
 from localspec.models.presets import find_preset
 
 
@@ -45,14 +44,9 @@ def download(
         localspec download smollm2-1.7b --local-dir models
         localspec download bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0
     """
-    place = place_for(local_dir)
-    files: list[HubFile] = []
-    with waiting(lambda: "Asking the hub …"):
-        for name in presets:
-            files += files_to_download(name, lambda _progress: None)
-        plan = plan_download(files, place, lambda _progress: None)
+    plan = _plan(presets, local_dir)
     for remote in plan.unchecked:
-        click.echo(f"{remote.file.name} stands in {place.root} and is compared", err=True)
+        click.echo(f"{remote.file.name} stands in {plan.place.root} and is compared", err=True)
     for remote in plan.missing:
         size = readable_bytes(remote.size_bytes)
         click.echo(f"{remote.file.repo} {remote.file.file}: {size}", err=True)
@@ -63,12 +57,16 @@ def download(
             err=True,
         )
         return
-    paths = fetch_with_bars(plan, reuse=ask_reuse(plan) if reuse is None else reuse)
-    for file in dict.fromkeys(files):
-        click.echo(paths[file])
+    for path in fetch_with_bars(plan, reuse=_ask_reuse(plan) if reuse is None else reuse):
+        click.echo(path)
 
 
-def ask_reuse(plan: Plan) -> bool:
+def _plan(names: Sequence[str], local_dir: Path | None) -> Plan:
+    with waiting(lambda: "Asking the hub …"):
+        return plan_download(names, local_dir, lambda _progress: None)
+
+
+def _ask_reuse(plan: Plan) -> bool:
     """Whether to take what other programs keep: asked on a terminal, told on a pipe."""
     for file, candidate in plan.elsewhere.items():
         click.echo(f"{candidate.owner} has {file.name}: {candidate.path}", err=True)
@@ -85,14 +83,12 @@ def offer_download(name: str) -> None:
 
     Elsewhere, and after a no, it does nothing: loading the preset tells what to type.
     """
-    preset = find_preset(name)
-    if not missing_files(preset) or not (on_terminal() and shows_bars()):
+    if not missing_files(find_preset(name)) or not (on_terminal() and shows_bars()):
         return
-    with waiting(lambda: "Asking the hub …"):
-        plan = plan_download(hub_files(preset.models), place_for(None), lambda _progress: None)
+    plan = _plan([name], None)
     question = (
         f"{name} is not on this machine. Fetch {readable_bytes(plan.num_bytes)} into "
         f"{plan.place.root} ({readable_bytes(plan.free_bytes)} free)?"
     )
     if click.confirm(question, default=True, err=True):
-        fetch_with_bars(plan, reuse=ask_reuse(plan))
+        fetch_with_bars(plan, reuse=_ask_reuse(plan))

@@ -1,22 +1,25 @@
-"""Several files at once, into one place: plan, check the disk, fetch, publish."""
+"""From names to files on this machine: plan, check the disk, fetch several at once, publish."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localspec.errors import DownloadError
-from localspec.models.cache import Place, Slot
+from localspec.errors import DownloadError, OptionError, PresetError
+from localspec.models.cache import Folder, HubCache, Place, Slot
 from localspec.models.disk import check_disk, free_bytes, same_disk
 from localspec.models.download_job import DownloadJob
-from localspec.models.hub_api import RemoteFile, pinned_file, remote_file
+from localspec.models.hub_api import RemoteFile, find_quantization, pinned_file, remote_file
 from localspec.models.other_caches import Candidate, find_elsewhere
 from localspec.models.patience import BEAT_S
-from localspec.models.preset import HubFile
+from localspec.models.preset import HubFile, HubModel, hub_files
+from localspec.models.presets import load_presets
 from localspec.models.progress import OnProgress, Progress, ProgressBoard
+from localspec.models.source import Quantized, parse_source
 
 _MAX_AT_ONCE = 4
 _JOIN_S = 1.0  # a thread that waits for a silent server longer than that ends by itself
@@ -26,13 +29,15 @@ _JOIN_S = 1.0  # a thread that waits for a silent server longer than that ends b
 class Plan:
     """What a download will do.
 
-    present: files that are there, with their paths. unchecked: files whose names are there,
-    in a folder where their content may be any. missing: files to fetch. elsewhere: those of
-    the missing that another program keeps. num_bytes: to fetch, without what was received
-    before. free_bytes: on the disk of the place.
+    files: all that were asked for, each once, in their order. present: those that are there,
+    with their paths. unchecked: those whose names are there, in a folder where their content
+    may be any. missing: those to fetch. elsewhere: those of the missing that another program
+    keeps. num_bytes: to fetch, without what was received before. free_bytes: on the disk of
+    the place.
     """
 
     place: Place
+    files: tuple[HubFile, ...]
     present: dict[HubFile, Path]
     unchecked: tuple[RemoteFile, ...]
     missing: tuple[RemoteFile, ...]
@@ -41,12 +46,47 @@ class Plan:
     free_bytes: int
 
 
-def plan_download(files: Sequence[HubFile], place: Place, on_progress: OnProgress) -> Plan:
+def download(
+    source: str,
+    *,
+    local_dir: str | os.PathLike[str] | None = None,
+    reuse: bool = False,
+    on_progress: OnProgress = lambda _progress: None,
+) -> list[Path]:
+    """Fetch a preset's files, or those of one model; their paths, target first.
+
+    Files that are here already cost nothing. What an earlier call received is kept and
+    continued; every file is checked against its sha256 before it gets its name. source: a
+    preset, hf:owner/repo/file.gguf, or owner/repo:QUANT. local_dir: a plain folder instead of
+    the hub's cache; what stands there under a file's name is compared with its sha256, and
+    refused if it is something else. reuse: take files that LM Studio, Ollama or llama.cpp
+    keep, after the same check. on_progress: called in this thread when a file has come
+    further, with its latest state, and a few times a second while none does; an exception
+    in it ends the download within about a second.
+
+    Raises DownloadError, PresetError, or OptionError for an argument that is none.
+    """
+    if not callable(on_progress):
+        raise OptionError(
+            f"on_progress is {on_progress!r}",
+            "Give a function of one argument, or leave it out.",
+        )
+    plan = plan_download([source], local_dir, on_progress)
+    return run_download(plan, on_progress, reuse=reuse)
+
+
+def plan_download(
+    sources: Sequence[str], local_dir: str | os.PathLike[str] | None, on_progress: OnProgress
+) -> Plan:
     """Ask the hub about every file that is not known to be there.
 
-    on_progress: called in this thread while there is no answer; an exception in it ends the
-    planning. Raises DownloadError, also if two files would get one name.
+    sources, local_dir: see `download`. on_progress: called in this thread while there is no
+    answer; an exception in it ends the planning. Raises what `download` raises, DownloadError
+    also if two files would get one name.
     """
+    place = _place_for(local_dir)
+    named = [file for source in sources for file in _files_of(source, on_progress)]
+    files = tuple(dict.fromkeys(named))
     found = {file: place.find(file) for file in files}
     present = {file: path for file, path in found.items() if path and place.is_checked}
     asked = {
@@ -59,6 +99,7 @@ def plan_download(files: Sequence[HubFile], place: Place, on_progress: OnProgres
     candidates = {remote.file: find_elsewhere(_with_facts(remote)) for remote in missing}
     return Plan(
         place=place,
+        files=files,
         present=present,
         unchecked=tuple(remote for file, remote in asked.items() if found[file]),
         missing=missing,
@@ -68,8 +109,8 @@ def plan_download(files: Sequence[HubFile], place: Place, on_progress: OnProgres
     )
 
 
-def run_download(plan: Plan, on_progress: OnProgress, *, reuse: bool) -> dict[HubFile, Path]:
-    """Do what the plan says; the path of every file.
+def run_download(plan: Plan, on_progress: OnProgress, *, reuse: bool) -> list[Path]:
+    """Do what the plan says; the path of each of its files.
 
     on_progress: called in this thread when a file has come further, with its latest state,
     and a few times a second while none does. reuse: take what other programs keep, if its
@@ -95,7 +136,7 @@ def run_download(plan: Plan, on_progress: OnProgress, *, reuse: bool) -> dict[Hu
         for job in jobs:
             if job.is_alive():
                 job.join(max(0.0, end - time.monotonic()))
-    return paths
+    return [paths[file] for file in plan.files]
 
 
 def _run_together(
@@ -120,6 +161,43 @@ def _run_together(
             if job.failure is not None:
                 raise job.failure
             yield job
+
+
+def _files_of(source: str, on_progress: OnProgress) -> list[HubFile]:
+    """The hub's files of a preset, or of one model named hf:… or owner/repo:QUANT.
+
+    The latter asks the hub; on_progress is called in this thread while there is no answer.
+    Raises PresetError or OptionError for what is no preset and no such name, DownloadError.
+    """
+    presets = load_presets()
+    model = parse_source(source, "target", presets)
+    if source in presets:
+        return hub_files(presets[source].models)
+    if isinstance(model, Quantized):
+        sought = HubFile(repo=model.repo, file=f"{model.quantization}.gguf")
+        waiting = Progress(file=sought, state="waiting", received_bytes=0, total_bytes=0)
+        return find_quantization(model.repo, model.quantization, lambda: on_progress(waiting))
+    if isinstance(model, HubModel):
+        return list(model.files)
+    raise PresetError(
+        f"there is no preset {source!r}",
+        "localspec models lists them; or name hf:owner/repo/file.gguf or owner/repo:QUANT.",
+    )
+
+
+def _place_for(local_dir: str | os.PathLike[str] | None) -> Place:
+    """A folder of the user's, or else the hub's cache. Raises OptionError for no path."""
+    if local_dir is None:
+        return HubCache()
+    try:
+        os.fsencode(local_dir)
+        if "\0" in str(local_dir):
+            raise ValueError("it has a NUL character")
+        return Folder(Path(local_dir))
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"local_dir is {local_dir!r}, no path: {error}", "Give the path of a folder."
+        ) from error
 
 
 def _remote_of(file: HubFile, path: Path | None, on_progress: OnProgress) -> RemoteFile:
