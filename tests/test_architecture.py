@@ -55,6 +55,7 @@ def test_the_graph_in_architecture_md_is_current():
         ("huggingface_hub", {"models.hub_api"}),
         ("requests", {"models.transfer", "models.hub_request"}),
         ("psutil", {"machine"}),
+        ("gguf", {"gguf_file.tensor_types"}),
         ("rich", {"cli.bars", "cli.terminal.table", "cli.terminal.wrapping"}),
         ("prompt_toolkit", {"cli.terminal.line_editor", "cli.terminal.narrowed"}),
         ("matplotlib", {"cli.plot"}),
@@ -93,7 +94,21 @@ def test_importing_the_package_is_quick():
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert not {"llama_cpp", "click", "huggingface_hub", "numpy", "jinja2"} & set(loaded)
+    assert not {"llama_cpp", "click", "huggingface_hub", "numpy", "jinja2", "gguf"} & set(
+        loaded
+    )
+
+
+def test_what_needs_no_model_loads_nothing_that_reads_one():
+    code = (
+        "import sys; from click.testing import CliRunner; from localspec.cli import main;"
+        "CliRunner().invoke(main, ['--help'], catch_exceptions=False); print(*sys.modules)"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    slow = {"llama_cpp", "gguf", "huggingface_hub", "requests", "rich", "prompt_toolkit"}
+    assert not slow & set(loaded)
 
 
 def test_every_public_name_resolves():

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import re
 from collections import defaultdict
 from typing import get_args
 
-import gguf
+import llama_cpp
 import pytest
 
 from gguf_maker import split_model, write_random_model
 from hollow_model import SHAPES, simulate_load, write_hollow_model
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.shape import ModelShape
-from localspec.gguf_file.tensor_types import repacked_types, type_name
+from localspec.gguf_file.tensor_types import (
+    bytes_per_value,
+    repacked_types,
+    type_name,
+    type_number,
+)
+from localspec.llama import amx_trial
 from localspec.llama.model import LlamaModel, system_info
 from localspec.llama.options import CacheType, LlamaOptions
 from localspec.llama.placement import place_layers
@@ -153,10 +160,25 @@ def test_a_cache_that_cannot_roll_back_is_known_beforehand(made):
         model.close()
 
 
-def test_types_have_ggmls_names():
-    for kind in gguf.GGMLQuantizationType:
-        assert type_name(kind.value) == kind.name
+def test_types_are_libllamas():
+    """Names, sizes and numbers, of every type that this build of it has."""
+    ggml = llama_cpp.llama_cpp._lib  # symbols of its dependencies resolve too
+    known = {}
+    for kind in range(llama_cpp.GGML_TYPE_COUNT):
+        number = (ctypes.c_int, kind)
+        if amx_trial.call(ggml, "ggml_type_size", ctypes.c_size_t, number) > 0:  # else removed
+            known[kind] = amx_trial.call(ggml, "ggml_type_name", ctypes.c_char_p, number)
+    assert {kind: type_name(kind) for kind in known} == {
+        kind: name.decode().upper() for kind, name in known.items()
+    }
     assert type_name(999) == "type 999"
+    for cached in get_args(CacheType):
+        kind = type_number(cached)
+        assert type_name(kind) == cached.upper()
+        row = amx_trial.call(
+            ggml, "ggml_row_size", ctypes.c_size_t, (ctypes.c_int, kind), (ctypes.c_int64, 256)
+        )
+        assert bytes_per_value(cached) * 256 == row
 
 
 def test_repacking_depends_on_the_build_and_the_processor():
@@ -164,6 +186,12 @@ def test_repacking_depends_on_the_build_and_the_processor():
     assert "Q8_0" in repacked_types("CPU : NEON = 1 | DOTPROD = 1 | REPACK = 1 |")
     assert repacked_types("CPU : AVX2 = 1 | LLAMAFILE = 1") == {}
     assert repacked_types("CPU : SSE3 = 1 | REPACK = 1") == {}
+
+
+@pytest.mark.parametrize("build", ["AVX2 = 1 | AVX512 = 1", "NEON = 1 | DOTPROD = 1"])
+def test_every_type_that_is_repacked_is_one(build):
+    names = repacked_types(f"CPU : {build} | REPACK = 1 | AMX_INT8 = 1")
+    assert {type_name(type_number(name)) for name in names} == names.keys()
 
 
 def test_amx_kernels_make_some_types_larger(made):

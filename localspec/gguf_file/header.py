@@ -4,6 +4,9 @@ libllama trusts a header further than a downloaded or damaged file deserves: wha
 late can end the process. So the header is read here first. Of its arrays only short ones of
 numbers and the tokens are kept; the other strings would be 300 000 more. A header can be read
 before its file is here: of a `Source` only the beginning is asked for.
+
+gguf's own reader takes seconds for a large vocabulary (4.7 for 154 000 tokens, this one 0.04),
+believes lengths that lie, and wants the whole file.
 """
 
 from __future__ import annotations

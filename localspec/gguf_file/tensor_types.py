@@ -1,32 +1,48 @@
-"""Names of ggml's tensor types, by their number in a GGUF file (ggml.h, enum ggml_type)."""
+"""ggml's tensor types, as gguf knows them, and which of them the processor repacks.
+
+gguf is imported when a type is first asked about: no start should wait for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-_NAMES = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1",
-    10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS",
-    17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S",
-    23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
-    30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
-}  # fmt: skip
+_NEWER = {42: "Q2_0"}  # libllama has it, gguf 0.19 does not
 
 
 def type_name(kind: int) -> str:
-    """The type's name; of one that is newer than this list, its number."""
-    return _NAMES.get(kind, f"type {kind}")
+    """The type's name, by its number in a file; of one that nobody knows yet, its number."""
+    from gguf.constants import GGMLQuantizationType
+
+    try:
+        return GGMLQuantizationType(kind).name
+    except ValueError:
+        return _NEWER.get(kind, f"type {kind}")
 
 
 def type_number(name: str) -> int:
-    """The number of the type of that name, in any case."""
-    return next(number for number, each in _NAMES.items() if each == name.upper())
+    """The number of the type of that name, in any case. Raises KeyError if gguf has none."""
+    from gguf.constants import GGMLQuantizationType
+
+    return GGMLQuantizationType[name.upper()].value
 
 
-# AMX kernels: bytes of a block with what is kept beside it, and of a block in the file.
+def bytes_per_value(name: str) -> float:
+    """What a number takes in the type of that name, with its share of its block's scales."""
+    num_values, num_bytes = _block(name)
+    return num_bytes / num_values
+
+
+def _block(name: str) -> tuple[int, int]:
+    """Numbers in a block of the type, and its bytes."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    return GGML_QUANT_SIZES[GGMLQuantizationType(type_number(name))]
+
+
+# AMX kernels: bytes that are kept beside each block.
 _AMX = {
-    "F16": 1.0, "Q4_0": 1.0, "Q4_1": 1.0, "Q8_0": 38 / 34, "Q4_K": 148 / 144,
-    "Q5_K": 180 / 176, "Q6_K": 1.0, "IQ4_XS": 138 / 136,
+    "F16": 0, "Q4_0": 0, "Q4_1": 0, "Q8_0": 4, "Q4_K": 4, "Q5_K": 4, "Q6_K": 0, "IQ4_XS": 2,
 }  # fmt: skip
 
 
@@ -46,5 +62,8 @@ def repacked_types(system_info: str) -> Mapping[str, float]:
     elif "REPACK = 1" in has and "NEON = 1" in has and "DOTPROD = 1" in has:
         names = {"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4", "Q1_0"}
     same = dict.fromkeys(names, 1.0)
+    if "AMX_INT8 = 1" not in has:
+        return same
     # AMX kernels are preferred to the others.
-    return same | _AMX if "AMX_INT8 = 1" in has else same
+    blocks = {name: _block(name)[1] for name in _AMX}
+    return same | {name: (size + _AMX[name]) / size for name, size in blocks.items()}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.shape import ModelShape
-from localspec.gguf_file.tensor_types import type_name
+from localspec.gguf_file.tensor_types import bytes_per_value, type_name
 from localspec.llama.options import FlashAttention, LlamaOptions, graph_batch_size
 from localspec.llama.placement import MAIN_MEMORY, Placement
 
@@ -21,12 +21,7 @@ DEFAULT_KEPT_BYTES = 2**30  # for the caches of conversations that wait, at most
 
 _CONTEXT_STEP = 256  # tokens; libllama rounds a context up
 _FLOAT, _HALF = 4, 2  # bytes
-_Q8 = 34 / 32  # bytes of an activation that ggml quantises for a product
-# A cached value, with its share of a block's scales.
-_CACHED = {
-    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
-    "q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32,
-}  # fmt: skip
+_ACTIVATION = "q8_0"  # as what ggml copies one for a product
 _BYTES_PER_TOKEN = 310  # of libllama's vocabulary, its merges and texts: measured
 _PROCESS_BYTES = 8 << 20  # code that is paged in: measured
 _SMALL_BYTES = 2 << 20  # a model's buffers that are too small to be listed: measured
@@ -149,9 +144,9 @@ def cache_bytes(header: Header, options: LlamaOptions) -> int:
 def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
     """What of `cache_bytes` each layer has: (num_layers,)."""
     shape = ModelShape(header)
-    width = shape.key_width * _CACHED[options.cache_type_k or "f16"]
+    width = shape.key_width * bytes_per_value(options.cache_type_k or "f16")
     if not shape.is_latent:
-        width += shape.value_width * _CACHED[options.cache_type_v or "f16"]
+        width += shape.value_width * bytes_per_value(options.cache_type_v or "f16")
     cells = num_cells(options.context_length or 0)
     heads = shape.kv_heads()
     heads += [0] * (shape.num_layers - len(heads))  # those that share the caches of others
@@ -170,7 +165,7 @@ def compute_bytes(
     """Intermediate results: the graph's, and the copies that ggml's products make beside it."""
     shape = ModelShape(header)
     batch = graph_batch_size(flash_attention, context_length)
-    copied = batch * shape.widest * _Q8
+    copied = batch * shape.widest * bytes_per_value(_ACTIVATION)
     if flash_attention == "off":
         # The scores again, in half precision, to be multiplied with the values.
         copied = max(copied, batch * shape.num_heads * num_cells(context_length) * _HALF)
