@@ -252,28 +252,28 @@ def test_a_malformed_file_names_file_line_and_key(text, line, words):
     ],
 )
 def test_ways_to_name_a_model(text, meant):
-    assert parse_source(text, "target", PRESETS) == meant
+    assert parse_source(text, "target") == meant
 
 
 def test_a_preset_names_its_draft_as_a_draft():
-    assert parse_source("qwen3-8b", "draft", PRESETS) == PRESETS["qwen3-8b"].draft
+    assert parse_source("qwen3-8b", "draft") == PRESETS["qwen3-8b"].draft
 
 
 def test_what_exists_is_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "qwen3-8b").touch()
-    assert parse_source("qwen3-8b", "target", PRESETS) == LocalModel(path=Path("qwen3-8b"))
+    assert parse_source("qwen3-8b", "target") == LocalModel(path=Path("qwen3-8b"))
 
 
 @pytest.mark.parametrize("text", ["hf:", "hf:o", "hf:o/m", "hf:o/m/", "hf:o/m/x.bin"])
 def test_half_a_hub_name_is_refused(text):
     with pytest.raises(OptionError):
-        parse_source(text, "target", PRESETS)
+        parse_source(text, "target")
 
 
 def test_a_model_in_countless_parts_is_refused():
     with pytest.raises(OptionError, match="part 1 of 99999"):
-        parse_source("hf:o/r/x-00001-of-99999.gguf", "target", {})
+        parse_source("hf:o/r/x-00001-of-99999.gguf", "target")
     assert all_parts("x-00001-of-99999.gguf") == ["x-00001-of-99999.gguf"]
 
 

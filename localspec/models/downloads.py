@@ -169,8 +169,8 @@ def _files_of(source: str, on_progress: OnProgress) -> list[HubFile]:
     The latter asks the hub; on_progress is called in this thread while there is no answer.
     Raises PresetError or OptionError for what is no preset and no such name, DownloadError.
     """
+    model = parse_source(source, "target")
     presets = load_presets()
-    model = parse_source(source, "target", presets)
     if source in presets:
         return hub_files(presets[source].models)
     if isinstance(model, Quantized):

@@ -17,7 +17,7 @@ from localspec.models.preset import (
     choose_quantization,
     hub_files,
 )
-from localspec.models.presets import load_presets, user_presets_file
+from localspec.models.presets import user_presets_file
 from localspec.models.source import Quantized, Role, parse_source
 
 
@@ -49,7 +49,7 @@ def locate_source(text: str, role: Role) -> Path:
 
     Asks no network. Raises PresetError, with the command that fetches it, if it is missing.
     """
-    named = parse_source(text, role, load_presets())
+    named = parse_source(text, role)
     model = cached_quantization(named) if isinstance(named, Quantized) else named
     if model is None or missing_files(model):
         raise PresetError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,10 +14,10 @@ from localspec.models.preset import (
     HubModel,
     LocalModel,
     Model,
-    Preset,
     all_parts,
     is_repo,
 )
+from localspec.models.presets import load_presets
 
 Role = Literal["target", "draft"]
 
@@ -33,13 +32,14 @@ class Quantized:
     quantization: str
 
 
-def parse_source(text: str, role: Role, presets: Mapping[str, Preset]) -> Model | Quantized:
+def parse_source(text: str, role: Role) -> Model | Quantized:
     """What a person means by the name of a model.
 
     A path that exists is a path. role: which model of a preset its name stands for. What is
     nothing else is a path, too. Raises OptionError for what is no string and for hf: and no
-    file, PresetError for a preset that has no draft.
+    file, PresetError for a preset that has no draft, or a malformed file of presets.
     """
+    presets = load_presets()
     if not isinstance(text, str):
         raise OptionError(
             f"{text!r} names no model",

@@ -88,7 +88,7 @@ def _check_free(name: str) -> None:
 
 def _model_lines(new: NewPreset, role: Role, source: str) -> list[str]:
     head = ["", f"[{_quoted(new.name)}.{role}]"]
-    named = parse_source(source, role, load_presets())
+    named = parse_source(source, role)
     if isinstance(named, PackagedModel):
         named = LocalModel(path=named.path)
     if isinstance(named, LocalModel):

@@ -264,7 +264,7 @@ def find_model(text: str, role: Role) -> Model:
     Asks the hub which file owner/repo:QUANT is, unless it is here. Raises PresetError,
     OptionError or DownloadError.
     """
-    named = parse_source(text, role, load_presets())
+    named = parse_source(text, role)
     if not isinstance(named, Quantized):
         return named
     found = cached_quantization(named)
