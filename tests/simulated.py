@@ -6,6 +6,7 @@ What a policy makes of costs and acceptance shows exactly and at once, on any ma
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,6 +46,52 @@ Q4_K_TILED = {
 }
 # fmt: on
 FLAT = {n: 1.0 + 0.01 * n for n in range(1, 33)}
+# As on a GPU, flat to 8 and then a jump, and as on Metal, a line.
+GPU = {n: 1.0 if n <= 8 else 1.6 + 0.02 * (n - 8) for n in range(1, 33)}
+METAL = {n: 1.0 + 0.25 * (n - 1) for n in range(1, 33)}
+
+# By what a decode of so many tokens after so many others is slower: (cached, tokens).
+Slowdown = Callable[[int, int], float]
+
+
+def steady(num_cached: int, num_tokens: int) -> float:
+    """Of a machine that does nothing else."""
+    return 1.0
+
+
+class Machine(NamedTuple):
+    """What decodes take. ratios, draft_ratios: v(n) of target and draft.
+
+    draft_share: a draft's token, in target-only steps of the target. slowdown, draft_slowdown:
+    of their decodes. waking: by what the first target-only step after a draft is slower.
+    """
+
+    name: str
+    ratios: dict[int, float]
+    draft_share: float
+    draft_ratios: dict[int, float] = Q4_0
+    slowdown: Slowdown = steady
+    draft_slowdown: Slowdown = steady
+    waking: float = 1.0
+
+
+def sure(token: int) -> float:
+    """A draft that is always sure."""
+    return 20.0
+
+
+class Text(NamedTuple):
+    """What is answered. agrees(token): whether the draft is right after it.
+
+    margin(token): by how much its best logit is above the second there. starts: of each
+    answer the token it begins after; it has num_tokens, after num_prompt_tokens more.
+    """
+
+    agrees: Callable[[int], bool]
+    num_tokens: int = 1024
+    num_prompt_tokens: int = 32
+    margin: Callable[[int], float] = sure
+    starts: tuple[int, ...] = (0,)
 
 
 class Clock:
@@ -52,6 +99,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.drafted = False  # since the last target-only step
 
     def __call__(self) -> float:
         return self.now
@@ -73,33 +121,68 @@ class TimedModel:
         self.max_outputs = max_outputs
         self.can_truncate = True
         self.num_cached = 0
-        self._clock, self._target_only_s, self._ratios, self._agrees = (
-            clock,
-            target_only_s,
-            ratios,
-            agrees,
-        )
+        self.slowdown: Slowdown = steady
+        self.margin: Callable[[int], float] = sure
+        self._clock, self._target_only_s, self._agrees = clock, target_only_s, agrees
+        self._curve = curve(ratios)
 
     def seconds(self, num_tokens: int) -> float:
-        largest = max(self._ratios)
-        if num_tokens > largest:
-            return self._target_only_s * self._ratios[largest] * num_tokens / largest
-        sizes = sorted(self._ratios)
-        return self._target_only_s * float(
-            np.interp(num_tokens, sizes, [self._ratios[size] for size in sizes])
-        )
+        return self._target_only_s * ratio(self._curve, num_tokens)
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
+        self._clock.now += self.seconds(len(tokens)) * self.slowdown(
+            self.num_cached, len(tokens)
+        )
         self.num_cached += len(tokens)
-        self._clock.now += self.seconds(len(tokens))
         rows = np.zeros((num_logits, VOCAB), dtype=np.float32)
         for row, token in zip(rows, tokens[len(tokens) - num_logits :], strict=True):
-            row[successor(token) if self._agrees(token) else (token + 7) % VOCAB] = 20.0
+            best, second = successor(token), (token + 7) % VOCAB
+            if not self._agrees(token):
+                best, second = second, best
+            row[best], row[second] = 20.0, 20.0 - self.margin(token)
         return rows
 
     def truncate(self, num_cached: int) -> None:
         assert num_cached <= self.num_cached
         self.num_cached = num_cached
+
+
+class TimedTarget(TimedModel):
+    """Its target-only steps take longer after a draft, by a factor. waking: that factor."""
+
+    waking = 1.0
+
+    def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
+        before = self._clock.now
+        rows = super().decode(tokens, num_logits)
+        if len(tokens) == 1:
+            if self._clock.drafted:
+                self._clock.now = before + (self._clock.now - before) * self.waking
+            self._clock.drafted = False
+        return rows
+
+
+class TimedDraft(TimedModel):
+    """It tells the clock that it was used."""
+
+    def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
+        self._clock.drafted = True
+        return super().decode(tokens, num_logits)
+
+
+def curve(ratios: dict[int, float]) -> list[float]:
+    """v(n) for n = 0, 1, 2 … up to the largest n; v(0) is of no use."""
+    sizes = sorted(ratios)
+    numbers = np.arange(sizes[-1] + 1)
+    return [float(v) for v in np.interp(numbers, sizes, [ratios[size] for size in sizes])]
+
+
+def ratio(curve: list[float], num_tokens: int) -> float:
+    """v(num_tokens); beyond the curve's end it goes on as a line through 0."""
+    largest = len(curve) - 1
+    if num_tokens > largest:
+        return curve[largest] * num_tokens / largest
+    return curve[num_tokens]
 
 
 class FreeProposer:
@@ -174,17 +257,72 @@ def run(
 
     others: proposers beside the draft.
     """
-    clock = Clock()
-    target = TimedModel(clock, 1.0, ratios)
-    draft = TimedModel(clock, draft_share, Q4_0, agrees, REPLAY_TOKENS)
+    text = Text(agrees, num_tokens, num_prompt_tokens)
+    return answer(policy, text, Machine("", ratios, draft_share), Clock(), others)
+
+
+def answer(
+    policy: DraftPolicy,
+    text: Text,
+    machine: Machine,
+    clock: Clock,
+    others: Sequence[Proposer] = (),
+) -> float:
+    """Seconds that the real loop takes for a text, in target-only steps; prompts included."""
+    target = TimedTarget(clock, 1.0, machine.ratios)
+    draft = TimedDraft(
+        clock, machine.draft_share, machine.draft_ratios, text.agrees, REPLAY_TOKENS
+    )
+    draft.margin, draft.slowdown = text.margin, machine.draft_slowdown
+    target.slowdown, target.waking = machine.slowdown, machine.waking
     shared = all_shared(target, draft)  # type: ignore[arg-type]
     proposer = DraftModel(draft, shared, lambda token: False)
     loop = SpeculativeDecoder(target, [proposer, *others], policy, None, clock)
-    params = SamplingParams(temperature=0)
-    prompt = [(7 * i) % VOCAB for i in range(num_prompt_tokens - 1)] + [0]
     rule = make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0))
-    chain = SamplerChain(params, num_prompt_tokens=len(prompt))
-    loop.start(prompt)
-    for _ in loop.steps(Request(chain, rule, num_tokens, lambda token: False)):
-        pass
+    for start in text.starts:
+        question = [(7 * i) % VOCAB for i in range(text.num_prompt_tokens - 1)]
+        prompt = [*loop.tokens, *question, start]
+        chain = SamplerChain(SamplingParams(temperature=0), num_prompt_tokens=len(prompt))
+        loop.start(prompt)
+        request = Request(chain, rule, text.num_tokens, lambda token: False)
+        for _ in loop.steps(request):
+            pass
     return clock.now
+
+
+def fixed(num_draft_tokens: Callable[[int], int], text: Text, machine: Machine) -> float:
+    """What `answer` gives where each step's number is known: the same sum, without the loop.
+
+    num_draft_tokens: of the last token, how many are drafted after it.
+    """
+    target_curve, draft_curve = curve(machine.ratios), curve(machine.draft_ratios)
+    now, drafted = 0.0, False
+    length = num_cached = num_draft_cached = 0
+    for start in text.starts:
+        length += text.num_prompt_tokens
+        token, remaining = start, text.num_tokens
+        while remaining > 0:
+            num_drafted = 0
+            if remaining < text.num_tokens:
+                num_drafted = min(num_draft_tokens(token), remaining - 1, MAX_DRAFT_TOKENS)
+            num_read = length - num_draft_cached
+            for _ in range(num_drafted):
+                draft_s = machine.draft_share * ratio(draft_curve, num_read)
+                now += draft_s * machine.draft_slowdown(num_draft_cached, num_read)
+                num_draft_cached += num_read
+                num_read, drafted = 1, True
+            size = length - num_cached + num_drafted
+            step_s = ratio(target_curve, size) * machine.slowdown(num_cached, size)
+            if size == 1:
+                step_s *= machine.waking if drafted else 1.0
+                drafted = False
+            now += step_s
+            num_kept = 0
+            while num_kept < num_drafted and text.agrees((token + num_kept) % VOCAB):
+                num_kept += 1
+            num_cached = length + num_kept
+            num_draft_cached = min(num_draft_cached, num_cached)
+            length = num_cached + 1
+            token = (token + num_kept + 1) % VOCAB
+            remaining -= num_kept + 1
+    return now

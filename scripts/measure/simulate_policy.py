@@ -1,125 +1,98 @@
 """The automatic draft length on simulated machines, whose clock counts target-only steps.
 
     python scripts/measure/simulate_policy.py
+    python scripts/measure/simulate_policy.py --write before.json
+    python scripts/measure/simulate_policy.py --against before.json
 
-Runs the real loop and policy on the models of tests/simulated.py, with nothing known before;
-prints total times: plain ÷ automatic where the draft is never right, the best fixed
-number of draft tokens ÷ automatic at each agreement (the mean of eight texts, and the worst),
-and an oracle ÷ automatic where the text changes every 64 tokens. Takes two minutes.
+Runs the real loop and policy on the models of tests/simulated.py. Each cell is a scenario on a
+machine: the time of the best that is possible ÷ that of the automatic policy, the mean of
+`NUM_TEXTS` texts and the worst. The best is plain decoding where a draft is never right, who
+knows where the text changes where it does, else the fixed number of draft tokens that is best
+for that very text. Both sides have the same text and the same slow and fast moments, which
+belong to places in the text. The same command prints the same table: nothing is timed.
+
+With --against it prints how the means of the scenarios have moved, of the same texts, with the
+standard error of that. The scenarios are in `policy_scenarios.py`. Takes a few minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
-import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+from policy_scenarios import SCENARIOS
 
-from simulated import FLAT, Q4_0, Q4_K, Q4_K_TILED, VOCAB, at_random, run
-
-from localspec.policy.adaptive import AdaptiveDraftPolicy
-from localspec.speculative.policy_api import (
-    Decision,
-    FixedDraftPolicy,
-    PolicyContext,
-    ProposerKind,
-)
-
-# Name, v(n), and a draft token's share of a target-only step.
-MACHINES = (
-    ("7B Q4_0", Q4_0, 0.12),
-    ("7B Q4_K", Q4_K, 0.12),
-    ("7B Q4_K, tiles of 16", Q4_K_TILED, 0.12),
-    ("1.5B Q4_0", Q4_0, 0.36),
-    ("a flat v", FLAT, 0.08),
-)
-AGREEMENTS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
-SWITCHES = ((0.9, 0.05), (0.95, 0.0), (0.8, 0.1))
-FIXED = (0, 1, 2, 3, 4, 5, 7, 10, 15, 16)
-SEGMENT = 64
-NUM_TEXTS = 8
+Table = dict[str, dict[str, list[float]]]  # scenario → machine → of each text
 
 
-def automatic() -> AdaptiveDraftPolicy:
-    """A policy that knows nothing yet."""
-    return AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1})
+def simulate(names: Sequence[str]) -> Table:
+    """Run these scenarios on all their machines."""
+    return {
+        name: {
+            machine.name: SCENARIOS[name].on(machine) for machine in SCENARIOS[name].machines
+        }
+        for name in names
+    }
 
 
-def never_right(ratios: dict[int, float], share: float, num_tokens: int) -> float:
-    """Plain ÷ automatic, the worse of a short and a long prompt."""
-    return min(
-        run(policy, at_random(0), ratios, **size)
-        / run(automatic(), at_random(0), ratios, **size)
-        for policy in [FixedDraftPolicy(0)]
-        for size in (
-            {"draft_share": share, "num_tokens": num_tokens, "num_prompt_tokens": prompt}
-            for prompt in (32, 2048)
+def print_table(table: Table) -> None:
+    """The mean of each cell and its worst text, and the mean of each scenario."""
+    columns = list(dict.fromkeys(name for row in table.values() for name in row))
+    print(f"| scenario | mean | {' | '.join(columns)} |")
+    print("|---" * (2 + len(columns)) + "|")
+    for name, row in table.items():
+        cells = [
+            f"{statistics.mean(row[column]):.3f} ({min(row[column]):.2f})"
+            if column in row
+            else ""
+            for column in columns
+        ]
+        print(f"| {name} | {mean(row):.3f} | {' | '.join(cells)} |")
+
+
+def print_changes(before: Table, after: Table) -> None:
+    """By how much the mean of each scenario has moved, and of the machine that moved most."""
+    print("| scenario | moved by | standard error | most of all |")
+    print("|---|---|---|---|")
+    for name in (name for name in after if name in before):
+        changes = {
+            machine: [b - a for a, b in zip(before[name][machine], texts, strict=True)]
+            for machine, texts in after[name].items()
+        }
+        every = [change for texts in changes.values() for change in texts]
+        error = statistics.stdev(every) / len(every) ** 0.5
+        most = max(changes, key=lambda machine: abs(statistics.mean(changes[machine])))
+        print(
+            f"| {name} | {mean(changes):+.4f} | {error:.4f} "
+            f"| {most} {statistics.mean(changes[most]):+.4f} |"
         )
-    )
 
 
-def fixed_times(
-    agrees: Callable[[int], bool], ratios: dict[int, float], share: float, num_tokens: int
-) -> dict[int, float]:
-    """How long an answer takes with each fixed number of draft tokens."""
-    setting = {"draft_share": share, "num_tokens": num_tokens}
-    return {k: run(FixedDraftPolicy(k), agrees, ratios, **setting) for k in FIXED}
-
-
-def at_agreement(
-    agreement: float, ratios: dict[int, float], share: float, num_tokens: int
-) -> list[float]:
-    """Best fixed ÷ automatic, of each text: the best is that of this very text."""
-    found = []
-    for seed in range(NUM_TEXTS):
-        agrees = at_random(agreement, seed)
-        best_s = min(fixed_times(agrees, ratios, share, num_tokens).values())
-        setting = {"draft_share": share, "num_tokens": num_tokens}
-        found.append(best_s / run(automatic(), agrees, ratios, **setting))
-    return found
-
-
-def switching(high: float, low: float, ratios: dict[int, float], share: float) -> float:
-    """Oracle ÷ automatic."""
-    good, bad = at_random(high), at_random(low, 1)
-    times = fixed_times(good, ratios, share, 1024)
-    best = min(times, key=times.__getitem__)
-
-    def is_good(token: int) -> bool:
-        return (token // SEGMENT) % 2 == 0
-
-    class Oracle(FixedDraftPolicy):
-        def choose(self, context: PolicyContext) -> Decision:
-            token = (context.num_cached - 31) % VOCAB
-            return FixedDraftPolicy(best if is_good(token) else 0).choose(context)
-
-    def agrees(token: int) -> bool:
-        return (good if is_good(token) else bad)(token)
-
-    oracle_s = run(Oracle(best), agrees, ratios, draft_share=share)
-    return oracle_s / run(automatic(), agrees, ratios, draft_share=share)
+def mean(row: dict[str, list[float]]) -> float:
+    """Of a scenario's machines."""
+    return statistics.mean(statistics.mean(texts) for texts in row.values())
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the table, or what has changed."""
     parser = argparse.ArgumentParser(description="The automatic draft length, simulated.")
-    help_ = "of the answers at each agreement (default: 1024)"
-    parser.add_argument("--answer-tokens", type=int, default=1024, help=help_)
-    num_tokens = parser.parse_args().answer_tokens
-    agreements = " | ".join(map(str, AGREEMENTS))
-    print(f"| machine | never right, 256 / 1 024 tokens | {agreements} | switching |")
-    print("|---" * (3 + len(AGREEMENTS)) + "|")
-    for name, ratios, share in MACHINES:
-        worst = " / ".join(f"{never_right(ratios, share, n):.3f}" for n in (256, 1024))
-        cells = [at_agreement(a, ratios, share, num_tokens) for a in AGREEMENTS]
-        grid = " | ".join(f"{statistics.mean(cell):.2f} ({min(cell):.2f})" for cell in cells)
-        turns = [switching(high, low, ratios, share) for high, low in SWITCHES]
-        print(
-            f"| {name} | {worst} | {grid} | {min(turns):.2f} … {max(turns):.2f} |", flush=True
-        )
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="default: all")
+    parser.add_argument("--write", type=Path, help="keep the figures of all texts there")
+    parser.add_argument("--against", type=Path, help="compare with figures that were kept")
+    options = parser.parse_args()
+    unknown = [name for name in options.scenarios if name not in SCENARIOS]
+    if unknown:
+        parser.error(f"no scenario {unknown[0]!r}; there are: {', '.join(SCENARIOS)}")
+    table = simulate(options.scenarios or list(SCENARIOS))
+    print_table(table)
+    if options.write:
+        options.write.write_text(json.dumps(table), encoding="utf-8")
+    if options.against:
+        print()
+        print_changes(json.loads(options.against.read_text(encoding="utf-8")), table)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,306 @@
+"""Machines and texts on which the automatic draft length is judged: see `simulate_policy.py`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from simulated import (
+    FLAT,
+    GPU,
+    METAL,
+    Q4_0,
+    Q4_K,
+    Q4_K_TILED,
+    VOCAB,
+    Clock,
+    FreeProposer,
+    Machine,
+    Slowdown,
+    Text,
+    answer,
+    at_random,
+    fixed,
+)
+
+from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.speculative.policy_api import Decision, PolicyContext, ProposerKind
+
+# v(n) was measured of all but the last three.
+STAIRS = Machine("7B Q4_0", Q4_0, 0.12)
+STEEP = Machine("7B Q4_K", Q4_K, 0.12)
+TILED = Machine("7B Q4_K, tiles of 16", Q4_K_TILED, 0.12)
+EXPENSIVE = Machine("1.5B Q4_0", Q4_0, 0.36)
+LEVEL = Machine("a flat v", FLAT, 0.08)
+LIKE_GPU = Machine("like a GPU", GPU, 0.05, GPU)
+LIKE_METAL = Machine("like Metal", METAL, 0.1, METAL)
+ALL = (STAIRS, STEEP, TILED, EXPENSIVE, LEVEL, LIKE_GPU, LIKE_METAL)
+SOME = (STAIRS, STEEP, EXPENSIVE, LIKE_METAL)  # for what costs do: those where they decide
+
+NUM_TEXTS = 36
+AGREEMENTS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
+SWITCHES = ((0.9, 0.05), (0.95, 0.0), (0.8, 0.1))
+FIXED = (0, 1, 2, 3, 4, 5, 7, 10, 15, 16)
+SEGMENT = 64  # tokens between switches
+
+Ratio = Callable[[Machine, int], float]  # (machine, number of the text) → best ÷ automatic
+
+
+class Scenario(NamedTuple):
+    """What is asked, on which machines."""
+
+    ratio: Ratio
+    machines: tuple[Machine, ...] = ALL
+    num_texts: int = NUM_TEXTS
+
+    def on(self, machine: Machine) -> list[float]:
+        """Best ÷ automatic, of each text."""
+        return [self.ratio(machine, number) for number in range(self.num_texts)]
+
+
+def automatic() -> AdaptiveDraftPolicy:
+    """A policy that knows nothing yet."""
+    return AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1})
+
+
+def best_fixed(text: Text, machine: Machine) -> float:
+    """Seconds with the fixed number of draft tokens that is best for this text."""
+    return min(fixed(lambda _, k=k: k, text, machine) for k in FIXED)  # type: ignore[misc]
+
+
+def agreement(number: int) -> float:
+    """Of a text: all of them in turn."""
+    return AGREEMENTS[number % len(AGREEMENTS)]
+
+
+def against_best(text: Text, machine: Machine) -> float:
+    """Best fixed ÷ automatic, with nothing known before."""
+    return best_fixed(text, machine) / answer(automatic(), text, machine, Clock())
+
+
+# Texts.
+
+
+def never_right(machine: Machine, number: int) -> float:
+    """Two lengths of the answer, and of the prompt."""
+    text = Text(at_random(0), (256, 1024)[number % 2], (32, 2048)[number // 2])
+    return fixed(lambda _: 0, text, machine) / answer(automatic(), text, machine, Clock())
+
+
+def long_answer(machine: Machine, number: int) -> float:
+    return against_best(Text(at_random(agreement(number), number)), machine)
+
+
+def short_answer(machine: Machine, number: int) -> float:
+    return against_best(Text(at_random(agreement(number), number), 192), machine)
+
+
+def long_prompt(machine: Machine, number: int) -> float:
+    return against_best(Text(at_random(agreement(number), number), 256, 2048), machine)
+
+
+def chat(machine: Machine, number: int) -> float:
+    """Six short answers after one another, each as predictable as it likes."""
+    starts = tuple(range(0, VOCAB - 128, 150))
+    agreed = [
+        at_random(agreement(number + i * (1 + number // 6)), number + i) for i in range(7)
+    ]
+    text = Text(lambda token: agreed[token // 150](token), 96, 32, starts=starts)
+    best_s = fixed(_best_of_each(text, machine), text, machine)
+    return best_s / answer(automatic(), text, machine, Clock())
+
+
+def _best_of_each(text: Text, machine: Machine) -> Callable[[int], int]:
+    """Of each answer of a chat the number of draft tokens that is best for it."""
+    best = {}
+    for start in text.starts:
+        alone = text._replace(starts=(start,))
+        best[start // 150] = min(FIXED, key=lambda k: fixed(lambda _: k, alone, machine))  # noqa: B023
+    return lambda token: best[token // 150]
+
+
+def switching(machine: Machine, number: int) -> float:
+    """Against who knows where it switches."""
+    text, oracle = _switching(machine, number, *SWITCHES[number % 3])
+    return fixed(oracle, text, machine) / answer(automatic(), text, machine, Clock())
+
+
+def _switching(
+    machine: Machine, number: int, high: float, low: float
+) -> tuple[Text, Callable[[int], int]]:
+    good, bad = at_random(high, number), at_random(low, number + 1000)
+    best = min(FIXED, key=lambda k: fixed(lambda _: k, Text(good), machine))
+
+    def is_good(token: int) -> bool:
+        return (token // SEGMENT) % 2 == 0
+
+    text = Text(lambda token: (good if is_good(token) else bad)(token), 10 * SEGMENT)
+    return text, lambda token: best if is_good(token) else 0
+
+
+def sure_and_unsure(machine: Machine, number: int) -> float:
+    """A draft whose confidence tells how likely it is to be right, if not by how much."""
+    random = np.random.default_rng(number)
+    margins = np.array([-0.4, 0.6, 1.3, 2.3, 4.6])[random.integers(5, size=VOCAB)]
+    odds = np.log(agreement(number) / (1 - agreement(number))) + 1.3 * (margins - 1.7)
+    agreed = random.random(VOCAB) < 1 / (1 + np.exp(-odds))
+    margin = np.maximum(margins, 0.05)
+    text = Text(lambda t: bool(agreed[t]), 512, margin=lambda t: float(margin[t]))
+    return against_best(text, machine)
+
+
+def beside_a_lookup(machine: Machine, number: int) -> float:
+    """A lookup that costs nothing and is rarely right must not hide a draft that becomes good."""
+    text, oracle = _switching(machine, number, 0.9, 0.0)
+    states = at_random((0.3, 1.0)[number % 2], number + 2000)
+    lookup = FreeProposer(states, at_random(0.1, number + 3000))
+    policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1, ProposerKind.LOOKUP: 0.0})
+    return fixed(oracle, text, machine) / answer(policy, text, machine, Clock(), [lookup])
+
+
+# Costs.
+
+
+def stale_costs(machine: Machine, number: int) -> float:
+    """Steps of several tokens were timed when the machine was busy, or idle, and now it is not."""
+    policy = automatic()
+    stale = 1.4 if number % 4 else 0.75
+    for _ in range(3):
+        for size in range(2, 18):
+            policy.target_cost.learn(1, 0, 1.0)
+            policy.target_cost.learn(size, 0, max(stale * machine.ratios[size], 1.0))
+        policy.prospects[0].cost.learn(1, 1, machine.draft_share, 1.0)
+    text = Text(at_random((0.9, 0.8, 0.95)[number % 3], number))
+    return best_fixed(text, machine) / answer(policy, text, machine, Clock())
+
+
+def memory_bursts(machine: Machine, number: int) -> float:
+    """Something else uses the memory: target-only steps take up to twice as long, others hardly."""
+    level = _bursts(number, 1.0)
+
+    def slowdown(num_cached: int, num_tokens: int) -> float:
+        return float(level[num_cached] if num_tokens == 1 else level[num_cached] ** 0.1)
+
+    def draft_slowdown(num_cached: int, num_tokens: int) -> float:
+        return float(level[num_cached] ** 0.3)
+
+    return _disturbed(machine, number, slowdown, draft_slowdown)
+
+
+def busy_processor(machine: Machine, number: int) -> float:
+    """Something else uses the processor: all decodes take up to three times as long, or one."""
+    level = _bursts(number, 2.0) * np.where(_random(number).random(_PLACES) < 0.03, 3.0, 1.0)
+
+    def slowdown(num_cached: int, num_tokens: int) -> float:
+        return float(level[num_cached])
+
+    return _disturbed(machine, number, slowdown, slowdown)
+
+
+def noisy_steps(machine: Machine, number: int) -> float:
+    """Every decode by itself, a few of them much slower."""
+    random, spread = _random(number), (0.08, 0.2)[number % 2]
+    factors = np.exp(spread * random.standard_normal((2, _PLACES, 33)))
+    factors[random.random(factors.shape) < 0.01] *= 4.0
+    return _disturbed(machine, number, _of_places(factors[0]), _of_places(factors[1]))
+
+
+def wandering(machine: Machine, number: int) -> float:
+    """Slowly: the whole machine, steps of several tokens together, and each of their sizes."""
+    whole, several = (_walk(number + 100 * i, 1)[:, 0] for i in range(2))
+    factors = np.exp(whole[:, None] + 0.3 * _walk(number, 33))
+    factors[:, 2:] *= np.exp(0.7 * several[:, None])
+    return _disturbed(
+        machine, number, _of_places(factors), lambda at, _: float(np.exp(whole[at]))
+    )
+
+
+def waking_threads(machine: Machine, number: int) -> float:
+    """The first target-only step after a draft takes half as long again: threads have to wake."""
+    text = Text(at_random(agreement(number), number), 512)
+    return against_best(text, machine._replace(waking=1.5))
+
+
+class Deliberate(AdaptiveDraftPolicy):
+    """It takes time to decide, as where a target-only step takes a millisecond."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__({ProposerKind.DRAFT: 0.1})
+        self._clock = clock
+
+    def choose(self, context: PolicyContext) -> Decision:
+        if self._quiet_left == 0:
+            self._clock.now += 0.03
+        return super().choose(context)
+
+
+def slow_decisions(machine: Machine, number: int) -> float:
+    """Deciding takes 0.03 of a target-only step, and there is little to decide."""
+    text, clock = Text(at_random((0.0, 0.3, 0.5)[number % 3], number), 512), Clock()
+    return best_fixed(text, machine) / answer(Deliberate(clock), text, machine, clock)
+
+
+_PLACES = 1024  # in a text of 512 tokens after a prompt, and more
+_DISTURBED_TOKENS = 512
+
+
+def _disturbed(
+    machine: Machine, number: int, slowdown: Slowdown, draft_slowdown: Slowdown
+) -> float:
+    text = Text(at_random(agreement(number), number), _DISTURBED_TOKENS)
+    busy = machine._replace(slowdown=slowdown, draft_slowdown=draft_slowdown)
+    return against_best(text, busy)
+
+
+def _random(number: int) -> np.random.Generator:
+    return np.random.default_rng(10_000 + number)
+
+
+def _bursts(number: int, most: float) -> np.ndarray:
+    """(_PLACES,) 1 and in between, for 30 to 150 tokens each, up to 1 + most."""
+    random, level = _random(number), np.ones(_PLACES)
+    at = int(random.integers(100))
+    while at < _PLACES:
+        end = at + int(random.integers(30, 150))
+        level[at:end] += most * random.uniform(0.2, 1.0)
+        at = end + int(random.integers(30, 150))
+    return level
+
+
+def _walk(number: int, width: int) -> np.ndarray:
+    """(_PLACES, width) logarithms that wander by 0.15 or so within hundreds of tokens."""
+    steps = 0.015 * _random(number).standard_normal((_PLACES, width))
+    walk = np.zeros((_PLACES, width))
+    for place in range(1, _PLACES):
+        walk[place] = 0.995 * walk[place - 1] + steps[place]
+    return walk
+
+
+def _of_places(factors: np.ndarray) -> Slowdown:
+    """factors: (_PLACES, 33) of each place and number of tokens."""
+    return lambda num_cached, num_tokens: float(factors[num_cached, min(num_tokens, 32)])
+
+
+SCENARIOS = {
+    "never right": Scenario(never_right, num_texts=4),
+    "long answers": Scenario(long_answer),
+    "short answers": Scenario(short_answer),
+    "long prompts": Scenario(long_prompt, SOME),
+    "a chat": Scenario(chat),
+    "switching": Scenario(switching),
+    "sure and unsure": Scenario(sure_and_unsure),
+    "beside a lookup": Scenario(beside_a_lookup, SOME),
+    "stale costs": Scenario(stale_costs, SOME),
+    "memory bursts": Scenario(memory_bursts, SOME),
+    "busy processor": Scenario(busy_processor, SOME),
+    "noisy steps": Scenario(noisy_steps, SOME),
+    "wandering": Scenario(wandering, SOME),
+    "waking threads": Scenario(waking_threads, SOME),
+    "slow decisions": Scenario(slow_decisions, SOME),
+}
