@@ -29,6 +29,8 @@ Weights = NDArray[np.float64]
 RATES = np.array([0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.93, 0.955, 0.98])
 HAZARD = 1 / 64  # of another regime, per emitted token
 _PRIOR_RATE = 1 / 256  # how fast the prior follows what is seen, at least
+_PRIOR_TILT = 0.5  # of the first prior: what is added to each rate
+_KEPT_SHARE = 0.95  # of the prior, that a kept one has
 _PRIOR_TOKENS = 6  # judged tokens that the first prior weighs as much as
 _SHIFT_RATE = 0.05  # how fast a bin's shift does
 _SHARE_RATE = 0.02  # and how fast the shares of the bins
@@ -46,7 +48,7 @@ class Acceptance:
     def __init__(self) -> None:
         self.num_seen = 0
         # Drafts that people put together are more often good than not.
-        self._prior: Weights = (0.5 + RATES) / (0.5 + RATES).sum()
+        self._prior: Weights = (_PRIOR_TILT + RATES) / (_PRIOR_TILT + RATES).sum()
         self._shifts = np.zeros(len(_EDGES) + 1)
         self._shares = np.full(len(_EDGES) + 1, 1.0 / (len(_EDGES) + 1))  # of the bins
         self._weights: Weights = self._prior.copy()
@@ -142,7 +144,7 @@ class Acceptance:
             raise ValueError(f"{kept['num_seen']} tokens were seen")
         self.num_seen = int(kept["num_seen"])
         # A little of every rate stays, so that no regime is ruled out for good.
-        self._prior = 0.95 * prior / prior.sum() + 0.05 / len(RATES)
+        self._prior = _KEPT_SHARE * prior / prior.sum() + (1.0 - _KEPT_SHARE) / len(RATES)
         self._shifts = np.clip(shifts, -_MAX_SHIFT, _MAX_SHIFT)
         self._shares = shares / shares.sum()
         self._chances = _shifted(self._shifts)

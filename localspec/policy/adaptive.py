@@ -36,16 +36,12 @@ from localspec.speculative.policy_api import (
 
 _DECIDING_SHARE = 0.002  # of plain decoding, that may be spent on deciding to stay with it
 _NUM_MEASURED = 2  # target-only steps before anything else is tried
-# Steps after which a target-only one is due, to measure what it costs; sooner where drafting
-# gains little: there a target-only step costs little, and decides. The first one after a rest
-# comes sooner, too: often drafting began because target-only steps happened to take long.
-_ANCHOR_STEPS = 64
-_ANCHOR_SHARE = 0.004  # of gain, for which one more step comes between two of them
-_FIRST_ANCHOR_SHARE = 0.03  # the same of the first
+_ANCHOR_STEPS = 64  # after which a target-only one is due, to measure what it costs
 _TRIAL_SHARE = 0.25  # of what was probably missed, that may be lost to see what steps cost now
 _WAKING = 1.1  # times as long as others: that may be a target-only step's place after a draft
-_FASTER = 1.05  # times as fast as others: that may be a machine that has become faster
 _HORIZON = 1 / HAZARD  # tokens for which what is learned now is worth something
+_EVERYTHING_SHARE = 0.25  # of the budget, for which a proposer reads the whole text
+_LOOK_READ_SHARE = 0.5  # of the budget, for which it reads the end of a long one
 _TOO_DEAR = -1  # instead of a position to read from
 
 
@@ -66,8 +62,6 @@ class AdaptiveDraftPolicy:
         self._num_plain = 0
         self._has_drafted = False  # in the last step, which decoded several tokens
         self._is_in_doubt = False  # what a target-only step costs, by the last one
-        self._anchor_steps = _ANCHOR_STEPS
-        self._has_rested = False  # since a target-only step was due
         self._budget = Budget()
         self._able: list[Prospect] = []  # who could propose in this step
         self._deciding_s = 0.0  # what it took to see that nothing pays
@@ -100,16 +94,14 @@ class AdaptiveDraftPolicy:
         target_only_s = self.target_cost.target_only_s
         if not target_only_s or self._num_plain < _NUM_MEASURED:
             return Decision(None, draft_off=DraftOff.MEASURING)
-        is_due = self.target_cost.steps_since_target_only >= self._anchor_steps
+        is_due = self.target_cost.steps_since_target_only >= _ANCHOR_STEPS
         if is_due or self._is_in_doubt:
-            self._has_rested = False
             return Decision(None, draft_off=DraftOff.MEASURING)
         times = self._times.at(context.num_cached, target_only_s)
         for candidate in able:
             prefill_token_s = self.target_cost.prefill_token_s
             candidate.expect_catch_up(target_only_s, prefill_token_s, LONG_READ)
-            budget_s = self._budget.for_bet_s(target_only_s, candidate.prospect.missed_s)
-            candidate.rank(times, self._times.at_worst, budget_s)
+            candidate.rank(times, self._times.at_worst, self._budget.left_s(target_only_s))
         nearest = max(able, key=lambda candidate: candidate.hoped_rate)
         self._nearest = nearest.prospect, nearest.state.confidence
         decision = self._drafting(able, times, context)
@@ -118,7 +110,6 @@ class AdaptiveDraftPolicy:
         if decision is None:
             decision = self._trial(nearest, context)
         if decision is None:
-            self._has_rested = True
             would_pay = nearest.hoped_rate > MARGIN / target_only_s
             self._draft_off = DraftOff.OVER_BUDGET if would_pay else DraftOff.DOES_NOT_PAY
             # With a fast target the deciding itself would be felt.
@@ -141,9 +132,6 @@ class AdaptiveDraftPolicy:
             )
             if reads_from == _TOO_DEAR:
                 continue
-            gain = 1.0 - 1.0 / (best.rate * target_only_s)
-            share = _FIRST_ANCHOR_SHARE if self._has_rested else _ANCHOR_SHARE
-            self._anchor_steps = int(min(gain / share + 1.0, _ANCHOR_STEPS))
             if best.state.num_unjudged > 1:
                 # That has to be read anyway, and shows what to expect.
                 return Decision(best.index, None, reads_from)
@@ -232,14 +220,14 @@ class AdaptiveDraftPolicy:
         target_only_s = self.target_cost.target_only_s or 0.0
         token_s = cost.read_token_s(target_only_s, self.target_cost.prefill_token_s)
         everything_s = token_s * (context.num_cached + 1)
-        if state.num_skipped > 0 and everything_s < min(budget_s / 4, gain_s):
+        if state.num_skipped > 0 and everything_s < min(_EVERYTHING_SHARE * budget_s, gain_s):
             return 0
         if state.num_missing < LONG_READ:
             return None
         num_tokens = int(max(budget_s - best.risk_s, 0.0) / max(token_s, 1e-9))
         if state.num_missing > 2 * LONG_READ:
             # At first a trial; and something has to be left for what comes after it.
-            half = num_tokens // 2 if cost.knows_reading else 0
+            half = int(_LOOK_READ_SHARE * num_tokens) if cost.knows_reading else 0
             num_tokens = min(num_tokens, max(half, LONG_READ))
         if num_tokens >= state.num_missing:
             return None
@@ -255,11 +243,10 @@ class AdaptiveDraftPolicy:
         scored_s = record.target_time_s + record.sampler_time_s
         step_s = scored_s + record.draft_time_s
         size = record.num_target_tokens
-        is_doubtful = self._is_doubtful(record, scored_s)
-        self._is_in_doubt = is_doubtful or self._is_faster(record, scored_s)
+        self._is_in_doubt = self._is_doubtful(record, scored_s)
         self._has_drafted = record.proposer is not None and size > 1
         is_step = record.proposer is not None or size == 1 or size > LARGEST_STEP
-        if is_step and not is_doubtful:
+        if is_step and not self._is_in_doubt:
             self.target_cost.learn(size, record.num_cached, scored_s)
             self._num_plain += size == 1
         target_only_s = self.target_cost.target_only_s
@@ -293,22 +280,6 @@ class AdaptiveDraftPolicy:
         is_behind = self._has_drafted or record.proposer is not None or record.replay_s > 0.0
         is_slow = target_only_s is not None and scored_s > _WAKING * target_only_s
         return record.num_target_tokens == 1 and is_behind and is_slow
-
-    def _is_faster(self, record: StepRecord, scored_s: float) -> bool:
-        """Whether a target-only step between drafts took less than those before.
-
-        The median of a few counts, and while tokens are drafted it would take many steps to
-        follow. So more target-only ones come after it, until it has.
-        """
-        target_only_s = self.target_cost.target_only_s
-        is_between = self._has_drafted or self._is_in_doubt
-        is_plain = record.proposer is None and record.num_target_tokens == 1
-        return (
-            target_only_s is not None
-            and is_between
-            and is_plain
-            and scored_s * _FASTER < target_only_s
-        )
 
     def estimate(self) -> PolicyEstimate | None:
         """See `DraftPolicy.estimate`. Of the proposer that came nearest to paying."""

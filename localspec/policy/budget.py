@@ -5,8 +5,7 @@ from __future__ import annotations
 _GRANTED_STEPS = 6.0  # target-only steps' time that may be lost at first
 _GRANTED_SHARE = 0.002  # and the share of plain decoding's time that may be lost later
 _MOST_SAVED_STEPS = 60.0  # more than this is not put by
-_BET_SHARE = 0.5  # of what was probably missed, that drafting may risk
-_LOOK_SHARE = 0.02  # and that replaying may cost
+_LOOK_SHARE = 0.02  # of what was probably missed, that replaying may cost
 
 
 class Budget:
@@ -36,10 +35,6 @@ class Budget:
         """What may be lost even if nothing comes of it."""
         # Once target-only steps have become faster, more may be spent than they grant.
         return max(self._saved_s + self._grant_s(target_only_s), 0.0)
-
-    def for_bet_s(self, target_only_s: float, missed_s: float) -> float:
-        """What drafting may risk."""
-        return self.left_s(target_only_s) + _BET_SHARE * missed_s
 
     def for_look_s(self, target_only_s: float, missed_s: float) -> float:
         """What replaying may cost."""

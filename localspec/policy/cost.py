@@ -4,7 +4,7 @@ For the target v(n) = T(n) / T(1), the cost of decoding n tokens at once in targ
 the function that decides whether a draft pays. It is not monotone (a kernel for 4 tokens can be
 cheaper than one for 3), so every n has a measurement of its own (`step_ratios`). T(1) is that
 of the last few target-only steps, because it changes with the load of the machine and the
-length of the text; v(n) is corrected for what T(1) was when it was measured (`elasticity`).
+length of the text; v(n) is corrected for what T(1) was when it was measured.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.policy.elasticity import Elasticity
-from localspec.policy.step_ratios import StepRatios
+from localspec.policy.step_ratios import StepRatios, ratio_change
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
 
 LARGEST_STEP = MAX_DRAFT_TOKENS + 1  # tokens of the largest step whose cost is told apart
@@ -32,10 +31,14 @@ _NUM_PLAIN = (
 )
 _FRESH_STEPS = 16  # a target-only step further back says little about this moment
 _RESTED_STEPS = 64  # target-only steps' time after which other steps are less well known
-_FILL_TOKENS = 2048  # texts shorter than this cost the same; beyond it doublings differ
+FILL_TOKENS = 2048  # texts shorter than this cost the same; beyond it doublings differ
 TILE = 4  # tokens: kernels for several rows come in multiples of this, and may cost no more
 _SHORT_READ = 2  # tokens that are read in front of a draft again and again
-_LONG_READ = 8  # tokens that show what one of many costs
+_TIMED_READ = 8  # tokens that show what one of many costs
+_FEARED_SLOPE = 0.6  # target-only steps that a token more may cost, where that was not measured
+_HOPED_SLOPE = 0.1  # and as hope has it, as long as no prompt was read
+_HOPED_SHARE = 0.5  # of what a token of a prompt takes: what one more is hoped to cost
+_READ_SHARE = 0.5  # of a drafted token: what one that is read among many costs at first
 
 
 class TargetCost:
@@ -48,7 +51,6 @@ class TargetCost:
         self.version = 0  # of `ratios`
         self.target_only_s: float | None = None
         self.prefill_token_s: float | None = None
-        self._elasticity = Elasticity()
         self._ratios: dict[int, StepRatios] = {}  # by fill
         self._num_passed = 0.0  # target-only steps' time, of which the ratios do not know yet
         self._target_only: deque[float] = deque(maxlen=_NUM_PLAIN)
@@ -95,7 +97,7 @@ class TargetCost:
 
     def _ratios_at(self, fill: int) -> StepRatios:
         if fill not in self._ratios:
-            self._ratios[fill] = StepRatios(LARGEST_STEP, self._elasticity)
+            self._ratios[fill] = StepRatios(LARGEST_STEP)
         return self._ratios[fill]
 
     def _pass_by(self) -> None:
@@ -120,9 +122,7 @@ class TargetCost:
 
     def ratio_change(self, target_only_s: float) -> float:
         """What v(n), n ≥ 2, was probably multiplied by since T(1) was target_only_s."""
-        return self._elasticity.ratio_change(
-            (self.target_only_s or target_only_s) / target_only_s
-        )
+        return ratio_change((self.target_only_s or target_only_s) / target_only_s)
 
     def measured(self, num_cached: int) -> dict[int, float]:
         """n → v(n) where it was measured, 1 included, for a text of that length."""
@@ -146,12 +146,12 @@ class TargetCost:
         measured. The other one says what such a trial may have to cost.
         """
         known = self.measured(num_cached)
-        slope = 0.6
+        slope = _FEARED_SLOPE
         if hopeful:
-            slope = 0.1
+            slope = _HOPED_SLOPE
             if self.prefill_token_s is not None and self.target_only_s:
-                # A token among many is as cheap as it gets; half of that is hope.
-                slope = min(0.5 * self.prefill_token_s / self.target_only_s, 0.5)
+                # A token among many is as cheap as it gets; a share of that is hope.
+                slope = _HOPED_SHARE * min(self.prefill_token_s / self.target_only_s, 1.0)
         ratios = [0.0]
         for size in range(1, LARGEST_STEP + 1):
             if size in known:
@@ -179,7 +179,6 @@ class TargetCost:
                 for fill, ratios in sorted(self._ratios.items())
                 for row in ratios.as_rows()
             ],
-            "elasticity": self._elasticity.as_dict(),
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
@@ -194,7 +193,6 @@ class TargetCost:
                 raise ValueError(f"v({size}) was timed {count} times")
             num_timed = min(int(count), _NUM_TRUSTED)
             rows.append((int(fill), int(size), float(ratio), float(target_only_s), num_timed))
-        self._elasticity.restore(kept["elasticity"])
         self._ratios = {}
         for fill, size, ratio, target_only_s, count in rows:
             self._ratios_at(fill).restore(size, ratio, target_only_s, count)
@@ -224,7 +222,7 @@ class DraftCost:
         self, num_read: int, num_drafted: int, seconds: float, target_only_s: float
     ) -> None:
         """Take a timed proposal into account: num_read tokens read, num_drafted proposed."""
-        if num_read >= _LONG_READ:
+        if num_read >= _TIMED_READ:
             others_s = max(num_drafted - 1, 0) * self.token_s(target_only_s)
             self._reads.append(max(seconds - others_s, 0.0) / num_read)
             if target_only_s > 0:
@@ -251,7 +249,7 @@ class DraftCost:
             return self._read_share * target_only_s
         if prefill_token_s is not None:
             return self._share * prefill_token_s
-        return 0.5 * self.token_s(target_only_s)
+        return _READ_SHARE * self.token_s(target_only_s)
 
     def as_dict(self) -> dict[str, Any]:
         """What is worth keeping beyond this process, as JSON has it."""
@@ -294,4 +292,4 @@ def _estimate(samples: Sequence[float], enough: int = _NUM_TRUSTED) -> float:
 
 
 def _fill(num_cached: int) -> int:
-    return (num_cached // _FILL_TOKENS).bit_length()
+    return (num_cached // FILL_TOKENS).bit_length()

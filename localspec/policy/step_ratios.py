@@ -1,10 +1,14 @@
-"""v(n) of every n, followed while the machine changes: a Kalman filter.
+"""v(n) of every n, followed while the machine changes: a Kalman filter of each.
 
 What a step of n tokens takes, in target-only steps, wanders within minutes where something else
-runs. Sizes wander together, for the most part, so a step of one size tells something of the
-others. The state are the logarithms of v(n), which follow a random walk; a timed step is a
-noisy look at one of them (Kalman, 1960, with a scalar observation). So what was timed long
-ago is known less well, and counts less beside what is timed now.
+runs. The logarithm of v(n) follows a random walk, and a timed step is a noisy look at it
+(Kalman, 1960, a scalar). So what was timed long ago is known less well, and counts less
+beside what is timed now.
+
+Two things change what decodes take while an answer is written. A processor that slows down
+slows all of them by the same share. Memory that others use, too, slows target-only steps, which
+wait for it, and steps of many tokens hardly. Which of them it is nobody knows at once, so
+T(n) is taken to go with T(1) to a power between, the elasticity, until steps are timed again.
 """
 
 from __future__ import annotations
@@ -14,31 +18,26 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.policy.elasticity import Elasticity
-
 _NOISE = 0.08**2  # variance of one timed step's logarithm
 _FIRST = 4 * _NOISE  # of the first one of its size: it often takes longer
-_DRIFT = 3e-5  # by which the variance of all grows in the time of a target-only step
-_SHARED = 0.7  # of that in common
+_DRIFT = 3e-5  # by which the variance grows in the time of a target-only step
 _MOST = 0.15**2  # it grows no further
+_ELASTICITY = 0.5  # d log T(n) / d log T(1), the same for all n ≥ 2
+_LARGEST_CHANGE = 0.3  # of log T(1); beyond it somebody was interrupted
 _OUTLIER = 3.0  # standard deviations; beyond them somebody was interrupted
 
 
 class StepRatios:
-    """v(n) after texts of about one length. elasticity: learned here, too, shared by all.
+    """v(n) after texts of about one length.
 
     known: (largest + 1,) of which n a step was timed; counts: how many of them.
     """
 
-    def __init__(self, largest: int, elasticity: Elasticity) -> None:
+    def __init__(self, largest: int) -> None:
         self.counts: NDArray[np.int64] = np.zeros(largest + 1, dtype=np.int64)
-        self._elasticity = elasticity
         self._target_only_s = 0.0  # of a target-only step, when the ratios were these
         self._logs = np.zeros(largest + 1)
-        self._covariance = np.zeros((largest + 1, largest + 1))
-        self._common = _SHARED + (1.0 - _SHARED) * np.eye(largest + 1)
-        # Of each size when it was timed last: the ratio, and what a target-only step took.
-        self._last = np.zeros((largest + 1, 2))
+        self._variances = np.zeros(largest + 1)  # of the logarithms
 
     @property
     def known(self) -> NDArray[np.bool_]:
@@ -49,7 +48,7 @@ class StepRatios:
         """n → v(n) where it is known, where a target-only step takes target_only_s."""
         change = 1.0
         if target_only_s is not None and self._target_only_s:
-            change = self._elasticity.ratio_change(target_only_s / self._target_only_s)
+            change = ratio_change(target_only_s / self._target_only_s)
         return {
             int(size): math.exp(self._logs[size]) * change
             for size in np.flatnonzero(self.known)
@@ -60,43 +59,35 @@ class StepRatios:
 
         Of a size that is not known it is that of the others.
         """
-        spread: NDArray[np.float64] = np.sqrt(np.diag(self._covariance))
+        spread: NDArray[np.float64] = np.sqrt(self._variances)
         spread[~self.known] = spread[self.known].mean() if self.known.any() else 0.0
         spread[:2] = 0.0
         return spread
 
     def pass_by(self, num_plain: float) -> None:
         """Let the time of so many target-only steps go by, in which they may have changed."""
-        both_known = np.outer(self.known, self.known)
-        self._covariance += _DRIFT * num_plain * self._common * both_known
-        variances = np.maximum(np.diag(self._covariance), 1e-12)
-        shrink = np.sqrt(np.minimum(1.0, _MOST / variances))
-        self._covariance *= np.outer(shrink, shrink)
+        self._variances[self.known] += _DRIFT * num_plain
+        np.minimum(self._variances, _MOST, out=self._variances)
 
     def learn(self, size: int, ratio: float, target_only_s: float) -> None:
         """Take a step of that size into account. target_only_s: T(1) within an answer."""
-        if self.known[size]:
-            last_ratio, last_plain_s = self._last[size]
-            target_only_change = target_only_s / last_plain_s
-            self._elasticity.learn(target_only_change, target_only_change * ratio / last_ratio)
         if self._target_only_s:
-            change = self._elasticity.ratio_change(target_only_s / self._target_only_s)
+            change = ratio_change(target_only_s / self._target_only_s)
             self._logs[self.known] += math.log(change)
         self._target_only_s = target_only_s
         self._observe(size, math.log(ratio))
         self.counts[size] += 1
-        self._last[size] = math.exp(self._logs[size]), target_only_s
 
     def _observe(self, size: int, log: float) -> None:
         if not self.known[size]:
             self._logs[size] = log
-            self._covariance[size, size] = _FIRST
+            self._variances[size] = _FIRST
             return
-        variance = self._covariance[size, size] + _NOISE
+        variance = self._variances[size] + _NOISE
+        gain = self._variances[size] / variance
         most = _OUTLIER * math.sqrt(variance)
-        gains = self._covariance[:, size] / variance
-        self._logs += gains * min(max(log - self._logs[size], -most), most)
-        self._covariance -= np.outer(gains, self._covariance[size])
+        self._logs[size] += gain * min(max(log - self._logs[size], -most), most)
+        self._variances[size] *= 1.0 - gain
 
     def as_rows(self) -> list[list[float]]:
         """[n, v(n), target_only_s, how often it was timed] of those that are known."""
@@ -109,10 +100,13 @@ class StepRatios:
         """Know one that was kept; how well, `pass_by` and further steps say."""
         if not self._target_only_s:
             self._target_only_s = target_only_s
-        change = self._elasticity.ratio_change(self._target_only_s / target_only_s)
+        change = ratio_change(self._target_only_s / target_only_s)
         self._logs[size] = math.log(ratio * change)
-        self._last[size] = ratio, target_only_s
         self.counts[size] = count
-        self._covariance[size, size] = 0.0
-        # Who kept it may have been another machine.
-        self.pass_by(_MOST / _DRIFT)
+        self._variances[size] = _MOST  # who kept it may have been another machine
+
+
+def ratio_change(target_only_change: float) -> float:
+    """By what v(n) = T(n) / T(1) is multiplied where T(1) is multiplied by target_only_change."""
+    change = min(max(math.log(target_only_change), -_LARGEST_CHANGE), _LARGEST_CHANGE)
+    return math.exp((_ELASTICITY - 1.0) * change)

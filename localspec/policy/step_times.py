@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from localspec.policy.acceptance import Weights
-from localspec.policy.cost import LARGEST_STEP, TILE, TargetCost
-
-_MARGIN = 1.02  # a gain smaller than this is noise
+from localspec.policy.cost import FILL_TOKENS, LARGEST_STEP, TILE, TargetCost
 
 
 class StepTimes:
@@ -33,7 +31,7 @@ class StepTimes:
 
     def at(self, num_cached: int, target_only_s: float) -> Weights:
         """(LARGEST_STEP + 1,) seconds of a step of n tokens."""
-        version = (self._cost.version, num_cached // 1024)
+        version = (self._cost.version, num_cached // FILL_TOKENS)
         if version != self._version:
             self._version = version
             self._target_only_s = target_only_s
@@ -55,7 +53,7 @@ class StepTimes:
         best = LARGEST_STEP
         for size in range(LARGEST_STEP, 0, -1):
             # Only what is known to be cheaper is worth padding to.
-            if not (best in measured and ratios[best] * _MARGIN < ratios[size]):
+            if not (best in measured and ratios[best] < ratios[size]):
                 best = size
             self._sizes[size] = best
             self._ratios[size] = ratios[best]
