@@ -40,6 +40,7 @@ _ANCHOR_STEPS = 64  # after which a target-only one is due, to measure what it c
 _TRIAL_SHARE = 0.25  # of what was probably missed, that may be lost to see what steps cost now
 _WAKING = 1.1  # times as long as others: that may be a target-only step's place after a draft
 _HORIZON = 1 / HAZARD  # tokens for which what is learned now is worth something
+_GAIN_TOKENS = 2 / HAZARD  # for which a gain that was seen may pay for reading the whole text
 _EVERYTHING_SHARE = 0.25  # of the budget, for which a proposer reads the whole text
 _LOOK_READ_SHARE = 0.5  # of the budget, for which it reads the end of a long one
 _TOO_DEAR = -1  # instead of a position to read from
@@ -126,7 +127,7 @@ class AdaptiveDraftPolicy:
         for best in sorted(able, key=lambda candidate: -candidate.rate):
             if best.rate <= MARGIN / target_only_s:
                 break
-            gain_s = (target_only_s - 1 / best.rate) * min(2 * _HORIZON, context.num_remaining)
+            gain_s = (target_only_s - 1 / best.rate) * min(_GAIN_TOKENS, context.num_remaining)
             reads_from = self._reads_from(
                 best, context, gain_s, self._budget.left_s(target_only_s)
             )
