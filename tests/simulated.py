@@ -127,7 +127,7 @@ class TimedModel:
         self._curve = curve(ratios)
 
     def seconds(self, num_tokens: int) -> float:
-        return self._target_only_s * ratio(self._curve, num_tokens)
+        return self._target_only_s * self._curve[num_tokens]
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         self._clock.now += self.seconds(len(tokens)) * self.slowdown(
@@ -171,18 +171,11 @@ class TimedDraft(TimedModel):
 
 
 def curve(ratios: dict[int, float]) -> list[float]:
-    """v(n) for n = 0, 1, 2 … up to the largest n; v(0) is of no use."""
+    """v(n) for n = 0, 1, 2 … 4096: between sizes a line, and one through 0 beyond them."""
     sizes = sorted(ratios)
-    numbers = np.arange(sizes[-1] + 1)
-    return [float(v) for v in np.interp(numbers, sizes, [ratios[size] for size in sizes])]
-
-
-def ratio(curve: list[float], num_tokens: int) -> float:
-    """v(num_tokens); beyond the curve's end it goes on as a line through 0."""
-    largest = len(curve) - 1
-    if num_tokens > largest:
-        return curve[largest] * num_tokens / largest
-    return curve[num_tokens]
+    largest = sizes[-1]
+    known = np.interp(range(largest + 1), sizes, [ratios[size] for size in sizes]).tolist()
+    return known + [known[-1] * size / largest for size in range(largest + 1, 4097)]
 
 
 class FreeProposer:
@@ -307,12 +300,12 @@ def fixed(num_draft_tokens: Callable[[int], int], text: Text, machine: Machine) 
                 num_drafted = min(num_draft_tokens(token), remaining - 1, MAX_DRAFT_TOKENS)
             num_read = length - num_draft_cached
             for _ in range(num_drafted):
-                draft_s = machine.draft_share * ratio(draft_curve, num_read)
+                draft_s = machine.draft_share * draft_curve[num_read]
                 now += draft_s * machine.draft_slowdown(num_draft_cached, num_read)
                 num_draft_cached += num_read
                 num_read, drafted = 1, True
             size = length - num_cached + num_drafted
-            step_s = ratio(target_curve, size) * machine.slowdown(num_cached, size)
+            step_s = target_curve[size] * machine.slowdown(num_cached, size)
             if size == 1:
                 step_s *= machine.waking if drafted else 1.0
                 drafted = False

@@ -205,6 +205,17 @@ def test_what_was_kept_is_checked(damage):
         policy().restore({**KEPT, **damage})
 
 
+def test_a_profile_of_an_older_version_is_read():
+    """It has what was learned of the elasticity, which is a constant now."""
+    learned = policy()
+    run(learned, at_random(0.9), Q4_0, num_tokens=64)
+    kept = learned.as_dict()
+    older = {**kept["target"], "elasticity": {"squares": 0.02, "products": 0.01}}
+    made = policy()
+    made.restore({**kept, "target": older})
+    assert made.as_dict() == policy(learned).as_dict()
+
+
 def test_what_reading_costs_is_kept():
     """A guess would be asked to pay for a long text in the next process."""
     cost = DraftCost(0.3)
