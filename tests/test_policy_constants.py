@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 from policy_scenarios import SCENARIOS
 
-from localspec import (
+from localspec.policy import (
     acceptance,
-    automatic,
+    adaptive,
     budget,
     candidate,
     cost,
@@ -20,15 +20,7 @@ from localspec import (
     step_times,
 )
 
-MODULES = (
-    acceptance,
-    automatic,
-    budget,
-    candidate,
-    cost,
-    step_ratios,
-    step_times,
-)
+MODULES = (acceptance, adaptive, budget, candidate, cost, step_ratios, step_times)
 PAGE = (Path(__file__).parent.parent / "docs/policy.md").read_text("utf-8")
 
 

@@ -36,14 +36,19 @@ from localspec.speculative.policy_api import (
 
 _DECIDING_SHARE = 0.002  # of plain decoding, that may be spent on deciding to stay with it
 _NUM_MEASURED = 2  # target-only steps before anything else is tried
-_ANCHOR_STEPS = 64  # after which a target-only one is due, to measure what it costs
+# Steps after which a target-only one is due, to measure what it costs; sooner where drafting
+# gains little: there a target-only step costs little, and decides. The first one after a rest
+# comes sooner, too: often drafting began because target-only steps happened to take long.
+_ANCHOR_STEPS = 64
+_ANCHOR_SHARE = 0.004  # of gain, for which one more step comes between two of them
+_FIRST_ANCHOR_SHARE = 0.03  # the same of the first
 _TRIAL_SHARE = 0.25  # of what was probably missed, that may be lost to see what steps cost now
 _WAKING = 1.1  # times as long as others: that may be a target-only step's place after a draft
 _HORIZON = 1 / HAZARD  # tokens for which what is learned now is worth something
 _GAIN_TOKENS = 2 / HAZARD  # for which a gain that was seen may pay for reading the whole text
 _EVERYTHING_SHARE = 0.25  # of the budget, for which a proposer reads the whole text
 _LOOK_READ_SHARE = 0.5  # of the budget, for which it reads the end of a long one
-_TOO_DEAR = -1  # instead of a position to read from
+_TOO_EXPENSIVE = -1  # instead of a position to read from
 
 
 class AdaptiveDraftPolicy:
@@ -63,6 +68,8 @@ class AdaptiveDraftPolicy:
         self._num_plain = 0
         self._has_drafted = False  # in the last step, which decoded several tokens
         self._is_in_doubt = False  # what a target-only step costs, by the last one
+        self._anchor_steps = _ANCHOR_STEPS
+        self._has_rested = False  # since a target-only step was due
         self._budget = Budget()
         self._able: list[Prospect] = []  # who could propose in this step
         self._deciding_s = 0.0  # what it took to see that nothing pays
@@ -95,8 +102,9 @@ class AdaptiveDraftPolicy:
         target_only_s = self.target_cost.target_only_s
         if not target_only_s or self._num_plain < _NUM_MEASURED:
             return Decision(None, draft_off=DraftOff.MEASURING)
-        is_due = self.target_cost.steps_since_target_only >= _ANCHOR_STEPS
+        is_due = self.target_cost.steps_since_target_only >= self._anchor_steps
         if is_due or self._is_in_doubt:
+            self._has_rested = False
             return Decision(None, draft_off=DraftOff.MEASURING)
         times = self._times.at(context.num_cached, target_only_s)
         for candidate in able:
@@ -111,6 +119,7 @@ class AdaptiveDraftPolicy:
         if decision is None:
             decision = self._trial(nearest, context)
         if decision is None:
+            self._has_rested = True
             would_pay = nearest.hoped_rate > MARGIN / target_only_s
             self._draft_off = DraftOff.OVER_BUDGET if would_pay else DraftOff.DOES_NOT_PAY
             # With a fast target the deciding itself would be felt.
@@ -131,8 +140,11 @@ class AdaptiveDraftPolicy:
             reads_from = self._reads_from(
                 best, context, gain_s, self._budget.left_s(target_only_s)
             )
-            if reads_from == _TOO_DEAR:
+            if reads_from == _TOO_EXPENSIVE:
                 continue
+            gain = 1.0 - 1.0 / (best.rate * target_only_s)
+            share = _FIRST_ANCHOR_SHARE if self._has_rested else _ANCHOR_SHARE
+            self._anchor_steps = int(min(gain / share + 1.0, _ANCHOR_STEPS))
             if best.state.num_unjudged > 1:
                 # That has to be read anyway, and shows what to expect.
                 return Decision(best.index, None, reads_from)
@@ -165,7 +177,7 @@ class AdaptiveDraftPolicy:
             if min(worth_s, afforded_s) <= candidate.catch_up_s:
                 continue
             reads_from = self._reads_from(candidate, context, 0.0, afforded_s)
-            if reads_from != _TOO_DEAR:
+            if reads_from != _TOO_EXPENSIVE:
                 prospect.missed_s = 0.0
                 prospect.has_looked = True
                 return Decision(candidate.index, None, reads_from)
@@ -233,7 +245,7 @@ class AdaptiveDraftPolicy:
         if num_tokens >= state.num_missing:
             return None
         length = context.num_cached + 1
-        return length - num_tokens if num_tokens >= LONG_READ else _TOO_DEAR
+        return length - num_tokens if num_tokens >= LONG_READ else _TOO_EXPENSIVE
 
     def padded(self, num_tokens: int, limit: int) -> int:
         """See `DraftPolicy.padded`."""

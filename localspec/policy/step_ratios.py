@@ -107,6 +107,6 @@ class StepRatios:
 
 
 def ratio_change(target_only_change: float) -> float:
-    """By what v(n) = T(n) / T(1) is multiplied where T(1) is multiplied by target_only_change."""
+    """What v(n) = T(n) / T(1) is multiplied by where T(1) is by target_only_change."""
     change = min(max(math.log(target_only_change), -_LARGEST_CHANGE), _LARGEST_CHANGE)
     return math.exp((_ELASTICITY - 1.0) * change)

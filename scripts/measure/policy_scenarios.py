@@ -195,7 +195,7 @@ def stale_costs(machine: Machine, number: int) -> float:
 
 
 def memory_bursts(machine: Machine, number: int) -> float:
-    """Something else uses the memory: target-only steps take up to twice as long, others hardly."""
+    """Something else uses the memory: target-only steps take up to twice as long."""
     level = _bursts(number, 1.0)
 
     def slowdown(num_cached: int, num_tokens: int) -> float:
@@ -236,7 +236,7 @@ def wandering(machine: Machine, number: int) -> float:
 
 
 def waking_threads(machine: Machine, number: int) -> float:
-    """The first target-only step after a draft takes half as long again: threads have to wake."""
+    """The first target-only step after a draft takes half as long again: threads must wake."""
     text = Text(at_random(agreement(number), number), 512)
     return against_best(text, machine._replace(waking=1.5))
 
