@@ -44,7 +44,8 @@ class Bug(NamedTuple):
 
 def loop(case: str) -> str:
     """The exact distribution of texts over several steps, by the rule for single tokens."""
-    return f"tests/test_loop_law.py::test_texts_have_the_targets_distribution[{case}-token-]"
+    name = "test_texts_have_the_targets_distribution"
+    return f"tests/test_loop_distribution.py::{name}[{case}-token-]"
 
 
 def rule(case: str) -> str:
@@ -208,7 +209,7 @@ BUGS = [
         "speculative/proposers.py",
         "chance = min(1.0, distribution.prob(token) / max(prob, 1e-9))",
         "chance = min(1.0, distribution.prob(token))",
-        "tests/test_look_back.py::test_over_the_targets_distribution_they_add_up_to_the_acceptance",
+        "tests/test_replay.py::test_over_the_targets_distribution_they_add_up_to_the_acceptance",
     ),
     # 9. A cache of another text.
     Bug(
