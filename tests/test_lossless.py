@@ -111,7 +111,7 @@ def plain_texts(demo_target):
 
 
 @pytest.mark.parametrize(
-    "k", [1, 8, *(pytest.param(k, marks=pytest.mark.slow) for k in range(2, 8))]
+    "k", [4, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3, 5, 6, 7, 8))]
 )
 def test_greedy_text_is_the_same_with_the_draft(
     demo_target, demo_draft, scorer, near_tie, plain_texts, k

@@ -35,7 +35,9 @@ def make(folder: Path, *options: object) -> tuple[Path, Path, dict[str, float]]:
 
 
 @pytest.mark.parametrize("quantization", ["Q4_0", "Q4_K_M", "Q5_K", "Q8_0"])
-@pytest.mark.parametrize(("agreement", "entropy"), [(0.8, 1.0), (0.3, 0.0)])
+@pytest.mark.parametrize(
+    ("agreement", "entropy"), [(0.8, 1.0), pytest.param(0.3, 0.0, marks=pytest.mark.slow)]
+)
 def test_pair_has_the_agreement_and_entropy_asked_for(
     tmp_path, quantization, agreement, entropy
 ):

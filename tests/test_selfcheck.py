@@ -117,19 +117,16 @@ def bad_noise(self, index, distribution):
     return distribution.draw(float(self._noise(index, np.array([0]))[0]) ** 2)
 
 
-def planted(place, name, planted, words, samples, *, is_slow):
-    marks = [pytest.mark.slow] if is_slow else []
-    return pytest.param(place, name, planted, words, samples, id=words, marks=marks)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "name", "planted", "words", "samples"),
     [
-        planted(verify, "block", too_ready, "rule block", 400, is_slow=False),
-        planted(verify, "token", too_ready, "rule token", 700, is_slow=True),
-        planted(verify, "match", off_by_one, "greedy text", 100, is_slow=True),
-        planted(rules.Randomness, "gumbel_max", bad_noise, "rule coupled", 700, is_slow=True),
+        (verify, "block", too_ready, "rule block", 400),
+        (verify, "token", too_ready, "rule token", 700),
+        (verify, "match", off_by_one, "greedy text", 100),
+        (rules.Randomness, "gumbel_max", bad_noise, "rule coupled", 700),
     ],
+    ids=["rule block", "rule token", "greedy text", "rule coupled"],
 )
 def test_planted_bugs_are_found(monkeypatch, pair, place, name, planted, words, samples):
     """And named."""
@@ -233,6 +230,7 @@ def test_the_verdict_comes_first_and_the_rest_on_request(stories):
     assert "--details" in more
 
 
+@pytest.mark.slow
 def test_too_little_has_an_exit_code_and_words_of_its_own(stories):
     common = ("--prompts", stories, "--samples", "100")
     spoken = run(*common, "--details")
@@ -260,6 +258,7 @@ def test_nothing_seen_is_not_called_a_bias_that_would_have_been(stories):
     assert "100.0%" not in spoken.stdout
 
 
+@pytest.mark.slow
 def test_the_command_fails_when_it_does_not_hold(monkeypatch, stories):
     monkeypatch.setattr(verify, "match", off_by_one)
     failed = run("--prompts", stories, "--samples", "100")
