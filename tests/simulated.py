@@ -187,11 +187,11 @@ class FreeProposer:
     kind = ProposerKind.LOOKUP
 
     def __init__(self, states: Callable[[int], bool], agrees: Callable[[int], bool]) -> None:
-        self._offers, self._agrees = states, agrees
+        self._states, self._agrees = states, agrees
         self._judged = 0
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        if not self._offers(tokens[-1]):
+        if not self._states(tokens[-1]):
             return ProposerState(0, draft_off=DraftOff.NOTHING_REPEATS)
         unjudged = max(len(tokens) - self._judged, 0)
         return ProposerState(MAX_DRAFT_TOKENS, num_unjudged=unjudged, confidence=0.5)
@@ -214,7 +214,7 @@ class FreeProposer:
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
     ) -> ReplayScores:
         first = max(len(tokens) - min(len(probs), REPLAY_TOKENS), self._judged, 1)
-        before = [token for token in tokens[first - 1 : -1] if self._offers(token)]
+        before = [token for token in tokens[first - 1 : -1] if self._states(token)]
         self._judged = len(tokens)
         return ReplayScores([(0.5, float(self._agrees(token))) for token in before], 0)
 

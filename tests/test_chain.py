@@ -139,7 +139,7 @@ def check(distribution_of, row: np.ndarray, params: SamplingParams, theirs: np.n
 
 
 def test_distributions_are_what_llama_cpps_chain_leaves(demo_vocab, resolver, size):
-    """3 000 random rows, texts and settings; any and all chain at once."""
+    """3 000 random rows, texts and settings; any and all samplers at once."""
     generator = np.random.default_rng(20)
     num_rounded = 0
     for _ in range(3000):

@@ -182,8 +182,8 @@ def test_weights_that_are_there_twice_are_named():
         )
         for size in (0, 5 << 20)
     )
-    assert "stored again" not in as_text(once)
-    assert "of weights stored again for the processor" in as_text(twice)
+    assert "repacked" not in as_text(once)
+    assert "of weights repacked for the processor" in as_text(twice)
 
 
 def test_json_has_all_of_it():

@@ -99,7 +99,7 @@ def test_the_parts_are_what_libllama_allocates(made, caplog, name, max_outputs, 
         graph = graph_bytes(header, context_length, max_outputs, attention)
         assert graph == pytest.approx(real["compute"], rel=0.02)
         assert found.compute_bytes > graph
-    mapped = real["model"]  # from the first to the last tensor that is not stored again
+    mapped = real["model"]  # from the first to the last tensor that is not repacked
     assert mapped <= found.weights_bytes + 0.01 * _MIB
 
 

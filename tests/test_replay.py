@@ -111,7 +111,7 @@ looks: list[tuple[int, int]] = []
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
 def test_the_text_stays_what_it_was(rule):
-    """Whatever is replayed upon, and both caches hold a prefix of the text."""
+    """Whatever is replayed, and both caches hold a prefix of the text."""
     params = GREEDY if rule == "greedy" else SAMPLED
     texts = []
     for length in (FixedDraftPolicy(0), LooksBack(3)):

@@ -124,7 +124,7 @@ def _memory_lines(found: Explanation) -> list[tuple[str, str]]:
 
     peak = (
         f"peak {readable_bytes(memory.peak_bytes)}, with {total('repacked')} of weights "
-        "stored again for the processor"
+        "repacked for the processor"
     )
     stored_twice = memory.peak_bytes > memory.main_bytes
     return [

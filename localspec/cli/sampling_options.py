@@ -103,8 +103,8 @@ def take_changes(values: dict[str, Any]) -> dict[str, Any]:
 def changed_sampling(engine: Engine, changes: dict[str, Any]) -> SamplingParams:
     """The engine's sampling with what the user changed; biases add to the preset's.
 
-    Raises OptionError for a value outside its range, a sampler that is no distribution of a
-    row, or a ban of what is not one token.
+    Raises OptionError for a value outside its range, a sampler that gives no fixed distribution
+    of a row, or a ban of what is not one token.
     """
     changes = dict(changes)
     bans = {_token_of(text, engine): float("-inf") for text in changes.pop("ban", ())}

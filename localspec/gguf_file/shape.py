@@ -24,7 +24,7 @@ class ModelShape:
         # Whether the cache can lose its last tokens, which drafting needs.
         self.can_roll_back = not self.is_recurrent and header.architecture not in _HYBRID
         self.context_length = self._most("context_length")
-        # Tokens that some layers replay; 0 if all of them see everything.
+        # Tokens that some layers look back at; 0 if all of them see everything.
         self.sliding_window = self._most("attention.sliding_window")
         # The layers of the model, and with those that predict further tokens.
         self.num_blocks = self._most("block_count")

@@ -1,6 +1,6 @@
 """`LlamaOptions` as libllama wants them: the parameters of a model and of its context.
 
-Each function takes the llama_cpp module: `llama.py` is the one place that imports it.
+Each function takes the llama_cpp module: `llama/model.py` is the one place that imports it.
 """
 
 from __future__ import annotations

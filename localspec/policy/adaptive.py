@@ -83,7 +83,7 @@ class AdaptiveDraftPolicy:
         """See `DraftPolicy.begin`. Another text may be another regime."""
         self._able = []
         for prospect in self.prospects:
-            prospect.has_looked = False
+            prospect.has_replayed = False
             prospect.acceptance.pass_by(int(_HORIZON))
 
     def choose(self, context: PolicyContext) -> Decision:
@@ -168,7 +168,7 @@ class AdaptiveDraftPolicy:
             prospect.missed_token_s = (hoped_s + feared_s) / 2
             worth_s = prospect.missed_s + prospect.missed_token_s
             afforded_s = self._budget.for_look_s(target_only_s, worth_s)
-            if not prospect.has_looked:
+            if not prospect.has_replayed:
                 # What the first look finds is likely to hold for a while.
                 likely_s = prospect.missed_token_s * min(_HORIZON, context.num_remaining)
                 worth_s = max(worth_s, likely_s)
@@ -179,7 +179,7 @@ class AdaptiveDraftPolicy:
             reads_from = self._reads_from(candidate, context, 0.0, afforded_s)
             if reads_from != _TOO_EXPENSIVE:
                 prospect.missed_s = 0.0
-                prospect.has_looked = True
+                prospect.has_replayed = True
                 return Decision(candidate.index, None, reads_from)
         return None
 

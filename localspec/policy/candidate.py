@@ -23,7 +23,7 @@ class Prospect:
 
     missed_s: seconds that it would probably have saved since it was tried, and
     missed_token_s: with every plain token. trial_s: a share of the same since it drafted,
-    less what replaying for a trial took. has_looked: back, in this answer.
+    less what replaying for a trial took. has_replayed: in this answer.
     """
 
     kind: ProposerKind
@@ -32,7 +32,7 @@ class Prospect:
     missed_s: float = 0.0
     missed_token_s: float = 0.0
     trial_s: float = 0.0
-    has_looked: bool = False
+    has_replayed: bool = False
 
 
 @dataclass(slots=True)

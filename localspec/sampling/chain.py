@@ -57,15 +57,15 @@ class SamplerChain:
         may be others each time. Raises DecodeError if the row holds NaN or no finite maximum.
         """
         ends_banned = self._ends_banned(len(tokens) + len(draft_tokens))
-        replays = self._penalises_tokens or self._penalises_repeats
-        if not (len(self._bias) or ends_banned or replays):
+        looks_back = self._penalises_tokens or self._penalises_repeats
+        if not (len(self._bias) or ends_banned or looks_back):
             return filtered_distribution(logits, self.params)
         row = self._copied(logits)
         num_known = int(np.searchsorted(self._bias_ids, len(row)))
         row[self._bias_ids[:num_known]] += self._bias[:num_known]
         if ends_banned:
             row[self._ends[self._ends < len(row)]] = -np.inf
-        if replays:
+        if looks_back:
             text = self._text.extended(tokens, draft_tokens)
             if self._penalises_tokens:
                 penalise_tokens(row, text, self.params)

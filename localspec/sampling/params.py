@@ -59,7 +59,7 @@ _NO_DISTRIBUTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """The chain between logits and distribution. Names and defaults are llama.cpp's.
+    """The samplers between logits and distribution. Names and defaults are llama.cpp's.
 
     They are applied in the order of the fields, temperature last. Only top_k, top_p, min_p
     and temperature do something by default. temperature 0 is greedy: the best token left
@@ -115,7 +115,7 @@ class SamplingParams:
         """These params with other values for some fields, named as a person wrote them.
 
         Raises OptionError for a name that is no field, and says why for llama.cpp's
-        samplers that are no distribution of a row.
+        samplers that give no fixed distribution of a row.
         """
         for name in changes:
             if name in self.__dataclass_fields__:

@@ -26,7 +26,7 @@ from localspec.speculative.proposers import Draw, Proposal
 _LONG, _SHORT = 3, 2  # tokens that are looked up: the long key first
 _NUM_PLACES = 16  # of the same key that are compared
 _MAX_MATCH = 32  # tokens beyond which a longer match says nothing more
-_LOOK_BACK = 16  # tokens that are replayed upon at most
+_LOOK_BACK = 16  # tokens that a replay judges at most
 
 
 class Lookup:
@@ -45,7 +45,7 @@ class Lookup:
         self._places: dict[tuple[int, ...], list[int]] = {}
         self._found_at = -1
         self._match_length = 0
-        self._judged = 0  # tokens at the front of the text that are not replayed upon again
+        self._judged = 0  # tokens at the front of the text that no replay judges again
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """See `Proposer.state`."""

@@ -222,7 +222,7 @@ class SpeculativeDecoder:
             return Decision(None), 0.0
         num_remaining = request.max_tokens - place.num_emitted
         replay_s = 0.0
-        # A replay leaves its proposer nothing to replay upon, so this ends.
+        # A replay leaves its proposer nothing to replay, so this ends.
         while True:
             decision = self.draft_policy.choose(self._context(room, num_remaining))
             if not decision.replays:

@@ -1,6 +1,6 @@
 """What the loop needs from a language model: decode, truncate, and a few facts.
 
-Implemented by `llama.LlamaModel` and by the tests' table models. Knows no files and no text.
+Implemented by `LlamaModel` and by the tests' table models. Knows no files and no text.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Proposer(Protocol):
         """Tokens to follow `tokens`, each drawn by `draw` from its distribution, as far as it
         is worth.
 
-        Its offer for the same tokens must allow as many. Ends after an end token.
+        Its `state` for the same tokens must allow as many. Ends after an end token.
         """
 
     def replay(

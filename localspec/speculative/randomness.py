@@ -67,7 +67,7 @@ class Randomness:
         return uniforms
 
     def gumbel_max(self, index: int, distribution: Distribution) -> int:
-        """The token that wins the gumbel_max of `distribution` at this index of the answer.
+        """The token that wins the race of `distribution` at this index of the answer.
 
         Every token id runs for an exponentially distributed time over its probability; the
         shortest wins. That draws from the distribution, and it is Gumbel-max with

@@ -1,6 +1,6 @@
 """Compares every pin of the presets with the hub: repository, revision, size, hash.
 
-    python -m scripts.check_presets [PRESET…]
+    python scripts/develop/check_presets.py [PRESET…]
 
 For whoever releases, where there is internet; HF_ENDPOINT names another hub. One request for
 each repository and revision. Exit code 1 if a pin is wrong or a file is not pinned.

@@ -1,6 +1,6 @@
 """Plays the faults of tests/test_download_faults.py; writes what held to docs/reliability.md.
 
-    python -m scripts.reliability
+    python scripts/measure/reliability.py
 
 The table is made of the tests' docstrings (fault, then what has to hold) and of their results
 in this very run; a fault that was not survived stands there as such.
@@ -24,8 +24,8 @@ PAGE = ROOT / "docs/reliability.md"
 
 HEAD = """# Downloads: faults tried and survived
 
-Made by `python -m scripts.reliability` from the tests in `tests/test_download_faults.py`; do
-not edit. A hub on loopback (`tests/standin_hub.py`) serves real GGUF files under the names of
+Made by `python scripts/measure/reliability.py` from `tests/test_download_faults.py`; do not edit.
+A hub on loopback (`tests/standin_hub.py`) serves real GGUF files under the names of
 the preset `qwen2-7b`, by the protocol of huggingface.co, and plays the faults. Besides what the
 table says, one thing is checked after every fault: no file stands under its final name that is
 not whole and right.
