@@ -24,7 +24,7 @@ PAGE = ROOT / "docs/reliability.md"
 
 HEAD = """# Downloads: faults tried and survived
 
-Made by `python scripts/measure/reliability.py` from `tests/test_download_faults.py`; do not edit.
+Made by `python scripts/measure/reliability.py` of `tests/test_download_faults.py`; not edited.
 A hub on loopback (`tests/standin_hub.py`) serves real GGUF files under the names of
 the preset `qwen2-7b`, by the protocol of huggingface.co, and plays the faults. Besides what the
 table says, one thing is checked after every fault: no file stands under its final name that is
