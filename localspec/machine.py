@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from localspec.cpu_quota import cpu_quota
+from localspec.processors import Processor, processors_here
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")  # of a container, if we are in one
 
@@ -37,25 +41,73 @@ def memory_here(control_group: Path = _CONTROL_GROUP) -> Memory:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
-    """Processor cores. usable: logical ones that this process may run on."""
+    """The machine's processor cores, and which of them are of use to a model.
+
+    physical: None where the system does not say. logical: hyperthreads count. allowed: logical
+    ones that this process may run on. Of those, efficiency: on cores that are made to save
+    power, beside faster ones; hyperthreads: second ones of the rest. quota: processors' worth
+    of time that control groups leave, or None. usable: at least 1.
+    """
 
     physical: int | None
     logical: int
+    allowed: int
+    efficiency: int
+    hyperthreads: int
+    quota: float | None
     usable: int
 
 
 def cores_here() -> Cores:
-    """The machine's cores; how many are physical is not known everywhere."""
-    return Cores(psutil.cpu_count(logical=False), os.cpu_count() or 1, num_usable_cores())
+    """The machine's cores and what may be used of them."""
+    return count_cores(processors_here(), _allowed(), cpu_quota())
 
 
 def num_usable_cores() -> int:
-    """Cores this process may run on. More threads than that wait for each other."""
+    """Threads to compute with. More than that wait for each other."""
+    return cores_here().usable
+
+
+def count_cores(
+    processors: Sequence[Processor], allowed: Set[int], quota: float | None
+) -> Cores:
+    """One thread for each fast core that the process may run on, within its quota.
+
+    As llama.cpp counts: all threads wait for the slowest one, hyperthreads share the units that
+    compute, and power-saving cores hold the others up. Allowed numbers that no processor has
+    count as cores. A quota is rounded down: what more threads take is spent before its period
+    is over, and then all stand still until the next one, in the middle of a step.
+    """
+    known = {one.number: one for one in processors if one.number in allowed}
+    efficiency = [one for one in known.values() if one.is_efficient]
+    if len(efficiency) == len(allowed):  # these are all there are
+        efficiency = []
+    fast = [one for one in known.values() if one not in efficiency]
+    hyperthreads = len(fast) - len({one.core for one in fast})
+    num_cores = len(allowed) - len(efficiency) - hyperthreads
+    return Cores(
+        physical=len({one.core for one in processors}) or None,
+        logical=len(processors) or os.cpu_count() or 1,
+        allowed=len(allowed),
+        efficiency=len(efficiency),
+        hyperthreads=hyperthreads,
+        quota=quota,
+        usable=max(1, num_cores if quota is None else min(num_cores, int(quota))),
+    )
+
+
+def _allowed() -> Set[int]:
+    """Numbers of the processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return os.sched_getaffinity(0)
+    if sys.platform == "win32":
+        try:
+            return set(psutil.Process().cpu_affinity())
+        except (psutil.Error, OSError):  # where there are several groups of processors
+            pass
+    return set(range(os.cpu_count() or 1))
 
 
 def peak_memory_bytes() -> int:

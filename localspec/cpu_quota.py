@@ -1,0 +1,82 @@
+"""How much of the processors the control groups of this process leave it, as in containers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+logger = logging.getLogger(__name__)
+
+_MEMBERSHIP = re.compile(r"\d+:([^:]*):(/.*)")  # controllers and the group's path
+# What of the tree is mounted, where, the version's kind and the options with the controllers.
+_MOUNT = re.compile(r"\S+ \S+ \S+ (/\S*) (/\S*) .* - (cgroup2?) \S+ (\S+)")
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Processors' worth of time that this process may take, or None where nothing bounds it.
+
+    The tightest of its own groups and of all above them that can be seen, by what is below
+    root/proc and where the groups are mounted; both versions of control groups count.
+    """
+    quotas = [_quota(group) for group in _groups(root)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """Folders of the groups that bound this process's time: its own and all above them."""
+    paths: dict[str, str] = {}
+    for line in _lines(root / "proc/self/cgroup"):
+        if member := _MEMBERSHIP.fullmatch(line):
+            paths |= dict.fromkeys(member[1].split(","), member[2])
+    for line in _lines(root / "proc/self/mountinfo"):
+        mount = _MOUNT.fullmatch(line)
+        if mount is None:
+            continue
+        # Version 2 has one tree, and names no controllers.
+        controller = "cpu" if mount[3] == "cgroup" else ""
+        if controller in paths and controller in ("", *mount[4].split(",")):
+            top = root / mount[2].removeprefix("/")
+            inside = _inside(PurePosixPath(paths[controller]), PurePosixPath(mount[1]))
+            yield from (top / folder for folder in (inside, *inside.parents))
+
+
+def _inside(path: PurePosixPath, mounted: PurePosixPath) -> PurePosixPath:
+    """The way from what is mounted to a group; none where the group is not below it.
+
+    A container may see its own group as the top, under a path that means nothing there.
+    """
+    if path.is_relative_to(mounted) and ".." not in path.parts:
+        return path.relative_to(mounted)
+    return PurePosixPath()
+
+
+def _quota(group: Path) -> float | None:
+    """Processors' worth of time that one group may take: microseconds in each period of them."""
+    words = [word for line in _lines(group / "cpu.max") for word in line.split()] or [
+        line.strip()
+        for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        for line in _lines(group / name)
+    ]
+    if not words or words[0] in ("max", "-1"):
+        return None
+    try:
+        quota_us, period_us = map(int, words)
+        if quota_us <= 0 or period_us <= 0:
+            raise ValueError("not above zero")
+    except ValueError as error:
+        logger.debug("the quota %r of %s is left out: %s", words, group, error)
+        return None
+    return quota_us / period_us
+
+
+def _lines(path: Path) -> list[str]:
+    """Of a text file; none where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:  # no Linux, or not of this version
+        return []
+    except (OSError, ValueError) as error:
+        logger.debug("%s is left out: %s", path, error)
+        return []
