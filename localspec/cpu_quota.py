@@ -53,7 +53,7 @@ def _inside(path: PurePosixPath, mounted: PurePosixPath) -> PurePosixPath:
 
 
 def _quota(group: Path) -> float | None:
-    """Processors' worth of time that one group may take: microseconds in each period of them."""
+    """Processors' worth of time that one group may take, or None."""
     words = [word for line in _lines(group / "cpu.max") for word in line.split()] or [
         line.strip()
         for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")

@@ -59,6 +59,11 @@ class Cores:
     quota: float | None
     usable: int
 
+    @property
+    def is_bound_by_quota(self) -> bool:
+        """Whether there would be more usable ones without it."""
+        return self.usable < self.allowed - self.efficiency - self.hyperthreads
+
 
 def cores_here() -> Cores:
     """The machine's cores and what may be used of them."""
@@ -101,10 +106,11 @@ def count_cores(
 def _allowed() -> Set[int]:
     """Numbers of the processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
+        return set(os.sched_getaffinity(0))
     if sys.platform == "win32":
         try:
-            return set(psutil.Process().cpu_affinity())
+            allowed: list[int] = psutil.Process().cpu_affinity()
+            return set(allowed)
         except (psutil.Error, OSError):  # where there are several groups of processors
             pass
     return set(range(os.cpu_count() or 1))

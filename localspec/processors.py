@@ -51,8 +51,8 @@ def linux_processors(root: Path) -> list[Processor]:
     if fast:
         efficient = cores.keys() - fast
     else:
-        # The middle cores of a phone have 0.7 or more of its fastest one's, its little ones 0.25
-        # to 0.45: the Cortex-A55 of an RK3588 has 0.4 of its A76.
+        # Half lies between the little cores of ARM's designs and the middle ones beside a prime
+        # core, which are worth having. Where no capacity is told, all are taken for fast.
         most = max(capacities.values(), default=0)
         efficient = {number for number, one in capacities.items() if 0 < one < most / 2}
     return [
@@ -65,8 +65,8 @@ def _numbers(path: Path) -> set[int]:
     numbers: set[int] = set()
     try:
         for part in path.read_text(encoding="ascii").strip().split(","):
-            first, _, last = part.partition("-")
-            numbers |= set(range(int(first), int(last or first) + 1))
+            first, dash, last = part.partition("-")
+            numbers |= set(range(int(first), int(last if dash else first) + 1))
     except FileNotFoundError:
         return set()
     except (OSError, ValueError) as error:
@@ -101,7 +101,9 @@ def _sysctl(name: str) -> int | None:
 
 
 _CORE = struct.Struct("<IIxB20xH")  # relationship, size, efficiency class, number of groups
-_GROUP = struct.Struct("<QH6x")  # which processors of a group are the core's; the group's number
+_GROUP = struct.Struct(
+    "<QH6x"
+)  # which processors of a group are the core's; the group's number
 
 
 def windows_processors(cores: bytes) -> list[Processor]:

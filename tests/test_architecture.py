@@ -27,7 +27,7 @@ PACKAGES = [
     ["policy"],
     ["speculative", "gguf_file"],
     ["sampling", "machine", "atomic_write", "fork_guard"],
-    ["errors"],
+    ["processors", "cpu_quota", "errors"],
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,11 @@ from localspec.preflight.installation import inspect_installation
 from localspec.preflight.problems import find_problems
 from standin_hub import StandinHub
 
+# A laptop's, whose hyperthreads are nothing to mend.
+CORES = Cores(
+    physical=4, logical=8, allowed=8, efficiency=0, hyperthreads=4, quota=None, usable=4
+)
+
 
 @pytest.fixture(scope="module")
 def sound():
@@ -28,7 +34,7 @@ def sound():
         amx_is_left_out=False,
         processor_flags=frozenset(),
         has_nvidia=False,
-        cores=Cores(4, 8, 8),
+        cores=CORES,
         memory=Memory(16_000_000_000, 8_000_000_000),
         cache=replace(found.cache, free_bytes=10**12, is_writable=True, unfinished={}),
         presets_fault=None,
@@ -56,7 +62,12 @@ def test_nothing_is_found_where_nothing_is_wrong(sound):
         ({"presets_fault": ("models.toml: bad key", "Correct it.")}, "bad key", "Correct"),
         ({"is_offline": True}, "offline mode", "Unset"),
         ({"has_nvidia": True}, "NVIDIA GPU", "with CUDA"),
-        ({"cores": Cores(4, 8, 2)}, "2 of 8 cores", "taskset"),
+        (
+            {"cores": replace(CORES, allowed=2, hyperthreads=0, usable=2)},
+            "2 of 8 cores",
+            "taskset",
+        ),
+        ({"cores": replace(CORES, quota=1.5, usable=1)}, "1 of 8 cores", "container"),
         ({"memory": Memory(16 * 10**9, 5 * 10**8)}, "0.5 GB of memory", "Close"),
         (
             {"processor_flags": frozenset({"avx2", "avx512f"}), "build": "CPU : AVX2 = 1"},
@@ -129,5 +140,30 @@ def test_json_has_all_of_it():
     result = CliRunner().invoke(main, ["doctor", "--json"])
     whole = json.loads(result.output)
     assert whole["cores"]["logical"] == os.cpu_count()
+    assert whole["cores"].keys() >= {"allowed", "efficiency", "hyperthreads", "quota", "usable"}
     assert {device["kind"] for device in whole["devices"]} >= {"CPU"}
     assert all(one.keys() == {"what", "remedy"} for one in whole["problems"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "4 of 8 cores: 4 are hyperthreads"),
+        ({"hyperthreads": 0, "usable": 8}, "8 of 8 cores"),
+        (
+            {"quota": 1.5, "usable": 1},
+            "1 of 8 cores: 4 are hyperthreads, the container's quota is 1.5",
+        ),
+        (
+            {"allowed": 7, "efficiency": 4, "hyperthreads": 1, "quota": 3.0, "usable": 2},
+            "2 of 8 cores: 1 is closed to this process, 4 are efficiency cores, "
+            "1 is a hyperthread",
+        ),
+    ],
+)
+def test_cores_that_are_left_out_have_a_reason(change, words, sound, monkeypatch):
+    found = replace(sound, cores=replace(CORES, **change))
+    command = sys.modules["localspec.cli.doctor"]  # whose name is also that of the command
+    monkeypatch.setattr(command, "inspect_installation", lambda: found)
+    output = CliRunner().invoke(main, ["doctor"]).output
+    assert f"Cores      {words}\n" in output

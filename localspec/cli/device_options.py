@@ -11,7 +11,7 @@ from localspec.llama.options import CacheType, FlashAttention, LlamaOptions
 _CACHE_TYPE = click.Choice(get_args(CacheType))
 
 OPTIONS = [
-    click.option("--threads", type=int, help="CPU threads. [default: every core]"),
+    click.option("--threads", type=int, help="CPU threads. [default: one a fast core]"),
     click.option(
         "--threads-batch", type=int, help="CPU threads for prompts. [default: --threads]"
     ),

@@ -10,6 +10,7 @@ import click
 
 from localspec.cli.bars import readable_bytes
 from localspec.cli.screen import printable
+from localspec.machine import Cores
 from localspec.preflight.installation import Installation, inspect_installation
 from localspec.preflight.problems import Problem, find_problems
 
@@ -39,7 +40,6 @@ def doctor(*, as_json: bool) -> None:
 def _lines(found: Installation) -> list[tuple[str, str]]:
     packages = ", ".join(f"{name} {version}" for name, version in found.packages.items())
     cores, memory, cache = found.cores, found.memory, found.cache
-    physical = "unknown" if cores.physical is None else cores.physical
     presets = f"{found.presets_file}{'' if found.presets_file.exists() else ' (none yet)'}"
     return [
         ("localspec", f"{found.version}, Python {found.python}, {found.system}"),
@@ -54,7 +54,7 @@ def _lines(found: Installation) -> list[tuple[str, str]]:
             )
             for device in found.devices
         ),
-        ("Cores", f"{physical} physical, {cores.logical} logical, {cores.usable} usable"),
+        ("Cores", _cores_in_words(cores)),
         (
             "Memory",
             f"{readable_bytes(memory.available_bytes)} of "
@@ -71,6 +71,23 @@ def _lines(found: Installation) -> list[tuple[str, str]]:
         ),
         ("Presets", presets),
     ]
+
+
+def _cores_in_words(cores: Cores) -> str:
+    """How many a model computes on, and why not on the others."""
+    reasons = [
+        f"{number} {'is ' + one if number == 1 else 'are ' + several}"
+        for number, one, several in (
+            (cores.logical - cores.allowed, "closed to this process", "closed to this process"),
+            (cores.efficiency, "an efficiency core", "efficiency cores"),
+            (cores.hyperthreads, "a hyperthread", "hyperthreads"),
+        )
+        if number
+    ]
+    if cores.is_bound_by_quota:
+        reasons.append(f"the container's quota is {cores.quota:g}")
+    counted = f"{cores.usable} of {cores.logical} core{'' if cores.logical == 1 else 's'}"
+    return f"{counted}: {', '.join(reasons)}" if reasons else counted
 
 
 def _as_object(found: Installation, problems: list[Problem]) -> dict[str, Any]:

@@ -78,9 +78,10 @@ def _build(found: Installation) -> Iterator[Problem]:
 
 def _room(found: Installation) -> Iterator[Problem]:
     cores, memory = found.cores, found.memory
-    if cores.usable < cores.logical:
+    if cores.allowed < cores.logical or cores.is_bound_by_quota:
+        given = cores.usable if cores.is_bound_by_quota else cores.allowed
         yield Problem(
-            f"this process may use {cores.usable} of {cores.logical} cores",
+            f"this process may use {given} of {cores.logical} cores",
             "If that is not meant so: look at taskset, or the limits of the container.",
         )
     if memory.available_bytes < _LITTLE_MEMORY_BYTES:

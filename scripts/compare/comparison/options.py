@@ -39,7 +39,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--chat", action="store_true", help=chat)
     add("--max-tokens", type=positive, default=128, help="of an answer (default: 128)")
     add("--rounds", type=positive, default=3, help="times each prompt is asked (default: 3)")
-    add("--threads", type=positive, default=num_usable_cores(), help="default: all cores")
+    add("--threads", type=positive, default=num_usable_cores(), help="default: as localspec")
     add("--ctx", type=positive, default=2048, help="context in tokens (default: 2048)")
     add("--gpu-layers", type=int, help="of both models (default: what each side takes itself)")
 

@@ -1,0 +1,230 @@
+"""Which cores a model computes on, told from the files of machines as they are sold."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from pathlib import Path
+
+import pytest
+
+from localspec.cpu_quota import cpu_quota
+from localspec.machine import cores_here, count_cores, num_usable_cores
+from localspec.processors import linux_processors, mac_processors, windows_processors
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+
+
+def write_processors(root: Path, siblings: list[str], capacities: tuple[int, ...] = ()) -> None:
+    """siblings: for each processor the list of those on its core, as Linux writes it."""
+    folder = "sys/devices/system/cpu"
+    write(root, {f"{folder}/online": f"0-{len(siblings) - 1}"})
+    for number, text in enumerate(siblings):
+        write(root, {f"{folder}/cpu{number}/topology/thread_siblings_list": text})
+    for number, capacity in enumerate(capacities):
+        write(root, {f"{folder}/cpu{number}/cpu_capacity": str(capacity)})
+
+
+def usable(root: Path, allowed: set[int]) -> int:
+    return count_cores(linux_processors(root), allowed, cpu_quota(root)).usable
+
+
+def laptop(root: Path) -> None:
+    """Two cores of two threads each; the second threads are numbered last."""
+    write_processors(root, ["0,2", "1,3", "0,2", "1,3"])
+
+
+def alder_lake(root: Path) -> None:
+    """Two performance cores of two threads, side by side, and four efficiency cores."""
+    write_processors(root, ["0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7"])
+    write(root, {"sys/devices/cpu_core/cpus": "0-3", "sys/devices/cpu_atom/cpus": "4-7"})
+
+
+def rk3588(root: Path) -> None:
+    """Four little cores, then four big ones."""
+    write_processors(root, [str(n) for n in range(8)], (414,) * 4 + (1024,) * 4)
+
+
+def phone(root: Path) -> None:
+    """Four little, three middle and one prime core."""
+    write_processors(root, [str(n) for n in range(8)], (290,) * 4 + (780,) * 3 + (1024,))
+
+
+@pytest.mark.parametrize(
+    ("machine", "allowed", "expected"),
+    [
+        (laptop, {0, 1, 2, 3}, 2),
+        (laptop, {0, 2}, 1),
+        (laptop, {2, 3}, 2),
+        (alder_lake, set(range(8)), 2),
+        (alder_lake, {0, 1, 4}, 1),
+        (alder_lake, {4, 5, 6, 7}, 4),
+        (rk3588, set(range(8)), 4),
+        (rk3588, {0, 1, 2, 3}, 4),
+        (rk3588, {3, 4}, 1),
+        (phone, set(range(8)), 4),
+    ],
+)
+def test_each_fast_core_that_is_allowed_counts_once(machine, allowed, expected, tmp_path):
+    machine(tmp_path)
+    assert usable(tmp_path, allowed) == expected
+
+
+def test_why_cores_are_left_out_is_counted_apart(tmp_path):
+    alder_lake(tmp_path)
+    cores = count_cores(linux_processors(tmp_path), set(range(7)), 1.5)
+    assert (cores.physical, cores.logical, cores.allowed) == (6, 8, 7)
+    assert (cores.efficiency, cores.hyperthreads) == (3, 2)
+    assert (cores.quota, cores.usable) == (1.5, 1)
+
+
+def test_where_nothing_is_told_each_allowed_processor_is_a_core(tmp_path):
+    assert usable(tmp_path, {0, 3, 5}) == 3
+    write_processors(tmp_path, ["0", "1"])
+    assert usable(tmp_path, {0, 1, 64}) == 3
+
+
+def test_a_malformed_file_is_left_out_and_logged(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG, "localspec")
+    write_processors(tmp_path, ["0-", "x", "", "7"], (1024, 1024))
+    write(tmp_path, {"sys/devices/system/cpu/cpu2/cpu_capacity": "much"})
+    write(tmp_path, {"sys/devices/cpu_core/cpus": "P"})
+    assert usable(tmp_path, {0, 1, 2, 3}) == 4
+    assert len(caplog.records) == 5
+    assert all(record.levelno == logging.DEBUG for record in caplog.records)
+
+
+MOUNT = "35 24 0:30 {} {} rw,nosuid shared:9 - {}"
+VERSION_2 = "cgroup2 cgroup2 rw,nsdelegate"
+VERSION_1 = "cgroup cgroup rw,cpu,cpuacct"
+
+
+def write_groups(root: Path, path: str, mount: str, quotas: dict[str, str]) -> None:
+    write(root, {"proc/self/cgroup": path, "proc/self/mountinfo": mount})
+    write(root, {f"sys/fs/cgroup/{name}": text for name, text in quotas.items()})
+
+
+def docker(root: Path) -> None:
+    """docker run --cpus=1.5, where the container sees its own group as the top."""
+    mount = MOUNT.format("/", "/sys/fs/cgroup", VERSION_2)
+    write_groups(root, "0::/", mount, {"cpu.max": "150000 100000"})
+
+
+def slices(root: Path) -> None:
+    """A service without a bound in a slice that has one, below another that is wider."""
+    mount = MOUNT.format("/", "/sys/fs/cgroup", VERSION_2)
+    quotas = {
+        "user.slice/cpu.max": "600000 100000",
+        "user.slice/app.slice/cpu.max": "75000 25000",
+        "user.slice/app.slice/chat.scope/cpu.max": "max 100000",
+        "user.slice/app.slice/other.scope/cpu.max": "10000 100000",
+    }
+    write_groups(root, "0::/user.slice/app.slice/chat.scope", mount, quotas)
+
+
+def docker_version_1(root: Path) -> None:
+    """The container's group is what is mounted; its path is that of the host."""
+    path = "5:cpuset:/docker/0123\n4:cpu,cpuacct:/docker/0123\n1:name=systemd:/docker/0123"
+    mount = MOUNT.format("/docker/0123", "/sys/fs/cgroup/cpu,cpuacct", VERSION_1)
+    quotas = {
+        "cpu,cpuacct/cpu.cfs_quota_us": "200000",
+        "cpu,cpuacct/cpu.cfs_period_us": "100000",
+    }
+    write_groups(root, path, mount, quotas)
+
+
+def unbounded_version_1(root: Path) -> None:
+    mount = MOUNT.format("/", "/sys/fs/cgroup/cpu", VERSION_1)
+    quotas = {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}
+    write_groups(root, "1:cpu:/", mount, quotas)
+
+
+def path_of_another_namespace(root: Path) -> None:
+    """What `/../` leads to cannot be seen from here; what is mounted can."""
+    mount = MOUNT.format("/", "/sys/fs/cgroup", VERSION_2)
+    quotas = {"cpu.max": "300000 100000", "../cgroup_of_others/cpu.max": "1000 100000"}
+    write_groups(root, "0::/../cgroup_of_others", mount, quotas)
+
+
+@pytest.mark.parametrize(
+    ("machine", "quota", "expected"),
+    [
+        (docker, 1.5, 1),
+        (slices, 3.0, 3),
+        (docker_version_1, 2.0, 2),
+        (unbounded_version_1, None, 8),
+        (path_of_another_namespace, 3.0, 3),
+    ],
+)
+def test_the_tightest_group_bounds_the_threads(machine, quota, expected, tmp_path):
+    machine(tmp_path)
+    assert cpu_quota(tmp_path) == quota
+    assert usable(tmp_path, set(range(8))) == expected
+
+
+def test_the_narrower_of_affinity_and_quota_counts(tmp_path):
+    slices(tmp_path)
+    assert usable(tmp_path, {0, 5}) == 2
+
+
+def test_less_than_one_processor_is_one_thread(tmp_path):
+    docker(tmp_path)
+    write(tmp_path, {"sys/fs/cgroup/cpu.max": "20000 100000"})
+    assert usable(tmp_path, {0, 1}) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fast 100000", "100000", "100000 0", "-5 100000", "1 2 3"]
+)
+def test_a_malformed_quota_bounds_nothing(text, tmp_path, caplog):
+    caplog.set_level(logging.DEBUG, "localspec")
+    docker(tmp_path)
+    write(tmp_path, {"sys/fs/cgroup/cpu.max": text})
+    assert cpu_quota(tmp_path) is None
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG] * bool(text)
+
+
+@pytest.mark.parametrize("name", ["proc/self/cgroup", "proc/self/mountinfo"])
+def test_malformed_lists_of_groups_bound_nothing(name, tmp_path):
+    docker(tmp_path)
+    write(tmp_path, {name: "what\n::\n - cgroup2\n1 2 3 / - cgroup2 x"})
+    assert cpu_quota(tmp_path) is None
+    (tmp_path / name).write_bytes(b"\xff\xfe")
+    assert cpu_quota(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("says", "expected", "logical"),
+    [
+        ({"hw.nperflevels": 2, "hw.perflevel0.physicalcpu": 4, "hw.perflevel0.logicalcpu": 4,
+          "hw.perflevel1.physicalcpu": 6, "hw.perflevel1.logicalcpu": 6}, 4, 10),
+        ({"hw.physicalcpu": 6, "hw.logicalcpu": 12}, 6, 12),
+        ({}, 8, 8),
+    ],
+)  # fmt: skip
+def test_a_mac_has_its_performance_cores(says, expected, logical):
+    cores = count_cores(mac_processors(says.get), set(range(logical)), None)
+    assert cores.usable == expected
+
+
+def windows_core(efficiency_class: int, mask: int, group: int = 0) -> bytes:
+    head = struct.pack("<IIBB20xH", 0, 48, int(mask.bit_count() > 1), efficiency_class, 1)
+    return head + struct.pack("<QH6x", mask, group)
+
+
+def test_windows_has_its_fastest_class():
+    cores = [windows_core(1, 0b11), windows_core(1, 0b1100), windows_core(0, 1 << 4)]
+    found = windows_processors(b"".join(cores))
+    assert count_cores(found, set(range(5)), None).usable == 2
+    assert windows_processors(b"") == []
+    [far] = windows_processors(windows_core(0, 1 << 3, group=1))
+    assert (far.number, far.is_efficient) == (67, False)
+
+
+def test_this_machine_has_one_at_least():
+    cores = cores_here()
+    assert 1 <= num_usable_cores() == cores.usable <= cores.allowed <= cores.logical
