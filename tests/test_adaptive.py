@@ -348,3 +348,72 @@ def test_a_machine_that_slows_down_is_noticed_behind_drafts_that_stop_at_once():
         decision = made.choose(context)
         made.learn(stopped if decision.proposer == 0 else target_only_step(3.0))
     assert made.target_cost.target_only_s == 3.0
+
+
+@pytest.mark.parametrize("agreement", [0.3, 0.5, 0.65])
+@pytest.mark.parametrize(
+    ("ratios", "draft_share"), [(Q4_0, 0.12), (Q4_K, 0.12), (Q4_0, 0.36)],
+    ids=["staircase", "steep", "an expensive draft"],
+)  # fmt: skip
+def test_a_draft_that_is_right_at_times_is_not_followed_into_a_loss(
+    ratios, draft_share, agreement
+):
+    """Near the break-even, too, where luck looks like profit; costs known or not."""
+    setting = {"draft_share": draft_share}
+    for seed in range(2):
+        agrees = at_random(agreement, seed)
+        target_only_s = run(FixedDraftPolicy(0), agrees, ratios, **setting)
+        first = policy()
+        assert target_only_s / run(first, agrees, ratios, **setting) >= 0.97
+        assert target_only_s / run(policy(first), agrees, ratios, **setting) >= 0.97
+
+
+def test_a_good_answer_behind_bad_ones_is_noticed():
+    """Where the first look is expensive and what was seen before says that little pays."""
+    learned = policy()
+    for agreement, seed in ((0.7, 101), (0.9, 103), (0.3, 102)):
+        run(learned, at_random(agreement, seed), Q4_0, draft_share=0.36)
+    setting = {"draft_share": 0.36, "num_tokens": 192}
+    agrees = at_random(0.95)
+    fixed_s = run(FixedDraftPolicy(3), agrees, Q4_0, **setting)
+    assert fixed_s / run(policy(learned), agrees, Q4_0, **setting) >= 0.95
+
+
+@pytest.mark.parametrize(("step_s", "at_least", "at_most"), [(3.5, 1, 20), (1.5, 40, 64)])
+def test_where_little_is_gained_plain_steps_are_measured_often(step_s, at_least, at_most):
+    """If one takes less than it did, nothing is gained any more."""
+    made = policy()
+    for _ in range(9):
+        made.learn(target_only_step(1.0))
+    for _ in range(60):
+        made.learn(replace(draft_step(step_s), num_accepted=3, num_emitted=4))
+    made.learn(target_only_step(1.0))
+    drafted = 0
+    context = PolicyContext(10, 3, 500, (ProposerState(16, 1, 0, 0),))
+    while (decision := made.choose(context)).draft_off is not DraftOff.MEASURING:
+        assert decision.proposer == 0
+        made.learn(draft_step(step_s))
+        drafted += 1
+    assert at_least <= drafted <= at_most
+
+
+def test_a_draft_that_comes_back_is_soon_compared_with_plain_steps():
+    """Later that is done more rarely."""
+    made = policy()
+    context = PolicyContext(10, 3, 500, (ProposerState(16, 1, 0, 0),))
+    for _ in range(5):
+        made.learn(target_only_step(1.0))
+        made.learn(replace(draft_step(2.9), confidences=[0.9] * 3, num_accepted=2))
+    made.learn(target_only_step(1.0))
+    assert made.choose(context).draft_off is DraftOff.DOES_NOT_PAY
+    for _ in range(6):
+        made.learn(target_only_step(1.5))
+    drafted = [0]
+    while len(drafted) < 3:
+        if made.choose(context).proposer == 0:
+            drafted[-1] += 1
+            made.learn(replace(draft_step(2.9), num_accepted=2))
+        else:
+            drafted.append(0)
+            made.learn(target_only_step(1.5))
+    assert 1 <= drafted[0] <= 8 < 16 <= drafted[1]

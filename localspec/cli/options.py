@@ -90,6 +90,9 @@ class _Renamed(click.Option):
         name, before = self.opts
         return record and (record[0].replace(f"{name}, {before}", name), record[1])
 
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return f"'{self.opts[0]}'"
+
 
 class DraftTokens(click.ParamType):  # type: ignore[type-arg]
     """A number of draft tokens; "auto" is None."""
