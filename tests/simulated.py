@@ -26,6 +26,7 @@ from localspec.speculative.policy_api import (
 from localspec.speculative.proposers import DraftModel, Draw, Proposal, Proposer
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
+from localspec.speculative.thread_policy import FixedThreads
 from toy import all_shared
 
 VOCAB = 1024
@@ -270,7 +271,7 @@ def answer(
     target.slowdown, target.waking = machine.slowdown, machine.waking
     shared = all_shared(target, draft)  # type: ignore[arg-type]
     proposer = DraftModel(draft, shared, lambda token: False)
-    loop = SpeculativeDecoder(target, [proposer, *others], policy, None, clock)
+    loop = SpeculativeDecoder(target, [proposer, *others], policy, FixedThreads(1), None, clock)
     rule = make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0))
     for start in text.starts:
         question = [(7 * i) % VOCAB for i in range(text.num_prompt_tokens - 1)]

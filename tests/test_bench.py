@@ -94,7 +94,7 @@ def compared(target_only_s, ours_s, name="greedy", num_drafted=3):
     meter = Meter(1, 0, 0.0, draft_off_steps={DraftOff.DOES_NOT_PAY: 5})
     meter.lengths[num_drafted] += 1
     sides = (
-        Side(tuple(100 / s for s in seconds), 0.1, (meter.stats(1.0, None),))
+        Side(tuple(100 / s for s in seconds), 0.1, (meter.stats(1.0, None, None),))
         for seconds in (target_only_s, ours_s)
     )
     return Comparison(name, *sides, round_s=10.0)

@@ -20,6 +20,7 @@ from localspec.speculative.policy_api import FixedDraftPolicy
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
+from localspec.speculative.thread_policy import FixedThreads
 from toy import TableModel, all_shared
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -222,7 +223,9 @@ def test_caches_hold_prefixes_of_the_text_whoever_owns_it():
     )
     target, draft = SavingTable(seed=1), SavingTable(seed=2)
     proposer = DraftModel(draft, all_shared(target, draft), asked.is_end)
-    loop = SpeculativeDecoder(target, [proposer], FixedDraftPolicy(2), None, lambda: 0.0)
+    loop = SpeculativeDecoder(
+        target, [proposer], FixedDraftPolicy(2), FixedThreads(1), None, lambda: 0.0
+    )
     kept = CachePool(loop, [target, draft], 600)
     random = np.random.default_rng(0)
     owners = [Owner() for _ in range(4)]

@@ -133,7 +133,7 @@ def learn(tmp_path, monkeypatch, demo_target, demo_draft):
         monkeypatch.setenv(name, str(tmp_path))
 
     def keep(ratios, draft_share):
-        policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: draft_share})
+        policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: draft_share}, 1)
         for size, ratio in enumerate(ratios, 1):
             for _ in range(3):
                 policy.target_cost.learn(1, 0, 0.1)

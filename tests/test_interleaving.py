@@ -18,6 +18,7 @@ from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.ratio_estimate import RatioEstimate
 from localspec.speculative.rules import make_rule
+from localspec.speculative.thread_policy import FixedThreads
 from toy import all_shared
 
 
@@ -62,8 +63,8 @@ def answer(
     draft = DriftingModel(clock, 0.12, Q4_0, agrees, REPLAY_TOKENS)
     target.machine = draft.machine = machine
     proposer = DraftModel(draft, all_shared(target, draft), lambda token: False)
-    policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.12})
-    loop = SpeculativeDecoder(target, [proposer], policy, None, clock)
+    policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.12}, 1)
+    loop = SpeculativeDecoder(target, [proposer], policy, FixedThreads(1), None, clock)
     prompt = [(7 * i) % VOCAB for i in range(32)]
     loop.start(prompt)
     rule = make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0))

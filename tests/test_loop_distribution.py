@@ -21,6 +21,7 @@ from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.rules import make_rule
+from localspec.speculative.thread_policy import FixedThreads
 from reference import target_probs
 from toy import TableModel, all_shared
 
@@ -65,7 +66,7 @@ class Unsure:
 
 def automatic(_num_draft_tokens):
     """The automatic policy, which decides by what it has seen of this very text."""
-    return AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1})
+    return AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1}, 1)
 
 
 def text_distribution(
@@ -82,6 +83,7 @@ def text_distribution(
             target,
             [DraftModel(draft, shared, is_end)],
             policy(num_draft_tokens),
+            FixedThreads(1),
             None,
             functools.partial(next, itertools.count(1.0)),
         )

@@ -46,7 +46,7 @@ def test_an_answer_adds_up():
     add(meter, step(P), 102.0)
     add(meter, step(A, A, A, B, drafted=3), 103.0)
     add(meter, step(A, R, drafted=3), 104.0)
-    stats = meter.stats(104.0, PolicyEstimate(ProposerKind.DRAFT, 0.7, 0.5, 0.5, 0.05))
+    stats = meter.stats(104.0, PolicyEstimate(ProposerKind.DRAFT, 0.7, 0.5, 0.5, 0.05), None)
     assert (stats.prompt_tokens, stats.cached_prompt_tokens) == (10, 4)
     assert (stats.completion_tokens, stats.num_steps) == (7, 3)
     assert (stats.num_draft_tokens, stats.num_accepted) == (6, 4)
@@ -70,7 +70,7 @@ def test_an_answer_adds_up():
 
 def test_an_answer_that_never_began_has_no_rates():
     """No division by zero anywhere."""
-    stats = Meter(5, 0, started_s=1.0).stats(1.0, None)
+    stats = Meter(5, 0, started_s=1.0).stats(1.0, None, None)
     assert stats.completion_tokens == stats.decoded_tokens == 0
     assert stats.tokens_per_s is None
     assert stats.prompt_tokens_per_s is None
@@ -85,7 +85,7 @@ def test_the_rate_does_not_depend_on_how_long_the_answer_is(num_tokens):
     meter = Meter(prompt_tokens=10, cached_prompt_tokens=0, started_s=0.0)
     for number in range(num_tokens):
         add(meter, step(P), 2.0 + number)
-    stats = meter.stats(2.0 + num_tokens, None)
+    stats = meter.stats(2.0 + num_tokens, None, None)
     expected = None if num_tokens == 1 else pytest.approx(1 / 0.875)
     assert stats.tokens_per_s == expected
     assert stats.prompt_tokens_per_s == pytest.approx(5.0)
@@ -99,6 +99,6 @@ def test_the_last_reason_for_not_drafting_is_kept():
     meter = Meter(1, 0, started_s=0.0)
     meter.add(step(P, off=DraftOff.DRAFT_CONTEXT_FULL), 1.0)
     meter.add(step(P), 2.0)
-    stats = meter.stats(3.0, None)
+    stats = meter.stats(3.0, None, None)
     assert stats.draft_off is DraftOff.DRAFT_CONTEXT_FULL
     assert stats.draft_off_steps == {DraftOff.DRAFT_CONTEXT_FULL: 1}

@@ -18,9 +18,10 @@ from localspec.policy import (
     cost,
     step_ratios,
     step_times,
+    threads,
 )
 
-MODULES = (acceptance, adaptive, budget, candidate, cost, step_ratios, step_times)
+MODULES = (acceptance, adaptive, budget, candidate, cost, step_ratios, step_times, threads)
 PAGE = (Path(__file__).parent.parent / "docs/policy.md").read_text("utf-8")
 
 

@@ -24,6 +24,7 @@ from localspec.speculative.policy_api import REPLAY_TOKENS, FixedDraftPolicy, Pr
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
+from localspec.speculative.thread_policy import FixedThreads
 from toy import all_shared
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -224,8 +225,10 @@ class TypedChat:
         target = TimedModel(self.clock, 1.0, Q4_K)
         draft = TimedModel(self.clock, 0.12, Q4_0, at_random(agreement), REPLAY_TOKENS)
         proposer = DraftModel(draft, all_shared(target, draft), lambda token: False)
-        self.policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1})
-        self.loop = SpeculativeDecoder(target, [proposer], self.policy, None, self.clock)
+        self.policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1}, 1)
+        self.loop = SpeculativeDecoder(
+            target, [proposer], self.policy, FixedThreads(1), None, self.clock
+        )
         self.tokens = [(7 * i) % VOCAB for i in range(31)] + [0]
 
     def answer(self, draft_policy, num_tokens=64):

@@ -12,6 +12,7 @@ from localspec.speculative.policy_api import Decision, FixedDraftPolicy, PolicyC
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import Place, make_rule
+from localspec.speculative.thread_policy import FixedThreads
 from toy import TableModel, all_shared
 
 SAMPLED = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
@@ -119,7 +120,7 @@ def test_the_text_stays_what_it_was(rule):
         ticks = iter(range(10**9))
         proposers = [draft_model(draft), Lookup(never)]
         loop = SpeculativeDecoder(
-            target, proposers, length, None, lambda t=ticks: float(next(t))
+            target, proposers, length, FixedThreads(1), None, lambda t=ticks: float(next(t))
         )
         seed = 5 if rule == "coupled" else None
         made = make_rule(rule, is_greedy=params.is_greedy, seed=seed, randomness=Randomness(5))

@@ -19,6 +19,7 @@ from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy, PolicyC
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import Place, make_rule
+from localspec.speculative.thread_policy import FixedThreads
 from reference import greedy_text
 from toy import TableModel, all_shared
 
@@ -43,7 +44,12 @@ def speculate(target, draft, k, *, is_end=never, reason=None) -> SpeculativeDeco
         proposers.append(DraftModel(draft, all_shared(target, draft), is_end))
     ticks = iter(range(10**9))
     return SpeculativeDecoder(
-        target, proposers, FixedDraftPolicy(k), reason, lambda: float(next(ticks))
+        target,
+        proposers,
+        FixedDraftPolicy(k),
+        FixedThreads(1),
+        reason,
+        lambda: float(next(ticks)),
     )
 
 
@@ -124,6 +130,7 @@ def test_padding_may_go_beyond_the_answer_but_not_beyond_the_context(context_len
         target,
         [DraftModel(draft, all_shared(target, draft), never)],
         Padding(3),
+        FixedThreads(1),
         None,
         functools.partial(next, itertools.count(1.0)),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import localspec
-from localspec.engine import loading
+from localspec.engine import thread_choice
 from localspec.llama import params as llama_params
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
@@ -22,7 +22,7 @@ class TimedModel:
         self.num_cached = 0
         self.num_decodes = 0
         self._milliseconds, self._now = milliseconds, 0.0
-        monkeypatch.setattr(loading.time, "perf_counter", lambda: self._now)
+        monkeypatch.setattr(thread_choice.time, "perf_counter", lambda: self._now)
 
     def decode(self, tokens, num_logits):
         assert self.num_cached == 0
@@ -48,14 +48,14 @@ class TimedModel:
 )
 def test_the_fewest_that_are_fastest(milliseconds, chosen, monkeypatch):
     model = TimedModel(milliseconds, monkeypatch)
-    loading.choose_threads(model)
+    thread_choice.choose_threads(model)
     assert (model.num_threads, model.num_cached) == (chosen, 0)
 
 
 def test_a_large_model_keeps_all(monkeypatch):
     model = TimedModel({1: 1.0, 2: 5.0}, monkeypatch)
     model.num_weight_bytes = 1_000_000_000
-    loading.choose_threads(model)
+    thread_choice.choose_threads(model)
     assert (model.num_threads, model.num_decodes) == (2, 0)
 
 
@@ -75,6 +75,6 @@ def test_a_draft_gets_what_was_asked_for_or_what_is_fastest(
 
     monkeypatch.setattr(llama_params, "num_usable_cores", lambda: 4)
     monkeypatch.setattr(LlamaModel, "decode", timed)
-    monkeypatch.setattr(loading.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(thread_choice.time, "perf_counter", lambda: now[0])
     with localspec.load(draft_options=LlamaOptions(num_threads=asked)) as engine:
         assert [model.num_threads for model in engine._models] == [4, chosen]

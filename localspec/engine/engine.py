@@ -17,7 +17,7 @@ from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.prefill import prepare
-from localspec.engine.proposer_choice import choose_draft_policy, choose_proposers
+from localspec.engine.proposer_choice import choose_policies, choose_proposers
 from localspec.errors import (
     CacheError,
     ContextError,
@@ -26,6 +26,7 @@ from localspec.errors import (
     OptionError,
 )
 from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.policy.threads import AdaptiveThreads
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.resolver import Resolver
 from localspec.speculative.loop import Request, SpeculativeDecoder
@@ -66,10 +67,8 @@ class Engine(BaseEngine):
         self._models = [target] if draft is None else [target, draft]
         self._resolver = Resolver(target.vocabulary)
         self.shared_vocabulary, proposers, off = choose_proposers(target, draft, drafting)
-        draft_policy, self._profile = choose_draft_policy(target, draft, drafting, proposers)
-        self._decoder = SpeculativeDecoder(
-            target, proposers, draft_policy, off, time.perf_counter
-        )
+        policies, self._profile = choose_policies(target, draft, drafting, proposers)
+        self._decoder = SpeculativeDecoder(target, proposers, *policies, off, time.perf_counter)
         self._cache_pool = CachePool(self._decoder, self._models, kept_bytes)
         # Nothing of an engine refers back to it: so it is freed when it is dropped.
         self._access = Access(functools.partial(_interrupt, self._models))
@@ -232,9 +231,12 @@ class Engine(BaseEngine):
             model.close()
 
     def _save_profile(self) -> None:
-        policy = self._decoder.draft_policy
+        policy, threads = self._decoder.draft_policy, self._decoder.thread_policy
         if self._profile is not None and isinstance(policy, AdaptiveDraftPolicy):
-            self._profile.save(policy.as_dict())
+            learned = policy.as_dict()
+            if isinstance(threads, AdaptiveThreads):
+                learned["threads"] = threads.as_dict()
+            self._profile.save(learned)
 
     def __reduce__(self) -> NoReturn:
         raise EngineError(

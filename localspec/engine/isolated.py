@@ -289,7 +289,7 @@ class _RemoteAnswer:
             text="",
             token_ids=(),
             finish_reason="cancelled",
-            stats=Meter(self._num_prompt_tokens, 0, 0.0).stats(0.0, None),
+            stats=Meter(self._num_prompt_tokens, 0, 0.0).stats(0.0, None, None),
             seed=options.seed,
             verify=rule.name,
             logprobs=None if options.logprobs is None else (),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from localspec.engine.engine import Engine
+from localspec.engine.thread_choice import choose_threads
 from localspec.errors import OptionError
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.options import LlamaOptions
@@ -144,8 +144,7 @@ def _open_all(
             chosen = _draft_options(source, chosen, models[0].context_length)
         models.append(_open(source, chosen, share))
         undo.callback(models[-1].close)
-    is_file = isinstance(sources[-1], str | os.PathLike)
-    if len(models) > 1 and is_file and options[1].num_threads is None:
+    if len(models) > 1 and models[1].may_change_threads:
         choose_threads(models[1])
     return models
 
@@ -236,6 +235,7 @@ def _open(
     model = LlamaModel.open(path, options, progress)
     # Now that the system has the file at hand.
     model.content = content.digest()
+    model.may_change_threads = options.num_threads is None
     return model
 
 
@@ -253,35 +253,3 @@ def _draft_options(
 
 def _description(target: LlamaModel, draft: LlamaModel | None) -> str:
     return f"{target.name} with {draft.name} as its draft" if draft else f"{target.name} alone"
-
-
-_LARGEST_TRIED_BYTES = 100_000_000  # of weights; with more, a token is work for all cores
-_NUM_THREAD_ROUNDS = 5
-_THREADS_MARGIN = 0.9  # of the time with fewer threads, that more must not exceed
-
-
-def choose_threads(model: LlamaModel) -> None:
-    """Let a small model decode with as few threads as are fastest; leave others alone.
-
-    Threads that share a few milliseconds of work spend much of it waiting for each other: a
-    model of some million parameters can be twice as fast on one core as on two.
-
-    Takes some ten decodes of a token. The model's cache must be empty, and is again.
-    """
-    if model.num_weight_bytes > _LARGEST_TRIED_BYTES or model.context_length < 2:
-        return
-    most = model.num_threads
-    counts = [count for count in (1, 2, 4, 8, 16, 32) if count < most] + [most]
-    best_s = dict.fromkeys(counts, float("inf"))
-    for _ in range(_NUM_THREAD_ROUNDS):
-        for count in counts:
-            model.num_threads = count
-            started = time.perf_counter()
-            model.decode([0], 1)
-            best_s[count] = min(best_s[count], time.perf_counter() - started)
-            model.truncate(0)
-    chosen = counts[0]
-    for count in counts:
-        if best_s[count] < _THREADS_MARGIN * best_s[chosen]:
-            chosen = count
-    model.num_threads = chosen

@@ -6,8 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from localspec.engine.thread_choice import choose_thread_policy
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
+from localspec.policy.threads import AdaptiveThreads
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.policy_api import (
     Drafting,
@@ -18,6 +20,7 @@ from localspec.speculative.policy_api import (
 )
 from localspec.speculative.proposers import DraftModel, Proposer
 from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
+from localspec.speculative.thread_policy import ThreadPolicy
 
 if TYPE_CHECKING:
     from localspec.llama.model import LlamaModel
@@ -47,31 +50,35 @@ def choose_proposers(
     return shared, proposers, None if proposers else off
 
 
-def choose_draft_policy(
+def choose_policies(
     target: LlamaModel,
     draft: LlamaModel | None,
     drafting: Drafting,
     proposers: Sequence[Proposer],
-) -> tuple[DraftPolicy, Profile | None]:
-    """The policy, and where what it learns is kept, if that can be known to be of this pair."""
+) -> tuple[tuple[DraftPolicy, ThreadPolicy], Profile | None]:
+    """Of drafting and threads, and where what they learn is kept, if it is known of what."""
+    threads = choose_thread_policy(target, draft)
     if drafting.is_off:
-        return FixedDraftPolicy(0), None
+        return (FixedDraftPolicy(0), threads), None
     if drafting.num_draft_tokens is not None:
-        return FixedDraftPolicy(drafting.num_draft_tokens), None
+        return (FixedDraftPolicy(drafting.num_draft_tokens), threads), None
     # A decode reads all weights once, which is most of what it costs.
     draft_share = 0.0 if draft is None else draft.num_weight_bytes / target.num_weight_bytes
     policy = AdaptiveDraftPolicy(
-        {p.kind: draft_share if p.kind is ProposerKind.DRAFT else 0.0 for p in proposers}
+        {p.kind: draft_share if p.kind is ProposerKind.DRAFT else 0.0 for p in proposers},
+        target.num_threads,
     )
     identities = [each.identity for each in (target, draft) if each is not None]
     known = [identity for identity in identities if identity is not None]
     if len(known) < len(identities):
-        return policy, None
+        return (policy, threads), None
     profile = Profile(known)
     kept = profile.load()
     if kept is not None:
         try:
             policy.restore(kept)
+            if isinstance(threads, AdaptiveThreads) and "threads" in kept:
+                threads.restore(kept["threads"])
         except (ValueError, TypeError, KeyError) as error:
             logger.warning("%s is damaged and will be replaced: %s", profile.path, error)
-    return policy, profile
+    return (policy, threads), profile

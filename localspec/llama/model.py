@@ -37,6 +37,7 @@ from localspec.llama.devices import Device, list_devices
 from localspec.llama.handle import Handle
 from localspec.llama.huge_pages import asking_for_huge_pages
 from localspec.llama.options import LlamaOptions, context_to_open
+from localspec.llama.thread_count import ThreadCount
 from localspec.llama.vocabulary import Vocabulary
 from localspec.sampling.params import Logits
 
@@ -77,10 +78,12 @@ class LlamaModel:
         setting: str,
     ) -> None:
         self._handle = handle
-        self._setting = setting
         self.content: str | None = None  # see `content`; None if nobody knows what it is
+        self.may_change_threads = False  # whether their number was left to us
         self.name = name
         context, model = handle.context, handle.model
+        self._threads = ThreadCount(llama_cpp, handle)
+        self._setting = f"{self._threads.of_steps} threads · {setting}"
         llama_params.check_pools_nothing(llama_cpp, context, name)
         vocab = llama_cpp.llama_model_get_vocab(model)
         self.vocabulary = Vocabulary(llama_cpp, vocab, handle.require_open, handle.in_use)
@@ -103,23 +106,18 @@ class LlamaModel:
             return None
         build = f"llama-cpp-python {llama_cpp.__version__}, {system_info()}"
         processor = platform.processor() or platform.machine()
-        threads = f"{self.num_threads} threads"
-        return " · ".join((self.content, threads, self._setting, build, processor))
+        return " · ".join((self.content, self._setting, build, processor))
 
     @property
     def num_threads(self) -> int:
-        """Threads of a decode of one token. May be set between two."""
+        """Threads of a step's decode. May be set between two; a prompt's keep their number."""
         self.require_open()
-        count: int = llama_cpp.llama_n_threads(self._handle.context)
-        return count
+        return self._threads.of_steps
 
     @num_threads.setter
     def num_threads(self, count: int) -> None:
-        LlamaOptions(num_threads=count)  # libllama ends the process where this raises
         self.require_open()
-        context = self._handle.context
-        of_batches = llama_cpp.llama_n_threads_batch(context)
-        llama_cpp.llama_set_n_threads(context, count, of_batches)
+        self._threads.use(count)
 
     def _probe_truncation(self) -> bool:
         """Whether the cache can lose its last token: tried, since not every model says so.
@@ -291,6 +289,7 @@ class LlamaModel:
         if self._handle.is_interrupted:
             raise Interrupted(f"a decode of {self.name} was cancelled")
         count = len(tokens)
+        self._threads.get_ready(count)
         batch = self._batch.filled(tokens, self.num_cached, num_logits)
         status = llama_cpp.llama_decode(self._handle.context, batch)
         if status == 2:

@@ -19,9 +19,10 @@ from typing import Any
 from localspec.policy.acceptance import HAZARD, Acceptance, Weights
 from localspec.policy.budget import Budget
 from localspec.policy.candidate import LONG_READ, MARGIN, Candidate, Prospect, Stopping
-from localspec.policy.cost import LARGEST_STEP, DraftCost, TargetCost
+from localspec.policy.cost import LARGEST_STEP, TargetCost
 from localspec.policy.speedup import Curve, break_even_acceptance
 from localspec.policy.step_times import StepTimes
+from localspec.policy.thread_costs import ThreadCosts
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     Decision,
@@ -56,16 +57,14 @@ class AdaptiveDraftPolicy:
 
     One object serves all answers of an engine; what it learned can be kept and restored.
     draft_shares: of each proposer's kind the guess of a draft token's cost, as a share of
-    a target-only step, until it is measured.
+    a target-only step, until it is measured. num_threads: with which the models begin.
     """
 
-    def __init__(self, draft_shares: Mapping[ProposerKind, float]) -> None:
-        self.target_cost = TargetCost()
+    def __init__(self, draft_shares: Mapping[ProposerKind, float], num_threads: int) -> None:
+        self._costs = ThreadCosts(draft_shares, num_threads)
         self.prospects = [
-            Prospect(kind, DraftCost(share), Acceptance())
-            for kind, share in draft_shares.items()
+            Prospect(kind, cost, Acceptance()) for kind, cost in self._costs.now.drafts.items()
         ]
-        self._num_plain = 0
         self._has_drafted = False  # in the last step, which decoded several tokens
         self._is_in_doubt = False  # what a target-only step costs, by the last one
         self._anchor_steps = _ANCHOR_STEPS
@@ -76,8 +75,22 @@ class AdaptiveDraftPolicy:
         self._quiet_steps = 0  # without another look into it, each time
         self._quiet_left = 0
         self._draft_off = DraftOff.DOES_NOT_PAY  # why it rests
-        self._times = StepTimes(self.target_cost)
         self._nearest: tuple[Prospect, float | None] | None = None
+
+    @property
+    def target_cost(self) -> TargetCost:
+        """The target's costs, with the present number of threads."""
+        return self._costs.now.target
+
+    @property
+    def _times(self) -> StepTimes:
+        return self._costs.now.times
+
+    def use_threads(self, num_threads: int) -> None:
+        """See `DraftPolicy.use_threads`."""
+        self._is_in_doubt |= self._costs.use(num_threads)
+        for prospect in self.prospects:
+            prospect.cost = self._costs.now.drafts[prospect.kind]
 
     def begin(self) -> None:
         """See `DraftPolicy.begin`. Another text may be another regime."""
@@ -100,7 +113,7 @@ class AdaptiveDraftPolicy:
             self._quiet_left -= 1
             return Decision(None, draft_off=self._draft_off)
         target_only_s = self.target_cost.target_only_s
-        if not target_only_s or self._num_plain < _NUM_MEASURED:
+        if not target_only_s or self._costs.now.num_plain < _NUM_MEASURED:
             return Decision(None, draft_off=DraftOff.MEASURING)
         is_due = self.target_cost.steps_since_target_only >= self._anchor_steps
         if is_due or self._is_in_doubt:
@@ -253,6 +266,7 @@ class AdaptiveDraftPolicy:
 
     def learn(self, record: StepRecord) -> None:
         """See `DraftPolicy.learn`."""
+        self._costs.pass_by()
         scored_s = record.target_time_s + record.sampler_time_s
         step_s = scored_s + record.draft_time_s
         size = record.num_target_tokens
@@ -261,7 +275,7 @@ class AdaptiveDraftPolicy:
         is_step = record.proposer is not None or size == 1 or size > LARGEST_STEP
         if is_step and not self._is_in_doubt:
             self.target_cost.learn(size, record.num_cached, scored_s)
-            self._num_plain += size == 1
+            self._costs.now.num_plain += size == 1
         target_only_s = self.target_cost.target_only_s
         self._budget.pass_by(record.num_emitted * (target_only_s or 0.0))
         if record.proposer is not None and target_only_s is not None:
@@ -314,12 +328,9 @@ class AdaptiveDraftPolicy:
     def as_dict(self) -> dict[str, Any]:
         """What is worth keeping beyond this process, as JSON has it."""
         return {
-            "target": self.target_cost.as_dict(),
-            "proposers": {
-                prospect.kind.value: {
-                    "cost": prospect.cost.as_dict(),
-                    "acceptance": prospect.acceptance.as_dict(),
-                }
+            "costs": self._costs.as_dict(),
+            "acceptance": {
+                prospect.kind.value: prospect.acceptance.as_dict()
                 for prospect in self.prospects
             },
         }
@@ -329,12 +340,10 @@ class AdaptiveDraftPolicy:
 
         Raises ValueError, TypeError or KeyError at a part that is something else.
         """
-        parts = kept["proposers"]
+        parts = kept["acceptance"]
         if not isinstance(parts, Mapping):
-            raise TypeError(f"the proposers are {parts!r}")
-        self.target_cost.restore(kept["target"])
+            raise TypeError(f"the acceptance is {parts!r}")
+        self._costs.restore(kept["costs"])
         for prospect in self.prospects:
-            part = parts.get(prospect.kind.value)
-            if part is not None:
-                prospect.cost.restore(part["cost"])
-                prospect.acceptance.restore(part["acceptance"])
+            if prospect.kind.value in parts:
+                prospect.acceptance.restore(parts[prospect.kind.value])

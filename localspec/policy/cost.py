@@ -29,11 +29,11 @@ _NUM_TRUSTED = 3  # samples before a median is one
 _NUM_PLAIN = (
     5  # target-only steps that count; the first ones of a process can take twice as long
 )
-_FRESH_STEPS = 16  # a target-only step further back says little about this moment
+FRESH_STEPS = 16  # a target-only step further back says little about this moment
 _RESTED_STEPS = 64  # target-only steps' time after which other steps are less well known
 FILL_TOKENS = 2048  # texts shorter than this cost the same; beyond it doublings differ
 TILE = 4  # tokens: kernels for several rows come in multiples of this, and may cost no more
-_SHORT_READ = 2  # tokens that are read in front of a draft again and again
+SHORT_READ = 2  # tokens that are read in front of a draft again and again
 _TIMED_READ = 8  # tokens that show what one of many costs
 _FEARED_SLOPE = 0.6  # target-only steps that a token more may cost, where that was not measured
 _HOPED_SLOPE = 0.1  # and as hope has it, as long as no prompt was read
@@ -85,8 +85,8 @@ class TargetCost:
             return
         self._steps_since_plain += 1
         self._plain_in_a_row = 0
-        ratios = self._ratios_at(_fill(num_cached))
-        is_fresh = self._steps_since_plain <= _FRESH_STEPS
+        ratios = self._ratios_at(fill(num_cached))
+        is_fresh = self._steps_since_plain <= FRESH_STEPS
         if self.target_only_s and (is_fresh or not ratios.known[num_tokens]):
             self._pass_by()
             ratio, target_only_s = (
@@ -105,6 +105,10 @@ class TargetCost:
             ratios.pass_by(self._num_passed)
         self._num_passed = 0.0
         self.version += 1
+
+    def forget_target_only(self) -> None:
+        """T(1) is to be timed anew: what it was says little about this moment."""
+        self._target_only.clear()
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
@@ -127,16 +131,16 @@ class TargetCost:
     def measured(self, num_cached: int) -> dict[int, float]:
         """n → v(n) where it was measured, 1 included, for a text of that length."""
         known = {1: 1.0}
-        nearest = _fill(num_cached)
+        nearest = fill(num_cached)
         # The nearest length that was measured: the curves of neighbours look alike.
-        for fill in sorted(self._ratios, key=lambda fill: -abs(fill - nearest)):
+        for length in sorted(self._ratios, key=lambda length: -abs(length - nearest)):
             # A target-only step after another length takes another time for another reason.
-            known |= self._ratios[fill].at(self.target_only_s if fill == nearest else None)
+            known |= self._ratios[length].at(self.target_only_s if length == nearest else None)
         return known
 
     def spread(self, num_cached: int) -> NDArray[np.float64]:
         """(LARGEST_STEP + 1,) how well v(n) is known: standard deviations of its logarithm."""
-        return self._ratios_at(_fill(num_cached)).spread()
+        return self._ratios_at(fill(num_cached)).spread()
 
     def ratios(self, num_cached: int, *, hopeful: bool) -> list[float]:
         """(LARGEST_STEP + 1,) v(n) for n = 0, 1, 2 …; v(0) is 0.
@@ -164,7 +168,7 @@ class TargetCost:
 
     def sizes_to_measure(self, num_cached: int) -> list[int]:
         """Sizes of steps after such a text, each as often as samples of it are missing."""
-        counts = self._ratios_at(_fill(num_cached)).counts
+        counts = self._ratios_at(fill(num_cached)).counts
         return [
             size
             for size in range(2, LARGEST_STEP)
@@ -227,7 +231,7 @@ class DraftCost:
             self._reads.append(max(seconds - others_s, 0.0) / num_read)
             if target_only_s > 0:
                 self._read_share = statistics.median(self._reads) / target_only_s
-        elif num_drafted > 0 and num_read <= _SHORT_READ:
+        elif num_drafted > 0 and num_read <= SHORT_READ:
             self._tokens.append(seconds / num_drafted)
             if target_only_s > 0:
                 self._share = statistics.median(self._tokens) / target_only_s
@@ -291,5 +295,6 @@ def _estimate(samples: Sequence[float], enough: int = _NUM_TRUSTED) -> float:
     return statistics.median(samples) if len(samples) >= enough else min(samples)
 
 
-def _fill(num_cached: int) -> int:
+def fill(num_cached: int) -> int:
+    """The class of texts that cost the same as one of so many tokens."""
     return (num_cached // FILL_TOKENS).bit_length()

@@ -19,7 +19,7 @@ from localspec.atomic_write import write_whole
 
 logger = logging.getLogger(__name__)
 
-VERSION = 5
+VERSION = 6
 
 
 class Profile:

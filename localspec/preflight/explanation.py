@@ -288,8 +288,9 @@ def known_costs(headers: Sequence[Header]) -> Curve | None:
     learned = latest_learned(contents)
     if learned is None:
         return None
-    policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.0})
     try:
+        # Of a quiet machine.
+        policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.0}, max(map(int, learned["costs"])))
         policy.restore(learned)
     except (ValueError, TypeError, KeyError):
         return None

@@ -25,6 +25,7 @@ from localspec.speculative.policy_api import (
 )
 from localspec.speculative.proposers import Proposal, Proposer
 from localspec.speculative.rules import Place, Rule
+from localspec.speculative.thread_policy import ThreadPolicy
 from localspec.speculative.verify import Verdict
 
 
@@ -57,6 +58,7 @@ class SpeculativeDecoder:
         target: Model,
         proposers: Sequence[Proposer],
         draft_policy: DraftPolicy,
+        thread_policy: ThreadPolicy,
         draft_off: DraftOff | None,
         clock: Callable[[], float],
     ) -> None:
@@ -66,6 +68,7 @@ class SpeculativeDecoder:
         self.target = target
         self.proposers = tuple(proposers)
         self.draft_policy = draft_policy
+        self.thread_policy = thread_policy
         self._draft_off = draft_off
         self.clock = clock
 
@@ -118,19 +121,24 @@ class SpeculativeDecoder:
         self._chain = request.chain
         self.draft_policy.begin()
         while remaining > 0:
+            num_threads = self.thread_policy.choose()
+            self.draft_policy.use_threads(num_threads)
+            place = Place(number, request.max_tokens - remaining)
             try:
-                step = self._step(request, Place(number, request.max_tokens - remaining))
+                step = self._step(request, place, num_threads)
             except BaseException:
                 # One token stays pending, so that steps can go on from here.
                 self._truncate_caches(len(self.tokens) - 1)
                 raise
+            self.draft_policy.learn(step)
+            self.thread_policy.learn(step)
             yield step
             if request.is_end(step.tokens[-1]):
                 return
             remaining -= len(step.tokens)
             number += 1
 
-    def _step(self, request: Request, place: Place) -> Step:
+    def _step(self, request: Request, place: Place, num_threads: int) -> Step:
         started = self.clock()
         length, num_cached = len(self.tokens), self.target.num_cached
         # The pending token, emitted but not decoded; at first whatever the cache lacks of
@@ -168,7 +176,7 @@ class SpeculativeDecoder:
             provenance.append(_provenance(verdict, len(draft_tokens)))
         self.tokens += tokens
         self._probs += [row.prob(token) for row, token in zip(targets, tokens, strict=False)]
-        step = Step(
+        return Step(
             tokens=tokens,
             provenance=provenance,
             logits=logits,
@@ -186,9 +194,8 @@ class SpeculativeDecoder:
             target_time_s=scored - proposed,
             sampler_time_s=self.clock() - scored,
             replay_s=replay_s,
+            num_threads=num_threads,
         )
-        self.draft_policy.learn(step)
-        return step
 
     def _kind(self, decision: Decision) -> ProposerKind | None:
         return None if decision.proposer is None else self.proposers[decision.proposer].kind

@@ -16,6 +16,7 @@ from localspec.speculative.policy_api import (
     StepRecord,
 )
 from localspec.speculative.ratio_estimate import RatioEstimate
+from localspec.speculative.thread_policy import ThreadUse
 
 
 class Provenance(str, enum.Enum):
@@ -55,7 +56,9 @@ class Stats:
     step that did not draft did not; draft_off_steps: steps per reason. outlook: what the
     automatic policy expects at the end of the answer; None of any other policy. speedup: times
     as fast as plain decoding, with its interval; None unless drafted and target-only steps of
-    this answer took turns often enough to tell.
+    this answer took turns often enough to tell. steps_per_threads: steps after the prefill per
+    number of threads; threads: what came of choosing it, at the
+    end; None of an answer that never began.
 
     The first step decodes the prompt and draws the first token: that is the prefill, and
     the draft, target and sampler times are those of the steps after it.
@@ -83,6 +86,8 @@ class Stats:
     draft_off_steps: Mapping[DraftOff, int]
     outlook: PolicyEstimate | None
     speedup: RatioEstimate | None
+    steps_per_threads: Mapping[int, int]
+    threads: ThreadUse | None
 
     @property
     def decode_time_s(self) -> float:
@@ -147,6 +152,7 @@ class Meter:
     proposers: dict[ProposerKind, int] = field(default_factory=dict)
     draft_off: DraftOff | None = None
     draft_off_steps: dict[DraftOff, int] = field(default_factory=dict)
+    steps_per_threads: dict[int, int] = field(default_factory=dict)
     interleaving: Interleaving = field(default_factory=Interleaving)
 
     def add(self, step: Step, now_s: float) -> None:
@@ -158,6 +164,9 @@ class Meter:
             self.target_time_s += step.target_time_s
             self.sampler_time_s += step.sampler_time_s
             self.interleaving.add(step)
+            self.steps_per_threads[step.num_threads] = (
+                self.steps_per_threads.get(step.num_threads, 0) + 1
+            )
         self.num_steps += 1
         self.lengths[step.num_draft_tokens] += 1
         if step.num_draft_tokens and step.kind is not None:
@@ -175,7 +184,9 @@ class Meter:
         """Count one token of the answer. A stop string can leave the rest of a step out."""
         self.counts[provenance] += 1
 
-    def stats(self, now_s: float, outlook: PolicyEstimate | None) -> Stats:
+    def stats(
+        self, now_s: float, outlook: PolicyEstimate | None, threads: ThreadUse | None
+    ) -> Stats:
         """Everything so far, for an answer that ends at now_s."""
         total_time_s = now_s - self.started_s
         return Stats(
@@ -201,4 +212,6 @@ class Meter:
             draft_off_steps=dict(self.draft_off_steps),
             outlook=outlook,
             speedup=self.interleaving.speedup() if any(self.drafted) else None,
+            steps_per_threads=dict(self.steps_per_threads),
+            threads=threads,
         )

@@ -124,7 +124,7 @@ class StepRecord:
     num_accepted: of these. num_read: tokens the proposer read before its first row.
     num_target_tokens: tokens in the target's decode, padding included; num_cached: before it.
     draft_time_s: choosing and proposing; replay_s: a replay before that.
-    sampler_time_s: chain and verification.
+    sampler_time_s: chain and verification. num_threads: of the target's decode.
     """
 
     proposer: int | None
@@ -138,6 +138,7 @@ class StepRecord:
     target_time_s: float
     sampler_time_s: float
     replay_s: float = 0.0
+    num_threads: int = 1
 
     @property
     def num_draft_tokens(self) -> int:
@@ -165,6 +166,9 @@ class DraftPolicy(Protocol):
 
     def begin(self) -> None:
         """Another answer begins."""
+
+    def use_threads(self, num_threads: int) -> None:
+        """The next step's decodes have so many threads; what they cost belongs to that."""
 
     def choose(self, context: PolicyContext) -> Decision:
         """Who proposes in the next step, and how far."""
@@ -210,6 +214,9 @@ class FixedDraftPolicy:
 
     def begin(self) -> None:
         """See `DraftPolicy.begin`."""
+
+    def use_threads(self, num_threads: int) -> None:
+        """See `DraftPolicy.use_threads`."""
 
     def choose(self, context: PolicyContext) -> Decision:
         """See `DraftPolicy.choose`."""

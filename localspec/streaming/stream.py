@@ -183,8 +183,7 @@ class AnswerRun:
                 # A closed stream or a stop string leaves the rest of a step behind.
                 self.decoder.truncate(len(self.prompt_tokens) + len(self.token_ids))
                 self.parts += text.finish()
-                estimate = self.decoder.draft_policy.estimate()
-                self._conclude(meter.stats(self.decoder.clock(), estimate))
+                self._conclude(self._stats(meter))
         finally:
             self.lease.give_back(self.reply)
 
@@ -231,6 +230,11 @@ class AnswerRun:
         self.logprobs.append(found)
         return found
 
+    def _stats(self, meter: Meter) -> Stats:
+        decoder = self.decoder
+        estimate = decoder.draft_policy.estimate()
+        return meter.stats(decoder.clock(), estimate, decoder.thread_policy.use())
+
     def _conclude(self, stats: Stats) -> None:
         self.reply = Reply(
             text="".join(part.text for part in self.parts if not part.is_thought),
@@ -245,7 +249,7 @@ class AnswerRun:
 
     def abandon(self) -> None:
         """See `Produced.abandon`."""
-        self._conclude(Meter(len(self.prompt_tokens), 0, 0.0).stats(0.0, None))
+        self._conclude(Meter(len(self.prompt_tokens), 0, 0.0).stats(0.0, None, None))
 
     def final_reply(self) -> Reply:
         """The reply. Raises EngineError while there is none."""

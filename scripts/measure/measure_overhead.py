@@ -27,6 +27,7 @@ from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.speculative.shared_vocabulary import SharedVocabulary
+from localspec.speculative.thread_policy import FixedThreads
 
 VOCABULARIES = (4096, 152_064)
 SETTINGS = {
@@ -60,7 +61,9 @@ def step_s(policy: DraftPolicy, params: SamplingParams, vocab_size: int, steps: 
     target, draft = InstantModel(vocab_size, 1), InstantModel(vocab_size, 1)
     shared = SharedVocabulary(vocab_size, vocab_size, vocab_size, ())
     proposer = DraftModel(draft, shared, lambda token: False)
-    loop = SpeculativeDecoder(target, [proposer], policy, None, time.perf_counter)
+    loop = SpeculativeDecoder(
+        target, [proposer], policy, FixedThreads(1), None, time.perf_counter
+    )
     loop.start([1, 2, 3])
     rule = make_rule(None, is_greedy=params.is_greedy, seed=None, randomness=Randomness(0))
     chain = SamplerChain(params, num_prompt_tokens=3)
@@ -84,7 +87,7 @@ def main() -> None:
         "plain (K = 0)": lambda: FixedDraftPolicy(0),
         "K = 1": lambda: FixedDraftPolicy(1),
         "K = 4": lambda: FixedDraftPolicy(4),
-        "automatic": lambda: AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1}),
+        "automatic": lambda: AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1}, 1),
     }
     print("| vocabulary | sampling | " + " | ".join(policies) + " |")
     print("|---" * (2 + len(policies)) + "|")

@@ -122,7 +122,7 @@ class Bench:
 
     def fresh(self) -> AdaptiveDraftPolicy:
         """A policy that knows nothing yet."""
-        return AdaptiveDraftPolicy({ProposerKind.DRAFT: self._draft_share})
+        return AdaptiveDraftPolicy({ProposerKind.DRAFT: self._draft_share}, 1)
 
     def restored(self, kept: dict[str, Any]) -> AdaptiveDraftPolicy:
         """A policy that knows what another one left in the user's cache."""
@@ -367,7 +367,7 @@ def copy(asked: argparse.Namespace) -> None:
         prompts = [[*start, *source]] * asked.rounds
 
         def policy() -> DraftPolicy:
-            return AdaptiveDraftPolicy({ProposerKind.LOOKUP: 0.0})
+            return AdaptiveDraftPolicy({ProposerKind.LOOKUP: 0.0}, 1)
 
         found = bench.rounds(policy, plain, prompts, asked.copy_tokens)
         print("| what | plain ÷ automatic, total time | after the prompt |\n|---|---|---|")

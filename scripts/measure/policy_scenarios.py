@@ -67,7 +67,7 @@ class Scenario(NamedTuple):
 
 def automatic() -> AdaptiveDraftPolicy:
     """A policy that knows nothing yet."""
-    return AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1})
+    return AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1}, 1)
 
 
 def best_fixed(text: Text, machine: Machine) -> float:
@@ -174,7 +174,7 @@ def beside_a_lookup(machine: Machine, number: int) -> float:
     text, oracle = _switching(machine, number, 0.9, 0.0)
     states = at_random((0.3, 1.0)[number % 2], number + 2000)
     lookup = FreeProposer(states, at_random(0.1, number + 3000))
-    policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1, ProposerKind.LOOKUP: 0.0})
+    policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1, ProposerKind.LOOKUP: 0.0}, 1)
     return fixed(oracle, text, machine) / answer(policy, text, machine, Clock(), [lookup])
 
 

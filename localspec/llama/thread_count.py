@@ -1,0 +1,42 @@
+"""How many threads libllama computes with: in the steps of an answer, and in prompts.
+
+The functions take the llama_cpp module: `llama/model.py` is the one place that imports it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localspec.llama.handle import Handle
+from localspec.llama.options import LlamaOptions
+
+_LONGEST_STEP = 32  # tokens; a batch of more is a part of a prompt
+
+
+class ThreadCount:
+    """Of one context. A prompt's is that with which it was opened.
+
+    libllama tells a decode of one token from one of several. A step has either, and what they
+    cost is held against each other: so they have the same number.
+    """
+
+    def __init__(self, lib: Any, handle: Handle) -> None:
+        self._lib = lib
+        self._handle = handle
+        self.of_steps: int = lib.llama_n_threads(handle.context)
+        self._of_prompts: int = lib.llama_n_threads_batch(handle.context)
+        self._set = self.of_steps, self._of_prompts  # as libllama has it
+
+    def use(self, count: int) -> None:
+        """For steps from now on. Raises OptionError for a number outside its range."""
+        LlamaOptions(num_threads=count)  # libllama ends the process where this raises
+        self.of_steps = count
+
+    def get_ready(self, num_tokens: int) -> None:
+        """For a decode of so many. What an application has set for its own stays."""
+        if self._handle.owner is not None:
+            return
+        of_several = self.of_steps if num_tokens <= _LONGEST_STEP else self._of_prompts
+        if self._set != (self.of_steps, of_several):
+            self._set = self.of_steps, of_several
+            self._lib.llama_set_n_threads(self._handle.context, *self._set)

@@ -1,0 +1,247 @@
+"""How many threads decode, chosen while it runs: fewer where the machine is busy.
+
+The threads of a decode wait for each other many times in every step. One that shares its core
+with another program keeps all waiting, so beside a busy neighbour fewer are often several times
+faster. What that costs lies in few very slow steps, so means decide, never medians.
+
+A step is held against the fastest one of its shape that was ever timed, whatever the number of
+threads: that is its slowdown. Each number has the mean of its latest steps, and the least of
+all, which comes closest to what it would be on a quiet machine. The number with the smallest
+mean is used. What another may have become meanwhile is tried again as drafts are: for a share
+of what is probably missed without it (see `Budget`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from localspec.policy.cost import LARGEST_STEP, SHORT_READ, fill
+from localspec.speculative.policy_api import StepRecord
+from localspec.speculative.thread_policy import ThreadUse
+
+_WINDOW = 16  # steps that a mean is of, the latest ones most
+_BETTER = 1.05  # times as fast: a smaller difference is noise
+_TRIED_SHARE = 1 / 16  # of what is probably missed, that trying other numbers may lose
+_TRIED_STEPS = 1.0  # fastest steps that have to be put by before a number is tried
+_MOST_OWED = 256.0  # fastest steps; a trial that lost more is forgiven the rest
+_ADOPTED = 8  # steps after which a number that was tried, and is faster, is no trial any more
+_KNOWN_STEPS = 16  # after as many, the least slowdown is half believed to be a quiet one
+_FEWER = 0.9  # of the time with more threads, that fewer are hoped to take
+
+Shape = tuple[int, int, int, int]  # fill, tokens of target and draft, and the proposer or -1
+
+
+@dataclass(slots=True)
+class Threads:
+    """A number of threads, and the slowdown of steps with it.
+
+    total, weight: sums over its steps, decayed with every step; least: the smallest one of
+    them; num_steps: that there were. last_tried: step at which it was tried last.
+    """
+
+    count: int
+    total: float = 0.0
+    weight: float = 0.0
+    least: float = math.inf
+    num_steps: int = 0
+    last_tried: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether steps were timed with it."""
+        return self.num_steps > 0
+
+    @property
+    def mean(self) -> float:
+        """Of its latest steps; what was kept of it, where there were none in this process."""
+        return self.total / self.weight if self.weight > 0.0 else self.least
+
+    def add(self, slowdown: float) -> None:
+        """Take a step into account."""
+        self.total += slowdown
+        self.weight += 1.0
+        self.least = min(self.least, slowdown)
+        self.num_steps += 1
+
+
+class AdaptiveThreads:
+    """The number of threads with which steps take the least, as far as they were timed.
+
+    most: threads that are of use on a quiet machine, with which it begins. use_threads: lets
+    the models compute with as many.
+    """
+
+    def __init__(self, most: int, use_threads: Callable[[int], None]) -> None:
+        self._use_threads = use_threads
+        self._numbers = [Threads(count) for count in counts_to_try(most)]
+        self._now = self._numbers[0]
+        self._home: Threads | None = None  # while another number is tried
+        self._num_tried = 0  # steps of the trial
+        self._put_by = 0.0  # fastest steps' time that trials may lose
+        self._num_steps = 0
+        self._shortest: dict[Shape, float] = {}  # seconds
+
+    def choose(self) -> int:
+        """See `ThreadPolicy.choose`."""
+        return self._now.count
+
+    def use(self) -> ThreadUse:
+        """See `ThreadPolicy.use`."""
+        most, now = self._numbers[0], self._now
+        # All of them were faster once.
+        return ThreadUse(now.count, most.count, most.least * _BETTER < now.least)
+
+    def learn(self, record: StepRecord) -> None:
+        """See `ThreadPolicy.learn`."""
+        slowdown = self._slowdown(record)
+        if slowdown is None:
+            return
+        self._num_steps += 1
+        for number in self._numbers:
+            number.total *= 1.0 - 1.0 / _WINDOW
+            number.weight *= 1.0 - 1.0 / _WINDOW
+        self._now.add(slowdown)
+        if self._home is not None:
+            self._go_on_trying(self._home, slowdown)
+        else:
+            self._save(_TRIED_SHARE * self._missed())
+        self._choose_next()
+
+    def _slowdown(self, record: StepRecord) -> float | None:
+        """Of a step; None of one that says nothing: a prompt's, or one that had to read."""
+        is_long = record.num_target_tokens > LARGEST_STEP or record.num_read > SHORT_READ
+        if is_long or record.replay_s > 0.0:
+            return None
+        seconds = record.draft_time_s + record.target_time_s + record.sampler_time_s
+        proposer = -1 if record.proposer is None else record.proposer
+        sizes = record.num_target_tokens, record.num_draft_tokens
+        shape = (fill(record.num_cached), *sizes, proposer)
+        shortest = self._shortest.get(shape)
+        if shortest is None:
+            # The first one is taken to be as slow as others are now.
+            self._shortest[shape] = seconds / (self._now.mean if self._now.is_known else 1.0)
+            return None if self._now.is_known else 1.0
+        self._shortest[shape] = min(shortest, seconds)
+        return max(seconds / shortest, 1.0)
+
+    def _go_on_trying(self, home: Threads, slowdown: float) -> None:
+        self._num_tried += 1
+        self._save(home.mean - slowdown)
+        if self._now.mean >= home.mean:
+            self._move(home)
+        elif self._num_tried >= _ADOPTED:
+            self._home = None
+
+    def _save(self, steps: float) -> None:
+        self._put_by = min(max(self._put_by + steps, -_MOST_OWED), 2 * _TRIED_STEPS)
+
+    def _missed(self) -> float:
+        """How much shorter a step would be with the most hopeful number, in fastest steps."""
+        hopes = (self._hope(number) for number in self._numbers if number is not self._now)
+        hope = min(hopes, default=math.inf)
+        return self._now.mean - hope if self._is_better(hope) else 0.0
+
+    def _choose_next(self) -> None:
+        if self._home is not None:
+            return
+        best = min(self._numbers, key=self._expected)
+        if self._is_better(self._expected(best)):
+            self._move(best)
+            return
+        if self._put_by < _TRIED_STEPS:
+            return
+        hopeful = [number for number in self._numbers if self._is_better(self._hope(number))]
+        if hopeful:
+            self._try(min(hopeful, key=lambda number: number.last_tried))
+
+    def _is_better(self, slowdown: float) -> bool:
+        return slowdown * _BETTER < self._now.mean
+
+    def _try(self, number: Threads) -> None:
+        self._home = self._now
+        self._num_tried = 0
+        # What it was last may be over: that is what the trial is for.
+        number.total = number.weight = 0.0
+        self._move_to(number)
+
+    def _move(self, number: Threads) -> None:
+        self._home = None
+        self._move_to(number)
+
+    def _move_to(self, number: Threads) -> None:
+        if number is not self._now:
+            number.last_tried = self._num_steps
+            self._now = number
+            self._use_threads(number.count)
+
+    def _expected(self, number: Threads) -> float:
+        """The slowdown that a step has to be expected to have with it."""
+        if number.is_known:
+            return number.mean
+        # Fewer than any that is known: as if all of them computed, and none waited.
+        larger = self._next_larger(number)
+        return larger.least * larger.count / number.count
+
+    def _hope(self, number: Threads) -> float:
+        """The slowdown that a step may have with it if all goes well."""
+        if number is self._now:
+            return number.least
+        # More threads are no faster than if none of them waited, fewer ones hardly faster at
+        # all. How much slower they are on a quiet machine is known when they were used often.
+        gain = max(number.count / self._now.count, 1.0 / _FEWER)
+        best = min(self._now.least / gain, number.least)
+        share = _KNOWN_STEPS / (_KNOWN_STEPS + number.num_steps)
+        return share * best + (1.0 - share) * number.least if number.is_known else best
+
+    def _next_larger(self, number: Threads) -> Threads:
+        """The smallest known number above it; in the beginning the largest of all."""
+        known = [other for other in self._numbers if other.is_known] or self._numbers[:1]
+        return min(
+            (other for other in known if other.count >= number.count),
+            key=lambda other: other.count,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is worth keeping beyond this process, as JSON has it."""
+        return {
+            "shortest": [
+                [*shape, round(seconds, 7)] for shape, seconds in self._shortest.items()
+            ],
+            "numbers": [
+                [number.count, round(number.least, 4), number.num_steps]
+                for number in self._numbers
+                if number.is_known
+            ],
+        }
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError if it is
+        something else, and is then unchanged."""
+        shortest = {}
+        for *sizes, seconds in kept["shortest"]:
+            length, num_target, num_draft, proposer = map(int, sizes)
+            if not 0.0 < seconds < math.inf:
+                raise ValueError(f"a step of {num_target} tokens took {seconds} seconds")
+            shortest[length, num_target, num_draft, proposer] = float(seconds)
+        known = {}
+        for count, least, num_steps in kept["numbers"]:
+            if not (1.0 <= least < math.inf and 0 < num_steps < math.inf):
+                raise ValueError(f"{count} threads: {least} times the fastest, {num_steps}")
+            known[int(count)] = float(least), min(int(num_steps), _KNOWN_STEPS)
+        self._shortest = shortest
+        for number in self._numbers:
+            if number.count in known:
+                number.least, number.num_steps = known[number.count]
+
+
+def counts_to_try(most: int) -> list[int]:
+    """The numbers of threads that are told apart, the largest first."""
+    counts = [most]
+    if most > 2:
+        counts.append(most - 1)  # one busy neighbour is the usual case
+    while counts[-1] > 1:
+        counts.append(max(1, counts[-1] * 3 // 4))
+    return counts

@@ -1,0 +1,262 @@
+"""The number of threads follows the load: on machines whose steps take what a test says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from localspec.policy.threads import AdaptiveThreads, counts_to_try
+from localspec.speculative.policy_api import StepRecord
+from localspec.speculative.thread_policy import ThreadUse
+
+Seconds = Callable[[int, float, np.random.Generator], float]  # of a step: threads, now
+
+
+def record(seconds: float, num_threads: int, num_drafted: int = 0, **more) -> StepRecord:
+    fields = {
+        "proposer": 0 if num_drafted else None,
+        "confidences": [0.9] * num_drafted,
+        "num_accepted": num_drafted,
+        "num_emitted": num_drafted + 1,
+        "num_read": 1 if num_drafted else 0,
+        "num_target_tokens": num_drafted + 1,
+        "num_cached": 100,
+        "draft_time_s": 0.0,
+        "target_time_s": seconds,
+        "sampler_time_s": 0.0,
+        "num_threads": num_threads,
+    }
+    return StepRecord(**{**fields, **more})
+
+
+class Run:
+    """Steps on such a machine. spent: seconds; counts: threads of each step."""
+
+    def __init__(self, most: int, seconds: Seconds, seed: int = 0, kept=None) -> None:
+        self.used: list[int] = []
+        self.policy = AdaptiveThreads(most, self.used.append)
+        if kept is not None:
+            self.policy.restore(kept)
+        self.now = 0.0
+        self.counts: list[int] = []
+        self._seconds = seconds
+        self._random = np.random.default_rng(seed)
+
+    def go(self, num_steps: int) -> float:
+        """Seconds that so many steps take."""
+        begun = self.now
+        for _ in range(num_steps):
+            count = self.policy.choose()
+            seconds = self._seconds(count, self.now, self._random)
+            self.now += seconds
+            self.counts.append(count)
+            self.policy.learn(record(seconds, count))
+        return self.now - begun
+
+    def fixed(self, count: int, num_steps: int) -> float:
+        """The same with a number that stays, on the machine as it is now."""
+        random, now = np.random.default_rng(1), self.now
+        for _ in range(num_steps):
+            now += self._seconds(count, now, random)
+        return now - self.now
+
+
+def quiet(alone_s: float, speedup: float, noise: float = 0.05) -> Seconds:
+    """alone_s: with one thread. speedup: of two, and by as much again for each doubling."""
+
+    def seconds(count: int, now: float, random: np.random.Generator) -> float:
+        factor = math.exp(noise * random.standard_normal())
+        return alone_s / speedup ** math.log2(count) * factor
+
+    return seconds
+
+
+def beside(idle: Seconds, num_cores: int, num_busy: int, stall_s: float) -> Seconds:
+    """Every thread that shares a core lets a step wait now and then, sometimes for long."""
+
+    def seconds(count: int, now: float, random: np.random.Generator) -> float:
+        taken = idle(count, now, random)
+        shared = max(count + num_busy - num_cores, 0)
+        for _ in range(min(shared, count)):
+            if random.random() < 0.3:
+                taken += random.exponential(stall_s)
+        # What is left of the processors' time.
+        return taken * max(1.0, (min(count, 1) + num_busy) / num_cores)
+
+    return seconds
+
+
+QUIET = {
+    "a small model": quiet(0.0015, 1.8),
+    "a large one": quiet(0.24, 1.9),
+    "no faster with more": quiet(0.01, 1.0),
+    "memory alone": quiet(0.1, 1.3),
+}
+
+
+@pytest.mark.parametrize("name", QUIET)
+@pytest.mark.parametrize("num_cores", [2, 8])
+def test_on_a_quiet_machine_all_of_them_compute(name, num_cores):
+    run = Run(num_cores, QUIET[name])
+    best = run.fixed(num_cores, 2000)
+    assert best / run.go(2000) > 0.98  # others are tried, too
+    assert not run.policy.use().is_busy
+    best = run.fixed(num_cores, 2000)
+    assert best / run.go(2000) > 0.99
+
+
+def test_where_one_thread_is_fastest_it_is_used_and_nobody_is_called_busy():
+    run = Run(2, quiet(0.001, 0.6))
+    run.go(500)
+    assert run.fixed(1, 1000) / run.go(1000) > 0.97
+    assert run.policy.use() == ThreadUse(1, 2, is_busy=False)
+
+
+@pytest.mark.parametrize("stall", [2.0, 10.0, 60.0])
+@pytest.mark.parametrize("num_busy", [1, 2])
+@pytest.mark.parametrize("knows", [False, True])
+def test_beside_busy_programs_as_good_as_the_best_fixed_number(stall, num_busy, knows):
+    """stall: in steps. Whether a quiet run before taught something, or nothing."""
+    idle = quiet(0.02, 1.8)
+    kept = None
+    if knows:
+        before = Run(2, idle)
+        before.go(500)
+        kept = before.policy.as_dict()
+    ratios = []
+    for seed in range(4):
+        run = Run(2, beside(idle, 2, num_busy, stall * 0.02), seed, kept)
+        run.go(64)
+        best = min(run.fixed(count, 3000) for count in (1, 2))
+        ratios.append(best / run.go(3000))
+    # Beside two, one thread shares its core as well, and what it takes wanders as much.
+    assert np.mean(ratios) > (0.93 if num_busy == 1 else 0.88)
+
+
+def test_one_busy_core_of_eight_leaves_seven():
+    idle = quiet(0.08, 1.8)
+    load = [idle]
+    run = Run(8, lambda *given: load[0](*given))
+    run.go(300)
+    load[0] = beside(idle, 8, 1, 0.1)
+    run.go(100)
+    best = min(run.fixed(count, 2000) for count in counts_to_try(8))
+    assert best / run.go(2000) > 0.9
+    assert max(set(run.counts), key=run.counts.count) == 7
+    assert run.policy.use() == ThreadUse(7, 8, is_busy=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_load_that_comes_and_goes_is_followed(seed):
+    idle = quiet(0.024, 1.9)
+    busy = beside(idle, 2, 1, 0.1)
+
+    def seconds(count: int, now: float, random: np.random.Generator) -> float:
+        return (busy if int(now / 20) % 2 else idle)(count, now, random)
+
+    run = Run(2, seconds, seed)
+    num_steps = 0
+    while run.now < 120:
+        run.go(1)
+        num_steps += 1
+    random, now, oracle = np.random.default_rng(9), 0.0, 0
+    while now < 120:
+        now += seconds(1 if int(now / 20) % 2 else 2, now, random)
+        oracle += 1
+    assert num_steps / oracle > 0.85
+
+
+def test_after_the_noise_all_of_them_compute_again():
+    idle = quiet(0.02, 1.9)
+    load = [idle]
+    run = Run(2, lambda *given: load[0](*given))
+    run.go(100)
+    load[0] = beside(idle, 2, 2, 0.5)
+    run.go(500)
+    assert run.policy.use() == ThreadUse(1, 2, is_busy=True)
+    load[0] = idle
+    run.go(1500)
+    assert run.counts[-200:].count(2) > 190
+    assert not run.policy.use().is_busy
+
+
+def test_the_mean_decides_and_not_the_median():
+    """Two threads are faster in nine steps of ten, and wait for long in the tenth."""
+
+    def seconds(count: int, now: float, random: np.random.Generator) -> float:
+        return 0.0014 if count == 1 else 0.0009 if random.random() < 0.9 else 0.035
+
+    run = Run(2, seconds)
+    run.go(200)
+    assert run.fixed(1, 5000) / run.go(5000) > 0.9
+
+
+def test_models_are_told_once_for_each_change():
+    run = Run(2, beside(quiet(0.02, 1.8), 2, 1, 0.2))
+    run.go(300)
+    changes = [b for a, b in zip(run.counts, run.counts[1:], strict=False) if a != b]
+    assert run.used[: len(changes)] == changes
+    assert len(run.used) <= len(changes) + 1
+
+
+def test_steps_of_another_shape_are_held_against_their_like():
+    """A draft that is used in every second step does not look like a busy machine."""
+    policy = AdaptiveThreads(2, lambda count: None)
+    for index in range(400):
+        drafted = 3 if index % 2 else 0
+        policy.learn(record(0.02 if drafted else 0.01, policy.choose(), drafted))
+        assert policy.choose() == 2 or index > 100
+    assert policy.use() == ThreadUse(2, 2, is_busy=False)
+
+
+def test_prompts_and_catching_up_say_nothing():
+    policy = AdaptiveThreads(2, lambda count: None)
+    for _ in range(50):
+        policy.learn(record(0.01, 2))
+    before = policy.as_dict()
+    policy.learn(record(9.0, 2, num_target_tokens=300))
+    policy.learn(record(9.0, 2, 3, num_read=200))
+    policy.learn(record(9.0, 2, 3, replay_s=1.0))
+    assert policy.as_dict() == before
+    assert policy.choose() == 2
+
+
+def test_what_was_learned_is_kept():
+    run = Run(2, beside(quiet(0.02, 1.8), 2, 1, 0.2))
+    run.go(500)
+    kept = run.policy.as_dict()
+    again = Run(2, quiet(0.02, 1.8), kept=kept)
+    again.go(40)
+    assert again.counts.count(2) > 30
+    assert {row[0] for row in again.policy.as_dict()["numbers"]} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"shortest": [], "numbers": [[2, 0.5, 3]]},
+        {"shortest": [], "numbers": [[2, 1.5, 0]]},
+        {"shortest": [[0, 1, 0, -1, -2.0]], "numbers": []},
+        {"shortest": [[0, 1, 0.01]], "numbers": []},
+        {"shortest": 3, "numbers": []},
+    ],
+)
+def test_what_is_damaged_is_refused(wrong):
+    policy = AdaptiveThreads(2, lambda count: None)
+    policy.learn(record(0.01, 2))
+    before = policy.as_dict()
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        policy.restore(wrong)
+    assert policy.as_dict() == before
+
+
+def test_the_numbers_that_are_told_apart():
+    assert counts_to_try(1) == [1]
+    assert counts_to_try(2) == [2, 1]
+    assert counts_to_try(8) == [8, 7, 5, 3, 2, 1]
+    assert counts_to_try(64)[:3] == [64, 63, 47]
+    assert counts_to_try(64)[-1] == 1
