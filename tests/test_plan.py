@@ -26,6 +26,7 @@ from localspec.llama.params import model_params
 from localspec.llama.placement import MAIN_MEMORY, experts_pattern, place_layers
 from localspec.preflight.fit import check_room, largest_context, plan_here
 from localspec.preflight.installation import inspect_installation
+from localspec.preflight.memory import graph_bytes
 from localspec.preflight.plan import MARGIN_BYTES, plan_layers
 from localspec.preflight.room import Planned, Room, pair_memory
 
@@ -238,6 +239,12 @@ def test_a_mixture_of_real_shape_keeps_its_attention_on_a_small_gpu(tmp_path, de
     placement = place_layers(header, LlamaOptions(num_cpu_moe_layers=4), room(1).gpus, (1,))
     weights = placement.weights_bytes(header)
     assert weights[MAIN_MEMORY] >= experts > weights[0] > 0
+    computed = [
+        planned([(header, LlamaOptions(num_cpu_moe_layers=n))], room(1 << 40))[1].models[0]
+        for n in (0, 4)
+    ]
+    graph = graph_bytes(header, CONTEXT, 17, "auto")
+    assert computed[0].compute_bytes < 2 * graph <= computed[1].compute_bytes
     free = taken(header, 5, num_cpu_moe_layers=2)
     [model] = planned([(header,)], room(free))[1].models
     assert (model.gpu_layers, model.num_cpu_moe_layers) == ((5,), 2)
