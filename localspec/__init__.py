@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from localspec.models.preset import Preset
     from localspec.models.progress import Progress
     from localspec.preflight.explanation import ExpectedGain, Explanation, ModelFacts, explain
-    from localspec.preflight.fit import PairMemory
     from localspec.preflight.memory import MemoryEstimate
+    from localspec.preflight.room import PairMemory
     from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
     from localspec.sampling.params import SamplingParams
     from localspec.speculative.metrics import Provenance, Stats
@@ -122,7 +122,7 @@ _MODULE_OF = {
     "LlamaOptions": "llama.options",
     "MemoryEstimate": "preflight.memory",
     "ModelFacts": "preflight.explanation",
-    "PairMemory": "preflight.fit",
+    "PairMemory": "preflight.room",
     "Piece": "streaming.stream",
     "PolicyEstimate": "speculative.policy_api",
     "Preset": "models.preset",

@@ -20,6 +20,7 @@ def write_random_model(
     context_length: int = 2048,
     seed: int = 0,
     quantization: str = "F32",
+    num_experts: int = 0,
     num_padding: int = 0,
     replace_tokens: dict[int, str] | None = None,
     drop: tuple[str, ...] = (),
@@ -28,9 +29,9 @@ def write_random_model(
     """A model of `num_layers` layers of `width`, random and so unrelated to any other.
 
     architecture: llama, mamba, or gemma3, which has a sliding window if `extra` states one.
-    quantization: of the matrices. num_padding: ids added
-    after the vocabulary. replace_tokens: ids given another text. drop: metadata keys to
-    leave out. extra: to add, or to state instead.
+    quantization: of the matrices. num_experts: in each layer, of which a token takes two; 0
+    for a dense model. num_padding: ids added after the vocabulary. replace_tokens: ids given
+    another text. drop: metadata keys to leave out. extra: to add, or to state instead.
     """
     random = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)
@@ -58,8 +59,12 @@ def write_random_model(
             list: writer.add_array,
         }[type(value)](key, value)
 
-    def matrix(name: str, rows: int, columns: int) -> None:
-        weights = random.standard_normal((rows, columns)) / np.sqrt(columns)
+    if num_experts:
+        writer.add_expert_count(num_experts)
+        writer.add_expert_used_count(2)
+
+    def matrix(name: str, *shape: int) -> None:
+        weights = random.standard_normal(shape) / np.sqrt(shape[-1])
         kind = gguf.GGMLQuantizationType[quantization]
         blocks = gguf.quants.quantize(weights.astype(np.float32), kind)
         writer.add_tensor(name, blocks, raw_dtype=kind)
@@ -77,6 +82,7 @@ def write_random_model(
             _add_mamba_layer(writer, block, width, matrix, ones)
         else:
             _add_attention_layer(architecture, block, width, matrix, ones)
+            _add_feed_forward(block, width, num_experts, matrix)
     if architecture == "mamba":
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_inner_size(2 * width)
@@ -93,15 +99,11 @@ def _add_attention_layer(
     architecture: str,
     block: str,
     width: int,
-    matrix: Callable[[str, int, int], None],
+    matrix: Callable[..., None],
     ones: Callable[[str, int], None],
 ) -> None:
-    hidden = 2 * width
     for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
         matrix(f"{block}.{name}.weight", width, width)
-    matrix(f"{block}.ffn_gate.weight", hidden, width)
-    matrix(f"{block}.ffn_up.weight", hidden, width)
-    matrix(f"{block}.ffn_down.weight", width, hidden)
     ones(f"{block}.ffn_norm.weight", width)
     if architecture == "gemma3":
         for name in ("attn_q_norm", "attn_k_norm"):
@@ -110,11 +112,22 @@ def _add_attention_layer(
             ones(f"{block}.{name}.weight", width)
 
 
+def _add_feed_forward(
+    block: str, width: int, num_experts: int, matrix: Callable[..., None]
+) -> None:
+    kind, experts = ("_exps", (num_experts,)) if num_experts else ("", ())
+    if num_experts:
+        matrix(f"{block}.ffn_gate_inp.weight", num_experts, width)
+    for name in ("gate", "up"):
+        matrix(f"{block}.ffn_{name}{kind}.weight", *experts, 2 * width, width)
+    matrix(f"{block}.ffn_down{kind}.weight", *experts, width, 2 * width)
+
+
 def _add_mamba_layer(
     writer: gguf.GGUFWriter,
     block: str,
     width: int,
-    matrix: Callable[[str, int, int], None],
+    matrix: Callable[..., None],
     ones: Callable[[str, int], None],
 ) -> None:
     inner, state, rank = 2 * width, 16, 4

@@ -84,7 +84,7 @@ def test_each_problem_has_its_remedy(sound, change, what, remedy):
 
 
 def test_a_gpu_that_is_full_is_a_problem(sound):
-    """All layers go there by default, and fail to."""
+    """No layers go there by default."""
     full, roomy = (
         Device(name=name, description="", kind="GPU", free_bytes=free, total_bytes=8 << 30)
         for name, free in (("CUDA0", 300_000_000), ("CUDA1", 4 << 30))

@@ -22,16 +22,15 @@ from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import MAIN_MEMORY, place_layers, usable_gpus
 from localspec.machine import memory_here
 from localspec.preflight.fit import (
-    Planned,
-    Room,
     check_room,
     fitting_preset,
     largest_context,
     most_gpu_layers,
-    pair_memory,
+    plan_here,
     room_here,
 )
 from localspec.preflight.memory import estimate_memory
+from localspec.preflight.room import Planned, Room, pair_memory
 
 SMALL = Room(main_bytes=100 << 20, gpus=(), repacked={})
 LARGE = replace(SMALL, main_bytes=1 << 40)
@@ -227,31 +226,29 @@ def test_the_draft_goes_where_the_target_has_left_room(eight_layers, demo_draft)
 def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(eight_layers, monkeypatch):
     """And they do, while one more does not."""
     header = check_model_file(eight_layers)
-    half = LlamaOptions(num_gpu_layers=5)
+    half, all_of_them = (LlamaOptions(num_gpu_layers=count) for count in (5, 9))
     roomy = replace(LARGE, gpus=(gpu("CUDA0", 1 << 40),))
     free = pair_memory([Planned(header, half)], 2048, roomy).gpu_bytes[0]
     room = replace(LARGE, gpus=(gpu("CUDA0", free),))
-    assert most_gpu_layers([Planned(header)], 2048, room) == 5
+    assert most_gpu_layers([Planned(header, all_of_them)], 2048, room) == 5
     monkeypatch.setattr("localspec.preflight.fit.room_here", lambda: room)
     with pytest.raises(MemoryLimitError) as caught:
-        check_room([eight_layers], [LlamaOptions()])
+        check_room(plan_here([eight_layers], [all_of_them]))
     assert re.fullmatch(
         r"m.gguf need 0\.\d GB on CUDA0 at a context of 2048 tokens; free are "
         r"0\.\d GB on CUDA0",
         str(caught.value),
     )
     assert "5 layers on GPUs (--gpu-layers)" in caught.value.hint
-    check_room([eight_layers], [half])
+    check_room(plan_here([eight_layers], [half]))
     # A draft is given the same number by the same option, unless it has its own.
-    for number, least in ((None, 0), (0, 1)):
-        draft = Planned(header, LlamaOptions(num_gpu_layers=number))
-        assert most_gpu_layers([Planned(header), draft], 2048, room) in (
-            range(least, 5) if number is None else [5]
-        )
+    for number, fitting in ((9, range(5)), (0, [5])):
+        pair = [Planned(header, LlamaOptions(num_gpu_layers=n)) for n in (9, number)]
+        assert most_gpu_layers(pair, 2048, room) in fitting
 
 
 def test_explain_says_what_each_place_needs(eight_layers, monkeypatch):
-    room = replace(LARGE, gpus=(gpu("CUDA0", 40 << 20), gpu("CUDA1", 1 << 30)))
+    room = replace(LARGE, gpus=(gpu("CUDA0", 2 << 30), gpu("CUDA1", 3 << 30)))
     monkeypatch.setattr("localspec.preflight.explanation.room_here", lambda: room)
     shown = CliRunner().invoke(main, ["explain", "--target", str(eight_layers)]).output
     assert re.search(r"of main memory, where .* are free", shown)
@@ -274,7 +271,7 @@ def test_the_largest_preset_that_fits_is_named(gigabytes, name):
         fitting_preset(room)
         for room in (
             replace(SMALL, main_bytes=free),
-            replace(LARGE, gpus=(gpu("A", free),)),  # where all layers go by default
+            replace(SMALL, main_bytes=1, gpus=(gpu("A", free),)),
         )
     )
     assert (in_main.name if in_main else None) == name

@@ -9,7 +9,8 @@ import pytest
 from measure_memory import measured_peak_bytes
 
 from localspec.gguf_file.check import check_model_file
-from localspec.preflight.fit import Planned, pair_memory, room_here
+from localspec.preflight.fit import room_here
+from localspec.preflight.room import Planned, pair_memory
 from shape_pair.bigrams import TextSpec
 from shape_pair.pair import PairSpec, make_pair
 

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import click
 
-from localspec.llama.options import CacheType, FlashAttention, LlamaOptions
+from localspec.llama.options import ALL_LAYERS, CacheType, FlashAttention, LlamaOptions
 
 _CACHE_TYPE = click.Choice(get_args(CacheType))
 
@@ -21,9 +21,14 @@ OPTIONS = [
     click.option(
         "--gpu-layers",
         type=int,
-        help="Layers on GPUs; the others stay in main memory. [default: all of them]",
+        help="Layers on GPUs; the others stay in main memory. [default: as many as fit]",
     ),
     click.option("--draft-gpu-layers", type=int, help="The draft's. [default: --gpu-layers]"),
+    click.option(
+        "--cpu-moe",
+        is_flag=True,
+        help="Keep the target's experts in main memory. [default: those that do not fit]",
+    ),
     click.option(
         "--flash-attn",
         type=click.Choice(get_args(FlashAttention)),
@@ -45,13 +50,13 @@ OPTIONS = [
     click.option(
         "--tensor-split",
         metavar="A,B,…",
-        help="Shares of the GPUs, in their order. [default: by their free memory]",
+        help="Shares of the GPUs, in their order. [default: as they have memory]",
     ),
 ]
 _NAMES = (
-    "threads", "threads_batch", "draft_threads", "gpu_layers", "draft_gpu_layers", "flash_attn",
-    "cache_type_k", "cache_type_v", "draft_cache_type_k", "draft_cache_type_v", "mmap", "mlock",
-    "main_gpu", "tensor_split",
+    "threads", "threads_batch", "draft_threads", "gpu_layers", "draft_gpu_layers", "cpu_moe",
+    "flash_attn", "cache_type_k", "cache_type_v", "draft_cache_type_k", "draft_cache_type_v",
+    "mmap", "mlock", "main_gpu", "tensor_split",
 )  # fmt: skip
 
 
@@ -72,6 +77,7 @@ def take_model_options(values: dict[str, Any]) -> tuple[LlamaOptions, LlamaOptio
     target = LlamaOptions(
         num_threads=given["threads"],
         num_gpu_layers=given["gpu_layers"],
+        num_cpu_moe_layers=ALL_LAYERS if given["cpu_moe"] else None,
         cache_type_k=given["cache_type_k"],
         cache_type_v=given["cache_type_v"],
         **common,

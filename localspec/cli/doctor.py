@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from localspec.cli.bars import readable_bytes
+from localspec.cli.places import place_lines
 from localspec.cli.screen import printable
 from localspec.machine import Cores
 from localspec.preflight.installation import Installation, inspect_installation
@@ -20,8 +21,8 @@ from localspec.preflight.problems import Problem, find_problems
 def doctor(*, as_json: bool) -> None:
     """Show what is here, and what could be better.
 
-    Versions, the build of llama.cpp, devices, cores, memory and caches; each problem with its
-    remedy. Asks no network.
+    Versions, the build of llama.cpp, devices, cores, memory, where the layers of the presets
+    that are here would go, and caches; each problem with its remedy. Asks no network.
 
     \b
         localspec doctor
@@ -60,6 +61,7 @@ def _lines(found: Installation) -> list[tuple[str, str]]:
             f"{readable_bytes(memory.available_bytes)} of "
             f"{readable_bytes(memory.total_bytes)} free",
         ),
+        *_plan_lines(found),
         (
             "Cache",
             f"{cache.path}: {readable_bytes(cache.size_bytes)}, "
@@ -71,6 +73,16 @@ def _lines(found: Installation) -> list[tuple[str, str]]:
         ),
         ("Presets", presets),
     ]
+
+
+def _plan_lines(found: Installation) -> list[tuple[str, str]]:
+    """Where the layers of the presets that are here would go now."""
+    lines = []
+    for name, memory in found.plans.items():
+        fits = "fits" if not found.room.shortages(memory) else "DOES NOT FIT"
+        lines.append(("Layers", f"{name} at a context of {memory.context_length}: {fits}"))
+        lines += [("", line) for line in place_lines(memory, found.room)]
+    return lines
 
 
 def _cores_in_words(cores: Cores) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from localspec.cli.bars import readable_bytes
+from localspec.cli.places import place_lines
 from localspec.cli.screen import printable
 from localspec.cli.waiting import waiting
 from localspec.preflight import explanation
@@ -25,7 +26,7 @@ _NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
 @click.option(
     "--gpu-layers",
     type=click.IntRange(min=0),
-    help="Layers of each model on GPUs. [default: all of them]",
+    help="Layers of each model on GPUs. [default: as many as fit]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One object with everything found.")
 def explain(
@@ -133,10 +134,7 @@ def _memory_lines(found: Explanation) -> list[tuple[str, str]]:
             f"{readable_bytes(memory.needed_bytes)} at a context of {memory.context_length} "
             f"tokens: {_fit(found)}",
         ),
-        *(
-            ("", f"{readable_bytes(needed)} of {name}, where {readable_bytes(free)} are free")
-            for name, needed, free in _places(found)
-        ),
+        *(("", line) for line in place_lines(memory, found.room)),
         (
             "",
             f"weights {total('weights')}, caches {total('cache')}, compute "
@@ -162,16 +160,6 @@ def _fit(found: Explanation) -> str:
     if found.gpu_layers is not None:
         longest += f", as do {found.gpu_layers} layers on GPUs (--gpu-layers)"
     return f"IT DOES NOT FIT, {longest}"
-
-
-def _places(found: Explanation) -> list[tuple[str, int, int]]:
-    """Each place's name, what is needed there and what is free, in bytes."""
-    room, memory = found.room, found.memory
-    gpus = zip(room.gpus, memory.gpu_bytes, strict=True)
-    return [
-        ("main memory", memory.main_bytes, room.main_bytes),
-        *((f"{gpu.name} ({gpu.description})", taken, gpu.free_bytes) for gpu, taken in gpus),
-    ]
 
 
 def _gain_lines(found: Explanation) -> list[tuple[str, str]]:

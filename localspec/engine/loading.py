@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from localspec.engine.engine import Engine
+from localspec.engine.fitting import open_fitting
 from localspec.engine.thread_choice import choose_threads
 from localspec.errors import OptionError
 from localspec.gguf_file.check import check_model_file
@@ -19,7 +21,7 @@ from localspec.models.preset import Preset
 from localspec.models.presets import preset_to_load
 from localspec.models.source import Role
 from localspec.preflight.content import FileContent, content_of_adopted
-from localspec.preflight.fit import check_room, repacked_here, target_context_length, uses_gpu
+from localspec.preflight.fit import repacked_here, target_context_length, uses_gpu
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.settings import with_suited_attention, with_suited_mapping
 from localspec.sampling.params import SamplingParams
@@ -79,7 +81,8 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     the draft unloaded. proposer: "draft", "lookup" (of what the text repeats), "auto" or
     "none".
     context_length: tokens (default: the preset's, or the model's own up to 8192).
-    num_gpu_layers: default: all of them, where there are GPUs. target_options,
+    num_gpu_layers: default: as many as fit onto the GPUs, the draft's first; where a load
+    finds no memory for them after all, fewer are tried, as a warning tells. target_options,
     draft_options: any other setting of one of the models; it counts where the three before
     say nothing. kept_bytes: main memory, beside the models' own, for what the caches held of
     conversations that wait while others are answered: up to that much. progress: called in
@@ -101,10 +104,10 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     )
     options = [_with_common(own, common) for own in (target_options, draft_options)]
     options[0] = replace(options[0], max_outputs=MAX_DRAFT_TOKENS + 1)
-    if not force:
-        _check_room(sources, options)
+    shares = _progress_shares(sources, progress or (lambda _fraction: None))
+    open_all = functools.partial(_open_all, sources, shares)
     with contextlib.ExitStack() as undo:
-        models = _open_all(sources, options, progress or (lambda _fraction: None), undo)
+        models = open_fitting(sources, options, open_all, undo, force=force)
         pair = (models[0], models[1] if len(models) > 1 else None)
         sampling = SamplingParams() if chosen is None else chosen.sampling
         description = _description(*pair) if chosen is None else chosen.description
@@ -132,13 +135,12 @@ def _sources(
 
 def _open_all(
     sources: list[ModelSource],
+    shares: list[Callable[[float], None]],
     options: list[LlamaOptions],
-    progress: Callable[[float], None],
     undo: contextlib.ExitStack,
 ) -> list[LlamaModel]:
     """The target, and a draft if there is a second source. undo: gets what closes them."""
     models: list[LlamaModel] = []
-    shares = _progress_shares(sources, progress)
     for source, chosen, share in zip(sources, options, shares, strict=False):
         if models:
             chosen = _draft_options(source, chosen, models[0].context_length)
@@ -179,17 +181,6 @@ def _located(source: ModelSource, role: Role) -> ModelSource:
             "Give the path of a GGUF file, or a name as hf:owner/repo/file.gguf.",
         )
     return source
-
-
-def _check_room(sources: list[ModelSource], options: list[LlamaOptions]) -> None:
-    """Refuse files that cannot fit. What an application has loaded itself is there already."""
-    files = [
-        (Path(source), own)
-        for source, own in zip(sources, options, strict=False)
-        if isinstance(source, str | os.PathLike)
-    ]
-    if files:
-        check_room(*zip(*files, strict=True))
 
 
 def _progress_shares(

@@ -1,6 +1,6 @@
 """The devices that ggml can compute on.
 
-The function takes the llama_cpp module: `llama/model.py` is the one place that imports it.
+Each function takes the llama_cpp module: `llama/model.py` is the one place that imports it.
 """
 
 from __future__ import annotations
@@ -56,3 +56,10 @@ def list_devices(lib: Any) -> tuple[Device, ...]:
             )
         )
     return tuple(devices)
+
+
+def cpu_buffer_type(lib: Any) -> int:
+    """ggml's pointer to the kind of buffers that lie in the main memory."""
+    ggml = native.shared_library(lib)
+    found: int = ctypes.CFUNCTYPE(ctypes.c_void_p)(("ggml_backend_cpu_buffer_type", ggml))()
+    return found

@@ -19,12 +19,15 @@ _STEP_WITHOUT_FLASH = 128
 
 DEFAULT_CONTEXT_LENGTH = 8192
 
+ALL_LAYERS = 512  # no model has more, see `gguf_file.check`
+
 # Lowest and highest value of the whole numbers, and what to do about any other.
 _RANGES = {
     "context_length": (1, 1 << 60, "Choose 1 token or more."),
     "num_threads": (1, 512, "Choose 1 to 512."),
     "num_batch_threads": (1, 512, "Choose 1 to 512."),
     "num_gpu_layers": (0, 10_000, "Choose 0 (CPU only) or more."),
+    "num_cpu_moe_layers": (0, ALL_LAYERS, "Choose 0 (experts go with their layers) or more."),
     "max_outputs": (1, BATCH_SIZE, f"Choose 1 to {BATCH_SIZE}."),
     "main_gpu": (0, 255, "Choose the number of a device, from 0."),
 }
@@ -41,10 +44,13 @@ class LlamaOptions:
     values (default f16). use_mmap: map the file instead of reading it (default: as the devices
     like it, or where `localspec.load` opens the model as `settings.with_suited_mapping` says).
     use_mlock: keep it from being swapped out. num_gpu_layers: layers on GPUs, from the last
-    one on; the output counts as one more (default: all of them, whether they fit or not).
+    one on; the output counts as one more (default: all of them, or where `localspec.load`
+    opens the model as many as fit, see `plan.plan_layers`). num_cpu_moe_layers: of the first
+    so many layers the experts of a mixture stay in the main memory though the rest is on GPUs
+    (default: of none, or where `localspec.load` chooses the layers of as many as have to).
     main_gpu: the one GPU to use (default: all of them). tensor_split: shares of the GPUs, in
-    their order (default: by the memory that each has free). max_outputs: rows of logits a
-    decode may return; compute buffers grow with it.
+    their order (default: by the memory that each has free, or as `localspec.load` finds that
+    they fit). max_outputs: rows of logits a decode may return; compute buffers grow with it.
 
     Raises OptionError for a value outside its range.
     """
@@ -53,6 +59,7 @@ class LlamaOptions:
     num_threads: int | None = None
     num_batch_threads: int | None = None
     num_gpu_layers: int | None = None
+    num_cpu_moe_layers: int | None = None
     flash_attention: FlashAttention = "auto"
     cache_type_k: CacheType | None = None
     cache_type_v: CacheType | None = None
@@ -96,10 +103,12 @@ class LlamaOptions:
     @property
     def summary(self) -> str:
         """The settings that change what a decode costs, in words."""
+        experts = self.num_cpu_moe_layers
         return (
             f"GPU layers {self.num_gpu_layers}, flash attention {self.flash_attention}, "
             f"cache {self.cache_type_k}/{self.cache_type_v}, main GPU {self.main_gpu}, "
             f"split {self.tensor_split}"
+            f"{f', experts of {experts} layers in main memory' if experts else ''}"
         )
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from localspec.errors import ModelFileError, OptionError
 from localspec.gguf_file.tensor_types import type_number
-from localspec.llama.devices import list_devices
+from localspec.llama.devices import cpu_buffer_type, list_devices
 from localspec.llama.options import BATCH_SIZE, LlamaOptions, graph_batch_size
-from localspec.llama.placement import usable_gpus
+from localspec.llama.placement import experts_pattern, usable_gpus
 from localspec.machine import num_usable_cores
 
 _FLASH_ATTENTION = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}
@@ -24,6 +24,15 @@ def model_params(llama_cpp: Any, options: LlamaOptions) -> Any:
     params = llama_cpp.llama_model_default_params()
     if options.num_gpu_layers is not None:
         params.n_gpu_layers = options.num_gpu_layers
+    if options.num_gpu_layers == 0:
+        # Else libllama takes GPU memory all the same, to compute prompts there, and does not
+        # repack weights for the processor.
+        _point_to(params, "devices", (ctypes.c_void_p * 1)(None))
+    if options.num_cpu_moe_layers:
+        experts = _BufferOverride(
+            experts_pattern(options.num_cpu_moe_layers).encode(), cpu_buffer_type(llama_cpp)
+        )
+        _point_to(params, "tensor_buft_overrides", (_BufferOverride * 2)(experts))
     if options.main_gpu is not None:
         _check_gpu(llama_cpp, options.main_gpu)
         params.main_gpu = options.main_gpu
@@ -41,6 +50,18 @@ def model_params(llama_cpp: Any, options: LlamaOptions) -> Any:
         }
         params.load_mode = mode[use_mmap, options.use_mlock]
     return params
+
+
+class _BufferOverride(ctypes.Structure):
+    """llama_model_tensor_buft_override; a list of them ends with one of nulls."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def _point_to(params: Any, field: str, array: Any) -> None:
+    """Set a field that is an untyped pointer to llama-cpp-python, and keep the array."""
+    setattr(params, field, ctypes.addressof(array))
+    setattr(params, f"{field}_array", array)  # Python's own: the field keeps but a number
 
 
 def _check_gpu(llama_cpp: Any, number: int) -> None:

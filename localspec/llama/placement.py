@@ -1,8 +1,10 @@
 """Where the layers of a model go: onto GPUs, or into the main memory.
 
 libllama puts the last num_gpu_layers of a model onto GPUs, the output counting as the last of
-all, however much of them fits: by default all of them. Several GPUs share them by the memory
-that each has free, or as `tensor_split` says. The table of the tokens stays in the main memory.
+all, however much of them fits: by default all of them (`localspec.load` chooses as many as fit,
+see `preflight.plan`). Several GPUs share them by the memory that each has free, or as
+`tensor_split` says. The table of the tokens stays in the main memory, and so do the experts of
+the first num_cpu_moe_layers.
 Follows llama_model_base::load_tensors, llama_prepare_model_devices and llm_tensor_infos.
 """
 
@@ -21,6 +23,8 @@ from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
+_EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # as --cpu-moe of llama.cpp has it
+_ANY_EXPERTS = re.compile(_EXPERTS.format(r"(\d+)"))
 _INPUT = re.compile(r"(token_|position_|per_layer_)")
 _NUM_COPIES = 4  # of a graph's inputs, where several GPUs work on parts of a batch in turn
 MAIN_MEMORY = -1  # as a place; the others are numbers of GPUs
@@ -31,15 +35,22 @@ class Placement:
     """The place of each layer, and after them that of the output.
 
     num_gpus: that there are, used or not. num_input_copies: that are made of a graph's inputs.
+    num_cpu_moe_layers: first layers whose experts are in the main memory, wherever the rest is.
     """
 
     layers: tuple[int, ...]
     num_gpus: int
     num_input_copies: int
+    num_cpu_moe_layers: int
 
-    def has_layers(self, place: int) -> bool:
-        """Whether there is any layer but the output."""
-        return place in self.layers[:-1]
+    def gpu_layers(self) -> tuple[int, ...]:
+        """How many each GPU has, the output counting as one."""
+        return tuple(self.layers.count(gpu) for gpu in range(self.num_gpus))
+
+    def computes_on(self, place: int) -> bool:
+        """Whether there is any layer but the output, or the experts of one."""
+        takes_experts = place == MAIN_MEMORY and self.num_cpu_moe_layers > 0
+        return takes_experts or place in self.layers[:-1]
 
     def nowhere(self) -> list[int]:
         """A zero for each place, to be added to: [MAIN_MEMORY] is the last one."""
@@ -58,9 +69,22 @@ class Placement:
         return sizes
 
     def _place(self, name: str) -> int:
+        experts = _ANY_EXPERTS.match(name)
+        if experts and int(experts[1]) < self.num_cpu_moe_layers:
+            return MAIN_MEMORY
         if found := _LAYER.match(name):
             return self.layers[min(int(found[1]), len(self.layers) - 1)]
         return MAIN_MEMORY if _INPUT.match(name) else self.layers[-1]
+
+
+def experts_pattern(num_layers: int) -> str:
+    """A regular expression for the names of the experts of the first so many layers."""
+    return _EXPERTS.format(f"({'|'.join(map(str, range(num_layers)))})")
+
+
+def has_experts(header: Header) -> bool:
+    """Whether there are any that could stay in the main memory."""
+    return any(_ANY_EXPERTS.match(tensor.name) for tensor in header.tensors)
 
 
 def usable_gpus(devices: Sequence[Device]) -> tuple[Device, ...]:
@@ -90,7 +114,7 @@ def place_layers(
     chosen = chosen_gpus(gpus, options)
     num_layers = ModelShape(header).num_blocks + 1
     if not chosen:
-        return Placement((MAIN_MEMORY,) * num_layers, len(gpus), 1)
+        return Placement((MAIN_MEMORY,) * num_layers, len(gpus), 1, 0)
     num_placed = min(num_layers, options.num_gpu_layers or num_layers)
     shares = [float(free_bytes[index]) for index in chosen]
     if any(options.tensor_split[: len(chosen)]):
@@ -101,5 +125,7 @@ def place_layers(
         chosen[bisect.bisect_right(borders, borders[-1] * index / num_placed)]
         for index in range(num_placed)
     ]
-    is_pipelined = len(chosen) > 1 and num_placed == num_layers
-    return Placement(tuple(layers), len(gpus), _NUM_COPIES if is_pipelined else 1)
+    experts = min(num_layers, options.num_cpu_moe_layers or 0) if has_experts(header) else 0
+    is_pipelined = len(chosen) > 1 and num_placed == num_layers and not experts
+    copies = _NUM_COPIES if is_pipelined else 1
+    return Placement(tuple(layers), len(gpus), copies, experts)

@@ -31,17 +31,15 @@ from localspec.policy.speedup import (
 )
 from localspec.preflight.content import FileContent
 from localspec.preflight.fit import (
-    PairMemory,
-    Planned,
-    Room,
     fitting_preset,
     largest_context,
     most_gpu_layers,
-    pair_memory,
     room_here,
     target_context_length,
 )
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
+from localspec.preflight.plan import plan_layers
+from localspec.preflight.room import PairMemory, Planned, Room
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
 from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
 
@@ -87,7 +85,8 @@ class Explanation:
 
     vocabulary: what both share; misfit: why they cannot be a pair. largest_context: tokens
     that fit into the memory that is free now. gpu_layers: the most layers of the target on
-    GPUs that fit at this context; None without GPUs, or if no number does. kept_bytes: what an
+    GPUs that fit at this context, where another number was asked for; None without GPUs, if no
+    number does, or the number is chosen anyway. kept_bytes: what an
     engine takes beside that, at most, for the caches of conversations that wait. gains: None
     if the costs of decoding were not measured here. break_even: the least acceptance that
     pays, None if none does. variants: other presets of the same models. smaller: a preset
@@ -153,9 +152,9 @@ def explain(
     costs = known_costs(headers) if all(one.is_here for one in found) else None
     room = room_here()
     options = LlamaOptions(num_gpu_layers=num_gpu_layers)
-    planned = [Planned(header, options) for header in headers]
+    wanted = [Planned(header, options) for header in headers]
     length = target_context_length(headers[0], context_length)
-    memory = pair_memory(planned, length, room)
+    memory = plan_layers(wanted, length, room).memory
     smaller = fitting_preset(room) if room.shortages(memory) else None
     return Explanation(
         description=description,
@@ -165,8 +164,8 @@ def explain(
         misfit=misfit,
         memory=memory,
         room=room,
-        largest_context=largest_context(planned, room),
-        gpu_layers=most_gpu_layers(planned, length, room) if room.gpus else None,
+        largest_context=largest_context(wanted, room),
+        gpu_layers=most_gpu_layers(wanted, length, room) if room.gpus else None,
         kept_bytes=DEFAULT_KEPT_BYTES,
         gains=None if costs is None else expected_gains(costs),
         break_even=None if costs is None else break_even_acceptance(costs, MAX_DRAFT_TOKENS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -11,14 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec import __version__
-from localspec.errors import PresetError
+from localspec.errors import LocalspecError, PresetError
 from localspec.llama.devices import Device
+from localspec.llama.options import LlamaOptions
 from localspec.machine import Cores, Memory, cores_here, memory_here
 from localspec.models.cache import HubCache
 from localspec.models.disk import free_bytes
+from localspec.models.hub import locate, missing_files
 from localspec.models.hub_api import is_offline
 from localspec.models.presets import load_presets, user_presets_file
 from localspec.policy.profile import num_profiles, profiles_folder
+from localspec.preflight.fit import plan_here, room_here
+from localspec.preflight.room import PairMemory, Room
 
 _PACKAGES = ("llama-cpp-python", "numpy", "huggingface-hub", "requests")
 
@@ -41,8 +46,9 @@ class Installation:
     packages: versions by name. build: what libllama says of itself. amx_is_left_out: whether
     its AMX kernels are not used, being wrong. processor_flags: what the processor can do, as
     the system names it; empty where that is not known. has_nvidia: whether the driver of an
-    NVIDIA GPU is there. presets_fault: message and hint of what is wrong with the user's
-    presets. num_profiles: pairs and settings whose costs are known.
+    NVIDIA GPU is there. room: for models. plans: what each preset whose files are here would
+    take of it. presets_fault: message and hint of what is wrong with the user's presets.
+    num_profiles: pairs and settings whose costs are known.
     """
 
     version: str
@@ -56,6 +62,8 @@ class Installation:
     devices: tuple[Device, ...]
     cores: Cores
     memory: Memory
+    room: Room
+    plans: dict[str, PairMemory]
     cache: CacheState
     num_profiles: int
     profiles_folder: Path
@@ -80,6 +88,8 @@ def inspect_installation() -> Installation:
         devices=devices(),
         cores=cores_here(),
         memory=memory_here(),
+        room=room_here(),
+        plans=_plans(),
         cache=_cache_state(),
         num_profiles=num_profiles(),
         profiles_folder=profiles_folder(),
@@ -98,6 +108,20 @@ def _processor_flags() -> frozenset[str]:
         if name.strip() in ("flags", "Features"):
             return frozenset(values.split())
     return frozenset()
+
+
+def _plans() -> dict[str, PairMemory]:
+    """What presets whose files are here would take, by their names; none of faulty ones."""
+    plans = {}
+    with contextlib.suppress(PresetError):
+        for name, preset in load_presets().items():
+            if missing_files(preset):
+                continue
+            with contextlib.suppress(LocalspecError):
+                paths = [path for path in locate(preset) if path is not None]
+                options = LlamaOptions(context_length=preset.context_length)
+                plans[name] = plan_here(paths, [options] * len(paths)).memory
+    return plans
 
 
 def _cache_state() -> CacheState:

@@ -36,6 +36,8 @@ class MemoryEstimate:
     read and not mapped.
     cache_bytes: keys and values, or the state of a recurrent model. compute_bytes:
     intermediate results and logits. gpu_bytes: how much of all that is on each GPU.
+    num_layers, gpu_layers: that there are, and that are on each GPU; the output counts as one.
+    num_cpu_moe_layers: first layers whose experts are in the main memory.
     """
 
     weights_bytes: int
@@ -44,6 +46,9 @@ class MemoryEstimate:
     compute_bytes: int
     vocabulary_bytes: int
     gpu_bytes: tuple[int, ...]
+    num_layers: int
+    gpu_layers: tuple[int, ...]
+    num_cpu_moe_layers: int
 
     @property
     def needed_bytes(self) -> int:
@@ -85,6 +90,9 @@ def estimate_memory(
         compute_bytes=sum(compute),
         vocabulary_bytes=len(header.tokens) * _BYTES_PER_TOKEN,
         gpu_bytes=tuple(places[:MAIN_MEMORY]),
+        num_layers=len(placement.layers),
+        gpu_layers=placement.gpu_layers(),
+        num_cpu_moe_layers=placement.num_cpu_moe_layers,
     )
 
 
@@ -98,10 +106,10 @@ def _compute_by_place(header: Header, options: LlamaOptions, placement: Placemen
     sizes = placement.nowhere()
     sizes[placement.layers[-1]] = logits
     for gpu in range(placement.num_gpus):
-        if placement.has_layers(gpu):
+        if placement.computes_on(gpu):
             sizes[gpu] = graph + (placement.num_input_copies - 1) * inputs
     sizes[MAIN_MEMORY] = placement.num_input_copies * inputs
-    if placement.has_layers(MAIN_MEMORY):
+    if placement.computes_on(MAIN_MEMORY):
         sizes[MAIN_MEMORY] = compute_bytes(header, context_length, max_outputs, attention)
     sizes[MAIN_MEMORY] += logits  # which are copied out of the graph
     return sizes

@@ -10,6 +10,7 @@ from localspec.models.cache import PART_SUFFIX
 from localspec.models.preset import hub_files
 from localspec.models.presets import load_presets
 from localspec.preflight.installation import Installation
+from localspec.preflight.plan import MARGIN_BYTES
 
 _LITTLE_DISK_BYTES = 2_000_000_000
 _LITTLE_MEMORY_BYTES = 1_000_000_000
@@ -89,11 +90,11 @@ def _room(found: Installation) -> Iterator[Problem]:
             f"{memory.available_bytes / 1e9:.1f} GB of memory are free", "Close other programs."
         )
     for gpu in usable_gpus(found.devices):
-        if gpu.total_bytes > 0 and gpu.free_bytes < _LITTLE_MEMORY_BYTES:
+        if gpu.total_bytes > 0 and gpu.free_bytes <= MARGIN_BYTES:
             yield Problem(
-                f"{gpu.free_bytes / 1e9:.1f} GB of memory are free on {gpu.name}, where all "
-                "layers of a model go by default",
-                "Close what uses it, or leave layers in the main memory: --gpu-layers N.",
+                f"{gpu.free_bytes / 1e9:.1f} GB of memory are free on {gpu.name}, of which "
+                f"{MARGIN_BYTES / 1e9:.1f} GB stay free: no layers go there by default",
+                "Close what uses it, or fix the number of layers: --gpu-layers N.",
             )
     if found.cache.free_bytes < _LITTLE_DISK_BYTES:
         yield Problem(

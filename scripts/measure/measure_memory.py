@@ -21,7 +21,8 @@ from localspec.gguf_file.check import check_model_file
 from localspec.machine import peak_memory_bytes
 from localspec.models.hub import locate
 from localspec.models.presets import find_preset
-from localspec.preflight.fit import Planned, pair_memory, room_here
+from localspec.preflight.fit import room_here
+from localspec.preflight.room import Planned, pair_memory
 from shape_pair.bigrams import TextSpec
 from shape_pair.pair import PairSpec, make_pair
 

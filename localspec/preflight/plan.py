@@ -1,0 +1,194 @@
+"""Which layers go onto GPUs, where the user leaves it open: as many as fit.
+
+A draft goes first and whole, if it can: it runs several times a step. Then as many of the
+target's layers as there is memory left for, from the last one on. Of a mixture of experts the
+experts go last: a token reads a few of them, and all the rest of a layer, so that memory of a
+GPU is of more use to the rest. What a user fixes stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from localspec.gguf_file.shape import ModelShape
+from localspec.llama.options import LlamaOptions
+from localspec.llama.placement import chosen_gpus, has_experts, place_layers
+from localspec.preflight.room import PairMemory, Planned, Room, pair_memory
+
+# Of each GPU, that a plan leaves free: for what its library takes for itself, the weights of
+# the main memory that it copies there to read a prompt, and other programs. Where that does
+# not do, a GPU's library may end the process. llama.cpp leaves as much (--fit-target).
+MARGIN_BYTES = 1 << 30
+# Of what a plan takes on GPUs, that the next ones may take where it finds no memory after all.
+_SHARES = (0.75, 0.5, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Models with every choice of layers made, and what they were before; the target first."""
+
+    wanted: tuple[Planned, ...]
+    models: tuple[Planned, ...]
+    context_length: int
+    room: Room
+
+    @property
+    def memory(self) -> PairMemory:
+        """What the models take where they are put."""
+        return pair_memory(self.models, self.context_length, self.room)
+
+    def fewer(self) -> Iterator[Plan]:
+        """Plans with fewer layers on GPUs, each with less than the one before.
+
+        None where no number of layers was left open, and none for which the main memory lacks
+        room.
+        """
+        taken, last = self.memory.gpu_bytes, self.models
+        for share in _SHARES:
+            gpus = tuple(
+                replace(gpu, free_bytes=int(share * size), total_bytes=max(1, gpu.total_bytes))
+                for gpu, size in zip(self.room.gpus, taken, strict=True)
+            )
+            limited = replace(self.room, gpus=gpus)
+            models = _chosen(self.wanted, self.context_length, limited)
+            smaller = replace(self, models=models)
+            if models != last and not self.room.shortages(smaller.memory):
+                last = models
+                yield smaller
+
+
+def plan_layers(models: Sequence[Planned], context_length: int, room: Room) -> Plan:
+    """The models with what they leave open chosen so that they fit, if they can.
+
+    context_length: tokens.
+    """
+    wanted = tuple(models)
+    # Where the main memory cannot take what the margin keeps from a GPU, it goes there.
+    for margin in (MARGIN_BYTES, 0):
+        gpus = tuple(
+            replace(gpu, free_bytes=max(0, gpu.free_bytes - margin)) for gpu in room.gpus
+        )
+        chosen = _chosen(wanted, context_length, replace(room, gpus=gpus))
+        plan = Plan(wanted, chosen, context_length, room)
+        if chosen == wanted or not room.shortages(plan.memory):
+            break
+    return plan
+
+
+def _chosen(
+    wanted: tuple[Planned, ...], context_length: int, room: Room
+) -> tuple[Planned, ...]:
+    """The models with choices that the GPUs have memory for."""
+    if not room.gpus:
+        return wanted
+    models = [
+        model._replace(options=replace(model.options, num_gpu_layers=0))
+        if model.options.num_gpu_layers is None
+        else model
+        for model in wanted
+    ]
+    for index in reversed(range(len(wanted))):
+        if wanted[index].options.num_gpu_layers is None:
+            models[index] = _Search(wanted[index], index, models, context_length, room).best()
+    return tuple(models)
+
+
+class _Search:
+    """For the most layers of one model that fit beside the others.
+
+    others: the pair, of which the model at `index` is to be replaced.
+    """
+
+    def __init__(
+        self,
+        model: Planned,
+        index: int,
+        others: Sequence[Planned],
+        context_length: int,
+        room: Room,
+    ) -> None:
+        self._model = model
+        self._index = index
+        self._others = list(others)
+        self._context_length = context_length
+        self._room = room
+        self._num_layers = ModelShape(model.header).num_blocks + 1
+        self._gpus = chosen_gpus(room.gpus, model.options)
+        # Else the layers on each are given by their number.
+        self._is_split_here = len(self._gpus) > 1 and not any(model.options.tensor_split)
+
+    def best(self) -> Planned:
+        """The model with its choice made."""
+        fixed = self._model.options.num_cpu_moe_layers
+        options = self._most(fixed or 0)
+        if fixed is None and has_experts(self._model.header) and not self._is_whole(options):
+            blocks = self._num_layers - 1
+            most_with_experts = largest(
+                blocks - 1, lambda count: self._is_whole(self._most(blocks - count))
+            )
+            options = self._most(blocks - most_with_experts)
+            if options.num_gpu_layers == 0:  # they are in the main memory with all the rest
+                options = replace(options, num_cpu_moe_layers=None)
+        return self._model._replace(options=options)
+
+    def _is_whole(self, options: LlamaOptions) -> bool:
+        return options.num_gpu_layers == self._num_layers
+
+    def _most(self, num_cpu_moe_layers: int) -> LlamaOptions:
+        """The most layers with the experts of so many in the main memory."""
+        base = self._model.options
+        if num_cpu_moe_layers:
+            base = replace(base, num_cpu_moe_layers=num_cpu_moe_layers)
+        if not self._is_split_here:
+            count = largest(
+                self._num_layers, lambda n: self._fits(replace(base, num_gpu_layers=n))
+            )
+            return replace(base, num_gpu_layers=count)
+        whole = self._split(base, self._by_free_memory(base))
+        if self._fits(whole):
+            return whole
+        counts = [0] * len(self._gpus)
+        for place in reversed(range(len(counts))):  # the last layers are the last GPU's
+
+            def with_count(count: int, place: int = place) -> LlamaOptions:
+                return self._split(base, [*counts[:place], count, *counts[place + 1 :]])
+
+            counts[place] = largest(
+                self._num_layers - sum(counts), lambda n: self._fits(with_count(n))
+            )
+        return self._split(base, counts)
+
+    def _by_free_memory(self, options: LlamaOptions) -> list[int]:
+        """Layers of each GPU as libllama shares all of them."""
+        others = [model for at, model in enumerate(self._others) if at != self._index]
+        taken = [0] * len(self._room.gpus)
+        if others:
+            taken = list(pair_memory(others, self._context_length, self._room).gpu_bytes)
+        free = [
+            max(0, gpu.free_bytes - size)
+            for gpu, size in zip(self._room.gpus, taken, strict=True)
+        ]
+        placement = place_layers(self._model.header, options, self._room.gpus, free)
+        return [placement.gpu_layers()[gpu] for gpu in self._gpus]
+
+    def _split(self, options: LlamaOptions, counts: Sequence[int]) -> LlamaOptions:
+        shares = tuple(map(float, counts)) if any(counts) else ()
+        return replace(options, num_gpu_layers=sum(counts), tensor_split=shares)
+
+    def _fits(self, options: LlamaOptions) -> bool:
+        """Whether each GPU has room for the pair with the model opened so."""
+        self._others[self._index] = self._model._replace(options=options)
+        memory = pair_memory(self._others, self._context_length, self._room)
+        return not any(shortage.gpu for shortage in self._room.shortages(memory))
+
+
+def largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to the limit that fits, if all below it do; 0 needs no proof."""
+    if fits(limit):
+        return limit
+    low, high = 0, limit - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

@@ -1,0 +1,117 @@
+"""The free memory of this machine, place by place, and what the models of a pair take of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from localspec.gguf_file.header import Header
+from localspec.gguf_file.shape import ModelShape
+from localspec.llama.devices import Device
+from localspec.llama.options import LlamaOptions
+from localspec.llama.placement import is_in_main_memory, place_layers
+from localspec.preflight.memory import (
+    MemoryEstimate,
+    estimate_memory,
+    total_needed_bytes,
+    total_peak_bytes,
+)
+from localspec.preflight.settings import with_suited_attention, with_suited_mapping
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Free memory for models: the main one, and that of each GPU that libllama takes.
+
+    repacked: the tensor types that the processor repacks, see `tensor_types`.
+    """
+
+    main_bytes: int
+    gpus: tuple[Device, ...]
+    repacked: Mapping[str, float]
+
+    def shortages(self, memory: PairMemory) -> list[Shortage]:
+        """Every place that has less than is needed there; none if all fits."""
+        main_bytes, found = memory.main_bytes, []
+        for gpu, needed in zip(self.gpus, memory.gpu_bytes, strict=True):
+            if is_in_main_memory(gpu):
+                main_bytes += needed
+            if needed > gpu.free_bytes and gpu.total_bytes > 0:  # else it does not say
+                found.append(Shortage(gpu.name, needed, gpu.free_bytes))
+        if main_bytes > self.main_bytes:
+            found.insert(0, Shortage("", main_bytes, self.main_bytes))
+        return found
+
+
+class Shortage(NamedTuple):
+    """A place that has too little free memory. gpu: its name, or "" for the main memory."""
+
+    gpu: str
+    needed_bytes: int
+    free_bytes: int
+
+
+class Planned(NamedTuple):
+    """A model, and how it is to be opened but for the context."""
+
+    header: Header
+    options: LlamaOptions = LlamaOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class PairMemory:
+    """What target and draft take at a context; the target comes first."""
+
+    context_length: int
+    models: tuple[MemoryEstimate, ...]
+
+    @property
+    def needed_bytes(self) -> int:
+        """What has to be there, in all places together."""
+        return total_needed_bytes(self.models)
+
+    @property
+    def gpu_bytes(self) -> tuple[int, ...]:
+        """What has to be there on each GPU."""
+        return tuple(map(sum, zip(*(model.gpu_bytes for model in self.models), strict=True)))
+
+    @property
+    def main_bytes(self) -> int:
+        """What has to be there in the main memory."""
+        return self.needed_bytes - sum(self.gpu_bytes)
+
+    @property
+    def gpu_layers_in_words(self) -> str:
+        """How many layers of each model are on GPUs."""
+        return ", ".join(
+            f"{sum(model.gpu_layers)} of {model.num_layers} of the {role}"
+            for role, model in zip(("target", "draft"), self.models, strict=False)
+        )
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the process shows at most, above the interpreter's own."""
+        return total_peak_bytes(self.models)
+
+
+def pair_memory(models: Sequence[Planned], context_length: int, room: Room) -> PairMemory:
+    """What the models take, opened in this order: the target, and the draft if there is one."""
+    estimates: list[MemoryEstimate] = []
+    free_bytes = [gpu.free_bytes for gpu in room.gpus]
+    for index, (header, options) in enumerate(models):
+        context = min(context_length, ModelShape(header).context_length)
+        outputs = REPLAY_TOKENS if index else MAX_DRAFT_TOKENS + 1
+        options = replace(options, context_length=context, max_outputs=outputs)
+        on_gpu = bool(room.gpus) and options.num_gpu_layers != 0
+        repacked = {} if on_gpu else room.repacked
+        options = with_suited_attention(options, header, context, uses_gpu=on_gpu)
+        options = with_suited_mapping(options, header, repacked)
+        placement = place_layers(header, options, room.gpus, free_bytes)
+        estimates.append(estimate_memory(header, options, repacked, placement))
+        free_bytes = [
+            max(0, free - taken)
+            for free, taken in zip(free_bytes, estimates[-1].gpu_bytes, strict=True)
+        ]
+    return PairMemory(context_length, tuple(estimates))
