@@ -74,6 +74,11 @@ class Side:
                 self.close()
                 raise
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     def load(self, keywords: dict[str, Any]) -> None:
         """One engine more. Raises what localspec.load does."""
         self._ask(load=keywords)
