@@ -147,7 +147,7 @@ def test_busy_processes_end_with_the_block_whatever_ends_it():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="nothing dies of SIGKILL there")
-def test_what_was_started_ends_even_where_the_script_is_killed():
+def test_what_was_started_ends_even_where_the_script_is_killed(tmp_path):
     code = (
         "from busy_sides.neighbours import busy_processes\n"
         "from busy_sides.side import Setting, Side\n"
@@ -158,7 +158,7 @@ def test_what_was_started_ends_even_where_the_script_is_killed():
     )
     script = subprocess.Popen(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(MEASURE)},
+        env={**os.environ, "PYTHONPATH": str(MEASURE), "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,
     )
