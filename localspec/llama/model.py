@@ -15,9 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
-from llama_cpp import Llama
 
 from localspec.errors import (
     CacheError,
@@ -37,9 +35,14 @@ from localspec.llama.devices import Device, list_devices
 from localspec.llama.handle import Handle
 from localspec.llama.huge_pages import asking_for_huge_pages
 from localspec.llama.options import LlamaOptions, context_to_open
+from localspec.llama.spinning import spinning_briefly
 from localspec.llama.thread_count import ThreadCount
 from localspec.llama.vocabulary import Vocabulary
 from localspec.sampling.params import Logits
+
+with spinning_briefly():
+    import llama_cpp
+    from llama_cpp import Llama
 
 __all__ = ["Llama", "LlamaModel"]
 
