@@ -10,6 +10,7 @@ from localspec.cli.screen import error_lines, printable, stats_lines, status_lin
 from localspec.errors import LocalspecError
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import DraftOff, PolicyEstimate, ProposerKind
+from localspec.speculative.thread_policy import ThreadUse
 
 
 @pytest.mark.parametrize(
@@ -76,3 +77,32 @@ def test_the_status_line_knows_one_acceptance_and_stats_explains_the_other():
     assert "would be accepted with 61%, and drafting pays from 78% on here" in lines
     never = "\n".join(stats_lines(stats_of(DraftOff.DOES_NOT_PAY, None)))
     assert "drafting never pays here" in never
+
+
+@pytest.mark.parametrize(
+    ("steps", "use", "in_the_line", "in_stats"),
+    [
+        ({8: 90}, ThreadUse(8, 8, False), None, None),
+        ({1: 90}, ThreadUse(1, 1, False), None, None),
+        (
+            {8: 9, 7: 81},
+            ThreadUse(7, 8, True),
+            "7 of 8 threads: the machine is busy",
+            "7 in 90%",
+        ),
+        (
+            {8: 9, 7: 81},
+            ThreadUse(8, 8, False),
+            "7 of 8 threads: the machine is busy",
+            "8 in 10%",
+        ),
+        ({8: 81, 7: 9}, ThreadUse(7, 8, True), None, "8 in 90%, 7 in 10%"),
+        ({8: 9, 7: 81}, ThreadUse(7, 8, False), None, "7 in 90%"),  # more are no faster
+        ({}, ThreadUse(8, 8, False), None, None),
+    ],
+)
+def test_threads_are_named_where_the_machine_is_busy(steps, use, in_the_line, in_stats):
+    stats = Meter(1, 0, 0.0, num_steps=90, steps_per_threads=steps).stats(1.0, None, use)
+    line, lines = status_line(stats, 512), "\n".join(stats_lines(stats))
+    assert (in_the_line in line) if in_the_line else ("thread" not in line)
+    assert (in_stats in lines) if in_stats else ("thread" not in lines)

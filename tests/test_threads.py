@@ -205,10 +205,13 @@ def test_models_are_told_once_for_each_change():
 def test_steps_of_another_shape_are_held_against_their_like():
     """A draft that is used in every second step does not look like a busy machine."""
     policy = AdaptiveThreads(2, lambda count: None)
+    counts = []
     for index in range(400):
         drafted = 3 if index % 2 else 0
-        policy.learn(record(0.02 if drafted else 0.01, policy.choose(), drafted))
-        assert policy.choose() == 2 or index > 100
+        counts.append(policy.choose())
+        seconds = (0.02 if drafted else 0.01) * 1.8 / counts[-1]
+        policy.learn(record(seconds, counts[-1], drafted))
+    assert counts.count(1) < 8
     assert policy.use() == ThreadUse(2, 2, is_busy=False)
 
 

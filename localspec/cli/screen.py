@@ -109,7 +109,7 @@ def _is_colourful() -> bool:
 
 
 def status_line(stats: Stats, context_length: int) -> str:
-    """One line about an answer: speed, acceptance, context, and why nothing was drafted."""
+    """One line about an answer: its speed, what held it up, the context."""
     used = stats.prompt_tokens + stats.completion_tokens
     parts = [f"{stats.completion_tokens} tokens"]
     if stats.tokens_per_s is not None:
@@ -124,6 +124,8 @@ def status_line(stats: Stats, context_length: int) -> str:
         )
         parts.append(f"{stats.mean_acceptance_length:.1f} tokens per target decode")
     parts += _why_off(stats)
+    if (held_up := _threads_of(stats)) is not None:
+        parts.append(held_up)
     parts.append(f"context {used}/{context_length}")
     return " · ".join(parts)
 
@@ -137,6 +139,29 @@ def _why_off(stats: Stats) -> list[str]:
     if never_pays and reason in (DraftOff.DOES_NOT_PAY, DraftOff.OVER_BUDGET):
         return ["draft off: at what it costs here none would pay"]
     return [_DRAFT_OFF[reason]]
+
+
+def _threads_of(stats: Stats) -> str | None:
+    """How many threads most steps had, if they were fewer since something else runs."""
+    if stats.threads is None or not stats.steps_per_threads:
+        return None
+    usable = stats.threads.num_usable
+    count = max(stats.steps_per_threads, key=lambda count: stats.steps_per_threads[count])
+    was_busy = stats.threads.is_busy or stats.threads.num_threads > count
+    if count >= usable or not was_busy:
+        return None
+    return f"{count} of {usable} threads: the machine is busy"
+
+
+def _thread_lines(stats: Stats) -> list[str]:
+    """With how many threads steps were computed, where that was not one number throughout."""
+    counts = sorted(stats.steps_per_threads.items(), reverse=True)
+    num_steps = sum(stats.steps_per_threads.values())
+    if len(counts) < 2 and _threads_of(stats) is None:
+        return []
+    shares = ", ".join(f"{count} in {steps / num_steps:.0%}" for count, steps in counts)
+    held_up = _threads_of(stats)
+    return [f"threads of a step: {shares}" + (f" ({held_up})" if held_up else "")]
 
 
 def _expected(stats: Stats) -> list[str]:
@@ -181,7 +206,7 @@ def stats_lines(stats: Stats) -> list[str]:
         f"seconds: draft {stats.draft_time_s:.2f}, target {stats.target_time_s:.2f}, "
         f"sampler {stats.sampler_time_s:.2f}, in all {stats.total_time_s:.2f}"
     )
-    return lines + _expected(stats) + _why_off(stats)
+    return lines + _thread_lines(stats) + _expected(stats) + _why_off(stats)
 
 
 def error_lines(error: LocalspecError) -> str:

@@ -8,7 +8,8 @@ A step is held against the fastest one of its shape that was ever timed, whateve
 threads: that is its slowdown. Each number has the mean of its latest steps, and the least of
 all, which comes closest to what it would be on a quiet machine. The number with the smallest
 mean is used. What another may have become meanwhile is tried again as drafts are: for a share
-of what is probably missed without it (see `Budget`).
+of what is probably missed without it (see `Budget`). What was so for long will probably stay
+so for long; so that share is the less, the longer the present number was the best.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from localspec.speculative.thread_policy import ThreadUse
 
 _WINDOW = 16  # steps that a mean is of, the latest ones most
 _BETTER = 1.05  # times as fast: a smaller difference is noise
-_TRIED_SHARE = 1 / 16  # of what is probably missed, that trying other numbers may lose
+_MOST_TRIED = 1 / 8  # of what is probably missed, that trying other numbers may lose at first
+_LEAST_TRIED = 1 / 64  # and in the end
 _TRIED_STEPS = 1.0  # fastest steps that have to be put by before a number is tried
 _MOST_OWED = 256.0  # fastest steps; a trial that lost more is forgiven the rest
 _ADOPTED = 8  # steps after which a number that was tried, and is faster, is no trial any more
@@ -39,7 +41,7 @@ class Threads:
     """A number of threads, and the slowdown of steps with it.
 
     total, weight: sums over its steps, decayed with every step; least: the smallest one of
-    them; num_steps: that there were. last_tried: step at which it was tried last.
+    them; num_steps: that there were. left_at: step at which another took its place last.
     """
 
     count: int
@@ -47,7 +49,7 @@ class Threads:
     weight: float = 0.0
     least: float = math.inf
     num_steps: int = 0
-    last_tried: int = 0
+    left_at: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -59,8 +61,15 @@ class Threads:
         """Of its latest steps; what was kept of it, where there were none in this process."""
         return self.total / self.weight if self.weight > 0.0 else self.least
 
+    def pass_by(self, num_steps: int) -> None:
+        """Let so many steps go by, with which the older ones count less."""
+        share = (1.0 - 1.0 / _WINDOW) ** num_steps
+        self.total *= share
+        self.weight *= share
+
     def add(self, slowdown: float) -> None:
         """Take a step into account."""
+        self.pass_by(1)
         self.total += slowdown
         self.weight += 1.0
         self.least = min(self.least, slowdown)
@@ -82,6 +91,10 @@ class AdaptiveThreads:
         self._num_tried = 0  # steps of the trial
         self._put_by = 0.0  # fastest steps' time that trials may lose
         self._num_steps = 0
+        self._best_since = 0  # step from which on the present number, or the home, was the best
+        # Of the other numbers, which change only where they are used.
+        self._expected_of_others = self._hope_of_others = math.inf
+        self._look_around()
         self._shortest: dict[Shape, float] = {}  # seconds
 
     def choose(self) -> int:
@@ -100,15 +113,23 @@ class AdaptiveThreads:
         if slowdown is None:
             return
         self._num_steps += 1
-        for number in self._numbers:
-            number.total *= 1.0 - 1.0 / _WINDOW
-            number.weight *= 1.0 - 1.0 / _WINDOW
-        self._now.add(slowdown)
+        now = self._now
+        is_new = slowdown < now.least
+        now.add(slowdown)
         if self._home is not None:
             self._go_on_trying(self._home, slowdown)
-        else:
-            self._save(_TRIED_SHARE * self._missed())
-        self._choose_next()
+            return
+        if is_new:
+            self._look_around()
+        if self._is_better(self._expected_of_others):
+            self._best_since = self._num_steps
+            self._move_to(min(self._others(), key=self._expected))
+        elif self._is_better(self._hope_of_others):
+            num_steps = self._num_steps - self._best_since
+            share = min(max(num_steps**-0.5, _LEAST_TRIED), _MOST_TRIED)
+            self._save(share * (now.mean - self._hope_of_others))
+            if self._put_by >= _TRIED_STEPS:
+                self._try()
 
     def _slowdown(self, record: StepRecord) -> float | None:
         """Of a step; None of one that says nothing: a prompt's, or one that had to read."""
@@ -127,55 +148,47 @@ class AdaptiveThreads:
         self._shortest[shape] = min(shortest, seconds)
         return max(seconds / shortest, 1.0)
 
+    def _try(self) -> None:
+        """Use one that may be better, the one that was not used for longest."""
+        hopeful = [one for one in self._others() if self._is_better(self._hope(one))]
+        number = min(hopeful, key=lambda one: one.left_at)
+        # What it was last may be over: that is what the trial is for.
+        number.total = number.weight = 0.0
+        self._home = self._now
+        self._num_tried = 0
+        self._move_to(number)
+
     def _go_on_trying(self, home: Threads, slowdown: float) -> None:
         self._num_tried += 1
         self._save(home.mean - slowdown)
         if self._now.mean >= home.mean:
-            self._move(home)
+            self._home = None
+            self._move_to(home)
         elif self._num_tried >= _ADOPTED:
             self._home = None
+            self._best_since = self._num_steps
+            self._look_around()
 
     def _save(self, steps: float) -> None:
         self._put_by = min(max(self._put_by + steps, -_MOST_OWED), 2 * _TRIED_STEPS)
 
-    def _missed(self) -> float:
-        """How much shorter a step would be with the most hopeful number, in fastest steps."""
-        hopes = (self._hope(number) for number in self._numbers if number is not self._now)
-        hope = min(hopes, default=math.inf)
-        return self._now.mean - hope if self._is_better(hope) else 0.0
+    def _move_to(self, number: Threads) -> None:
+        self._now.left_at = self._num_steps
+        number.pass_by(self._num_steps - number.left_at)
+        self._now = number
+        self._look_around()
+        self._use_threads(number.count)
 
-    def _choose_next(self) -> None:
-        if self._home is not None:
-            return
-        best = min(self._numbers, key=self._expected)
-        if self._is_better(self._expected(best)):
-            self._move(best)
-            return
-        if self._put_by < _TRIED_STEPS:
-            return
-        hopeful = [number for number in self._numbers if self._is_better(self._hope(number))]
-        if hopeful:
-            self._try(min(hopeful, key=lambda number: number.last_tried))
+    def _look_around(self) -> None:
+        """Reckon anew what is to be expected of the others, and hoped."""
+        self._expected_of_others = min(map(self._expected, self._others()), default=math.inf)
+        self._hope_of_others = min(map(self._hope, self._others()), default=math.inf)
+
+    def _others(self) -> list[Threads]:
+        return [number for number in self._numbers if number is not self._now]
 
     def _is_better(self, slowdown: float) -> bool:
         return slowdown * _BETTER < self._now.mean
-
-    def _try(self, number: Threads) -> None:
-        self._home = self._now
-        self._num_tried = 0
-        # What it was last may be over: that is what the trial is for.
-        number.total = number.weight = 0.0
-        self._move_to(number)
-
-    def _move(self, number: Threads) -> None:
-        self._home = None
-        self._move_to(number)
-
-    def _move_to(self, number: Threads) -> None:
-        if number is not self._now:
-            number.last_tried = self._num_steps
-            self._now = number
-            self._use_threads(number.count)
 
     def _expected(self, number: Threads) -> float:
         """The slowdown that a step has to be expected to have with it."""
@@ -187,8 +200,6 @@ class AdaptiveThreads:
 
     def _hope(self, number: Threads) -> float:
         """The slowdown that a step may have with it if all goes well."""
-        if number is self._now:
-            return number.least
         # More threads are no faster than if none of them waited, fewer ones hardly faster at
         # all. How much slower they are on a quiet machine is known when they were used often.
         gain = max(number.count / self._now.count, 1.0 / _FEWER)
@@ -235,6 +246,7 @@ class AdaptiveThreads:
         for number in self._numbers:
             if number.count in known:
                 number.least, number.num_steps = known[number.count]
+        self._look_around()
 
 
 def counts_to_try(most: int) -> list[int]:
