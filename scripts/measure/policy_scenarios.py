@@ -245,7 +245,7 @@ class Deliberate(AdaptiveDraftPolicy):
     """It takes time to decide, as where a target-only step takes a millisecond."""
 
     def __init__(self, clock: Clock) -> None:
-        super().__init__({ProposerKind.DRAFT: 0.1})
+        super().__init__({ProposerKind.DRAFT: 0.1}, 1)
         self._clock = clock
 
     def choose(self, context: PolicyContext) -> Decision:
