@@ -183,6 +183,15 @@ def test_after_the_noise_all_of_them_compute_again():
     assert not run.policy.use().is_busy
 
 
+def test_an_answer_to_a_short_prompt_is_not_left_to_the_number_that_is_tried():
+    """What was timed before says nothing of the shape that all further steps have."""
+    run = Run(2, quiet(0.02, 1.8))
+    for kind in ({"num_target_tokens": 8}, {"num_drafted": 3}):
+        run.policy.learn(record(0.04, run.policy.choose(), **kind))
+    run.go(300)
+    assert run.counts[-200:].count(2) > 190
+
+
 def test_the_mean_decides_and_not_the_median():
     """Two threads are faster in nine steps of ten, and wait for long in the tenth."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from localspec.policy.cost import LARGEST_STEP, SHORT_READ, fill
@@ -32,21 +32,24 @@ _MOST_OWED = 256.0  # fastest steps; a trial that lost more is forgiven the rest
 _ADOPTED = 8  # steps after which a number that was tried, and is faster, is no trial any more
 _KNOWN_STEPS = 16  # after as many, the least slowdown is half believed to be a quiet one
 _FEWER = 0.9  # of the time with more threads, that fewer are hoped to take
+_FORGOTTEN = 1e-9  # seconds; a decayed sum below is as good as none
 
 Shape = tuple[int, int, int, int]  # fill, tokens of target and draft, and the proposer or -1
 
 
 @dataclass(slots=True)
 class Threads:
-    """A number of threads, and the slowdown of steps with it.
+    """A number of threads, and what steps took with it.
 
-    total, weight: sums over its steps, decayed with every step; least: the smallest one of
-    them; num_steps: that there were. left_at: step at which another took its place last.
+    seconds, weight: sums over its steps, those of each shape apart, decayed with every step;
+    shortest: the fastest of each shape. least: the smallest slowdown; num_steps: that there
+    were. left_at: step at which another took its place last.
     """
 
     count: int
-    total: float = 0.0
+    seconds: dict[Shape, float] = field(default_factory=dict)
     weight: float = 0.0
+    shortest: dict[Shape, float] = field(default_factory=dict)
     least: float = math.inf
     num_steps: int = 0
     left_at: int = 0
@@ -56,22 +59,20 @@ class Threads:
         """Whether steps were timed with it."""
         return self.num_steps > 0
 
-    @property
-    def mean(self) -> float:
-        """Of its latest steps; what was kept of it, where there were none in this process."""
-        return self.total / self.weight if self.weight > 0.0 else self.least
-
     def pass_by(self, num_steps: int) -> None:
         """Let so many steps go by, with which the older ones count less."""
         share = (1.0 - 1.0 / _WINDOW) ** num_steps
-        self.total *= share
+        self.seconds = {
+            shape: share * total for shape, total in self.seconds.items() if total > _FORGOTTEN
+        }
         self.weight *= share
 
-    def add(self, slowdown: float) -> None:
+    def add(self, shape: Shape, seconds: float, slowdown: float) -> None:
         """Take a step into account."""
         self.pass_by(1)
-        self.total += slowdown
+        self.seconds[shape] = self.seconds.get(shape, 0.0) + seconds
         self.weight += 1.0
+        self.shortest[shape] = min(self.shortest.get(shape, math.inf), seconds)
         self.least = min(self.least, slowdown)
         self.num_steps += 1
 
@@ -89,7 +90,7 @@ class AdaptiveThreads:
         self._now = self._numbers[0]
         self._home: Threads | None = None  # while another number is tried
         self._num_tried = 0  # steps of the trial
-        self._put_by = 0.0  # fastest steps' time that trials may lose
+        self._put_by = _TRIED_STEPS  # fastest steps' time that trials may lose
         self._num_steps = 0
         self._best_since = 0  # step from which on the present number, or the home, was the best
         # Of the other numbers, which change only where they are used.
@@ -109,13 +110,19 @@ class AdaptiveThreads:
 
     def learn(self, record: StepRecord) -> None:
         """See `ThreadPolicy.learn`."""
-        slowdown = self._slowdown(record)
+        is_prompt = record.proposer is None and record.num_target_tokens > 1
+        is_long = record.num_target_tokens > LARGEST_STEP or record.num_read > SHORT_READ
+        if is_prompt or is_long or record.replay_s > 0.0:
+            return  # what was read, and how often that comes, says nothing of steps
+        seconds = record.draft_time_s + record.target_time_s + record.sampler_time_s
+        shape = _shape(record)
+        slowdown = self._slowdown(shape, seconds)
         if slowdown is None:
             return
         self._num_steps += 1
         now = self._now
         is_new = slowdown < now.least
-        now.add(slowdown)
+        now.add(shape, seconds, slowdown)
         if self._home is not None:
             self._go_on_trying(self._home, slowdown)
             return
@@ -127,41 +134,54 @@ class AdaptiveThreads:
         elif self._is_better(self._hope_of_others):
             num_steps = self._num_steps - self._best_since
             share = min(max(num_steps**-0.5, _LEAST_TRIED), _MOST_TRIED)
-            self._save(share * (now.mean - self._hope_of_others))
+            self._save(share * (self._mean(now) - self._hope_of_others))
             if self._put_by >= _TRIED_STEPS:
                 self._try()
 
-    def _slowdown(self, record: StepRecord) -> float | None:
-        """Of a step; None of one that says nothing: a prompt's, or one that had to read."""
-        is_long = record.num_target_tokens > LARGEST_STEP or record.num_read > SHORT_READ
-        if is_long or record.replay_s > 0.0:
-            return None
-        seconds = record.draft_time_s + record.target_time_s + record.sampler_time_s
-        proposer = -1 if record.proposer is None else record.proposer
-        sizes = record.num_target_tokens, record.num_draft_tokens
-        shape = (fill(record.num_cached), *sizes, proposer)
+    def _slowdown(self, shape: Shape, seconds: float) -> float | None:
+        """Of a step; None of the first one of its shape, while nothing can be said of it."""
+        now = self._now
         shortest = self._shortest.get(shape)
         if shortest is None:
-            # The first one is taken to be as slow as others are now.
-            self._shortest[shape] = seconds / (self._now.mean if self._now.is_known else 1.0)
-            return None if self._now.is_known else 1.0
-        self._shortest[shape] = min(shortest, seconds)
-        return max(seconds / shortest, 1.0)
+            # The first one is taken to be as slow as others are now, or have to be expected.
+            is_first = self._num_steps == 0
+            self._shortest[shape] = seconds / (1.0 if is_first else self._expected(now))
+            return 1.0 if is_first else None
+        if seconds < shortest:
+            # What the others took was slower than it seemed.
+            self._shortest[shape] = seconds
+            for number in self._numbers:
+                if shape in number.shortest:
+                    number.least = min(map(self._ratio, number.shortest.items()))
+            self._look_around()
+            return 1.0
+        return seconds / shortest
+
+    def _ratio(self, timed: tuple[Shape, float]) -> float:
+        """The slowdown of so many seconds of a shape."""
+        return timed[1] / self._shortest[timed[0]]
+
+    def _mean(self, number: Threads) -> float:
+        """The slowdown of its latest steps; what was kept of it, where there were none."""
+        if number.weight == 0.0:
+            return number.least
+        return sum(map(self._ratio, number.seconds.items())) / number.weight
 
     def _try(self) -> None:
         """Use one that may be better, the one that was not used for longest."""
         hopeful = [one for one in self._others() if self._is_better(self._hope(one))]
         number = min(hopeful, key=lambda one: one.left_at)
         # What it was last may be over: that is what the trial is for.
-        number.total = number.weight = 0.0
+        number.seconds, number.weight = {}, 0.0
         self._home = self._now
         self._num_tried = 0
         self._move_to(number)
 
     def _go_on_trying(self, home: Threads, slowdown: float) -> None:
         self._num_tried += 1
-        self._save(home.mean - slowdown)
-        if self._now.mean >= home.mean:
+        home_mean = self._mean(home)
+        self._save(home_mean - slowdown)
+        if self._mean(self._now) >= home_mean:
             self._home = None
             self._move_to(home)
         elif self._num_tried >= _ADOPTED:
@@ -188,12 +208,12 @@ class AdaptiveThreads:
         return [number for number in self._numbers if number is not self._now]
 
     def _is_better(self, slowdown: float) -> bool:
-        return slowdown * _BETTER < self._now.mean
+        return slowdown * _BETTER < self._mean(self._now)
 
     def _expected(self, number: Threads) -> float:
         """The slowdown that a step has to be expected to have with it."""
         if number.is_known:
-            return number.mean
+            return self._mean(number)
         # Fewer than any that is known: as if all of them computed, and none waited.
         larger = self._next_larger(number)
         return larger.least * larger.count / number.count
@@ -247,6 +267,12 @@ class AdaptiveThreads:
             if number.count in known:
                 number.least, number.num_steps = known[number.count]
         self._look_around()
+
+
+def _shape(record: StepRecord) -> Shape:
+    proposer = -1 if record.proposer is None else record.proposer
+    sizes = record.num_target_tokens, record.num_draft_tokens
+    return (fill(record.num_cached), *sizes, proposer)
 
 
 def counts_to_try(most: int) -> list[int]:
