@@ -3,8 +3,9 @@
 ggml's threads meet hundreds of times in a step. Where GCC's OpenMP library keeps them, one that
 waits turns in a loop for some milliseconds before it lets others run. If the one that it waits
 for has no core, since another program is there, each of these meetings takes as long as that.
-Sleeping at once costs more on a quiet machine, where all arrive within microseconds. In between there is a length that costs next to
-nothing there, and keeps the worst step in bounds (docs/performance.md).
+Sleeping at once costs more on a quiet machine, where all arrive within microseconds. In between
+there is a length that costs next to nothing there, and keeps the worst step in bounds
+(docs/performance.md).
 """
 
 from __future__ import annotations

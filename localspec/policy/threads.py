@@ -5,11 +5,12 @@ with another program keeps all waiting, so beside a busy neighbour fewer are oft
 faster. What that costs lies in few very slow steps, so means decide, never medians.
 
 A step is held against the fastest one of its shape that was ever timed, whatever the number of
-threads: that is its slowdown, which grows when a faster one is timed. Each number has the mean of its latest steps, and the least of
-all, which comes closest to what it would be on a quiet machine. The number with the smallest
-mean is used. What another may have become meanwhile is tried again as drafts are: for a share
-of what is probably missed without it (see `Budget`). What was so for long will probably stay
-so for long; so that share is the less, the longer the present number was the best.
+threads: that is its slowdown, which grows when a faster one is timed. Each number has the mean
+of its latest steps, and the least of all, which comes closest to what it would be on a quiet
+machine. The number with the smallest mean is used. What another may have become meanwhile is
+tried again as drafts are: for a share of what is probably missed without it (see `Budget`).
+What was so for long will probably stay so for long; so that share is the less, the longer the
+present number was the best.
 """
 
 from __future__ import annotations
