@@ -120,7 +120,7 @@ class TimedModel:
         self.vocab_size = VOCAB
         self.context_length = 1 << 20
         self.max_outputs = max_outputs
-        self.can_truncate = True
+        self.max_rollback = 10**6
         self.num_cached = 0
         self.slowdown: Slowdown = steady
         self.margin: Callable[[int], float] = sure
@@ -146,6 +146,9 @@ class TimedModel:
     def truncate(self, num_cached: int) -> None:
         assert num_cached <= self.num_cached
         self.num_cached = num_cached
+
+    def checkpoint(self) -> None:
+        """Nothing to do: it comes back to anywhere."""
 
 
 class TimedTarget(TimedModel):

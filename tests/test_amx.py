@@ -14,7 +14,8 @@ import pytest
 from gguf_maker import write_random_model
 from localspec.gguf_file.tensor_types import repacked_types
 from localspec.llama import amx, amx_trial, native
-from localspec.llama.model import LlamaModel, amx_is_left_out, system_info
+from localspec.llama.library import amx_is_left_out, system_info
+from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 
 GGML = native.shared_library(llama_cpp)

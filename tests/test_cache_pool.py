@@ -149,7 +149,7 @@ def test_rows_after_a_restore_are_those_of_a_fresh_decode(tmp_path, demo_target,
     state = model.save_state()
     assert state.data.size == model.state_bytes()
     fresh = model.decode(more, 1).copy()
-    if model.can_truncate:
+    if model.max_rollback:
         model.truncate(50)
         fresh_after_a_cut = model.decode(more, 1).copy()
     model.truncate(0)
@@ -158,7 +158,7 @@ def test_rows_after_a_restore_are_those_of_a_fresh_decode(tmp_path, demo_target,
     model.restore_state(state)
     assert model.num_cached == len(text)
     np.testing.assert_array_equal(model.decode(more, 1), fresh)
-    if model.can_truncate:
+    if model.max_rollback:
         model.truncate(50)
         np.testing.assert_array_equal(model.decode(more, 1), fresh_after_a_cut)
     model.close()

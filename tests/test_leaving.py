@@ -109,7 +109,7 @@ def test_a_failed_load_frees_what_it_has_opened(freed, demo_target, monkeypatch)
     def fail(_self):
         raise RuntimeError("as if a trial decode had failed")
 
-    monkeypatch.setattr(LlamaModel, "_probe_truncation", fail)
+    monkeypatch.setattr(LlamaModel, "_probe_rollback", fail)
     with pytest.raises(RuntimeError, match="trial decode"):
         localspec.load(target=demo_target)
     assert len(freed) == 1

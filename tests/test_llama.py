@@ -167,7 +167,7 @@ def test_text_survives_the_tokenizer(model, text):
 
 
 def test_capabilities_are_probed(model):
-    assert model.can_truncate
+    assert model.max_rollback == model.context_length
     assert model.context_length == model.trained_context_length == 2048
 
 
@@ -258,7 +258,7 @@ def test_a_recurrent_model_is_found_out(tmp_path, demo_target):
         tmp_path / "mamba.gguf", demo_target, architecture="mamba", context_length=256
     )
     model = LlamaModel.open(path, LlamaOptions())
-    assert not model.can_truncate
+    assert model.max_rollback == 0
     model.decode([1, 2, 3], 1)
     model.truncate(2)
     assert model.num_cached == 0  # emptied, so that all is decoded again

@@ -365,7 +365,7 @@ def test_without_a_draft_the_reason_is_the_one_given():
 
 def test_a_target_that_cannot_be_cut_back_starts_over():
     """It is emptied where others would be cut, and the text is right all the same."""
-    target = TableModel(can_truncate=False)
+    target = TableModel(max_rollback=0)
     loop = speculate(target, None, 0)
     loop.start(PROMPT)
     list(loop.steps(request(max_tokens=4)))

@@ -38,12 +38,16 @@ class TableModel:
         order: int = 3,
         context_length: int = 64,
         max_outputs: int = 17,
-        can_truncate: bool = True,
+        max_rollback: int | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.max_outputs = max_outputs
-        self.can_truncate = can_truncate
+        # None: any. Else it is as if recurrent, with so many snapshots of the last decode.
+        self.max_rollback = context_length if max_rollback is None else max_rollback
+        self._is_recurrent = max_rollback is not None
+        self._num_in_snapshots = 0
+        self._checkpoint = 0
         self.cached: list[int] = []
         self.decoded: list[list[int]] = []
         self.fail_at: int | None = None
@@ -77,6 +81,7 @@ class TableModel:
             raise DecodeError("a failure that was asked for")
         self.decoded.append(list(tokens))
         self.cached += tokens
+        self._num_in_snapshots = min(len(tokens) - 1, self.max_rollback)
         for index in range(num_logits):
             end = len(self.cached) - num_logits + index + 1
             self._rows[index] = self.row(self.cached[:end])
@@ -85,6 +90,13 @@ class TableModel:
     def truncate(self, num_cached: int) -> None:
         if not 0 <= num_cached <= self.num_cached:
             raise CacheError(f"asked to keep {num_cached} of {self.num_cached}")
-        if num_cached < self.num_cached and not self.can_truncate:
-            num_cached = 0
+        num_taken = self.num_cached - num_cached
+        if self._is_recurrent and num_taken > 0:
+            if num_taken > self._num_in_snapshots:
+                num_cached = self._checkpoint if self._checkpoint <= num_cached else 0
+            self._num_in_snapshots = 0
         del self.cached[num_cached:]
+        self._checkpoint = min(self._checkpoint, num_cached)
+
+    def checkpoint(self) -> None:
+        self._checkpoint = self.num_cached

@@ -107,14 +107,15 @@ def _parameters(count: int) -> str:
 
 
 def _rollback(found: Explanation) -> str:
-    stuck = [
-        role
-        for role, model in (("target", found.target), ("draft", found.draft))
-        if model is not None and not model.can_roll_back
-    ]
-    if stuck:
-        return f"the {' and the '.join(stuck)} cannot take tokens back: plain decoding"
-    return "both can take tokens back"
+    if not found.target.can_roll_back:
+        return "the target cannot take tokens back: plain decoding"
+    target = found.memory.models[0]
+    if target.num_snapshots:
+        return (
+            f"the target takes back up to {target.num_snapshots} tokens, for which it keeps "
+            f"recurrent states of {readable_bytes(target.snapshot_bytes)}"
+        )
+    return "the target can take tokens back"
 
 
 def _memory_lines(found: Explanation) -> list[tuple[str, str]]:

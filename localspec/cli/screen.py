@@ -37,7 +37,6 @@ _DRAFT_OFF = {
     DraftOff.NO_DRAFT: "no draft model",
     DraftOff.SET_TO_ZERO: "draft off",
     DraftOff.TARGET_CANNOT_ROLL_BACK: "draft off: the target's cache cannot be cut back",
-    DraftOff.DRAFT_CANNOT_ROLL_BACK: "draft off: the draft's cache cannot be cut back",
     DraftOff.DRAFT_CONTEXT_FULL: "draft off: the text is longer than the draft's context",
     DraftOff.TOKEN_UNKNOWN_TO_DRAFT: "draft off: the text has a token the draft lacks",
     DraftOff.NOTHING_REPEATS: "nothing to look up: the text does not repeat itself",

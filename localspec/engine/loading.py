@@ -103,7 +103,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
     )
     options = [_with_common(own, common) for own in (target_options, draft_options)]
-    options[0] = replace(options[0], max_outputs=MAX_DRAFT_TOKENS + 1)
+    options[0] = _target_options(options[0], drafting)
     shares = _progress_shares(sources, progress or (lambda _fraction: None))
     open_all = functools.partial(_open_all, sources, shares)
     with contextlib.ExitStack() as undo:
@@ -230,11 +230,19 @@ def _open(
     return model
 
 
+def _target_options(options: LlamaOptions, drafting: Drafting) -> LlamaOptions:
+    """The options with what the loop asks of a target."""
+    snapshots = options.num_snapshots
+    if snapshots is None:
+        snapshots = 0 if drafting.is_off else drafting.num_draft_tokens
+    return replace(options, max_outputs=MAX_DRAFT_TOKENS + 1, num_snapshots=snapshots)
+
+
 def _draft_options(
     source: ModelSource, options: LlamaOptions, target_context: int
 ) -> LlamaOptions:
     """The target's context for the draft, or less where it was trained for less."""
-    options = replace(options, max_outputs=REPLAY_TOKENS)
+    options = replace(options, max_outputs=REPLAY_TOKENS, num_snapshots=0)
     if not isinstance(source, str | os.PathLike):
         return options
     header = check_model_file(Path(source))

@@ -97,7 +97,7 @@ def _measure_costs(
 
     A few of them: when all is known nothing is done any more.
     """
-    if not (decoder.proposers and decoder.target.can_truncate):
+    if not (decoder.proposers and decoder.target.max_rollback):
         return
     target_only_s = policy.target_cost.target_only_s
     try:
@@ -125,6 +125,7 @@ def _measure_steps(
     """A target-only step beside each other one, since the ratio counts; sampler included."""
     target, tokens = decoder.target, decoder.tokens
     room = min(target.context_length - len(tokens), target.max_outputs)
+    target.checkpoint()
     wanted = (size for size in cost.sizes_to_measure(len(tokens)) if size <= room)
     for size in islice(wanted, _MOST_STEPS):
         for num_tokens in (1, size):
@@ -161,6 +162,8 @@ def _timed_drafts(
     clock: Callable[[], float],
 ) -> Iterator[tuple[int, int, float]]:
     """Tokens read, tokens drafted, seconds. The first ones read, the others only draft."""
+    if draft.model.max_rollback == 0:
+        return  # it would have to read all of the text again
     # As in a step: the last token, the pending one, is missing.
     draft.truncate(len(tokens) - 1)
     state = draft.state(tokens)

@@ -39,15 +39,14 @@ def choose_proposers(
         return None, [], DraftOff.SET_TO_ZERO
     vocabulary = target.vocabulary
     shared = None if draft is None else shared_vocabulary(vocabulary, draft.vocabulary)
-    if not target.can_truncate:
+    if target.max_rollback == 0:
         return shared, [], DraftOff.TARGET_CANNOT_ROLL_BACK
     proposers: list[Proposer] = []
-    if draft is not None and shared is not None and draft.can_truncate:
+    if draft is not None and shared is not None:
         proposers.append(DraftModel(draft, shared, vocabulary.is_end))
     if drafting.proposer in ("auto", "lookup"):
         proposers.append(Lookup(vocabulary.is_end))
-    off = DraftOff.NO_DRAFT if draft is None else DraftOff.DRAFT_CANNOT_ROLL_BACK
-    return shared, proposers, None if proposers else off
+    return shared, proposers, None if proposers else DraftOff.NO_DRAFT
 
 
 def choose_policies(

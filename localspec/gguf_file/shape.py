@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from localspec.gguf_file.header import Header
 
-# libllama's names of architectures with a state that cannot lose its last tokens.
+# libllama's names of architectures with a recurrent state: all of it, or in some layers.
 _RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 _HYBRID = frozenset(
     {
         "bailingmoe3", "deepseek4", "falcon-h1", "glm5-next", "granitehybrid", "jamba",
         "kimi-k3", "kimi-linear", "lfm2", "lfm2moe", "minimax-01", "nemotron_h",
         "nemotron_h_moe", "plamo2", "qwen35", "qwen35moe", "qwen3next", "qwen4exp",
+    }
+)  # fmt: skip
+# Of those the ones whose last states libllama can keep, see llm_arch_supports_rs_rollback.
+_SNAPSHOTS = frozenset(
+    {
+        "bailingmoe3", "deepseek4", "glm5-next", "kimi-k3", "lfm2", "lfm2moe", "nemotron_h",
+        "nemotron_h_moe", "qwen35", "qwen35moe", "qwen4exp",
     }
 )  # fmt: skip
 
@@ -21,8 +28,10 @@ class ModelShape:
     def __init__(self, header: Header) -> None:
         self._header = header
         self.is_recurrent = header.architecture in _RECURRENT
-        # Whether the cache can lose its last tokens, which drafting needs.
-        self.can_roll_back = not self.is_recurrent and header.architecture not in _HYBRID
+        self.has_state = self.is_recurrent or header.architecture in _HYBRID
+        self.has_snapshots = header.architecture in _SNAPSHOTS
+        # Whether the cache can lose its last tokens, which a target that is drafted for needs.
+        self.can_roll_back = not self.has_state or self.has_snapshots
         self.context_length = self._most("context_length")
         # Tokens that some layers look back at; 0 if all of them see everything.
         self.sliding_window = self._most("attention.sliding_window")

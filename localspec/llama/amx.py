@@ -5,7 +5,7 @@ the tile configuration in ggml_tile_config_init as dead stores (its ldtilecfg is
 eight bytes), and the first product of a batch ends the process. Where they are right they
 decode a quantised model more than twice as fast as the AVX-512 kernels (docs/performance.md).
 
-The function takes the llama_cpp module: `llama/model.py` is the one place that imports it.
+The function takes the llama_cpp module: `llama/library.py` is the one place that imports it.
 """
 
 from __future__ import annotations

@@ -21,23 +21,50 @@ class CacheState(NamedTuple):
     data: NDArray[np.uint8]
 
 
-def size_of_state(lib: Any, context: Any) -> int:
+def size_of_state(lib: Any, context: Any, *, only_recurrent: bool = False) -> int:
     """Bytes that `take_state` would give now."""
-    return int(lib.llama_state_seq_get_size(context, _SEQUENCE))
+    flags = _flags(lib, only_recurrent=only_recurrent)
+    return int(lib.llama_state_seq_get_size_ext(context, _SEQUENCE, flags))
 
 
-def take_state(lib: Any, context: Any, num_cached: int) -> CacheState | None:
-    """A copy of the sequence's entries, or None if libllama fails to give it."""
-    data = np.empty(size_of_state(lib, context), dtype=np.uint8)
-    written = lib.llama_state_seq_get_data(context, _pointer(data), data.size, _SEQUENCE)
+def take_state(
+    lib: Any,
+    context: Any,
+    num_cached: int,
+    *,
+    only_recurrent: bool = False,
+    buffer: NDArray[np.uint8] | None = None,
+) -> CacheState | None:
+    """A copy of the sequence's entries, or None if libllama fails to give it.
+
+    only_recurrent: leave out what can be cut. buffer: an earlier copy that may be overwritten.
+    """
+    size = size_of_state(lib, context, only_recurrent=only_recurrent)
+    data = np.empty(size, dtype=np.uint8) if buffer is None or buffer.size != size else buffer
+    flags = _flags(lib, only_recurrent=only_recurrent)
+    written = lib.llama_state_seq_get_data_ext(
+        context, _pointer(data), data.size, _SEQUENCE, flags
+    )
     return CacheState(num_cached, data) if 0 < written == data.size else None
 
 
-def put_state(lib: Any, context: Any, state: CacheState) -> bool:
-    """Copy entries into an empty sequence. False if libllama refuses."""
+def put_state(
+    lib: Any, context: Any, state: CacheState, *, only_recurrent: bool = False
+) -> bool:
+    """Copy entries into a sequence: an empty one, or the recurrent ones over what is there.
+
+    False if libllama refuses.
+    """
     data = state.data
-    read = lib.llama_state_seq_set_data(context, _pointer(data), data.size, _SEQUENCE)
+    flags = _flags(lib, only_recurrent=only_recurrent)
+    read = lib.llama_state_seq_set_data_ext(
+        context, _pointer(data), data.size, _SEQUENCE, flags
+    )
     return bool(read == data.size)
+
+
+def _flags(lib: Any, *, only_recurrent: bool) -> int:
+    return int(lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) if only_recurrent else 0
 
 
 def _pointer(data: NDArray[np.uint8]) -> Any:

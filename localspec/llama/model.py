@@ -1,4 +1,4 @@
-"""libllama behind `Model`: the one file that imports llama_cpp.
+"""libllama behind `Model`.
 
 Models are opened through the C functions rather than through `llama_cpp.Llama`, which
 allocates a row of logits for every position of the context and runs the output head on
@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 
 from localspec.errors import (
-    CacheError,
     ContextError,
     DecodeError,
     EngineError,
@@ -26,44 +25,30 @@ from localspec.errors import (
     LocalspecError,
     ModelFileError,
 )
-from localspec.fork_guard import OwnProcess
-from localspec.llama import amx, cache_state, native
+from localspec.llama import native
 from localspec.llama import params as llama_params
 from localspec.llama.batch import TokenBatch
+from localspec.llama.cache import Cache
 from localspec.llama.cache_state import CacheState
-from localspec.llama.devices import Device, list_devices
 from localspec.llama.handle import Handle
 from localspec.llama.huge_pages import asking_for_huge_pages
+from localspec.llama.library import (
+    Llama,
+    complaints,
+    llama_cpp,
+    own_process,
+    stop_callback,
+    system_info,
+)
 from localspec.llama.options import LlamaOptions, context_to_open
-from localspec.llama.spinning import spinning_briefly
 from localspec.llama.thread_count import ThreadCount
 from localspec.llama.vocabulary import Vocabulary
 from localspec.sampling.params import Logits
 
-with spinning_briefly():
-    import llama_cpp
-    from llama_cpp import Llama
-
 __all__ = ["Llama", "LlamaModel"]
 
-complaints = native.capture_logs(llama_cpp)
-amx_is_left_out = amx.leave_out_if_wrong(llama_cpp)
-_stop_callback = native.stop_callback(llama_cpp)
 _adopted: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
 _UNUSED = -1  # in place of the first token that the owner of an adopted `Llama` decodes
-_own_process = OwnProcess()  # whose threads and devices libllama has from now on
-
-
-def devices() -> tuple[Device, ...]:
-    """What this build of libllama can compute on."""
-    return list_devices(llama_cpp)
-
-
-def system_info() -> str:
-    """What libllama's kernels use of this processor, in its own words."""
-    found: bytes = llama_cpp.llama_print_system_info()
-    words = found.decode(errors="replace").strip(" |")
-    return words.replace(" | AMX_INT8 = 1", "") if amx_is_left_out else words
 
 
 class LlamaModel:
@@ -96,11 +81,10 @@ class LlamaModel:
         self.context_length = min(context_length, int(llama_cpp.llama_n_ctx_seq(context)))
         self.max_outputs = max_outputs
         self.vocab_size = self.vocabulary.size
-        self.num_cached = 0
         self.num_weight_bytes: int = llama_cpp.llama_model_size(model)
-        self._window: int = llama_cpp.llama_model_n_swa(model)
+        self._cache = Cache(handle, name)
         self._batch = TokenBatch(llama_cpp, llama_cpp.llama_n_batch(context))
-        self.can_truncate = self._probe_truncation()
+        self.max_rollback = self._probe_rollback()
 
     @property
     def identity(self) -> str | None:
@@ -122,19 +106,18 @@ class LlamaModel:
         self.require_open()
         self._threads.use(count)
 
-    def _probe_truncation(self) -> bool:
-        """Whether the cache can lose its last token: tried, since not every model says so.
+    def _probe_rollback(self) -> int:
+        """The most tokens of a decode that the cache can lose again: see `Cache`.
 
         The trial also pages the weights in, which the first answer would have to do.
         """
         first = self.vocabulary.bos if self.vocabulary.bos >= 0 else 0
         if self.context_length < 2:
-            return False
+            return 0
         self.decode([first, first], 0)
-        removed: bool = llama_cpp.llama_memory_seq_rm(self._handle.memory, 0, 1, -1)
-        llama_cpp.llama_memory_clear(self._handle.memory, True)
-        self.num_cached = 0
-        return removed
+        most = self._cache.max_rollback(self.context_length)
+        self._cache.clear()
+        return most
 
     @classmethod
     def open(
@@ -150,7 +133,7 @@ class LlamaModel:
         file and MemoryLimitError if memory runs out; OptionError for a GPU that is not there;
         EngineError in a fork of a process that has loaded libllama.
         """
-        _own_process.require("libllama")
+        own_process.require("libllama")
         opened = None
         with native.LoadWatch(asking_for_huge_pages(progress)) as watch:
             try:
@@ -184,7 +167,7 @@ class LlamaModel:
         except BaseException:
             llama_cpp.llama_model_free(model)
             raise
-        handle = Handle(llama_cpp, context, path.name, _stop_callback)
+        handle = Handle(llama_cpp, context, path.name, stop_callback)
         return cls._on(handle, path.name, length, options.max_outputs, options.summary)
 
     @classmethod
@@ -206,7 +189,7 @@ class LlamaModel:
         take 300 MB. Raises ModelFileError if it computes embeddings or holds no weights,
         EngineError if it is closed, another engine works on it, or this is a fork.
         """
-        _own_process.require("libllama")
+        own_process.require("libllama")
         if llama.ctx is None:
             raise EngineError("the Llama object is closed", "Create it again.")
         if llama.context_params.embeddings or llama.model_params.vocab_only:
@@ -223,7 +206,7 @@ class LlamaModel:
         llama.reset()  # type: ignore[no-untyped-call]
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llama.ctx), True)
         name = Path(llama.model_path).name
-        handle = Handle(llama_cpp, llama.ctx, name, _stop_callback, llama)
+        handle = Handle(llama_cpp, llama.ctx, name, stop_callback, llama)
         _adopted[llama.ctx] = handle
         setting = f"GPU layers {llama.model_params.n_gpu_layers}, handed in"
         max_outputs = min(max_outputs, int(llama_cpp.llama_n_batch(llama.ctx)))
@@ -241,9 +224,9 @@ class LlamaModel:
         if llama is None:
             return
         is_used = llama.n_tokens or llama.input_ids[0] != _UNUSED
-        if is_used or not self._is_whole(self.num_cached):
+        if is_used or not self._cache.is_unchanged:
             llama.reset()
-            self._clear()
+            self._cache.clear()
         llama.input_ids[0] = _UNUSED
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
@@ -258,7 +241,7 @@ class LlamaModel:
                 tokens = tokens[size:]
             self._decode_batch(tokens, num_logits)
         except BaseException:
-            self._keep(before)  # an aborted batch leaves some of its entries behind
+            self._cache.keep(before)  # an aborted batch leaves some of its entries behind
             raise
         if num_logits == 0:
             return np.empty((0, self.vocab_size), dtype=np.float32)
@@ -294,6 +277,7 @@ class LlamaModel:
         count = len(tokens)
         self._threads.get_ready(count)
         batch = self._batch.filled(tokens, self.num_cached, num_logits)
+        self._cache.begin_decode()
         status = llama_cpp.llama_decode(self._handle.context, batch)
         if status == 2:
             raise Interrupted(f"a decode of {self.name} was cancelled")
@@ -303,55 +287,30 @@ class LlamaModel:
                 f"(status {status}){complaints.because()}",
                 "Out of memory? Try a smaller context or fewer GPU layers.",
             )
-        self.num_cached += count
+        self._cache.add(count)
+
+    @property
+    def num_cached(self) -> int:
+        """See `Model.num_cached`."""
+        return self._cache.num_cached
 
     def truncate(self, num_cached: int) -> None:
         """See `Model.truncate`. Raises CacheError for more tokens than there are."""
-        self._handle.require_pointers()
-        if not 0 <= num_cached <= self.num_cached:
-            raise CacheError(f"asked to keep {num_cached} of {self.num_cached} cached tokens")
-        if num_cached < self.num_cached:
-            self._keep(num_cached)
+        self._cache.truncate(num_cached)
 
-    def _keep(self, num_cached: int) -> None:
-        """Cut the cache to its first num_cached tokens; empty it where they are not whole."""
-        can_keep = num_cached > 0 and llama_cpp.llama_memory_seq_rm(
-            self._handle.memory, 0, num_cached, -1
-        )
-        if can_keep and self._is_whole(num_cached):
-            self.num_cached = num_cached
-        else:
-            self._clear()
-
-    def _is_whole(self, num_cached: int) -> bool:
-        """Whether all that a decode after num_cached tokens looks at is cached, and no more.
-
-        libllama takes anything away from a sliding window, whose oldest entries it has
-        overwritten or, in a restored state, never had: what is left can have a hole at its
-        begin, or be nothing at all.
-        """
-        if llama_cpp.llama_memory_seq_pos_max(self._handle.memory, 0) != num_cached - 1:
-            return False
-        if self._window == 0 or not self.can_truncate:
-            return True  # what is recurrent has its last state, and no positions before it
-        oldest_needed = max(0, num_cached - self._window + 1)
-        oldest: int = llama_cpp.llama_memory_seq_pos_min(self._handle.memory, 0)
-        return oldest <= oldest_needed
+    def checkpoint(self) -> None:
+        """See `Model.checkpoint`."""
+        self._cache.checkpoint()
 
     def state_bytes(self) -> int:
         """Bytes that `save_state` would copy now; 0 if nothing is cached."""
         self.require_open()
-        return (
-            cache_state.size_of_state(llama_cpp, self._handle.context) if self.num_cached else 0
-        )
+        return self._cache.state_bytes()
 
     def save_state(self) -> CacheState:
         """A copy of what is cached. Raises CacheError if libllama fails to give it."""
         self.require_open()
-        state = cache_state.take_state(llama_cpp, self._handle.context, self.num_cached)
-        if state is None:
-            raise CacheError(f"the cache of {self.name} cannot be copied{complaints.because()}")
-        return state
+        return self._cache.save_state()
 
     def restore_state(self, state: CacheState) -> None:
         """Make a state of this very model what is cached.
@@ -359,18 +318,7 @@ class LlamaModel:
         Raises CacheError if libllama refuses it; the cache is empty then.
         """
         self.require_open()
-        self._clear()
-        is_put = cache_state.put_state(llama_cpp, self._handle.context, state)
-        if not (is_put and self._is_whole(state.num_cached)):
-            self._clear()
-            raise CacheError(
-                f"the cache of {self.name} cannot be restored{complaints.because()}"
-            )
-        self.num_cached = state.num_cached
-
-    def _clear(self) -> None:
-        llama_cpp.llama_memory_clear(self._handle.memory, False)
-        self.num_cached = 0
+        self._cache.restore_state(state)
 
     def interrupt(self) -> None:
         """End a running decode, and refuse new ones until `begin`. From any thread."""

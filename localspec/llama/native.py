@@ -1,6 +1,6 @@
 """What has to be set right once in libllama, for the whole process.
 
-Each function takes the llama_cpp module: `llama/model.py` is the one place that imports it.
+Each function takes the llama_cpp module: `llama/library.py` is the one place that imports it.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ BATCH_SIZE = 512  # tokens that one call of libllama takes
 _STEP_WITHOUT_FLASH = 128
 
 DEFAULT_CONTEXT_LENGTH = 8192
+# Tokens of a hybrid's last decode that can be taken back: a state of tens of MB for each.
+DEFAULT_SNAPSHOTS = 8
 
 ALL_LAYERS = 512  # no model has more, see `gguf_file.check`
 
@@ -28,6 +30,7 @@ _RANGES = {
     "num_batch_threads": (1, 512, "Choose 1 to 512."),
     "num_gpu_layers": (0, 10_000, "Choose 0 (CPU only) or more."),
     "num_cpu_moe_layers": (0, ALL_LAYERS, "Choose 0 (experts go with their layers) or more."),
+    "num_snapshots": (0, 64, "Choose 0 (no drafts for a hybrid) to 64."),
     "max_outputs": (1, BATCH_SIZE, f"Choose 1 to {BATCH_SIZE}."),
     "main_gpu": (0, 255, "Choose the number of a device, from 0."),
 }
@@ -50,7 +53,10 @@ class LlamaOptions:
     (default: of none, or where `localspec.load` chooses the layers of as many as have to).
     main_gpu: the one GPU to use (default: all of them). tensor_split: shares of the GPUs, in
     their order (default: by the memory that each has free, or as `localspec.load` finds that
-    they fit). max_outputs: rows of logits a decode may return; compute buffers grow with it.
+    they fit). num_snapshots: recurrent states that a hybrid keeps of its last decode, as many
+    tokens as a step may draft for it (default: none, or where `localspec.load` opens the model
+    as many as fit, up to 8). max_outputs: rows of logits a decode may return; compute buffers
+    grow with it.
 
     Raises OptionError for a value outside its range.
     """
@@ -67,6 +73,7 @@ class LlamaOptions:
     use_mlock: bool = False
     main_gpu: int | None = None
     tensor_split: tuple[float, ...] = ()
+    num_snapshots: int | None = None
     max_outputs: int = 1
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """`LlamaOptions` as libllama wants them: the parameters of a model and of its context.
 
-Each function takes the llama_cpp module: `llama/model.py` is the one place that imports it.
+Each function takes the llama_cpp module: `llama/library.py` is the one place that imports it.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def context_params(llama_cpp: Any, options: LlamaOptions, context_length: int) -
     params.n_batch = min(BATCH_SIZE, context_length)
     params.n_ubatch = graph_batch_size(options.flash_attention, context_length)
     params.n_outputs_max = options.max_outputs
+    params.n_rs_seq = options.num_snapshots or 0
     params.n_threads = options.num_threads or num_usable_cores()
     # By default the same: else a batch of one and a batch of n run on different cores, and
     # the cost of verifying is not the cost that was measured.

@@ -1,6 +1,6 @@
 """How many threads libllama computes with: in the steps of an answer, and in prompts.
 
-The functions take the llama_cpp module: `llama/model.py` is the one place that imports it.
+The functions take the llama_cpp module: `llama/library.py` is the one place that imports it.
 """
 
 from __future__ import annotations

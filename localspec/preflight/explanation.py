@@ -118,7 +118,7 @@ class Explanation:
         """Whether the draft can be used at all."""
         if self.draft is None or self.misfit:
             return False
-        return self.target.can_roll_back and self.draft.can_roll_back
+        return self.target.can_roll_back
 
 
 def explain(

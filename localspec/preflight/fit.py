@@ -25,7 +25,7 @@ _OVER_FILES = 1.2  # a preset's memory over its files' size, as a rule of thumb
 
 def room_here() -> Room:
     """The room on this machine now."""
-    from localspec.llama.model import devices, system_info  # loads libllama
+    from localspec.llama.library import devices, system_info  # loads libllama
 
     return Room(
         main_bytes=memory_here().available_bytes,
@@ -36,14 +36,14 @@ def room_here() -> Room:
 
 def uses_gpu(num_gpu_layers: int | None) -> bool:
     """Whether libllama will compute on a GPU. num_gpu_layers: None is all of them."""
-    from localspec.llama.model import devices  # loads libllama
+    from localspec.llama.library import devices  # loads libllama
 
     return num_gpu_layers != 0 and bool(usable_gpus(devices()))
 
 
 def repacked_here(num_gpu_layers: int | None) -> Mapping[str, float]:
     """The tensor types that are repacked: none where a GPU computes."""
-    from localspec.llama.model import system_info  # loads libllama
+    from localspec.llama.library import system_info  # loads libllama
 
     return {} if uses_gpu(num_gpu_layers) else repacked_types(system_info())
 

@@ -74,7 +74,7 @@ class Installation:
 
 def inspect_installation() -> Installation:
     """Look at everything once. Asks no network."""
-    from localspec.llama.model import amx_is_left_out, devices, system_info  # loads libllama
+    from localspec.llama.library import amx_is_left_out, devices, system_info  # loads libllama
 
     return Installation(
         version=__version__,

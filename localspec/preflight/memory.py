@@ -9,7 +9,7 @@ in scripts/ compares the sums with what a process really takes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.shape import ModelShape
@@ -34,8 +34,9 @@ class MemoryEstimate:
     weights_bytes: all weights, in the order the processor likes. repacked_bytes: those that
     are there a second time, as pages of the file that were repacked; none of a file that is
     read and not mapped.
-    cache_bytes: keys and values, or the state of a recurrent model. compute_bytes:
-    intermediate results and logits. gpu_bytes: how much of all that is on each GPU.
+    cache_bytes: keys and values, and recurrent states; snapshot_bytes: those of num_snapshots
+    tokens of the last decode. compute_bytes: intermediate results and logits. gpu_bytes: how
+    much of all that is on each GPU.
     num_layers, gpu_layers: that there are, and that are on each GPU; the output counts as one.
     num_cpu_moe_layers: first layers whose experts are in the main memory.
     """
@@ -43,6 +44,8 @@ class MemoryEstimate:
     weights_bytes: int
     repacked_bytes: int
     cache_bytes: int
+    num_snapshots: int
+    snapshot_bytes: int
     compute_bytes: int
     vocabulary_bytes: int
     gpu_bytes: tuple[int, ...]
@@ -82,11 +85,14 @@ def estimate_memory(
     for layer, size in enumerate(_layer_cache_bytes(header, options)):
         caches[placement.layers[layer]] += size
     compute = _compute_by_place(header, options, placement)
+    num_snapshots = (options.num_snapshots or 0) * ModelShape(header).has_snapshots
     places = [sum(parts) for parts in zip(weights, caches, compute, strict=True)]
     return MemoryEstimate(
         weights_bytes=sum(weights),
         repacked_bytes=0 if options.use_mmap is False else repacked_bytes(header, repacked),
         cache_bytes=sum(caches),
+        num_snapshots=num_snapshots,
+        snapshot_bytes=sum(caches) - cache_bytes(header, replace(options, num_snapshots=0)),
         compute_bytes=sum(compute),
         vocabulary_bytes=len(header.tokens) * _BYTES_PER_TOKEN,
         gpu_bytes=tuple(places[:MAIN_MEMORY]),
@@ -158,7 +164,8 @@ def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
     cells = num_cells(options.context_length or 0)
     heads = shape.kv_heads()
     heads += [0] * (shape.num_layers - len(heads))  # those that share the caches of others
-    state = shape.state_width() * _FLOAT
+    num_states = 1 + (options.num_snapshots or 0) * shape.has_snapshots
+    state = shape.state_width() * _FLOAT * num_states
     return [int(each * width * cells) if each > 0 else state for each in heads]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from localspec.gguf_file.shape import ModelShape
-from localspec.llama.options import LlamaOptions
+from localspec.llama.options import DEFAULT_SNAPSHOTS, LlamaOptions
 from localspec.llama.placement import chosen_gpus, has_experts, place_layers
 from localspec.preflight.room import PairMemory, Planned, Room, pair_memory
 
@@ -22,6 +22,7 @@ from localspec.preflight.room import PairMemory, Planned, Room, pair_memory
 MARGIN_BYTES = 1 << 30
 # Of what a plan takes on GPUs, that the next ones may take where it finds no memory after all.
 _SHARES = (0.75, 0.5, 0.0)
+_FEWER_SNAPSHOTS = (4, 2, 1, 0)  # of a hybrid's states, where those that are wanted do not fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,23 @@ def plan_layers(models: Sequence[Planned], context_length: int, room: Room) -> P
 
     context_length: tokens.
     """
-    wanted = tuple(models)
+    target = models[0]
+    most = target.options.num_snapshots
+    if most is None:
+        most = DEFAULT_SNAPSHOTS
+    if not ModelShape(target.header).has_snapshots:
+        return _with_layers(tuple(models), context_length, room)
+    for count in (most, *(fewer for fewer in _FEWER_SNAPSHOTS if fewer < most)):
+        options = replace(target.options, num_snapshots=count)
+        wanted = (target._replace(options=options), *models[1:])
+        plan = _with_layers(wanted, context_length, room)
+        if not room.shortages(plan.memory):
+            break
+    return plan
+
+
+def _with_layers(wanted: tuple[Planned, ...], context_length: int, room: Room) -> Plan:
+    """The models with the layers that they leave open chosen so that they fit, if they can."""
     # Where the main memory cannot take what the margin keeps from a GPU, it goes there.
     for margin in (MARGIN_BYTES, 0):
         gpus = tuple(

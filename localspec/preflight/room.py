@@ -103,7 +103,10 @@ def pair_memory(models: Sequence[Planned], context_length: int, room: Room) -> P
     for index, (header, options) in enumerate(models):
         context = min(context_length, ModelShape(header).context_length)
         outputs = REPLAY_TOKENS if index else MAX_DRAFT_TOKENS + 1
-        options = replace(options, context_length=context, max_outputs=outputs)
+        snapshots = 0 if index else options.num_snapshots
+        options = replace(
+            options, context_length=context, max_outputs=outputs, num_snapshots=snapshots
+        )
         on_gpu = bool(room.gpus) and options.num_gpu_layers != 0
         repacked = {} if on_gpu else room.repacked
         options = with_suited_attention(options, header, context, uses_gpu=on_gpu)

@@ -37,7 +37,7 @@ def suited_attention(
     context_length: that it is opened with.
     """
     shape = ModelShape(header)
-    if uses_gpu or not shape.can_roll_back or shape.is_latent:
+    if uses_gpu or shape.has_state or shape.is_latent:
         return "auto"
     with_flash, without = (
         compute_bytes(header, context_length, max_outputs, setting)

@@ -130,6 +130,9 @@ class SpeculativeDecoder:
                 # One token stays pending, so that steps can go on from here.
                 self._truncate_caches(len(self.tokens) - 1)
                 raise
+            if number == 0:
+                # An answer that is cut back, or said again, goes on from behind its prompt.
+                self.target.checkpoint()
             self.draft_policy.learn(step)
             self.thread_policy.learn(step)
             yield step
@@ -208,7 +211,7 @@ class SpeculativeDecoder:
         """
         batch = [*missing, *draft_tokens]
         if draft_tokens:
-            most = len(missing) + self.target.max_outputs - 1
+            most = len(missing) + min(self.target.max_outputs - 1, self.target.max_rollback)
             limit = min(most, self.target.context_length - self.target.num_cached)
             size = self.draft_policy.padded(len(batch), limit)
             batch += batch[-1:] * (size - len(batch))
@@ -217,7 +220,9 @@ class SpeculativeDecoder:
     def _room(self, num_remaining: int) -> int:
         """The most draft tokens that the next step may hold."""
         # A step emits one token more than it accepts, and must not emit more than remain.
-        return min(num_remaining - 1, self.target.max_outputs - 1, MAX_DRAFT_TOKENS)
+        target = self.target
+        most = min(target.max_outputs - 1, target.max_rollback, MAX_DRAFT_TOKENS)
+        return min(num_remaining - 1, most)
 
     def _choice(self, request: Request, place: Place, room: int) -> tuple[Decision, float]:
         """Who proposes in this step, and the seconds of a replay that led to it."""

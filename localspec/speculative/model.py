@@ -31,8 +31,11 @@ class Model(Protocol):
         """Tokens with cache entries; the next decode continues at this position."""
 
     @property
-    def can_truncate(self) -> bool:
-        """Whether `truncate` keeps a part of what was just decoded, as drafts need it."""
+    def max_rollback(self) -> int:
+        """The most tokens of the last decode that `truncate` takes back and keeps the rest.
+
+        0 for what is recurrent and has no snapshots: it comes back to a checkpoint only.
+        """
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         """Append tokens to the cache; rows of logits after the last num_logits of them.
@@ -43,9 +46,15 @@ class Model(Protocol):
         """
 
     def truncate(self, num_cached: int) -> None:
-        """Keep the first num_cached tokens of the cache, or none where they are not whole.
+        """Keep the first num_cached tokens of the cache, or fewer where they are not whole.
 
         Some caches have lost what a part of them would need: a sliding window's older
-        entries, a recurrent state. Then num_cached is 0, and the text is decoded again.
-        Idempotent. Raises CacheError for more than are cached.
+        entries, a recurrent state. Then what is left is that of the last checkpoint, or
+        nothing, and the rest is decoded again. Raises CacheError for more than are cached.
+        """
+
+    def checkpoint(self) -> None:
+        """Remember the cache as it is: a later `truncate` keeps that much, unless it cuts it.
+
+        One at a time; for what can be cut anywhere there is nothing to do.
         """

@@ -23,7 +23,6 @@ class DraftOff(str, enum.Enum):
     NO_DRAFT = "no_draft"
     SET_TO_ZERO = "set_to_zero"
     TARGET_CANNOT_ROLL_BACK = "target_cannot_roll_back"
-    DRAFT_CANNOT_ROLL_BACK = "draft_cannot_roll_back"
     DRAFT_CONTEXT_FULL = "draft_context_full"
     TOKEN_UNKNOWN_TO_DRAFT = "token_unknown_to_draft"
     NOTHING_REPEATS = "nothing_repeats"

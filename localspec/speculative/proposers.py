@@ -88,6 +88,7 @@ class DraftModel:
         self.model = model
         self._begin = 0  # position in the text of the cache's first token
         self._num_known = 0  # tokens at the front of the text that are in its vocabulary
+        self._num_judged = 0  # tokens at the front of the text that it has proposed or judged
         self._shared_size = shared.size
         self._different = np.array([d.token for d in shared.differences], dtype=np.int64)
         self._is_end = is_end
@@ -112,8 +113,8 @@ class DraftModel:
         if not self.knows(tokens[self._num_known :]):
             return ProposerState(0, draft_off=DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
         self._num_known = len(tokens)
-        num_missing = len(tokens) - self._begin - self.model.num_cached
-        return ProposerState(room, num_missing, self._begin, max(num_missing - 1, 0))
+        num_missing = len(self._missing(tokens))
+        return ProposerState(room, num_missing, self._begin, self._num_unjudged(tokens))
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
@@ -138,7 +139,11 @@ class DraftModel:
             # Stopping after a token is fine, since the token stays; dropping one is not.
             if num_worth == 1 or self._is_end(drawn):
                 break
+            if len(drafted) == 1:
+                # It decodes tokens of its own from here on, and those may be refused.
+                self.model.checkpoint()
             missing = [drawn]
+        self._num_judged = len(tokens) + len(drafted)
         return proposal
 
     def replay(
@@ -150,10 +155,11 @@ class DraftModel:
         token; the rows that come of it say what it would have proposed there.
         """
         missing = self._missing(tokens)[:-1]
-        num_rows = min(len(missing), len(probs), self.model.max_outputs)
+        num_rows = min(self._num_unjudged(tokens), len(probs), self.model.max_outputs)
         if not missing:
             return ReplayScores([], 0)
         rows = self.model.decode(missing, num_rows)
+        self._num_judged = len(tokens)
         first = len(tokens) - num_rows
         before, after = tokens[:first], tokens[first:]
         chances = []
@@ -171,6 +177,15 @@ class DraftModel:
 
     def _missing(self, tokens: Sequence[int]) -> Sequence[int]:
         return tokens[self._begin + self.model.num_cached :]
+
+    def _num_unjudged(self, tokens: Sequence[int]) -> int:
+        """Tokens at the end, of which a read of what is missing says what it would propose.
+
+        What it lacks it may have proposed before: a recurrent draft comes back to where it
+        began to.
+        """
+        begin = max(self._begin + self.model.num_cached + 1, self._num_judged)
+        return max(len(tokens) - begin, 0)
 
     def knows(self, tokens: Sequence[int]) -> bool:
         """Whether every one of the tokens is in the draft's vocabulary."""
@@ -196,6 +211,7 @@ class DraftModel:
     def truncate(self, num_tokens: int) -> None:
         """See `Proposer.truncate`."""
         self._num_known = min(self._num_known, num_tokens)
+        self._num_judged = min(self._num_judged, num_tokens)
         if num_tokens <= self._begin:
             self.read_from(0)
         else:

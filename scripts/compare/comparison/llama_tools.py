@@ -173,7 +173,7 @@ def _system_info(folder: Path) -> str:
 
 def _check_same_features(tools: str) -> None:
     """Raises LocalspecError if localspec computes with something else here."""
-    from localspec.llama.model import system_info
+    from localspec.llama.library import system_info
 
     def features(line: str) -> set[str]:
         return {part.strip() for part in line.replace(":", "|").split("|")} - {""}

@@ -1,0 +1,267 @@
+"""Hybrids: their recurrent state goes back to where a text was cut, or is decoded again.
+
+What a cache holds after any cut is held against a fresh decode of the same text.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hybrid_maker import write_hybrid
+
+import localspec
+from localspec.cli import main
+from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.shape import ModelShape
+from localspec.llama.model import LlamaModel
+from localspec.llama.options import LlamaOptions
+from localspec.preflight.memory import cache_bytes
+from localspec.preflight.plan import plan_layers
+from localspec.preflight.room import Planned, Room
+
+WITH_SNAPSHOTS = ("qwen35", "lfm2", "nemotron_h")
+ALL = (*WITH_SNAPSHOTS, "granitehybrid")
+TEXT = [5 + 37 * index % 900 for index in range(60)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, demo_target):
+    folder = tmp_path_factory.mktemp("hybrids")
+    return {name: write_hybrid(folder / f"{name}.gguf", demo_target, name) for name in ALL}
+
+
+def opened(path, num_snapshots: int = 4) -> LlamaModel:
+    return LlamaModel.open(
+        path, LlamaOptions(context_length=256, max_outputs=17, num_snapshots=num_snapshots)
+    )
+
+
+def fresh_rows(path, tokens, num_rows):
+    model = opened(path)
+    rows = model.decode(tokens, num_rows).copy()
+    model.close()
+    return rows
+
+
+def assert_goes_on_like_a_fresh_decode(model, path, tokens) -> None:
+    """After its cache was cut: what it lacks is decoded, and two more tokens."""
+    more = [*tokens, 11, 12]
+    rows = model.decode(more[model.num_cached :], 2)
+    np.testing.assert_allclose(rows, fresh_rows(path, more, 2), atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_header_says_what_libllama_does(made, name):
+    shape = ModelShape(check_model_file(made[name]))
+    model = opened(made[name])
+    assert model.max_rollback == (4 if shape.can_roll_back else 0)
+    assert shape.can_roll_back is (name in WITH_SNAPSHOTS)
+    model.close()
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("num_taken", range(8))
+def test_cut_within_the_last_decode(made, name, num_taken):
+    """Up to the snapshots it goes back as far; beyond, all is decoded again."""
+    model = opened(made[name])
+    model.decode(TEXT[:30], 1)
+    model.decode(TEXT[30:38], 8)
+    model.truncate(38 - num_taken)
+    is_kept = num_taken == 0 or num_taken <= model.max_rollback
+    assert model.num_cached == (38 - num_taken if is_kept else 0)
+    assert_goes_on_like_a_fresh_decode(model, made[name], TEXT[: 38 - num_taken])
+    model.close()
+
+
+@pytest.mark.parametrize("name", WITH_SNAPSHOTS)
+def test_snapshots_are_of_the_last_decode_and_of_use_once(made, name):
+    """libllama says yes to the second cut, and to one behind decodes of a token each."""
+    model = opened(made[name])
+    model.decode(TEXT[:30], 1)
+    model.truncate(28)
+    assert model.num_cached == 28
+    model.truncate(27)
+    assert model.num_cached == 0
+    assert_goes_on_like_a_fresh_decode(model, made[name], TEXT[:27])
+    model.truncate(0)
+    model.decode(TEXT[:30], 1)
+    for token in TEXT[30:33]:
+        model.decode([token], 1)
+    model.truncate(31)
+    assert model.num_cached == 0
+    assert_goes_on_like_a_fresh_decode(model, made[name], TEXT[:31])
+    model.close()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_back_to_a_checkpoint(made, name):
+    model = opened(made[name])
+    model.decode(TEXT[:30], 1)
+    model.checkpoint()
+    for length in (45, 40, 50):  # more than once
+        model.decode(TEXT[model.num_cached : 55], 1)
+        model.truncate(length)
+        assert model.num_cached == 30
+        assert_goes_on_like_a_fresh_decode(model, made[name], TEXT[:length])
+    model.truncate(29)
+    assert model.num_cached == 0  # that text was never the checkpoint's
+    model.decode(TEXT[:20], 1)
+    model.truncate(10)
+    assert model.num_cached == 0
+    model.close()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_decode_that_was_stopped_half_way_is_not_believed(made, name):
+    model = opened(made[name])
+    model.decode(TEXT[:30], 1)
+    model.checkpoint()
+    model.decode(TEXT[30:33], 1)
+    decode, graphs = model._batch.filled, []
+
+    def interrupt(*given):
+        graphs.append(model.interrupt())
+        model._handle.allow()
+        batch = decode(*given)
+        model.interrupt()  # libllama asks at the first node of its graph
+        return batch
+
+    model._batch.filled = interrupt
+    with pytest.raises(localspec.errors.Interrupted):
+        model.decode(TEXT[33:38], 1)
+    del model._batch.filled
+    model.begin()
+    assert graphs
+    assert model.num_cached == 30
+    assert_goes_on_like_a_fresh_decode(model, made[name], TEXT[:33])
+    model.close()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_states_are_kept_also_behind_a_cut(made, name):
+    model = opened(made[name])
+    model.decode(TEXT[:30], 1)
+    model.truncate(28)
+    model.decode(TEXT[model.num_cached : 28] or TEXT[28:30], 1)
+    length = model.num_cached
+    state = model.save_state()
+    model.truncate(0)
+    model.decode([700] * 20, 1)
+    model.restore_state(state)
+    assert model.num_cached == length
+    model.truncate(length - 1)
+    assert model.num_cached == 0  # a state that was put back has no snapshots
+    assert_goes_on_like_a_fresh_decode(model, made[name], TEXT[: length - 1])
+    model.close()
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("draft", ["demo", "itself", "granitehybrid"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_are_those_of_plain_decoding(made, demo_draft, name, draft, temperature):
+    """Whatever drafts, and whether its state goes back by itself or is decoded again."""
+    drafts = {"demo": demo_draft, "itself": made[name], "granitehybrid": made["granitehybrid"]}
+    sampling = localspec.SamplingParams(temperature=temperature)
+
+    def answers(**keywords) -> tuple[list[list[int]], localspec.Stats]:
+        with localspec.load(target=made[name], context_length=256, **keywords) as engine:
+            texts = []
+            for begin in (TEXT[:20], [*TEXT[:20], *TEXT[5:12]], TEXT[:20], TEXT[30:44]):
+                stream = engine.stream(begin, sampling=sampling, seed=7, max_tokens=24)
+                texts.append([token for piece in stream for token in piece.token_ids])
+            assert stream.reply is not None
+            return texts, stream.reply.stats
+
+    plain, _ = answers(draft_tokens=0)
+    for num_draft_tokens in (1, 3, 4):
+        drafted, stats = answers(draft=drafts[draft], draft_tokens=num_draft_tokens)
+        assert drafted == plain
+        assert (stats.num_draft_tokens > 0) is (name in WITH_SNAPSHOTS)
+
+
+def test_a_hybrid_draft_reads_only_what_was_accepted(made):
+    """Not its whole text again, nor what was refused: it goes back to where it drafted."""
+    with localspec.load(
+        target=made["qwen35"], draft=made["granitehybrid"], draft_tokens=4, proposer="draft"
+    ) as engine:
+        with engine.exclusively() as loop:
+            reads, learn = [], loop.draft_policy
+            engine.draft_policy = Recorder(learn, reads)
+        sampling = localspec.SamplingParams(temperature=0)
+        stream = engine.stream(TEXT[:30], sampling=sampling, max_tokens=20)
+        assert sum(len(piece.token_ids) for piece in stream) == 20
+    assert len(reads) > 4
+    assert max(reads[1:]) <= 4 + 1  # what a step accepted, and the pending token
+
+
+def test_as_many_snapshots_as_there_is_memory_for(made):
+    """Else fewer; of a model that keeps none there are none."""
+    header = check_model_file(made["qwen35"])
+    whole = Room(main_bytes=10**10, gpus=(), repacked={})
+    memory = plan_layers([Planned(header)], 256, whole).memory
+    assert memory.models[0].num_snapshots == 8
+    without = plan_layers([Planned(header, LlamaOptions(num_snapshots=0))], 256, whole).memory
+    assert without.models[0].snapshot_bytes == 0
+    snapshots = memory.needed_bytes - without.needed_bytes
+    assert snapshots == memory.models[0].snapshot_bytes > 0
+    tight = replace(whole, main_bytes=without.needed_bytes + snapshots // 3)
+    plan = plan_layers([Planned(header)], 256, tight)
+    assert plan.memory.models[0].num_snapshots == 2
+    assert not tight.shortages(plan.memory)
+    granite = plan_layers([Planned(check_model_file(made["granitehybrid"]))], 256, whole)
+    assert granite.memory.models[0].num_snapshots == 0
+
+
+def test_snapshots_take_what_is_said(made, caplog):
+    """As libllama says it when it allocates them."""
+    with caplog.at_level(logging.DEBUG, "localspec.llama"):
+        opened(made["qwen35"], num_snapshots=6).close()
+    said = re.search(r"6 rs_seq\), R.*: +([\d.]+) MiB, S.*: +([\d.]+) MiB, P", caplog.text)
+    states = sum(map(float, said.groups())) * 2**20
+    options = LlamaOptions(context_length=256, num_snapshots=6)
+    header = check_model_file(made["qwen35"])
+    with_states = cache_bytes(header, options)
+    keys = cache_bytes(header, replace(options, num_snapshots=0)) - states / 7
+    assert with_states - keys == pytest.approx(states, rel=0.05)
+
+
+def test_explain_says_how_many(made, demo_draft):
+    shown = CliRunner().invoke(
+        main, ["explain", "--target", str(made["lfm2"]), "--draft", str(demo_draft)]
+    )
+    assert "takes back up to 8 tokens" in " ".join(shown.output.split())
+    shown = CliRunner().invoke(main, ["explain", "--target", str(made["granitehybrid"])])
+    assert shown.exit_code == 0
+
+
+class Recorder:
+    """A policy that says what its steps read."""
+
+    def __init__(self, policy, reads) -> None:
+        self._policy = policy
+        self._reads = reads
+
+    def __getattr__(self, name):
+        return getattr(self._policy, name)
+
+    def learn(self, record) -> None:
+        if record.proposer is not None:
+            self._reads.append(record.num_read)
+
+
+def test_no_more_is_drafted_than_can_be_taken_back(made, demo_draft):
+    options = LlamaOptions(num_snapshots=2)
+    with localspec.load(
+        target=made["lfm2"], draft=made["lfm2"], target_options=options, draft_tokens=8
+    ) as engine:
+        stream = engine.stream(TEXT[:20], sampling=localspec.SamplingParams(temperature=0))
+        for _ in range(20):
+            next(stream)
+        stream.close()
+        with engine.exclusively() as loop:
+            assert loop.target.max_rollback == 2
