@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localspec.errors import PairError
 from localspec.gguf_file.check import check_model_file, check_parts
@@ -156,9 +156,12 @@ def explain(
     length = target_context_length(headers[0], context_length)
     memory = plan_layers(wanted, length, room).memory
     smaller = fitting_preset(room) if room.shortages(memory) else None
+    facts = _facts(found[0])
+    if ModelShape(headers[0]).has_snapshots and memory.models[0].num_snapshots == 0:
+        facts = replace(facts, can_roll_back=False)  # there is no memory for them
     return Explanation(
         description=description,
-        target=_facts(found[0]),
+        target=facts,
         draft=_facts(found[1]) if len(found) > 1 else None,
         vocabulary=vocabulary,
         misfit=misfit,

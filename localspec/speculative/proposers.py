@@ -113,7 +113,7 @@ class DraftModel:
         if not self.knows(tokens[self._num_known :]):
             return ProposerState(0, draft_off=DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
         self._num_known = len(tokens)
-        num_missing = len(self._missing(tokens))
+        num_missing = len(tokens) - self._begin - self.model.num_cached
         return ProposerState(room, num_missing, self._begin, self._num_unjudged(tokens))
 
     def propose(
