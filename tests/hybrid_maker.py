@@ -1,6 +1,7 @@
 """Writes small GGUF models with recurrent layers, random weights and another's tokenizer.
 
 Keys and tensors as libllama's loaders of these architectures ask for them (src/models/).
+`head_maker` makes models with trained heads in the same way.
 """
 
 from __future__ import annotations
@@ -10,27 +11,34 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from numpy.typing import NDArray
 
 from gguf_maker import copy_tokenizer
 
 WIDTH, HIDDEN, HEAD = 64, 96, 32
 NUM_LAYERS = 4
+NUM_EXPERTS = 4
 INNER, STATE, RANK, GROUPS, TAPS = 128, 16, 4, 2, 4  # of the recurrent layers
 
 
 class Weights:
-    """Adds random tensors to a file."""
+    """Adds tensors to a file."""
 
     def __init__(self, writer: gguf.GGUFWriter, seed: int) -> None:
         self._writer = writer
         self._random = np.random.default_rng(seed)
 
-    def matrix(self, name: str, rows: int, columns: int) -> None:
-        values = self._random.standard_normal((rows, columns)) / np.sqrt(columns)
-        self._writer.add_tensor(name, values.astype(np.float32))
+    def matrix(self, name: str, *shape: int) -> None:
+        """A random one, the length of a row last."""
+        self.add(name, self._random.standard_normal(shape) / np.sqrt(shape[-1]))
 
     def constant(self, name: str, *shape: int, value: float = 1.0) -> None:
-        self._writer.add_tensor(name, np.full(shape, value, dtype=np.float32))
+        """All of one value."""
+        self.add(name, np.full(shape, value))
+
+    def add(self, name: str, values: NDArray[np.float64]) -> None:
+        """These values, as float32."""
+        self._writer.add_tensor(name, values.astype(np.float32))
 
 
 def write_hybrid(path: Path, tokenizer_of: Path, architecture: str, *, seed: int = 0) -> Path:
@@ -40,28 +48,41 @@ def write_hybrid(path: Path, tokenizer_of: Path, architecture: str, *, seed: int
     granitehybrid (Mamba 2; of the latter libllama keeps no snapshots).
     """
     writer = gguf.GGUFWriter(path, architecture)
+    tokens = write_common(writer, tokenizer_of, NUM_LAYERS)
+    weights = Weights(writer, seed)
+    weights.matrix("token_embd.weight", tokens, WIDTH)
+    weights.matrix("output.weight", tokens, WIDTH)
+    _WRITERS[architecture](writer, weights, architecture)
+    finish(writer)
+    return path
+
+
+def write_common(
+    writer: gguf.GGUFWriter, tokenizer_of: Path, num_blocks: int, *, width: int = WIDTH
+) -> int:
+    """The tokenizer and the keys that all architectures have; the number of tokens."""
     tokens = copy_tokenizer(writer, tokenizer_of)
     writer.add_context_length(2048)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(NUM_LAYERS)
+    writer.add_embedding_length(width)
+    writer.add_block_count(num_blocks)
     writer.add_head_count(2)
     writer.add_key_length(HEAD)
     writer.add_value_length(HEAD)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_dimension_count(HEAD)
     writer.add_rope_freq_base(10_000.0)
-    weights = Weights(writer, seed)
-    weights.matrix("token_embd.weight", tokens, WIDTH)
-    weights.matrix("output.weight", tokens, WIDTH)
-    _WRITERS[architecture](writer, weights, architecture)
+    return tokens
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
-def _qwen35(writer: gguf.GGUFWriter, weights: Weights, architecture: str) -> None:
+def write_qwen35_trunk(writer: gguf.GGUFWriter, weights: Weights, architecture: str) -> None:
     writer.add_feed_forward_length(HIDDEN)
     writer.add_head_count_kv(1)
     writer.add_array(f"{architecture}.rope.dimension_sections", [4, 4, 4, 4])
@@ -72,11 +93,11 @@ def _qwen35(writer: gguf.GGUFWriter, weights: Weights, architecture: str) -> Non
         block = f"blk.{layer}"
         weights.constant(f"{block}.attn_norm.weight", WIDTH)
         weights.constant(f"{block}.post_attention_norm.weight", WIDTH)
-        _feed_forward(weights, block)
+        feed_forward(weights, block)
         if layer % 4 == 3:
             weights.matrix(f"{block}.attn_q.weight", 2 * 2 * HEAD, WIDTH)
-            _keys_and_values(weights, block)
-            _head_norms(weights, block)
+            keys_and_values(weights, block)
+            head_norms(weights, block)
             continue
         mixed = 2 * GROUPS * STATE + RANK * STATE
         weights.matrix(f"{block}.attn_qkv.weight", mixed, WIDTH)
@@ -99,22 +120,26 @@ def _lfm2(writer: gguf.GGUFWriter, weights: Weights, architecture: str) -> None:
         block = f"blk.{layer}"
         weights.constant(f"{block}.attn_norm.weight", WIDTH)
         weights.constant(f"{block}.ffn_norm.weight", WIDTH)
-        _feed_forward(weights, block)
+        feed_forward(weights, block)
         if layer == 3:
             weights.matrix(f"{block}.attn_q.weight", 2 * HEAD, WIDTH)
-            _keys_and_values(weights, block)
-            _head_norms(weights, block)
+            keys_and_values(weights, block)
+            head_norms(weights, block)
             continue
         weights.matrix(f"{block}.shortconv.conv.weight", WIDTH, 3)
         weights.matrix(f"{block}.shortconv.in_proj.weight", 3 * WIDTH, WIDTH)
         weights.matrix(f"{block}.shortconv.out_proj.weight", WIDTH, WIDTH)
 
 
-def _mamba2(writer: gguf.GGUFWriter, weights: Weights, architecture: str) -> None:
-    has_own_layers = architecture == "nemotron_h"  # for feed-forward; else every one has it
+def write_mamba2_trunk(writer: gguf.GGUFWriter, weights: Weights, architecture: str) -> None:
+    """Also of nemotron_h_moe, whose keys count a head's block as well: one that attends."""
+    has_own_layers = architecture != "granitehybrid"  # for feed-forward; else every one has it
+    has_experts = architecture == "nemotron_h_moe"
     sizes = [0, 0, HIDDEN, 0] if has_own_layers else [HIDDEN] * NUM_LAYERS
-    writer.add_array(f"{architecture}.feed_forward_length", sizes)
-    writer.add_array(f"{architecture}.attention.head_count_kv", [0, 0, 0, 1])
+    heads = [0, 0, 0, 1]
+    num_more = int(has_experts)
+    writer.add_array(f"{architecture}.feed_forward_length", sizes + [0] * num_more)
+    writer.add_array(f"{architecture}.attention.head_count_kv", heads + [1] * num_more)
     writer.add_layer_norm_eps(1e-5)
     if not has_own_layers:
         writer.add_float32(f"{architecture}.logit_scale", 1.0)
@@ -125,24 +150,31 @@ def _mamba2(writer: gguf.GGUFWriter, weights: Weights, architecture: str) -> Non
         weights.constant(f"{block}.attn_norm.weight", WIDTH)
         if not has_own_layers:
             weights.constant(f"{block}.ffn_norm.weight", WIDTH)
-            _feed_forward(weights, block)
+            feed_forward(weights, block)
         elif sizes[layer]:
+            if has_experts:
+                experts(weights, block, "up", "down")
+                continue
             weights.matrix(f"{block}.ffn_up.weight", HIDDEN, WIDTH)
             weights.matrix(f"{block}.ffn_down.weight", WIDTH, HIDDEN)
             continue
-        if layer == 3:
+        if heads[layer]:
             weights.matrix(f"{block}.attn_q.weight", 2 * HEAD, WIDTH)
-            _keys_and_values(weights, block)
+            keys_and_values(weights, block)
             continue
-        mixed = INNER + 2 * GROUPS * STATE
-        weights.matrix(f"{block}.ssm_in.weight", 2 * INNER + 2 * GROUPS * STATE + RANK, WIDTH)
-        weights.matrix(f"{block}.ssm_conv1d.weight", mixed, TAPS)
-        weights.constant(f"{block}.ssm_conv1d.bias", mixed, value=0.0)
-        weights.constant(f"{block}.ssm_dt.bias", RANK)
-        weights.constant(f"{block}.ssm_a", RANK, 1, value=-0.5)
-        weights.constant(f"{block}.ssm_d", RANK, 1)
-        weights.constant(f"{block}.ssm_norm.weight", GROUPS, INNER // GROUPS)
-        weights.matrix(f"{block}.ssm_out.weight", WIDTH, INNER)
+        _mamba2_layer(weights, block)
+
+
+def _mamba2_layer(weights: Weights, block: str) -> None:
+    mixed = INNER + 2 * GROUPS * STATE
+    weights.matrix(f"{block}.ssm_in.weight", 2 * INNER + 2 * GROUPS * STATE + RANK, WIDTH)
+    weights.matrix(f"{block}.ssm_conv1d.weight", mixed, TAPS)
+    weights.constant(f"{block}.ssm_conv1d.bias", mixed, value=0.0)
+    weights.constant(f"{block}.ssm_dt.bias", RANK)
+    weights.constant(f"{block}.ssm_a", RANK, 1, value=-0.5)
+    weights.constant(f"{block}.ssm_d", RANK, 1)
+    weights.constant(f"{block}.ssm_norm.weight", GROUPS, INNER // GROUPS)
+    weights.matrix(f"{block}.ssm_out.weight", WIDTH, INNER)
 
 
 def _state_sizes(writer: gguf.GGUFWriter, *, inner: int) -> None:
@@ -153,26 +185,36 @@ def _state_sizes(writer: gguf.GGUFWriter, *, inner: int) -> None:
     writer.add_ssm_group_count(GROUPS)
 
 
-def _feed_forward(weights: Weights, block: str) -> None:
+def feed_forward(weights: Weights, block: str) -> None:
     weights.matrix(f"{block}.ffn_gate.weight", HIDDEN, WIDTH)
     weights.matrix(f"{block}.ffn_up.weight", HIDDEN, WIDTH)
     weights.matrix(f"{block}.ffn_down.weight", WIDTH, HIDDEN)
 
 
-def _keys_and_values(weights: Weights, block: str) -> None:
+def experts(weights: Weights, block: str, *parts: str) -> None:
+    """NUM_EXPERTS of them and a shared one; parts: of up, down and gate those there are."""
+    weights.matrix(f"{block}.ffn_gate_inp.weight", NUM_EXPERTS, WIDTH)
+    weights.constant(f"{block}.exp_probs_b.bias", NUM_EXPERTS, value=0.0)
+    for part in parts:
+        shape = (WIDTH, HIDDEN) if part == "down" else (HIDDEN, WIDTH)
+        weights.matrix(f"{block}.ffn_{part}_exps.weight", NUM_EXPERTS, *shape)
+        weights.matrix(f"{block}.ffn_{part}_shexp.weight", *shape)
+
+
+def keys_and_values(weights: Weights, block: str) -> None:
     weights.matrix(f"{block}.attn_k.weight", HEAD, WIDTH)
     weights.matrix(f"{block}.attn_v.weight", HEAD, WIDTH)
     weights.matrix(f"{block}.attn_output.weight", WIDTH, 2 * HEAD)
 
 
-def _head_norms(weights: Weights, block: str) -> None:
+def head_norms(weights: Weights, block: str) -> None:
     weights.constant(f"{block}.attn_q_norm.weight", HEAD)
     weights.constant(f"{block}.attn_k_norm.weight", HEAD)
 
 
 _WRITERS: dict[str, Callable[[gguf.GGUFWriter, Weights, str], None]] = {
-    "qwen35": _qwen35,
+    "qwen35": write_qwen35_trunk,
     "lfm2": _lfm2,
-    "nemotron_h": _mamba2,
-    "granitehybrid": _mamba2,
+    "nemotron_h": write_mamba2_trunk,
+    "granitehybrid": write_mamba2_trunk,
 }

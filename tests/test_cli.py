@@ -145,7 +145,7 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
         "Tell me a story about a fox.",
     )
     result, plain = run("generate", "--show-draft", *asked), run("generate", *asked)
-    for meaning in ("proposed by the draft", "refused", "all draft tokens", "nothing was"):
+    for meaning in ("proposed and kept", "refused", "all draft tokens", "nothing was"):
         assert meaning in result.stderr
     assert result.stdout.startswith("[")
     bare = result.stdout.translate(str.maketrans("", "", "()[]{}"))

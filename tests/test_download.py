@@ -30,7 +30,7 @@ def test_both_files_arrive_in_the_hubs_layout(hub: StandinHub, tmp_path):
     progress = []
     paths = localspec.download("qwen2-7b", on_progress=progress.append)
     preset = find_preset("qwen2-7b")
-    assert tuple(paths) == locate(preset)
+    assert paths == list(locate(preset).by_role().values())
     for path, model in zip(paths, preset.models, strict=True):
         file = model.files[0]
         assert path == tmp_path / (
@@ -115,6 +115,12 @@ def test_a_model_by_its_quantisation(hub: StandinHub):
         ("Q8_0", ["a-Q8_0.gguf", "b-Q8_0.gguf"], None),
         ("Q8_0", ["a-Q8_0-00001-of-00002.gguf"], None),
         ("Q8_0", [], None),
+        ("Q4_0", ["a-Q4_0.gguf", "mtp-a-Q4_0.gguf", "dflash-a-Q4_0.gguf"], ["a-Q4_0.gguf"]),
+        ("mtp-q4_0", ["a-Q4_0.gguf", "mtp-a-Q4_0.gguf"], ["mtp-a-Q4_0.gguf"]),
+        ("mtp-Q4_0", ["d/a-Q4_0.gguf", "d/mtp-a-Q4_0.gguf"], ["d/mtp-a-Q4_0.gguf"]),
+        ("mtp-Q4_0", ["a-MTP-Q4_0.gguf"], None),
+        ("Q4_0", ["a-MTP-Q4_0.gguf"], ["a-MTP-Q4_0.gguf"]),
+        ("mtp-Q4_0", ["mtp-a-Q8_0.gguf", "a-Q4_0.gguf"], None),
     ],
 )  # fmt: skip
 def test_which_file_a_quantisation_means(quantization, names, chosen):

@@ -171,7 +171,7 @@ def test_each_place_takes_what_libllama_took_there(eight_layers):
             least = 0.97 * real * 2**20
             # The graph of a few layers is smaller than that of many, up to a layer's width.
             assert least <= found.gpu_bytes[place] <= 1.03 * real * 2**20 + (5 << 20)
-        rest = placement.weights_bytes(header)[MAIN_MEMORY]
+        rest = placement.weights_bytes(header, with_head=False)[MAIN_MEMORY]
         assert found.main_bytes >= rest >= header.tensors[0].size_bytes
 
 
@@ -233,14 +233,14 @@ def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(eight_layers, monk
     assert most_gpu_layers([Planned(header, all_of_them)], 2048, room) == 5
     monkeypatch.setattr("localspec.preflight.fit.room_here", lambda: room)
     with pytest.raises(MemoryLimitError) as caught:
-        check_room(plan_here([eight_layers], [all_of_them]))
+        check_room(plan_here([Planned(header, all_of_them)]))
     assert re.fullmatch(
         r"m.gguf need 0\.\d GB on CUDA0 at a context of 2048 tokens; free are "
         r"0\.\d GB on CUDA0",
         str(caught.value),
     )
     assert "5 layers on GPUs (--gpu-layers)" in caught.value.hint
-    check_room(plan_here([eight_layers], [half]))
+    check_room(plan_here([Planned(header, half)]))
     # A draft is given the same number by the same option, unless it has its own.
     for number, fitting in ((9, range(5)), (0, [5])):
         pair = [Planned(header, LlamaOptions(num_gpu_layers=n)) for n in (9, number)]

@@ -126,7 +126,7 @@ def test_a_decode_that_was_stopped_half_way_is_not_believed(made, name):
 
     def interrupt(*given):
         graphs.append(model.interrupt())
-        model._handle.allow()
+        model.handle.allow()
         batch = decode(*given)
         model.interrupt()  # libllama asks at the first node of its graph
         return batch

@@ -17,13 +17,14 @@ from enumeration import Enumeration
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
+from localspec.speculative.heads import Head
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.rules import make_rule
 from localspec.speculative.thread_policy import FixedThreads
 from reference import target_probs
-from toy import TableModel, all_shared
+from toy import TableHead, TableModel, all_shared
 
 PROMPT = [1]
 UNFILTERED = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
@@ -72,19 +73,27 @@ def automatic(_num_draft_tokens):
     return AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1}, 1)
 
 
+def automatic_with_a_head(_num_draft_tokens):
+    """The same, which may also let the head read again what it had proposed."""
+    return AdaptiveDraftPolicy({ProposerKind.HEAD: 0.1}, 1)
+
+
 def text_distribution(
-    rule, target, draft, policy, *, num_draft_tokens, max_tokens, params, end, different
+    rule, target, draft, policy, *, num_draft_tokens, max_tokens, params, end, different=()
 ):
-    """Exact distribution of the text that the loop emits."""
+    """Exact distribution of the text that the loop emits. draft: a table, or a head's."""
 
     def is_end(token: int) -> bool:
         return token == end
 
     def run(enumeration: Enumeration) -> tuple[int, ...]:
-        shared = all_shared(target, draft, different)
+        if isinstance(draft, TableHead):
+            proposer = Head(draft, is_end)
+        else:
+            proposer = DraftModel(draft, all_shared(target, draft, different), is_end)
         loop = SpeculativeDecoder(
             target,
-            [DraftModel(draft, shared, is_end)],
+            [proposer],
             policy(num_draft_tokens),
             FixedThreads(1),
             None,
@@ -150,6 +159,41 @@ def test_texts_have_the_targets_distribution(
         params=params,
         end=end,
         different=different,
+    )
+    expected = own_distribution(target, max_tokens, params, end)
+    assert set(distribution) == set(expected)
+    for text, chance in expected.items():
+        assert distribution[text] == pytest.approx(chance, abs=1e-12)
+
+
+@pytest.mark.parametrize("num_kept", [1, 64])
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(
+    ("policy", "num_draft_tokens", "max_tokens", "params", "end"),
+    [
+        pytest.param(FixedDraftPolicy, 3, 5, UNFILTERED, None, id="five tokens, K 3"),
+        pytest.param(FixedDraftPolicy, 1, 7, UNFILTERED, None, id="seven tokens, K 1"),
+        pytest.param(FixedDraftPolicy, 2, 6, UNFILTERED, 0, id="an end token in the draft"),
+        pytest.param(Unsure, 3, 5, UNFILTERED, None, id="a head that stops by its rows"),
+        pytest.param(automatic_with_a_head, 0, 7, UNFILTERED, None, id="automatic"),
+        pytest.param(FixedDraftPolicy, 3, 5, PENALISED, None, id="penalties"),
+    ],
+)
+def test_texts_drafted_by_a_head_have_the_targets_distribution(
+    num_kept, rule, policy, num_draft_tokens, max_tokens, params, end
+):
+    """To 1e-12, whether it sees the whole text or begins at its last token, each time."""
+    target = TableModel(2, seed=5, spread=1.0)
+    head = TableHead(target, num_kept=num_kept, max_draft_tokens=3, seed=99, spread=1.0)
+    distribution = text_distribution(
+        rule,
+        target,
+        head,
+        policy,
+        num_draft_tokens=num_draft_tokens,
+        max_tokens=max_tokens,
+        params=params,
+        end=end,
     )
     expected = own_distribution(target, max_tokens, params, end)
     assert set(distribution) == set(expected)

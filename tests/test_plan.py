@@ -171,7 +171,9 @@ def test_memory_of_gpus_and_main_memory_are_two_budgets_and_a_pair_may_use_both(
     ):
         here = room(beyond_margin, main_bytes=main_bytes)
         monkeypatch.setattr("localspec.preflight.fit.room_here", lambda here=here: here)
-        plan = plan_here([target], [LlamaOptions(context_length=CONTEXT)])
+        plan = plan_here(
+            [Planned(check_model_file(target), LlamaOptions(context_length=CONTEXT))]
+        )
         if fits:
             check_room(plan)
         else:
@@ -237,7 +239,7 @@ def test_a_mixture_of_real_shape_keeps_its_attention_on_a_small_gpu(tmp_path, de
     header = check_model_file(path)
     experts = sum(t.size_bytes for t in header.tensors if "_exps." in t.name)
     placement = place_layers(header, LlamaOptions(num_cpu_moe_layers=4), room(1).gpus, (1,))
-    weights = placement.weights_bytes(header)
+    weights = placement.weights_bytes(header, with_head=False)
     assert weights[MAIN_MEMORY] >= experts > weights[0] > 0
     computed = [
         planned([(header, LlamaOptions(num_cpu_moe_layers=n))], room(1 << 40))[1].models[0]

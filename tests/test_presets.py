@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from localspec.errors import DownloadError, OptionError, PresetError
-from localspec.models.hub import locate
+from localspec.models.hub import Located, locate
 from localspec.models.preset import (
+    HEAD_SIGN,
     HubFile,
     HubModel,
     LocalModel,
@@ -27,7 +28,7 @@ from localspec.sampling.params import SamplingParams
 
 PRESETS = load_presets()
 
-# The sums of target and draft, as public catalogues list the files.
+# The sums of all models, as public catalogues list the files.
 NUM_BYTES = {
     "qwen2-7b": 5_080_876_512,
     "qwen2.5-7b": 5_174_474_272,
@@ -41,12 +42,28 @@ NUM_BYTES = {
     "qwen3-14b": 9_641_199_648,
     "qwen3-32b": 20_401_595_712,
     "qwen3-4b-2507": 3_136_727_808,
+    "qwen3.5-4b": 3_273_455_008,
+    "qwen3.5-9b": 6_213_039_584,
+    "qwen3.5-27b": 17_273_329_824,
+    "qwen3.6-27b": 20_776_036_864,
+    "qwen3.6-35b-a3b": 22_663_387_424,
+    "qwen3.8-27b": 20_654_142_080,
     "llama-3.1-8b": 5_728_433_696,
     "llama-3.3-70b": 43_328_093_280,
     "gemma-3-4b": 2_781_303_712,
     "gemma-3-12b": 8_106_633_504,
     "gemma-3-27b": 17_352_463_232,
+    "gemma-4-e2b": 2_679_606_624,
+    "gemma-4-e4b": 4_275_373_792,
+    "gemma-4-12b": 6_970_065_600,
+    "gemma-4-26b-a4b": 14_500_986_432,
+    "gemma-4-31b": 17_567_626_016,
     "smollm2-1.7b": 1_161_063_968,
+    "lfm2-2.6b": 1_792_978_080,
+    "granite-4.0-micro": 2_336_488_288,
+    "nemotron-3.5-lightning": 20_053_999_104,
+    "nemotron-3-nano-4b": 2_837_072_864,
+    "gpt-oss-20b": 12_109_566_624,
 }
 
 
@@ -60,10 +77,11 @@ def users_file(tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS.keys())
 def test_every_preset_is_complete(preset):
-    """Two models with licences, a context, and files that are pinned or labelled."""
+    """Models with licences, somebody to draft or why not, files that are pinned or labelled."""
     assert preset.description
-    assert 0 < preset.context_length <= (preset.max_context_length or 32768) <= 131072
-    assert len(preset.models) == 2
+    assert 0 < preset.context_length <= (preset.max_context_length or 32768) <= 262144
+    alone = ("The head is inside the target's file", "No model drafts for it")
+    assert len(preset.models) == 2 or preset.notes.startswith(alone)
     for model in preset.models:
         assert model.license
         assert model.quantization
@@ -71,7 +89,7 @@ def test_every_preset_is_complete(preset):
         if preset.unconfirmed == "":
             assert re.fullmatch(r"[0-9a-f]{40}", file.revision)
             assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
-            assert file.size_bytes > 10**8
+            assert file.size_bytes > 5 * 10**7
 
 
 @pytest.mark.parametrize("name", NUM_BYTES)
@@ -80,8 +98,20 @@ def test_the_sizes_add_up(name):
     assert sum(model.size_bytes for model in PRESETS[name].models) == NUM_BYTES[name]
 
 
-def test_the_plain_presets_are_demo_and_eighteen_pairs():
+def test_the_plain_presets_are_demo_and_those_of_the_hub():
     assert [name for name in PRESETS if "@" not in name] == ["demo", *NUM_BYTES]
+
+
+def test_heads_are_told_by_their_names_and_lie_beside_their_targets():
+    with_head = [preset for preset in PRESETS.values() if preset.head is not None]
+    assert len(with_head) >= 8
+    for preset in with_head:
+        (head,), target = preset.head.files, preset.target.files[0]
+        assert (head.repo, head.revision) == (target.repo, target.revision)
+        assert head.name.startswith(HEAD_SIGN)
+    for preset in PRESETS.values():
+        others = [model for role, model in preset.by_role().items() if role != "head"]
+        assert not any(HEAD_SIGN in file.name for file in hub_files(others))
 
 
 def test_one_content_has_one_name():
@@ -113,7 +143,8 @@ def test_the_makers_sampling_is_used():
 def test_the_demo_pair_came_with_the_package():
     preset = find_preset("demo")
     assert all(isinstance(model, PackagedModel) for model in preset.models)
-    target, draft = locate(preset)
+    target, draft, head = locate(preset)
+    assert head is None
     assert target.stat().st_size + draft.stat().st_size <= 14_000_000
 
 
@@ -139,7 +170,7 @@ def test_the_users_file_overrides_and_extends(users_file, demo_target):
     own = presets["own@fast"]
     assert own.draft is None
     assert own.target == LocalModel(path=demo_target)
-    assert locate(own) == (demo_target, None)
+    assert locate(own) == Located(target=demo_target, draft=None, head=None)
 
 
 def test_presets_are_the_files_now_whatever_a_caller_did_with_the_last(users_file, demo_target):
@@ -222,6 +253,9 @@ PLAIN = '[a]\ndescription = "d"\ncontext_length = 5\n'
         (PLAIN + TARGET.replace("o/m", "../m"), 4, "'../m' is no repository"),
         (PLAIN + TARGET + 'sha256 = "abc"\n', 4, "'abc' is no sha256"),
         (PLAIN + TARGET + 'revision = "../x"\n', 4, "'../x' is no revision"),
+        (PLAIN + TARGET + "[a.head]\nsise = 3\n", 7, "needs one of: repo, path, packaged"),
+        (PLAIN + TARGET + '[a.head]\npath = "h"\nsise = 3\n', 9, "sise: is no key here"),
+        (PLAIN + "head = 3\n" + TARGET, 4, "head: is 3, not of type dict"),
         (PLAIN + TARGET + "size_bytes = 0\n", 4, "the size is 0 bytes"),
         (PLAIN + TARGET + "[a.sampling]\ntop_p = 2\n", 8, "top_p is 2"),
         (PLAIN + TARGET + "[a.sampling]\ntop = 2\n", 8, "top is no sampling option"),

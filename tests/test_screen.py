@@ -79,6 +79,14 @@ def test_the_status_line_knows_one_acceptance_and_stats_explains_the_other():
     assert "drafting never pays here" in never
 
 
+def test_stats_say_who_proposed():
+    kinds = {ProposerKind.HEAD: 5, ProposerKind.DRAFT: 2, ProposerKind.LOOKUP: 1}
+    stats = Meter(1, 0, 0.0, num_steps=9, proposers=kinds).stats(1.0, None, None)
+    said = "steps by who proposed: the head in 5, the draft model in 2, lookup in 1 of 9"
+    assert said in stats_lines(stats)
+    assert "proposed" not in "\n".join(stats_lines(stats_of(DraftOff.NO_DRAFT, None)))
+
+
 @pytest.mark.parametrize(
     ("steps", "use", "in_the_line", "in_stats"),
     [

@@ -22,11 +22,13 @@ from comparison.workers import (
     localspec_default,
     localspec_fixed,
     localspec_plain,
+    localspec_resting,
 )
 from localspec.machine import peak_memory_bytes
 from localspec.sampling.params import SamplingParams
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
+DEMO_TARGET = Path(localspec.__file__).parent / "demo/target.gguf"
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 REQUEST = Request(
     CHAT.format("Tell me a story about a fox."), max_tokens=24, temperature=0.0, seed=0
@@ -35,7 +37,7 @@ REQUEST = Request(
 
 @pytest.fixture
 def setup(demo_target, demo_draft) -> Setup:
-    return Setup(demo_target, demo_draft, 1, 512, None)
+    return Setup(demo_target, demo_draft, None, 1, 512, None)
 
 
 def run(script: str, *options: object) -> subprocess.CompletedProcess[str]:
@@ -74,6 +76,24 @@ def test_every_contender_answers_both_ways(setup):
             assert contender.peak_bytes > 20 * 2**20  # an interpreter and a model
 
 
+@pytest.mark.parametrize("place", ["inside", "apart"])
+def test_worker_drafts_with_a_head_and_lets_it_rest(tmp_path, place):
+    """The head in the target's file or in its own, of an agreement of one."""
+    done = run(
+        *("measure/make_pair.py", "--target", "tiny-qwen35", "--head", place),
+        *("--agreement", 1, "--out", tmp_path),
+    )
+    target, head = (Path(line.split()[1]) for line in done.stdout.splitlines())
+    setup = Setup(target, None, head, 1, 512, None)
+    request = Request("Once", 33, 0.0, seed=0)
+    with localspec_fixed(setup, 3) as contender:
+        answer = contender.answer(request)
+    assert answer.num_drafted == answer.num_kept >= 21
+    for contender in (localspec_resting(setup), localspec_plain(setup)):
+        with contender:
+            assert contender.answer(request).num_drafted == 0
+
+
 def test_lookup_counts_what_it_kept(tmp_path, setup):
     """A text that only repeats itself is proposed right, once it has begun to."""
     done = run(
@@ -81,7 +101,7 @@ def test_lookup_counts_what_it_kept(tmp_path, setup):
         *("--period", 16, "--entropy", 0),
     )
     target = Path(done.stdout.split()[1])
-    with llama_cpp_python_lookup(Setup(target, None, 1, 512, None), 10) as contender:
+    with llama_cpp_python_lookup(Setup(target, None, None, 1, 512, None), 10) as contender:
         answer = contender.answer(Request("Once", 128, 0.0, seed=0))
     assert answer.num_tokens == 128
     assert answer.num_kept > 90
@@ -97,7 +117,7 @@ def test_worker_passes_errors_on(setup, tmp_path):
         pass
     assert "Choose 0" in caught.value.hint
     copy = Path(shutil.copy(setup.target, tmp_path / "gone.gguf"))
-    contender = llama_cpp_python_lookup(Setup(copy, None, 1, 512, None), 10)
+    contender = llama_cpp_python_lookup(Setup(copy, None, None, 1, 512, None), 10)
     copy.unlink()
     with pytest.raises(localspec.LocalspecError, match=r"died: (.|\n)*gone\.gguf"), contender:
         pass
@@ -172,6 +192,9 @@ def test_comparison_prints_a_table_for_the_demo_pair(tmp_path):
         (("--draft", "d.gguf"), "a draft is given without a target"),
         (("--target", "none.gguf"), "none.gguf does not exist"),
         (("--prompts", "none.jsonl"), "none.jsonl"),
+        (("--head",), "a head is given without a target"),
+        (("--target", "t.gguf", "--draft", "d.gguf", "--head"), "a draft and a head are given"),
+        (("--target", DEMO_TARGET, "--head"), "target.gguf has no head"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_built(tmp_path, options, words):

@@ -6,14 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import localspec
+from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import read_header
+from localspec.llama.head_opening import open_head
+from localspec.llama.model import LlamaModel, LlamaOptions
 from localspec.sampling.params import SamplingParams
 
 SCRIPT = Path(__file__).parent.parent / "scripts/measure/make_pair.py"
 GREEDY = SamplingParams(temperature=0.0)
+HEAD_TARGETS = ("tiny-hy_v3", "tiny-qwen35")
 
 
 def run(*options: object) -> subprocess.CompletedProcess[str]:
@@ -27,7 +32,12 @@ def run(*options: object) -> subprocess.CompletedProcess[str]:
 
 def make(folder: Path, *options: object) -> tuple[Path, Path, dict[str, float]]:
     """Target, draft, and the figures of --check."""
-    done = run("--target", "tiny", "--draft", "tiny", "--out", folder, "--check", *options)
+    return made(folder, "--target", "tiny", "--draft", "tiny", *options)
+
+
+def made(folder: Path, *options: object) -> tuple[Path, Path, dict[str, float]]:
+    """Both paths that are printed, and the figures of --check."""
+    done = run("--out", folder, "--check", *options)
     assert done.returncode == 0, done.stderr
     lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
     figures = {name: float(value) for name, value in lines[2:]}
@@ -50,6 +60,79 @@ def test_pair_has_the_agreement_and_entropy_asked_for(
         "agreement": 0.12, "overlap": 0.12, "greedy_kept": 0.16, "sampled_kept": 0.16,
     }.items():  # fmt: skip
         assert figures[name] == pytest.approx(agreement, abs=bound), name
+
+
+@pytest.mark.parametrize("target", HEAD_TARGETS)
+@pytest.mark.parametrize("place", ["inside", "apart"])
+@pytest.mark.parametrize(
+    "agreement", [0.8, *(pytest.param(share, marks=pytest.mark.slow) for share in (0, 0.95, 1))]
+)
+def test_head_has_the_agreement_asked_for(tmp_path, target, place, agreement):
+    """With the target's rows, with its own when it drafts on, and in the loop."""
+    options = ("--target", target, "--head", place, "--agreement", agreement)
+    path, head, figures = made(tmp_path, *options)
+    assert (path == head) == (place == "inside")
+    assert figures["entropy"] == pytest.approx(1.0, abs=0.02)
+    # Four deviations of a share among 64 positions, 192, and the 128 or so steps.
+    for name, bound in {
+        "agreement": 0.2, "overlap": 0.2, "chained": 0.12, "greedy_kept": 0.16,
+        "sampled_kept": 0.16,
+    }.items():  # fmt: skip
+        assert figures[name] == pytest.approx(agreement, abs=bound), name
+
+
+@pytest.mark.parametrize("target", HEAD_TARGETS)
+def test_head_agrees_only_where_it_reads_the_row_of_the_token_before(tmp_path, target):
+    path, _, _ = made(tmp_path, "--target", target, "--head", "inside", "--agreement", 1)
+    with localspec.load(target=path, proposer="none") as engine:
+        tokens = engine.generate("Once", sampling=GREEDY, max_tokens=64).token_ids
+    options = LlamaOptions(context_length=64, max_outputs=64, with_head=True)
+    facts = head_facts(read_header(path))
+    model = LlamaModel.open(path, options)
+    head = open_head(model, None, options, facts)
+    try:
+        rows = head._target_rows
+        best = model.decode(tokens, 64).argmax(axis=1)
+        kept = np.empty((64, rows.width), dtype=np.float32)
+        rows.copy_to(kept, 0)
+
+        def share_with(shift: int) -> float:
+            rows.go_on_at(0)
+            rows.put(0, np.roll(kept, shift, axis=0))
+            head.truncate(0)
+            own = head.decode(tokens, 64).argmax(axis=1)
+            # What came around the end of the roll is no row of a neighbour.
+            return float(np.mean(own[8:-8] == best[8:-8]))
+
+        assert share_with(0) == 1.0
+        assert share_with(1) < 0.1
+        assert share_with(-1) < 0.1
+    finally:
+        head.close()
+        model.close()
+
+
+def test_draft_of_another_shape_fits_a_hybrid(tmp_path):
+    target, _, figures = made(tmp_path, "--target", "tiny-qwen35", "--draft", "tiny")
+    assert head_facts(read_header(target)) is None
+    for name in ("agreement", "overlap", "greedy_kept", "sampled_kept"):
+        assert figures[name] == pytest.approx(0.8, abs=0.16), name
+
+
+def test_head_in_a_file_of_its_own_leaves_the_target_as_it_is_for_others(tmp_path):
+    """One target serves heads of every agreement, and drafts; a head in it is another file."""
+    target, head, _ = made(tmp_path, "--target", "tiny-hy_v3", "--head", "apart")
+    same, other, _ = made(
+        *(tmp_path, "--target", "tiny-hy_v3", "--head", "apart", "--agreement", 0.5)
+    )
+    with_draft, _, _ = made(tmp_path, "--target", "tiny-hy_v3", "--draft", "tiny")
+    inside, _, _ = made(tmp_path, "--target", "tiny-hy_v3", "--head", "inside")
+    assert target == same == with_draft != inside
+    assert head != other
+    assert head_facts(read_header(head)).is_apart
+    assert not head_facts(read_header(inside)).is_apart
+    again = made(tmp_path / "b", "--target", "tiny-hy_v3", "--head", "inside")[0]
+    assert again.read_bytes() == inside.read_bytes()
 
 
 def test_same_options_give_the_same_bytes(tmp_path):
@@ -103,10 +186,14 @@ def test_file_says_what_it_is(tmp_path):
         (("--period", 10, "--agreement", 1, 0), "cuts the turns of 128 tokens"),
         (("--draft", "0.5B"), "different vocabularies"),
         (("--period", 1000), "3 places of the same phase"),
+        (("--draft", "tiny-hy_v3"), "tiny-hy_v3 is a shape of targets"),
+        (("--head", "inside"), "tiny has no head"),
+        (("--target", "tiny-qwen35", "--head", "inside", "--period", 12), "cuts the 8 phases"),
     ],
 )
 def test_what_cannot_be_made_is_refused(tmp_path, options, words):
-    done = run("--target", "tiny", "--draft", "tiny", "--out", tmp_path, *options)
+    drafting = () if "--head" in options else ("--draft", "tiny")
+    done = run("--target", "tiny", *drafting, "--out", tmp_path, *options)
     assert done.returncode == 1
     assert words in done.stderr
     assert "Hint: " in done.stderr

@@ -223,7 +223,7 @@ def test_the_verdict_comes_first_and_the_rest_on_request(stories):
     spoken = run("--prompts", stories)
     assert spoken.exit_code == 0, spoken.output
     first, identity, statistics, more = spoken.stdout.splitlines()
-    assert first.startswith("Lossless: with the draft the text is the target's own")
+    assert first.startswith("Lossless: with drafting the text is the target's own")
     assert identity.startswith("Identity: lossless. 2")
     assert statistics.startswith("Statistics: lossless. Of ")
     assert "a bias of 3.0% would have been seen." in statistics

@@ -243,7 +243,7 @@ def test_show_marks_tokens_and_explains_the_marks(chat):
     assert "␛" not in colourful.say("/show")
     assert "\x1b[32maccepted" in colourful.received.decode()
     terminal = chat(*TERSE, NO_COLOR="1")
-    assert "proposed by the draft" in terminal.say("/show")
+    assert "proposed and kept" in terminal.say("/show")
     assert last_part(terminal.say(STORY)).split("\n")[1].startswith("[")
     assert "as Markdown again" in terminal.say("/show")
     assert "[" not in last_part(terminal.say(STORY))

@@ -77,4 +77,4 @@ def test_a_draft_gets_what_was_asked_for_or_what_is_fastest(
     monkeypatch.setattr(LlamaModel, "decode", timed)
     monkeypatch.setattr(thread_choice.time, "perf_counter", lambda: now[0])
     with localspec.load(draft_options=LlamaOptions(num_threads=asked)) as engine:
-        assert [model.num_threads for model in engine._models] == [4, chosen]
+        assert [model.num_threads for model in engine._models.saved] == [4, chosen]

@@ -72,8 +72,9 @@ def test_arguments_of_download(hub: StandinHub, wrong):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"name": 3}, {"target": None}, {"target": Path("x")}, {"draft": 3}, {"description": None},
-     {"context_length": "8"}, {"context_length": 0}, {"context_length": True}],
+    [{"name": 3}, {"target": None}, {"target": Path("x")}, {"draft": 3}, {"head": 3},
+     {"description": None}, {"context_length": "8"}, {"context_length": 0},
+     {"context_length": True}],
     ids=str,
 )  # fmt: skip
 def test_facts_of_a_new_preset(wrong):

@@ -51,6 +51,7 @@ class TableModel:
         self.cached: list[int] = []
         self.decoded: list[list[int]] = []
         self.fail_at: int | None = None
+        self.rows_from = 0  # position of the first hidden row that a head would find
         self._key = seed
         self._spread = spread
         self._order = order
@@ -96,7 +97,56 @@ class TableModel:
                 num_cached = self._checkpoint if self._checkpoint <= num_cached else 0
             self._num_in_snapshots = 0
         del self.cached[num_cached:]
+        self.rows_from = min(self.rows_from, num_cached)
         self._checkpoint = min(self._checkpoint, num_cached)
 
     def checkpoint(self) -> None:
         self._checkpoint = self.num_cached
+
+
+class TableHead(TableModel):
+    """A table as a trained head: beside a target whose rows it would read.
+
+    Raises DecodeError where a head would read rows that the target does not have, or a token
+    that is not the target's. num_kept: of the target's latest tokens, whose rows are kept.
+    """
+
+    def __init__(
+        self, target: TableModel, *, num_kept: int = 64, max_draft_tokens: int = 64, **keywords
+    ) -> None:
+        super().__init__(target.vocab_size, **keywords)
+        self.max_draft_tokens = max_draft_tokens
+        self.begins_at = 0
+        self._target = target
+        self._num_kept = num_kept
+        self._num_own = 0
+
+    @property
+    def readable(self) -> range:
+        target, end = self._target, self._target.num_cached
+        target.rows_from = first = max(target.rows_from, end - self._num_kept)
+        return range(0 if first == 0 else first + 1, end + 1)
+
+    def read_from(self, position: int) -> None:
+        self.cached.clear()
+        self.begins_at, self._num_own = position, 0
+
+    def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
+        position, readable = self.begins_at + self.num_cached, self.readable
+        if position >= readable.stop:
+            if len(tokens) > 1:
+                raise DecodeError(f"{len(tokens)} tokens at once beyond {readable}")
+            rows = super().decode(tokens, num_logits)
+            self._num_own += 1
+            return rows
+        end = position + len(tokens)
+        if self._num_own or position < readable.start or end > readable.stop:
+            raise DecodeError(f"tokens {position} to {end} of {readable}")
+        known = self._target.cached[position:end]
+        if known != list(tokens[: len(known)]):
+            raise DecodeError(f"{tokens} where the target has {known}")
+        return super().decode(tokens, num_logits)
+
+    def truncate(self, num_cached: int) -> None:
+        super().truncate(min(num_cached, self.num_cached - self._num_own))
+        self._num_own = 0

@@ -27,7 +27,7 @@ from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import RuleName, make_rule
 
 RULES: tuple[RuleName, ...] = ("token", "block", "coupled")
-VIEWS = ("rank", "token id", "overrated by the draft")  # the last one of a draft model alone
+VIEWS = ("rank", "token id", "overrated by the draft")  # the last one not of lookup
 # Of suspecting anything that is right, over all tests together. A suspect rule is asked again,
 # with fresh seeds, so a false alarm is at most as likely as ALPHA² / 3.
 ALPHA = 0.01
@@ -131,10 +131,8 @@ class DistributionCheck:
         # Nothing of what the loop computed is trusted: both caches are emptied.
         loop.truncate(0)
         by_rank, by_id, *by_draft = views
-        drafts = _draft_rows(self._draft, prompt, text)
-        targets = _target_rows(loop.target, prompt, text)
-        for (token, is_judged), target_row in zip(emitted, targets, strict=True):
-            draft_row = next(drafts, None)
+        rows = _rows(loop.target, self._draft, prompt, text)
+        for (token, is_judged), (target_row, draft_row) in zip(emitted, rows, strict=True):
             if not is_judged:
                 continue
             target = _dense(target_row)
@@ -159,28 +157,23 @@ def _share_done(views: list[CategoryTest], num_tokens: int | None) -> float:
     return min((BIAS / _visible(view)) ** 2 for view in views)
 
 
-def _target_rows(target: Model, prompt: list[int], text: list[int]) -> Iterator[Logits]:
-    """The target's rows in front of every token of the text; its cache is left filled."""
+def _rows(
+    target: Model, draft: DraftModel | None, prompt: list[int], text: list[int]
+) -> Iterator[tuple[Logits, Logits | None]]:
+    """Both models' rows in front of every token of the text, the draft's as far as it can
+    follow. The caches are left filled.
+    """
     if len(prompt) > 1:
         target.decode(prompt[:-1], 0)
-    pending = [prompt[-1], *text[:-1]]
-    for begin in range(0, len(pending), target.max_outputs):
-        batch = pending[begin : begin + target.max_outputs]
-        yield from target.decode(batch, len(batch))
-
-
-def _draft_rows(
-    draft: DraftModel | None, prompt: list[int], text: list[int]
-) -> Iterator[Logits]:
-    """The draft's rows in front of every token, as far as it can follow the text."""
-    if draft is None:
-        return
-    missing = prompt
-    for length, token in enumerate(text, len(prompt)):
-        if length >= draft.context_length or not draft.knows(missing):
-            return
-        yield draft.next_row(missing)
-        missing = [token]
+    whole = [*prompt, *text]
+    size = target.max_outputs if draft is None else draft.model.max_outputs
+    for begin in range(len(prompt) - 1, len(whole) - 1, size):
+        end = min(begin + size, len(whole) - 1)
+        targets = target.decode(whole[begin:end], end - begin)
+        if draft is None or draft.state(whole[:end]).max_tokens == 0:
+            yield from ((row, None) for row in targets)
+        else:
+            yield from zip(targets, draft.rows(whole[:end], end - begin), strict=True)
 
 
 def _dense(row: Logits) -> Probs:

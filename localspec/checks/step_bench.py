@@ -10,7 +10,6 @@ from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import LARGEST_STEP
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.model import Model
-from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.proposers import DraftModel
 
 _NUM_CACHED = 64  # tokens in front of a timed decode
@@ -37,12 +36,12 @@ def measure_steps(loop: SpeculativeDecoder, num_rounds: int) -> StepCosts:
     The loop's text must be empty. An automatic policy of the loop learns from it.
     """
     target = loop.target
-    draft = next((p.model for p in loop.proposers if isinstance(p, DraftModel)), None)
+    draft = next((p for p in loop.proposers if isinstance(p, DraftModel)), None)
     policy = loop.draft_policy
     learner = policy if isinstance(policy, AdaptiveDraftPolicy) else None
     sizes = range(1, min(LARGEST_STEP, target.max_outputs) + 1)
     num_cached = min(_NUM_CACHED, target.context_length - LARGEST_STEP)
-    draft_cached = 0 if draft is None else min(num_cached, draft.context_length - _DRAFTED)
+    draft_cached = 0 if draft is None else min(num_cached, draft.context_length - LARGEST_STEP)
     times: dict[int, list[float]] = {size: [] for size in sizes}
     draft_times: list[float] = []
     try:
@@ -66,7 +65,7 @@ def measure_steps(loop: SpeculativeDecoder, num_rounds: int) -> StepCosts:
     draft_token_s = statistics.median(draft_times) if draft_times else None
     if learner is not None and draft_token_s is not None:
         for prospect in learner.prospects:
-            if prospect.kind is ProposerKind.DRAFT:
+            if draft is not None and prospect.kind is draft.kind:
                 prospect.cost.learn(1, 1, draft_token_s, target_s[0])
     return StepCosts(target_s, draft_token_s)
 
@@ -85,10 +84,14 @@ def _fill(model: Model, num_cached: int) -> None:
         model.decode([1] * missing, 0)
 
 
-def _timed_draft(model: Model, num_cached: int) -> float:
-    """Seconds per token."""
-    _fill(model, num_cached)
+def _timed_draft(draft: DraftModel, num_cached: int) -> float:
+    """Seconds per token, after a text of num_cached that the target has cached."""
+    text = [1] * num_cached
+    draft.truncate(num_cached)
+    draft.state([*text, 1])
+    if missing := num_cached - draft.begins_at - draft.model.num_cached:
+        draft.model.decode(text[:missing], 0)
     started = time.perf_counter()
-    for _ in range(_DRAFTED):
-        model.decode([1], 1)
+    for length in range(num_cached, num_cached + _DRAFTED):
+        draft.rows([1] * (length + 1), 1)
     return (time.perf_counter() - started) / _DRAFTED

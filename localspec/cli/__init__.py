@@ -64,7 +64,7 @@ def main() -> None:
         localspec chat --target T.gguf --draft D.gguf
         localspec generate "Why is the sky blue?"
         localspec bench                       how much faster than plain decoding
-        localspec verify                      check that the draft changes nothing
+        localspec verify                      check that drafting changes nothing
         localspec models                      the presets, and what is on this machine
         localspec download qwen2-7b           fetch a preset's files
         localspec explain qwen2-7b            will it fit, will it pay: before any download

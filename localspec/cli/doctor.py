@@ -28,17 +28,22 @@ def doctor(*, as_json: bool) -> None:
         localspec doctor
         localspec doctor --json
     """
+    # Here, because it loads libllama, which no other command needs at once.
+    from localspec.llama.nextn import missing_functions
+
     found = inspect_installation()
     problems = find_problems(found)
     if as_json:
-        click.echo(json.dumps(_as_object(found, problems)))
+        missing = {"missing_head_functions": missing_functions()}
+        click.echo(json.dumps(_as_object(found, problems) | missing))
         return
-    lines = [f"{name:<11}{text}" for name, text in _lines(found)]
+    heads = _heads(missing_functions())
+    lines = [f"{name:<11}{text}" for name, text in _lines(found, heads)]
     lines += [f"\nProblem    {one.what}\nRemedy     {one.remedy}" for one in problems]
     click.echo(printable("\n".join(lines if problems else [*lines, "\nNo problems found."])))
 
 
-def _lines(found: Installation) -> list[tuple[str, str]]:
+def _lines(found: Installation, heads: str) -> list[tuple[str, str]]:
     packages = ", ".join(f"{name} {version}" for name, version in found.packages.items())
     cores, memory, cache = found.cores, found.memory, found.cache
     presets = f"{found.presets_file}{'' if found.presets_file.exists() else ' (none yet)'}"
@@ -46,6 +51,7 @@ def _lines(found: Installation) -> list[tuple[str, str]]:
         ("localspec", f"{found.version}, Python {found.python}, {found.system}"),
         ("Packages", packages),
         ("llama.cpp", found.build),
+        ("Heads", heads),
         *(
             (
                 "Device",
@@ -73,6 +79,13 @@ def _lines(found: Installation) -> list[tuple[str, str]]:
         ),
         ("Presets", presets),
     ]
+
+
+def _heads(missing: tuple[str, ...]) -> str:
+    """Whether heads that come with a model can be used. missing: functions of libllama."""
+    if not missing:
+        return "this libllama computes trained heads (MTP)"
+    return f"off: this libllama lacks {', '.join(missing)}; another version may have them"
 
 
 def _plan_lines(found: Installation) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from localspec.cli.places import place_lines
 from localspec.cli.screen import printable
 from localspec.cli.waiting import waiting
 from localspec.preflight import explanation
-from localspec.preflight.explanation import Explanation, ModelFacts
+from localspec.preflight.explanation import Explanation, HeadReport, ModelFacts
 
 _NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
 
@@ -22,6 +22,7 @@ _NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
 @click.argument("preset", required=False)
 @click.option("--target", metavar="MODEL", help="A GGUF file, or a name as for chat.")
 @click.option("--draft", metavar="MODEL", help="A small model of the same family.")
+@click.option("--head", metavar="MODEL", help="A trained head in a file of its own.")
 @click.option("--ctx", type=click.IntRange(min=1), help="Context in tokens. [default: as chat]")
 @click.option(
     "--gpu-layers",
@@ -29,11 +30,12 @@ _NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
     help="Layers of each model on GPUs. [default: as many as fit]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One object with everything found.")
-def explain(
+def explain(  # noqa: PLR0913  each is an option of the command
     *,
     preset: str | None,
     target: str | None,
     draft: str | None,
+    head: str | None,
     ctx: int | None,
     gpu_layers: int | None,
     as_json: bool,
@@ -45,11 +47,17 @@ def explain(
     \b
         localspec explain qwen2-7b
         localspec explain --target T.gguf --draft D.gguf --ctx 16384
+        localspec explain --target T.gguf --head H.gguf
         localspec explain --target bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0 --json
     """
     with waiting(lambda: "Looking at the models …"):
         found = explanation.explain(
-            preset, target=target, draft=draft, context_length=ctx, num_gpu_layers=gpu_layers
+            preset,
+            target=target,
+            draft=draft,
+            head=head,
+            context_length=ctx,
+            num_gpu_layers=gpu_layers,
         )
     click.echo(json.dumps(_as_object(found)) if as_json else as_text(found))
 
@@ -63,11 +71,14 @@ def _lines(found: Explanation) -> list[tuple[str, str]]:
     """What is said, as pairs of a name (empty: more of the last one) and a text."""
     lines = [("Pair", found.description)] if found.description else []
     lines += _model_lines("Target", found.target)
-    if found.draft is None:
-        lines.append(("Draft", "none: plain decoding"))
-    else:
+    if found.draft is not None:
         lines += _model_lines("Draft", found.draft)
         lines.append(("Tokens", found.misfit or str(found.vocabulary)))
+    if found.head is not None:
+        lines.append(("Head", _head(found.head)))
+    if found.draft is None and found.head is None:
+        lines.append(("Draft", "none: plain decoding"))
+    else:
         lines.append(("Caches", _rollback(found)))
     lines += _memory_lines(found)
     if found.can_draft:
@@ -93,6 +104,18 @@ def _model_lines(role: str, model: ModelFacts) -> list[tuple[str, str]]:
         ("", f"{model.vocab_size} tokens, context up to {model.trained_context}{window}"),
         ("", f"weights: {_types(model.type_bytes)}"),
     ]
+
+
+def _head(head: HeadReport) -> str:
+    """What it is, and whether it is of use."""
+    layers = f"{head.num_layers} MTP layer{'' if head.num_layers == 1 else 's'}"
+    what = f"{layers} of {readable_bytes(head.size_bytes)} in the target's file"
+    if head.is_apart:
+        place = "on this machine" if head.is_here else "to download"
+        what = f"{head.name}, {layers}, {readable_bytes(head.size_bytes)} {place}"
+    if head.why_not:
+        return f"{what}: OF NO USE, {head.why_not}"
+    return f"{what}: it drafts for this target"
 
 
 def _types(type_bytes: dict[str, int]) -> str:
@@ -167,7 +190,7 @@ def _gain_lines(found: Explanation) -> list[tuple[str, str]]:
     if found.gains is None:
         return [("Speed-up", _NOT_MEASURED)]
     if found.break_even is None:
-        return [("Speed-up", "none here: this draft is too slow at any acceptance")]
+        return [("Speed-up", "none here: what drafts is too slow at any acceptance")]
     return [
         ("Speed-up", f"pays from an acceptance of {found.break_even:.2f}"),
         *(

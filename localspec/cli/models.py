@@ -52,19 +52,21 @@ def models(context: click.Context, *, as_json: bool) -> None:
 @models.command()
 @click.argument("preset")
 def path(*, preset: str) -> None:
-    """Print the paths of a preset's target and draft, a line each."""
-    for found in locate(find_preset(preset)):
-        if found is not None:
-            click.echo(found)
+    """Print the paths of a preset's target, draft and head, a line each."""
+    for found in locate(find_preset(preset)).by_role().values():
+        click.echo(found)
 
 
 @models.command()
 @click.argument("name")
 @click.option("--target", required=True, metavar="MODEL", help="The model that answers.")
 @click.option("--draft", metavar="MODEL", help="A small model of the same family.")
+@click.option("--head", metavar="MODEL", help="A trained head in a file of its own.")
 @click.option("--description", default="", help="For the list of models.")
 @click.option("--ctx", type=click.IntRange(min=1), default=8192, show_default=True)
-def add(*, name: str, target: str, draft: str | None, description: str, ctx: int) -> None:
+def add(
+    *, name: str, target: str, draft: str | None, head: str | None, description: str, ctx: int
+) -> None:
     """Name a pair of your own.
 
     A MODEL is a GGUF file, hf:owner/repo/file.gguf, owner/repo:QUANT, or a preset's. Models
@@ -78,6 +80,7 @@ def add(*, name: str, target: str, draft: str | None, description: str, ctx: int
         name=name,
         target=target,
         draft=draft,
+        head=head,
         description=description or name,
         context_length=ctx,
     )
@@ -144,6 +147,7 @@ def _as_object(state: PresetState) -> dict[str, Any]:
         "unconfirmed": preset.unconfirmed,
         "target": _model_object(preset.target),
         "draft": None if preset.draft is None else _model_object(preset.draft),
+        "head": None if preset.head is None else _model_object(preset.head),
     }
 
 

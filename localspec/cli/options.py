@@ -16,11 +16,11 @@ from localspec.cli.download import offer_download
 from localspec.cli.waiting import waiting
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load
-from localspec.errors import TemplateError
+from localspec.errors import OptionError, TemplateError
 from localspec.llama.options import LlamaOptions
 from localspec.models.presets import DEFAULT_PRESET
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerName
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, Drafting, ProposerName
 from localspec.speculative.rules import RuleName
 
 
@@ -31,6 +31,7 @@ class PairOptions:
     preset: str | None
     target: str | None
     draft: str | None
+    head: str | None
     draft_tokens: int | None
     proposer: ProposerName
     no_draft: bool
@@ -56,6 +57,7 @@ class PairOptions:
                 self.preset,
                 target=self.target,
                 draft=self.draft,
+                head=self.head,
                 draft_tokens=0 if self.no_draft else self.draft_tokens,
                 proposer=self.proposer,
                 context_length=self.ctx,
@@ -110,6 +112,18 @@ class DraftTokens(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is neither a whole number nor auto", param, ctx)
 
 
+class ProposerChoice(click.Choice):  # type: ignore[type-arg]
+    """A proposer; other names that the library understands are not listed."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        try:
+            return Drafting(proposer=value).proposer
+        except OptionError:
+            return super().convert(value, param, ctx)
+
+
 def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command with the options; it receives them as one `PairOptions`."""
 
@@ -143,6 +157,12 @@ _OPTIONS = [
         "--draft", metavar="MODEL", help="A small model of the same family, named likewise."
     ),
     click.option(
+        "--head",
+        metavar="MODEL",
+        help="A trained head (MTP) of the target in a file of its own, named likewise. "
+        "[default: the one in the target's file, if there is one]",
+    ),
+    click.option(
         "--draft-tokens",
         type=DraftTokens(),
         metavar="N|auto",
@@ -152,11 +172,11 @@ _OPTIONS = [
     ),
     click.option(
         "--proposer",
-        type=click.Choice(get_args(ProposerName)),
+        type=ProposerChoice(get_args(ProposerName)),
         default="auto",
         show_default=True,
-        help="Who proposes: the draft model, a lookup of what the text repeats, whichever "
-        "pays, or nobody.",
+        help="Who proposes: the draft model, a trained head, a lookup of what the text "
+        "repeats, whichever pays, or nobody.",
     ),
     click.option(
         "--no-draft", is_flag=True, help="Plain decoding: the same as 0 draft tokens."

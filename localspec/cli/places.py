@@ -5,8 +5,6 @@ from __future__ import annotations
 from localspec.cli.bars import readable_bytes
 from localspec.preflight.room import PairMemory, Room
 
-_ROLES = ("target", "draft")
-
 
 def place_lines(memory: PairMemory, room: Room) -> list[str]:
     """Each place of memory: what is needed there, what is free, and for which layers."""
@@ -15,7 +13,7 @@ def place_lines(memory: PairMemory, room: Room) -> list[str]:
         parts = [
             f"{model.gpu_layers[index]} of {model.num_layers} layers of the {role} "
             f"({readable_bytes(model.gpu_bytes[index])})"
-            for role, model in zip(_ROLES, memory.models, strict=False)
+            for role, model in zip(memory.roles, memory.models, strict=True)
             if model.gpu_layers[index]
         ]
         name = f"{gpu.name} ({gpu.description})"
@@ -25,7 +23,7 @@ def place_lines(memory: PairMemory, room: Room) -> list[str]:
 
 def _in_main_memory(memory: PairMemory) -> list[str]:
     parts = []
-    for role, model in zip(_ROLES, memory.models, strict=False):
+    for role, model in zip(memory.roles, memory.models, strict=True):
         count = model.num_layers - sum(model.gpu_layers)
         size = f"({readable_bytes(model.main_bytes)})"
         if count:

@@ -12,7 +12,7 @@ import click
 
 from localspec.errors import LocalspecError
 from localspec.speculative.metrics import Provenance, Stats
-from localspec.speculative.policy_api import DraftOff
+from localspec.speculative.policy_api import DraftOff, ProposerKind
 from localspec.streaming.stream import Piece
 
 _COLOURS = {
@@ -28,7 +28,7 @@ _BRACKETS = {
     Provenance.PLAIN: ("[", "]"),
 }
 _MEANINGS = {
-    Provenance.ACCEPTED: "proposed by the draft, kept",
+    Provenance.ACCEPTED: "proposed and kept",
     Provenance.RECOVERED: "the target's own, where a draft token was refused",
     Provenance.BONUS: "the target's own, after all draft tokens were kept",
     Provenance.PLAIN: "nothing was proposed",
@@ -38,11 +38,19 @@ _DRAFT_OFF = {
     DraftOff.SET_TO_ZERO: "draft off",
     DraftOff.TARGET_CANNOT_ROLL_BACK: "draft off: the target's cache cannot be cut back",
     DraftOff.DRAFT_CONTEXT_FULL: "draft off: the text is longer than the draft's context",
+    DraftOff.NO_HEAD: "no head: 'localspec explain' says why",
+    DraftOff.HEAD_LACKS_ROWS: "draft off: the head has to see the text first",
     DraftOff.TOKEN_UNKNOWN_TO_DRAFT: "draft off: the text has a token the draft lacks",
     DraftOff.NOTHING_REPEATS: "nothing to look up: the text does not repeat itself",
     DraftOff.MEASURING: "measuring what a target-only step costs",
     DraftOff.DOES_NOT_PAY: "draft off where it did not pay",
     DraftOff.OVER_BUDGET: "draft off for now: trying it would cost more time than it may lose",
+}
+
+_PROPOSERS = {
+    ProposerKind.DRAFT: "the draft model",
+    ProposerKind.HEAD: "the head",
+    ProposerKind.LOOKUP: "lookup",
 }
 
 
@@ -197,6 +205,9 @@ def stats_lines(stats: Stats) -> list[str]:
         f"({stats.acceptance_rate:.0%}); recovered {stats.num_recovered}, "
         f"bonus {stats.num_bonus}, plain {stats.num_plain}",
     ]
+    if stats.steps_per_proposer:
+        steps = (f"{_PROPOSERS[kind]} in {n}" for kind, n in stats.steps_per_proposer.items())
+        lines.append(f"steps by who proposed: {', '.join(steps)} of {stats.num_steps}")
     positions = zip(stats.accepted_per_position, stats.drafted_per_position, strict=True)
     shares = [f"{accepted / drafted:.0%}" for accepted, drafted in positions if drafted]
     if shares:

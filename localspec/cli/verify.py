@@ -55,9 +55,9 @@ def verify(
     details: bool,
     as_json: bool,
 ) -> None:
-    """Check that the draft changes nothing: on your pair, on your machine.
+    """Check that drafting changes nothing: with your models, on your machine.
 
-    Identity: greedy and seeded text with the draft must be the text without it, up to near
+    Identity: greedy and seeded text with drafting must be the text without it, up to near
     ties that rounding decides. Statistics: sampled text must follow the target's own
     distributions. It ends when both have evidence enough. Exit code 0: lossless, 1: not, 3: not
     enough evidence in the time.
@@ -107,7 +107,7 @@ def _as_text(report: Report, engine: Engine, *, details: bool) -> str:
 def _headline(report: Report) -> str:
     if report.finding is Finding.LOSSLESS:
         return (
-            "Lossless: with the draft the text is the target's own, as far as "
+            "Lossless: with drafting the text is the target's own, as far as "
             f"{report.time_s:.0f} s of checking can see."
         )
     if report.finding is Finding.NOT_LOSSLESS:
@@ -119,7 +119,7 @@ def _identity_line(report: Report) -> str:
     greedy, seeded = report.greedy, report.seeded
     line = (
         f"Identity: {report.identity.value}. {greedy.num_accepted} greedy and "
-        f"{seeded.num_accepted} seeded tokens were the draft's"
+        f"{seeded.num_accepted} seeded tokens were drafted and kept"
     )
     if report.identity is Finding.NOT_LOSSLESS:
         return f"{line}, and texts differ."
@@ -155,8 +155,8 @@ def _statistics_line(report: Report) -> str:
 def _what_it_takes(report: Report) -> str:
     if report.seconds_needed is None:
         return (
-            "No time is enough here: too few tokens are the draft's. Give other --prompts, or "
-            "a draft that is right more often."
+            "No time is enough here: too few drafted tokens are kept. Give other --prompts, or "
+            "a draft or a head that is right more often."
         )
     return f"It takes about --seconds {math.ceil(report.seconds_needed / 10) * 10}."
 
@@ -175,7 +175,7 @@ def _details(report: Report, engine: Engine) -> list[str]:
         near = len(found.divergences) - len(found.bugs(bound))
         lines.append(
             f"{name} text: {found.num_tokens} tokens in {found.num_texts} texts, "
-            f"{found.num_accepted} of them the draft's; {near} near ties fell otherwise, "
+            f"{found.num_accepted} of them drafted and kept; {near} near ties fell otherwise, "
             f"{len(found.bugs(bound))} differences beyond rounding."
         )
     for result in (*report.distributions, *report.confirmations):

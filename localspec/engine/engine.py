@@ -16,6 +16,7 @@ from localspec.engine.access import Access, busy
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
+from localspec.engine.models import Models
 from localspec.engine.prefill import prepare
 from localspec.engine.proposer_choice import choose_policies, choose_proposers
 from localspec.errors import (
@@ -37,12 +38,11 @@ from localspec.streaming.cancellation import Unwanted
 from localspec.streaming.stream import AnswerOptions, AnswerRun, Exchange, Reply, Stream
 
 if TYPE_CHECKING:
-    from localspec.llama.model import LlamaModel
     from localspec.llama.vocabulary import Vocabulary
 
 
 class Engine(BaseEngine):
-    """A target, perhaps a draft, and one text in their caches. Made by `localspec.load`.
+    """A target, what may draft for it, and one text in their caches. Made by `localspec.load`.
 
     From any thread, but one answer at a time: a second stream that starts while another is
     unfinished raises EngineError. sampling: what an answer
@@ -53,8 +53,7 @@ class Engine(BaseEngine):
 
     def __init__(
         self,
-        target: LlamaModel,
-        draft: LlamaModel | None,
+        models: Models,
         drafting: Drafting,
         sampling: SamplingParams,
         description: str,
@@ -63,15 +62,15 @@ class Engine(BaseEngine):
         super().__init__()
         self.sampling = sampling
         self.description = description
-        self._target = target
-        self._models = [target] if draft is None else [target, draft]
+        self._target = target = models.target
+        self._models = models
         self._resolver = Resolver(target.vocabulary)
-        self.shared_vocabulary, proposers, off = choose_proposers(target, draft, drafting)
-        policies, self._profile = choose_policies(target, draft, drafting, proposers)
+        self.shared_vocabulary, proposers, off = choose_proposers(models, drafting)
+        policies, self._profile = choose_policies(models, drafting, proposers)
         self._decoder = SpeculativeDecoder(target, proposers, *policies, off, time.perf_counter)
-        self._cache_pool = CachePool(self._decoder, self._models, kept_bytes)
+        self._cache_pool = CachePool(self._decoder, models.saved, kept_bytes)
         # Nothing of an engine refers back to it: so it is freed when it is dropped.
-        self._access = Access(functools.partial(_interrupt, self._models))
+        self._access = Access(functools.partial(_interrupt, models))
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -227,7 +226,7 @@ class Engine(BaseEngine):
 
     def _free(self) -> None:
         self._cache_pool.clear()
-        for model in self._models:
+        for model in reversed(self._models.all):  # a head before its target
             model.close()
 
     def _save_profile(self) -> None:
@@ -247,7 +246,7 @@ class Engine(BaseEngine):
     def _identities(self) -> list[str]:
         """Of the models. Raises CacheError if it is not known what one of them is."""
         identities = []
-        for model in self._models:
+        for model in self._models.saved:
             if model.identity is None:
                 raise CacheError(
                     f"the file of {model.name} is gone, or has changed while it was loaded, so "
@@ -268,13 +267,13 @@ class Engine(BaseEngine):
             raise
 
     def _begin(self) -> None:
-        for model in self._models:
+        for model in self._models.all:
             model.begin()
 
     def _require_open(self) -> None:
         self._require_not_ending()
         # Before the lock, which a fork may have copied as it was: taken.
-        for model in self._models:
+        for model in self._models.all:
             model.require_open()
 
     @contextlib.contextmanager
@@ -310,8 +309,8 @@ class _Lease:
             self._exchange.remember(reply)
 
 
-def _interrupt(models: list[LlamaModel]) -> None:
-    for model in models:
+def _interrupt(models: Models) -> None:
+    for model in models.all:
         model.interrupt()
 
 

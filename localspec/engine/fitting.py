@@ -4,56 +4,54 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.errors import MemoryLimitError
-from localspec.llama.options import LlamaOptions
 from localspec.preflight.fit import check_room, plan_here
+from localspec.preflight.room import Planned
 
 if TYPE_CHECKING:
-    from localspec.llama.model import LlamaModel
+    from localspec.engine.models import Models
+    from localspec.engine.sources import Source
 
-    # Opens models with these options; the stack gets what closes them.
-    OpenModels = Callable[[list[LlamaOptions], contextlib.ExitStack], list[LlamaModel]]
+    # Opens what is to be opened; the stack gets what closes it.
+    OpenModels = Callable[[list[Source], contextlib.ExitStack], Models]
 
 logger = logging.getLogger(__name__)
 
 
 def open_fitting(
-    sources: Sequence[object],
-    options: Sequence[LlamaOptions],
+    sources: Sequence[Source],
     open_models: OpenModels,
     undo: contextlib.ExitStack,
     *,
     force: bool,
-) -> list[LlamaModel]:
+) -> Models:
     """The models, opened as `plan.plan_layers` finds that they fit; undo gets what closes them.
 
-    sources: target and draft. Those that are no paths an application has loaded itself, and
-    nothing is chosen for them. force: open even what seems not to fit.
+    sources: the target first. Nothing is chosen for what an application has loaded itself.
+    force: open even what seems not to fit.
 
     Where memory runs out, fewer layers are tried, as a warning tells. Raises MemoryLimitError
     where nothing was left to choose, or nothing helps; ModelFileError; OptionError.
     """
     files = [
-        (Path(source), own)
-        for source, own in zip(sources, options, strict=False)
-        if isinstance(source, str | os.PathLike)
+        Planned(source.header, source.options, source.role)
+        for source in sources
+        if source.header is not None
     ]
     if not files:
-        return open_models(list(options), undo)
-    plan = plan_here(*zip(*files, strict=True))
+        return open_models(list(sources), undo)
+    plan = plan_here(files)
     if not force:
         check_room(plan)
     fewer = plan.fewer()
     while True:
         planned = iter(plan.models)
         chosen = [
-            next(planned).options if isinstance(source, str | os.PathLike) else own
-            for source, own in zip(sources, options, strict=False)
+            source if source.header is None else source._replace(options=next(planned).options)
+            for source in sources
         ]
         with contextlib.ExitStack() as undo_try:
             try:

@@ -7,35 +7,34 @@ import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from localspec.engine.engine import Engine
 from localspec.engine.fitting import open_fitting
+from localspec.engine.models import Models
+from localspec.engine.sources import (
+    Source,
+    chosen_sources,
+    named_sources,
+    progress_shares,
+)
 from localspec.engine.thread_choice import choose_threads
 from localspec.errors import OptionError
 from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.head import head_facts
+from localspec.gguf_file.header import Header
 from localspec.llama.options import LlamaOptions
-from localspec.models.hub import locate, locate_source
-from localspec.models.preset import Preset
-from localspec.models.presets import preset_to_load
-from localspec.models.source import Role
 from localspec.preflight.content import FileContent, content_of_adopted
 from localspec.preflight.fit import repacked_here, target_context_length, uses_gpu
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.settings import with_suited_attention, with_suited_mapping
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.policy_api import (
-    MAX_DRAFT_TOKENS,
-    REPLAY_TOKENS,
-    Drafting,
-    ProposerName,
-)
+from localspec.speculative.policy_api import REPLAY_TOKENS, Drafting, ProposerName
 
 if TYPE_CHECKING:
-    from localspec.llama.model import Llama, LlamaModel
-
-    ModelSource = str | os.PathLike[str] | Llama
+    from localspec.engine.sources import ModelSource
+    from localspec.llama.head import LlamaHead
+    from localspec.llama.model import LlamaModel
 
 
 class LoadKeywords(TypedDict, total=False):
@@ -43,6 +42,7 @@ class LoadKeywords(TypedDict, total=False):
 
     target: str | os.PathLike[str] | None
     draft: str | os.PathLike[str] | None
+    head: str | os.PathLike[str] | None
     draft_tokens: int | None
     proposer: ProposerName
     context_length: int | None
@@ -59,6 +59,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     *,
     target: ModelSource | None = None,
     draft: ModelSource | None = None,
+    head: str | os.PathLike[str] | None = None,
     draft_tokens: int | None = None,
     proposer: ProposerName = "auto",
     context_length: int | None = None,
@@ -70,16 +71,18 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     progress: Callable[[float], None] | None = None,
     force: bool = False,
 ) -> Engine:
-    """An engine for a preset, or for a target and perhaps a draft of your own.
+    """An engine for a preset, or for a target of your own and perhaps what drafts for it.
 
     target, draft: paths of GGUF files (of a split model the first part), names as
     `hf:owner/repo/file.gguf` and `owner/repo:QUANT` of files that were downloaded, or
     `llama_cpp.Llama` objects, which keep their settings and are given back by
     `Engine.close`. With neither preset nor target it is the demo pair. One file may be both
     target and draft, however it is named, and is opened twice then; one `Llama` may not.
+    head: a trained head in a file of its own, named likewise; without one that in the target's
+    file is used, if there is one.
     draft_tokens: proposed per step; None is as many as pay, 0 is plain decoding and leaves
-    the draft unloaded. proposer: "draft", "lookup" (of what the text repeats), "auto" or
-    "none".
+    the draft unloaded. proposer: "draft", "head", "lookup" (of what the text repeats), "auto"
+    or "none".
     context_length: tokens (default: the preset's, or the model's own up to 8192).
     num_gpu_layers: default: as many as fit onto the GPUs, the draft's first; where a load
     finds no memory for them after all, fewer are tried, as a warning tells. target_options,
@@ -94,61 +97,45 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     drafting = Drafting(draft_tokens, proposer)
     if progress is not None and not callable(progress):
         raise OptionError(f"progress is {progress!r}", "Give a function of the loaded share.")
-    sources, chosen = _sources(preset, target, draft)
-    if not drafting.needs_draft_model:
-        del sources[1:]
+    found, chosen = named_sources(preset, {"target": target, "draft": draft, "head": head})
     if chosen is not None and context_length is None:
         context_length = chosen.context_length
     common = LlamaOptions(
         context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
     )
     options = [_with_common(own, common) for own in (target_options, draft_options)]
-    options[0] = _target_options(options[0], drafting)
-    shares = _progress_shares(sources, progress or (lambda _fraction: None))
-    open_all = functools.partial(_open_all, sources, shares)
+    sources = chosen_sources(found, drafting, *options)
+    shares = progress_shares(sources, progress or (lambda _fraction: None))
     with contextlib.ExitStack() as undo:
-        models = open_fitting(sources, options, open_all, undo, force=force)
-        pair = (models[0], models[1] if len(models) > 1 else None)
+        open_all = functools.partial(_open_all, shares)
+        models = open_fitting(sources, open_all, undo, force=force)
         sampling = SamplingParams() if chosen is None else chosen.sampling
-        description = _description(*pair) if chosen is None else chosen.description
-        engine = Engine(*pair, drafting, sampling, description, kept_bytes)
+        description = _description(models) if chosen is None else chosen.description
+        engine = Engine(models, drafting, sampling, description, kept_bytes)
         undo.pop_all()
     return engine
 
 
-def _sources(
-    preset: str | None, target: ModelSource | None, draft: ModelSource | None
-) -> tuple[list[ModelSource], Preset | None]:
-    """The target and perhaps a draft, and the preset that names them, if one does."""
-    chosen = preset_to_load(preset, target, draft)
-    if chosen is not None:
-        target, draft = locate(chosen)
-    is_file = isinstance(target, str | os.PathLike)  # which is opened twice if need be
-    if draft is not None and draft is target and not is_file:
-        raise OptionError(
-            "target and draft are the same Llama object, which holds one text",
-            "Create a second one for the draft, or name a file for it.",
-        )
-    named: tuple[tuple[ModelSource | None, Role], ...] = ((target, "target"), (draft, "draft"))
-    return [_located(source, role) for source, role in named if source is not None], chosen
-
-
 def _open_all(
-    sources: list[ModelSource],
-    shares: list[Callable[[float], None]],
-    options: list[LlamaOptions],
-    undo: contextlib.ExitStack,
-) -> list[LlamaModel]:
-    """The target, and a draft if there is a second source. undo: gets what closes them."""
-    models: list[LlamaModel] = []
-    for source, chosen, share in zip(sources, options, shares, strict=False):
-        if models:
-            chosen = _draft_options(source, chosen, models[0].context_length)
-        models.append(_open(source, chosen, share))
-        undo.callback(models[-1].close)
-    if len(models) > 1 and models[1].may_change_threads:
-        choose_threads(models[1])
-    return models
+    shares: list[Callable[[float], None]], sources: list[Source], undo: contextlib.ExitStack
+) -> Models:
+    """The target and what drafts for it. undo: gets what closes them."""
+    target = _open(sources[0], shares[0])
+    undo.callback(target.close)
+    draft, head = None, None
+    for source, share in zip(sources[1:], shares[1:], strict=True):
+        if source.role == "draft":
+            draft = _open(_as_draft(source, target.context_length), share)
+            undo.callback(draft.close)
+            if draft.may_change_threads:
+                choose_threads(draft)
+        else:
+            head = _open_head(source, target, share)
+            undo.callback(head.close)
+    if sources[0].options.with_head:
+        head = _open_head(sources[0], target, shares[0])
+        undo.callback(head.close)
+    return Models(target, draft, head)
 
 
 def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions:
@@ -167,88 +154,74 @@ def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions
     )
 
 
-def _located(source: ModelSource, role: Role) -> ModelSource:
-    """The path of a file that is here, or the model that an application has loaded."""
-    if isinstance(source, str):
-        return locate_source(source, role)
-    if isinstance(source, os.PathLike) and isinstance(os.fspath(source), str):
-        return source
-    from localspec.llama.model import Llama
-
-    if not isinstance(source, Llama):
-        raise OptionError(
-            f"the {role} is {source!r}, neither a path nor a name nor a llama_cpp.Llama",
-            "Give the path of a GGUF file, or a name as hf:owner/repo/file.gguf.",
-        )
-    return source
-
-
-def _progress_shares(
-    sources: list[ModelSource], progress: Callable[[float], None]
-) -> list[Callable[[float], None]]:
-    """A callback for each load; together they report 0 … 1, by the sizes of the files."""
-    sizes = [
-        os.path.getsize(source)
-        if isinstance(source, str | os.PathLike) and os.path.exists(source)
-        else 0
-        for source in sources
-    ]
-    total = sum(sizes) or 1
-
-    def share(before: int, size: int) -> Callable[[float], None]:
-        return lambda fraction: progress((before + fraction * size) / total)
-
-    return [share(sum(sizes[:index]), size) for index, size in enumerate(sizes)]
-
-
-def _open(
-    source: ModelSource, options: LlamaOptions, progress: Callable[[float], None]
-) -> LlamaModel:
+def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
     # Here, because it loads libllama: a wrong argument is found sooner without.
-    from localspec.llama.model import Llama, LlamaModel
+    from localspec.llama.model import LlamaModel
 
-    if isinstance(source, Llama):
-        adopted = LlamaModel.adopt(source, options.max_outputs)
+    options = source.options
+    if source.header is None:
+        assert source.llama is not None
+        adopted = LlamaModel.adopt(source.llama, options.max_outputs)
         try:
-            adopted.content = content_of_adopted(adopted, source.model_path)
+            adopted.content = content_of_adopted(adopted, source.llama.model_path)
         except BaseException:
             adopted.close()
             raise
         return adopted
-    path = Path(source)
-    header = check_model_file(path)
+    # Again, since libllama takes for granted what was checked.
+    header = check_model_file(source.header.path)
     context = target_context_length(header, options.context_length)
-    options = with_suited_attention(
-        options, header, context, uses_gpu=uses_gpu(options.num_gpu_layers)
-    )
-    options = with_suited_mapping(options, header, repacked_here(options.num_gpu_layers))
     content = FileContent(header)
-    model = LlamaModel.open(path, options, progress)
+    model = LlamaModel.open(header.path, _suited(options, header, context), progress)
     # Now that the system has the file at hand.
     model.content = content.digest()
     model.may_change_threads = options.num_threads is None
     return model
 
 
-def _target_options(options: LlamaOptions, drafting: Drafting) -> LlamaOptions:
-    """The options with what the loop asks of a target."""
-    snapshots = options.num_snapshots
-    if snapshots is None:
-        snapshots = 0 if drafting.is_off else drafting.num_draft_tokens
-    return replace(options, max_outputs=MAX_DRAFT_TOKENS + 1, num_snapshots=snapshots)
-
-
-def _draft_options(
-    source: ModelSource, options: LlamaOptions, target_context: int
-) -> LlamaOptions:
-    """The target's context for the draft, or less where it was trained for less."""
-    options = replace(options, max_outputs=REPLAY_TOKENS, num_snapshots=0)
-    if not isinstance(source, str | os.PathLike):
-        return options
-    header = check_model_file(Path(source))
+def _as_draft(source: Source, target_context: int) -> Source:
+    """With the target's context, or less where the draft was trained for less."""
+    if source.header is None:
+        return source
+    header = source.header
     trained = header.number(f"{header.architecture}.context_length") or target_context
-    return replace(options, context_length=min(target_context, trained))
+    context = min(target_context, trained)
+    return source._replace(options=replace(source.options, context_length=context))
 
 
-def _description(target: LlamaModel, draft: LlamaModel | None) -> str:
-    return f"{target.name} with {draft.name} as its draft" if draft else f"{target.name} alone"
+def _open_head(
+    source: Source, target: LlamaModel, progress: Callable[[float], None]
+) -> LlamaHead:
+    """The head in a file of its own, or in the target's."""
+    from localspec.llama.head_opening import open_head
+
+    assert source.header is not None
+    header = check_model_file(source.header.path)
+    facts = head_facts(header)
+    assert facts is not None
+    own_path = header.path if source.role == "head" else None
+    options = replace(source.options, max_outputs=REPLAY_TOKENS, num_snapshots=0)
+    options = _suited(options, header, target.context_length)
+    content = FileContent(header)
+    head = open_head(target, own_path, options, facts, progress)
+    head.content = target.content if own_path is None else content.digest()
+    return head
+
+
+def _suited(options: LlamaOptions, header: Header, context_length: int) -> LlamaOptions:
+    """The options with what they leave open chosen as it suits the file here."""
+    num_gpu_layers = options.num_gpu_layers
+    options = with_suited_attention(
+        options, header, context_length, uses_gpu=uses_gpu(num_gpu_layers)
+    )
+    return with_suited_mapping(options, header, repacked_here(num_gpu_layers))
+
+
+def _description(models: Models) -> str:
+    target, draft, head = models
+    helpers = []
+    if draft is not None:
+        helpers.append(f"{draft.name} as its draft")
+    if head is not None:
+        helpers.append("its head" if head.name == target.name else f"{head.name} as its head")
+    return f"{target.name} with {' and '.join(helpers)}" if helpers else f"{target.name} alone"

@@ -82,9 +82,10 @@ def _read_ahead(decoder: SpeculativeDecoder, tokens: list[int]) -> None:
         decoder.start(tokens)
     _read(decoder.target, tokens)
     for draft in following:
-        end = min(len(tokens), draft.begins_at + draft.model.context_length)
-        if draft.model.num_cached > 0 and draft.knows(tokens):
-            _read(draft.model, tokens[draft.begins_at : end])
+        is_begun = draft.model.num_cached > 0
+        # A head that lacks too much of it goes on further behind.
+        if is_begun and draft.state(tokens).max_tokens > 0:
+            _read(draft.model, tokens[draft.begins_at :])
 
 
 def _measure_costs(

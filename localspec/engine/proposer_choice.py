@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from localspec.engine.models import Models
 from localspec.engine.thread_choice import choose_thread_policy
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.policy.threads import AdaptiveThreads
+from localspec.speculative.heads import Head
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.policy_api import (
     Drafting,
@@ -22,52 +23,55 @@ from localspec.speculative.proposers import DraftModel, Proposer
 from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
 from localspec.speculative.thread_policy import ThreadPolicy
 
-if TYPE_CHECKING:
-    from localspec.llama.model import LlamaModel
-
 logger = logging.getLogger(__name__)
 
 
 def choose_proposers(
-    target: LlamaModel, draft: LlamaModel | None, drafting: Drafting
+    models: Models, drafting: Drafting
 ) -> tuple[SharedVocabulary | None, list[Proposer], DraftOff | None]:
-    """What the two have in common, if that was compared; who can propose; why nobody can.
+    """What target and draft have in common, if that was compared; who can propose, the
+    preferred first; why nobody can.
 
     Raises PairError if they have too little in common.
     """
     if drafting.is_off:
         return None, [], DraftOff.SET_TO_ZERO
+    target, draft, head = models
     vocabulary = target.vocabulary
     shared = None if draft is None else shared_vocabulary(vocabulary, draft.vocabulary)
     if target.max_rollback == 0:
         return shared, [], DraftOff.TARGET_CANNOT_ROLL_BACK
     proposers: list[Proposer] = []
+    if head is not None:
+        proposers.append(Head(head, vocabulary.is_end))
     if draft is not None and shared is not None:
         proposers.append(DraftModel(draft, shared, vocabulary.is_end))
-    if drafting.proposer in ("auto", "lookup"):
+    if drafting.needs_lookup:
         proposers.append(Lookup(vocabulary.is_end))
-    return shared, proposers, None if proposers else DraftOff.NO_DRAFT
+    without = DraftOff.NO_HEAD if drafting.proposer == "head" else DraftOff.NO_DRAFT
+    return shared, proposers, None if proposers else without
 
 
 def choose_policies(
-    target: LlamaModel,
-    draft: LlamaModel | None,
-    drafting: Drafting,
-    proposers: Sequence[Proposer],
+    models: Models, drafting: Drafting, proposers: Sequence[Proposer]
 ) -> tuple[tuple[DraftPolicy, ThreadPolicy], Profile | None]:
     """Of drafting and threads, and where what they learn is kept, if it is known of what."""
-    threads = choose_thread_policy(target, draft)
+    threads = choose_thread_policy(models)
     if drafting.is_off:
         return (FixedDraftPolicy(0), threads), None
     if drafting.num_draft_tokens is not None:
         return (FixedDraftPolicy(drafting.num_draft_tokens), threads), None
+    target, draft, head = models
     # A decode reads all weights once, which is most of what it costs.
-    draft_share = 0.0 if draft is None else draft.num_weight_bytes / target.num_weight_bytes
+    shares = {
+        ProposerKind.DRAFT: 0.0 if draft is None else draft.num_weight_bytes,
+        ProposerKind.HEAD: 0.0 if head is None else head.num_weight_bytes,
+    }
     policy = AdaptiveDraftPolicy(
-        {p.kind: draft_share if p.kind is ProposerKind.DRAFT else 0.0 for p in proposers},
+        {p.kind: shares.get(p.kind, 0.0) / target.num_weight_bytes for p in proposers},
         target.num_threads,
     )
-    identities = [each.identity for each in (target, draft) if each is not None]
+    identities = [model.identity for model in models.all]
     known = [identity for identity in identities if identity is not None]
     if len(known) < len(identities):
         return (policy, threads), None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from localspec.engine.models import Models
 from localspec.policy.threads import AdaptiveThreads
 from localspec.speculative.thread_policy import FixedThreads, ThreadPolicy
 
@@ -43,8 +44,9 @@ def choose_threads(model: LlamaModel) -> None:
     model.num_threads = chosen
 
 
-def choose_thread_policy(target: LlamaModel, draft: LlamaModel | None) -> ThreadPolicy:
-    """The target's number follows the load, and a draft's with it, where nobody set them."""
+def choose_thread_policy(models: Models) -> ThreadPolicy:
+    """The target's number follows the load, and the others' with it, where nobody set them."""
+    target, draft, head = models
     if not target.may_change_threads:
         return FixedThreads(target.num_threads)
     most_of_draft = 0 if draft is None else draft.num_threads
@@ -53,5 +55,7 @@ def choose_thread_policy(target: LlamaModel, draft: LlamaModel | None) -> Thread
         target.num_threads = count
         if draft is not None and draft.may_change_threads:
             draft.num_threads = min(count, most_of_draft)
+        if head is not None:
+            head.num_threads = count
 
     return AdaptiveThreads(target.num_threads, use)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from localspec.errors import ModelFileError
 from localspec.gguf_file.header import Header, Value, read_header
+from localspec.gguf_file.shape import ModelShape
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _NOT_TEXT_MODELS = {
@@ -74,6 +75,7 @@ def check_parts(parts: Sequence[Header]) -> Header:
     for faults in (_faulty_numbers, _faulty_heads, _faulty_parts, _faulty_tokens):
         for fault in faults(header):
             raise ModelFileError(f"{path} is damaged: {fault}", "Download or convert it again.")
+    _check_stated_head(header)
     return header
 
 
@@ -144,6 +146,20 @@ def _faulty_tokens(header: Header) -> Iterator[str]:
         ]
         if missing:
             yield f"its vocabulary lacks {len(missing)} bytes, the first is 0x{missing[0]:02X}"
+
+
+def _check_stated_head(header: Header) -> None:
+    """Raise ModelFileError if libllama would miss the tensors of MTP layers."""
+    shape = ModelShape(header)
+    if shape.num_head_layers == 0 or not shape.architecture.is_head_required:
+        return
+    needed = f"blk.{shape.num_layers}.nextn.eh_proj.weight"
+    if all(tensor.name != needed for tensor in header.tensors):
+        raise ModelFileError(
+            f"{header.path} states {shape.num_head_layers} MTP layers and has no tensors of "
+            f"them: llama.cpp does not load such a file of {header.architecture!r}",
+            "Choose a file with its MTP layers, or one that was converted without (--no-mtp).",
+        )
 
 
 def _numbers(value: Value) -> tuple[int | float, ...]:

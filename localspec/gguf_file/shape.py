@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from localspec.gguf_file.header import Header
+import re
 
-# libllama's names of architectures with a recurrent state: all of it, or in some layers.
-_RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
-_HYBRID = frozenset(
-    {
-        "bailingmoe3", "deepseek4", "falcon-h1", "glm5-next", "granitehybrid", "jamba",
-        "kimi-k3", "kimi-linear", "lfm2", "lfm2moe", "minimax-01", "nemotron_h",
-        "nemotron_h_moe", "plamo2", "qwen35", "qwen35moe", "qwen3next", "qwen4exp",
-    }
-)  # fmt: skip
-# Of those the ones whose last states libllama can keep, see llm_arch_supports_rs_rollback.
-_SNAPSHOTS = frozenset(
-    {
-        "bailingmoe3", "deepseek4", "glm5-next", "kimi-k3", "lfm2", "lfm2moe", "nemotron_h",
-        "nemotron_h_moe", "qwen35", "qwen35moe", "qwen4exp",
-    }
-)  # fmt: skip
+from localspec.gguf_file.architectures import HeadGraph, State, architecture
+from localspec.gguf_file.header import Header, Value
+
+_BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
 class ModelShape:
@@ -27,18 +15,24 @@ class ModelShape:
 
     def __init__(self, header: Header) -> None:
         self._header = header
-        self.is_recurrent = header.architecture in _RECURRENT
-        self.has_state = self.is_recurrent or header.architecture in _HYBRID
-        self.has_snapshots = header.architecture in _SNAPSHOTS
+        self.architecture = architecture(header.architecture)
+        self.is_recurrent = self.architecture.state is State.ALL
+        self.has_state = self.architecture.state is not State.NONE
+        self.has_snapshots = self.architecture.has_snapshots
         # Whether the cache can lose its last tokens, which a target that is drafted for needs.
         self.can_roll_back = not self.has_state or self.has_snapshots
         self.context_length = self._most("context_length")
         # Tokens that some layers look back at; 0 if all of them see everything.
         self.sliding_window = self._most("attention.sliding_window")
-        # The layers of the model, and with those that predict further tokens.
+        # The layers of the model, those that predict further tokens, and both.
         self.num_blocks = self._most("block_count")
-        self.num_layers = self.num_blocks - self._most("nextn_predict_layers")
+        self.num_head_layers = self._most("nextn_predict_layers")
+        self.num_layers = self.num_blocks - self.num_head_layers
         self.width = self._most("embedding_length")
+        # Numbers of a row that a head reads (llama_model_n_embd_out).
+        self.row_width = self._most("embedding_length_out") or self.width
+        if header.architecture in ("deepseek4", "qwen4exp"):
+            self.row_width = self.width * self._most("hyper_connection.count")
         self.num_heads = self._most("attention.head_count")
         head_width = self.width // self.num_heads if self.num_heads else 0
         self.key_width = self._most("attention.key_length") or head_width
@@ -60,16 +54,40 @@ class ModelShape:
         """Heads of keys and values for each layer: (num_layers,); 0 where it has no cache."""
         if self.is_recurrent:
             return [0] * self.num_layers
-        stated = self._header.metadata.get(self._key("attention.head_count_kv"))
-        if isinstance(stated, tuple):
-            heads = [int(number) for number in stated[: self.num_layers]]
-        else:
-            one = stated if isinstance(stated, int) else self.num_heads
-            heads = [one] * self.num_layers
+        heads = self.stated_kv_heads()[: self.num_layers]
         if interval := self._most("full_attention_interval"):
             heads = [n if (i + 1) % interval == 0 else 0 for i, n in enumerate(heads)]
         shared = self._most("attention.shared_kv_layers")
         return heads[: len(heads) - shared]
+
+    def head_kv_heads(self) -> list[int]:
+        """As `kv_heads` for each MTP layer, all of which attend: (num_head_layers,)."""
+        if self.architecture.head_graph is HeadGraph.SHARED:
+            return [0] * self.num_head_layers
+        return self.stated_kv_heads()[self.num_layers :]
+
+    def stated_kv_heads(self) -> list[int]:
+        """As the header has them, of all blocks and whether they have a cache or not."""
+        stated = self.stated("attention.head_count_kv")
+        if isinstance(stated, tuple):
+            return [int(number) for number in stated[: self.num_blocks]]
+        return [stated if isinstance(stated, int) else self.num_heads] * self.num_blocks
+
+    def is_head_tensor(self, name: str) -> bool:
+        """Whether it is of an MTP layer, and loaded only with the head."""
+        block = self.block_of(name)
+        if block is None or block < self.num_layers:
+            return False
+        return not name.split(".", 2)[2].startswith(self.architecture.loaded_anyway)
+
+    def block_of(self, name: str) -> int | None:
+        """The layer that a tensor of that name belongs to."""
+        found = _BLOCK.match(name)
+        return None if found is None else int(found[1])
+
+    def stated(self, name: str) -> Value:
+        """What the header has under a name of the architecture."""
+        return self._header.metadata.get(f"{self._header.architecture}.{name}")
 
     def state_width(self) -> int:
         """Numbers that a recurrent layer carries on (llama_hparams::n_embd_r, n_embd_s)."""
@@ -81,12 +99,9 @@ class ModelShape:
         taps, groups = self._most("ssm.conv_kernel"), self._most("ssm.group_count")
         return max(0, taps - 1) * (inner + 2 * groups * state) + state * inner
 
-    def _key(self, name: str) -> str:
-        return f"{self._header.architecture}.{name}"
-
     def _most(self, name: str) -> int:
         """The number of that name, of several the largest; 0 if it is not there."""
-        value = self._header.metadata.get(self._key(name))
+        value = self.stated(name)
         if isinstance(value, tuple):
             return max((int(number) for number in value), default=0)
         return value if isinstance(value, int) else 0

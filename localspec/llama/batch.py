@@ -10,9 +10,12 @@ import numpy as np
 
 
 class TokenBatch:
-    """Room for `size` tokens of sequence 0. lib: the llama_cpp module."""
+    """Room for `size` tokens of sequence 0, each with a row of `width` floats if that is not 0.
 
-    def __init__(self, lib: Any, size: int) -> None:
+    lib: the llama_cpp module. rows: (size, width) float32, to be filled before `filled`.
+    """
+
+    def __init__(self, lib: Any, size: int, width: int = 0) -> None:
         self.size = size
         self._tokens = np.zeros(size, dtype=np.int32)
         self._positions = np.zeros(size, dtype=np.int32)
@@ -21,11 +24,14 @@ class TokenBatch:
         self._sequence_zero = (ctypes.c_int32 * 1)(0)
         pointer = ctypes.POINTER(ctypes.c_int32)
         self._sequences = (pointer * size)(*[ctypes.cast(self._sequence_zero, pointer)] * size)
+        self.rows = np.zeros((size, width), dtype=np.float32)
         self._batch = lib.llama_batch()
         self._batch.token = self._tokens.ctypes.data_as(pointer)
         self._batch.pos = self._positions.ctypes.data_as(pointer)
         self._batch.n_seq_id = self._sequence_counts.ctypes.data_as(pointer)
         self._batch.seq_id = ctypes.cast(self._sequences, ctypes.POINTER(pointer))
+        if width:
+            self._batch.embd = self.rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         self._batch.logits = self._wants_logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
 
     def filled(self, tokens: Sequence[int], position: int, num_logits: int) -> Any:

@@ -21,18 +21,27 @@ class Handle:
 
     lib: the llama_cpp module. context: libllama's pointer. name: of the model, for errors.
     stop_callback: see `native.stop_callback`. owner: the application's `Llama` that the
-    context belongs to; without one the context and its model are freed.
+    context belongs to; without one the context and its model are freed. model_of: another
+    handle whose model it is, and which frees that.
 
     in_use: held by a thread that uses a pointer while others may close this.
     """
 
     def __init__(
-        self, lib: Any, context: int, name: str, stop_callback: Any, owner: Any = None
+        self,
+        lib: Any,
+        context: int,
+        name: str,
+        stop_callback: Any,
+        *,
+        owner: Any = None,
+        model_of: Handle | None = None,
     ) -> None:
         self.context: int | None = context
         self.memory: int | None = lib.llama_get_memory(context)
         self.model: int | None = lib.llama_get_model(context)
         self.owner = owner
+        self.model_of = model_of  # kept, so that the model is there for as long
         self.in_use = threading.Lock()
         self._name = name
         self._stop = ctypes.create_string_buffer(2)
@@ -41,7 +50,8 @@ class Handle:
         )
         self._own_process = OwnProcess()
         if owner is None:
-            give_back = functools.partial(_free, lib, context, self.model)
+            model = None if model_of is not None else self.model
+            give_back = functools.partial(_free, lib, context, model)
         else:
             give_back = functools.partial(_return, lib, context, owner)
         # libllama reads the stop signal, so that goes last; a reference to self would keep it.
@@ -89,7 +99,7 @@ class Handle:
 
     def let_go(self) -> None:
         """Forget the pointers, which are of nothing from now on."""
-        self.context = self.memory = self.model = self.owner = None
+        self.context = self.memory = self.model = self.owner = self.model_of = None
 
 
 def _finish(
@@ -108,9 +118,10 @@ def _finish(
         give_back()
 
 
-def _free(lib: Any, context: int, model: int) -> None:
+def _free(lib: Any, context: int, model: int | None) -> None:
     lib.llama_free(context)
-    lib.llama_model_free(model)
+    if model is not None:
+        lib.llama_model_free(model)
     native.return_freed_memory()
 
 

@@ -9,7 +9,7 @@ What a caller can get wrong is checked before the call: an assertion in C ends t
 
 from __future__ import annotations
 
-import os
+import functools
 import platform
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,16 +22,14 @@ from localspec.errors import (
     DecodeError,
     EngineError,
     Interrupted,
-    LocalspecError,
     ModelFileError,
 )
-from localspec.llama import native
 from localspec.llama import params as llama_params
 from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import Cache
 from localspec.llama.cache_state import CacheState
 from localspec.llama.handle import Handle
-from localspec.llama.huge_pages import asking_for_huge_pages
+from localspec.llama.hidden_rows import HiddenRows, TargetRows
 from localspec.llama.library import (
     Llama,
     complaints,
@@ -40,6 +38,8 @@ from localspec.llama.library import (
     stop_callback,
     system_info,
 )
+from localspec.llama.native import LoadWatch
+from localspec.llama.opening import load_weights, new_context, open_watched
 from localspec.llama.options import LlamaOptions, context_to_open
 from localspec.llama.thread_count import ThreadCount
 from localspec.llama.vocabulary import Vocabulary
@@ -65,7 +65,7 @@ class LlamaModel:
         max_outputs: int,
         setting: str,
     ) -> None:
-        self._handle = handle
+        self.handle = handle
         self.content: str | None = None  # see `content`; None if nobody knows what it is
         self.may_change_threads = False  # whether their number was left to us
         self.name = name
@@ -83,6 +83,7 @@ class LlamaModel:
         self.vocab_size = self.vocabulary.size
         self.num_weight_bytes: int = llama_cpp.llama_model_size(model)
         self._cache = Cache(handle, name)
+        self._rows: TargetRows | None = None  # of what is cached, for a head
         self._batch = TokenBatch(llama_cpp, llama_cpp.llama_n_batch(context))
         self.max_rollback = self._probe_rollback()
 
@@ -133,37 +134,17 @@ class LlamaModel:
         file and MemoryLimitError if memory runs out; OptionError for a GPU that is not there;
         EngineError in a fork of a process that has loaded libllama.
         """
-        own_process.require("libllama")
-        opened = None
-        with native.LoadWatch(asking_for_huge_pages(progress)) as watch:
-            try:
-                opened = cls._load(path, options, watch)
-            except LocalspecError:
-                if watch.error is None:
-                    raise
-        if watch.error is not None:
-            if opened is not None:
-                opened.close()
-            raise watch.error
-        assert opened is not None
-        return opened
+        return open_watched(progress, functools.partial(cls._load, path, options))
 
     @classmethod
-    def _load(cls, path: Path, options: LlamaOptions, watch: native.LoadWatch) -> LlamaModel:
-        complaints.clear()
-        params = llama_params.model_params(llama_cpp, options)
-        params.progress_callback = llama_cpp.llama_progress_callback(watch.go_on)
-        model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
-        if not model:
-            raise complaints.as_error(
-                f"libllama cannot load {path}",
-                "The file may be damaged or newer than this llama-cpp-python.",
-            )
+    def _load(cls, path: Path, options: LlamaOptions, watch: LoadWatch) -> LlamaModel:
+        model = load_weights(path, options, watch)
         try:
             llama_params.check_generates(llama_cpp, model, path)
             trained = llama_cpp.llama_model_n_ctx_train(model)
             length = context_to_open(options.context_length, trained, path.name)
-            context = _new_context(model, path, options, length)
+            params = llama_params.context_params(llama_cpp, options, length)
+            context = new_context(model, path.name, params)
         except BaseException:
             llama_cpp.llama_model_free(model)
             raise
@@ -206,7 +187,7 @@ class LlamaModel:
         llama.reset()  # type: ignore[no-untyped-call]
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llama.ctx), True)
         name = Path(llama.model_path).name
-        handle = Handle(llama_cpp, llama.ctx, name, stop_callback, llama)
+        handle = Handle(llama_cpp, llama.ctx, name, stop_callback, owner=llama)
         _adopted[llama.ctx] = handle
         setting = f"GPU layers {llama.model_params.n_gpu_layers}, handed in"
         max_outputs = min(max_outputs, int(llama_cpp.llama_n_batch(llama.ctx)))
@@ -219,8 +200,8 @@ class LlamaModel:
         holds is dropped. Raises EngineError if it was closed.
         """
         self.require_open()
-        self._handle.allow()
-        llama = self._handle.owner
+        self.handle.allow()
+        llama = self.handle.owner
         if llama is None:
             return
         is_used = llama.n_tokens or llama.input_ids[0] != _UNUSED
@@ -237,20 +218,21 @@ class LlamaModel:
             while len(tokens) > self._batch.size:
                 # The last batch must be long enough to hold every row that is asked for.
                 size = min(self._batch.size, len(tokens) - num_logits)
-                self._decode_batch(tokens[:size], 0)
+                self._decode_batch(tokens[:size], 0, len(tokens) - size)
                 tokens = tokens[size:]
-            self._decode_batch(tokens, num_logits)
+            self._decode_batch(tokens, num_logits, 0)
         except BaseException:
             self._cache.keep(before)  # an aborted batch leaves some of its entries behind
+            self._forget_rows()
             raise
         if num_logits == 0:
             return np.empty((0, self.vocab_size), dtype=np.float32)
-        rows = llama_cpp.llama_get_logits(self._handle.context)
+        rows = llama_cpp.llama_get_logits(self.handle.context)
         return np.ctypeslib.as_array(rows, (num_logits, self.vocab_size))
 
     def require_open(self) -> None:
         """Raise EngineError if the model was freed, by us or its owner, or forked."""
-        self._handle.require_open()
+        self.handle.require_open()
 
     def _check(self, tokens: Sequence[int], num_logits: int) -> None:
         self.require_open()
@@ -271,14 +253,17 @@ class LlamaModel:
                 f"{self.vocab_size}"
             )
 
-    def _decode_batch(self, tokens: Sequence[int], num_logits: int) -> None:
-        if self._handle.is_interrupted:
+    def _decode_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
+        """Decode them, num_to_come others following in the same call of `decode`."""
+        if self.handle.is_interrupted:
             raise Interrupted(f"a decode of {self.name} was cancelled")
         count = len(tokens)
         self._threads.get_ready(count)
         batch = self._batch.filled(tokens, self.num_cached, num_logits)
+        if self._rows is not None:
+            self._rows.begin_decode(num_to_come)
         self._cache.begin_decode()
-        status = llama_cpp.llama_decode(self._handle.context, batch)
+        status = llama_cpp.llama_decode(self.handle.context, batch)
         if status == 2:
             raise Interrupted(f"a decode of {self.name} was cancelled")
         if status != 0:
@@ -287,6 +272,8 @@ class LlamaModel:
                 f"(status {status}){complaints.because()}",
                 "Out of memory? Try a smaller context or fewer GPU layers.",
             )
+        if self._rows is not None:
+            self._rows.add(self.num_cached, count)
         self._cache.add(count)
 
     @property
@@ -297,6 +284,25 @@ class LlamaModel:
     def truncate(self, num_cached: int) -> None:
         """See `Model.truncate`. Raises CacheError for more tokens than there are."""
         self._cache.truncate(num_cached)
+        self._forget_rows()
+
+    def _forget_rows(self) -> None:
+        """Those of tokens that are not cached any more."""
+        if self._rows is not None:
+            self._rows.truncate(self.num_cached)
+
+    def keep_rows(self) -> HiddenRows:
+        """Keep the hidden rows of the latest tokens from now on, for a head that reads them.
+
+        Raises EngineError for an adopted `Llama`, whose settings stay as they are.
+        """
+        if self.handle.owner is not None:
+            raise EngineError(
+                f"the Llama object of {self.name} keeps no rows for a head",
+                "Name the model's file instead.",
+            )
+        self._rows = TargetRows(self.handle)
+        return self._rows
 
     def checkpoint(self) -> None:
         """See `Model.checkpoint`."""
@@ -318,31 +324,24 @@ class LlamaModel:
         Raises CacheError if libllama refuses it; the cache is empty then.
         """
         self.require_open()
-        self._cache.restore_state(state)
+        try:
+            self._cache.restore_state(state)
+        finally:
+            if self._rows is not None:
+                self._rows.go_on_at(self.num_cached)
 
     def interrupt(self) -> None:
         """End a running decode, and refuse new ones until `begin`. From any thread."""
-        self._handle.interrupt()
+        self.handle.interrupt()
 
     @property
     def is_interrupted(self) -> bool:
         """Whether `interrupt` was called since `begin`."""
-        return self._handle.is_interrupted
+        return self.handle.is_interrupted
 
     def close(self) -> None:
         """Free the model, or give an adopted `Llama` back. Idempotent.
 
         So does dropping the last reference, and the interpreter's end.
         """
-        self._handle.close()
-
-
-def _new_context(model: int, path: Path, options: LlamaOptions, length: int) -> int:
-    params = llama_params.context_params(llama_cpp, options, length)
-    context: int | None = llama_cpp.llama_init_from_model(model, params)
-    if not context:
-        raise complaints.as_error(
-            f"no context of {length} tokens for {path}",
-            "A cache type may need flash attention (--flash-attn on).",
-        )
-    return context
+        self.handle.close()

@@ -55,8 +55,9 @@ class LlamaOptions:
     their order (default: by the memory that each has free, or as `localspec.load` finds that
     they fit). num_snapshots: recurrent states that a hybrid keeps of its last decode, as many
     tokens as a step may draft for it (default: none, or where `localspec.load` opens the model
-    as many as fit, up to 8). max_outputs: rows of logits a decode may return; compute buffers
-    grow with it.
+    as many as fit, up to 8). with_head: read the MTP head that is in the model's file, too
+    (default: no, or where `localspec.load` opens the model if there is one and it fits).
+    max_outputs: rows of logits a decode may return; compute buffers grow with it.
 
     Raises OptionError for a value outside its range.
     """
@@ -74,6 +75,7 @@ class LlamaOptions:
     main_gpu: int | None = None
     tensor_split: tuple[float, ...] = ()
     num_snapshots: int | None = None
+    with_head: bool | None = None
     max_outputs: int = 1
 
     def __post_init__(self) -> None:
@@ -116,6 +118,7 @@ class LlamaOptions:
             f"cache {self.cache_type_k}/{self.cache_type_v}, main GPU {self.main_gpu}, "
             f"split {self.tensor_split}"
             f"{f', experts of {experts} layers in main memory' if experts else ''}"
+            f"{', with its head' if self.with_head else ''}"
         )
 
 

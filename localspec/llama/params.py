@@ -22,6 +22,7 @@ _FLASH_ATTENTION = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}
 def model_params(llama_cpp: Any, options: LlamaOptions) -> Any:
     """llama_model_params; what they point to lives as long as they do."""
     params = llama_cpp.llama_model_default_params()
+    params.load_mtp = bool(options.with_head)
     if options.num_gpu_layers is not None:
         params.n_gpu_layers = options.num_gpu_layers
     if options.num_gpu_layers == 0:

@@ -56,11 +56,13 @@ class Placement:
         """A zero for each place, to be added to: [MAIN_MEMORY] is the last one."""
         return [0] * (self.num_gpus + 1)
 
-    def weights_bytes(self, header: Header) -> list[int]:
-        """What each place has of the weights."""
-        sizes = self.nowhere()
+    def weights_bytes(self, header: Header, *, with_head: bool) -> list[int]:
+        """What each place has of the weights, with those of a head or without."""
+        sizes, shape = self.nowhere(), ModelShape(header)
         names = {tensor.name for tensor in header.tensors}
         for tensor in header.tensors:
+            if not with_head and shape.is_head_tensor(tensor.name):
+                continue
             sizes[self._place(tensor.name)] += tensor.size_bytes
             # As the head it is there a second time, where the output is on a GPU.
             is_head = tensor.name == "token_embd.weight" and "output.weight" not in names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from localspec.errors import DownloadError, PresetError
 from localspec.models.cache import HubCache
@@ -14,15 +15,33 @@ from localspec.models.preset import (
     Model,
     PackagedModel,
     Preset,
+    Role,
     choose_quantization,
     hub_files,
 )
 from localspec.models.presets import user_presets_file
-from localspec.models.source import Quantized, Role, parse_source
+from localspec.models.source import Quantized, parse_source
 
 
-def locate(preset: Preset) -> tuple[Path, Path | None]:
-    """Paths of target and draft, from the package, the hub's cache or the user's folders.
+class Located(NamedTuple):
+    """Where a preset's models are, each by its role."""
+
+    target: Path
+    draft: Path | None
+    head: Path | None
+
+    def by_role(self) -> dict[Role, Path]:
+        """Those that are there, the target first."""
+        paths: dict[Role, Path | None] = {
+            "target": self.target,
+            "draft": self.draft,
+            "head": self.head,
+        }
+        return {role: path for role, path in paths.items() if path is not None}
+
+
+def locate(preset: Preset) -> Located:
+    """Paths of the models, from the package, the hub's cache or the user's folders.
 
     Asks no network. Raises PresetError if files are missing, with the command that fetches
     them.
@@ -34,14 +53,14 @@ def locate(preset: Preset) -> tuple[Path, Path | None]:
             f"preset {preset.name!r} needs {names}, not on this machine",
             f"Fetch with: localspec download {preset.name}",
         )
-    paths = [path_of(model) for model in preset.models]
-    for path in paths:
+    paths = {role: path_of(model) for role, model in preset.by_role().items()}
+    for path in paths.values():
         if not os.path.isfile(path):
             raise PresetError(
                 f"preset {preset.name!r}: there is no file {str(path)!r}",
                 f"Correct its path in {user_presets_file()}.",
             )
-    return paths[0], paths[1] if len(paths) > 1 else None
+    return Located(paths["target"], paths.get("draft"), paths.get("head"))
 
 
 def locate_source(text: str, role: Role) -> Path:
@@ -52,6 +71,9 @@ def locate_source(text: str, role: Role) -> Path:
     named = parse_source(text, role)
     model = cached_quantization(named) if isinstance(named, Quantized) else named
     if model is None or missing_files(model):
+        # A head goes by another name where nobody knows that it is one.
+        if isinstance(named, Quantized):
+            text = f"{named.repo}:{named.quantization}"
         raise PresetError(
             f"{text} is not on this machine", f"Fetch with: localspec download {text}"
         )

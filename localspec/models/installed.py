@@ -91,10 +91,10 @@ def damaged_files(preset: Preset, on_bytes: Callable[[int], None]) -> list[Path]
     Of files without a known sum the header is checked. on_bytes: called with the length of
     each piece read. Raises PresetError if files are missing, ModelFileError for a local one.
     """
-    paths = locate(preset)
-    for model, path in zip(preset.models, paths, strict=False):
-        if path is not None and not isinstance(model, HubModel):
-            check_model_file(path)
+    paths = locate(preset).by_role()
+    for role, model in preset.by_role().items():
+        if not isinstance(model, HubModel):
+            check_model_file(paths[role])
     cache = HubCache()
     damaged = []
     for file in hub_files(preset.models):

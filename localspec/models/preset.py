@@ -1,4 +1,4 @@
-"""What a preset is: a target, perhaps a draft, and where their files come from."""
+"""What a preset is: a target, perhaps what drafts for it, and where their files come from."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from localspec.errors import DownloadError, OptionError
 from localspec.sampling.params import SamplingParams
@@ -20,6 +21,9 @@ MAX_CONTEXT_LENGTH = 2**31 - 1
 # The longest models have some two hundred; each is a file to look for.
 _MAX_PARTS = 1024
 _MAX_NAMED = 10  # files that an error names
+# In the names of files that lie beside a model's, as llama.cpp knows them.
+HEAD_SIGN = "mtp-"
+_OTHER_SIGNS = ("mmproj", "imatrix", "eagle3-", "dflash-", "dspark-")
 _PART_NUMBER = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
 
 
@@ -112,14 +116,16 @@ class LocalModel:
     license: str = ""
 
 
+Role = Literal["target", "draft", "head"]
 Model = HubModel | PackagedModel | LocalModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A target, its draft, and what the makers of the model recommend.
+    """A target, what drafts for it, and what the makers of the model recommend.
 
-    context_length: tokens it is opened with. max_context_length: tokens that both models
+    head: a trained head in a file of its own; one inside the target's file is not named.
+    context_length: tokens it is opened with. max_context_length: tokens that all models
     were trained for, None if no source says. unconfirmed: which of its facts rest on one
     source or on none; empty if all are confirmed.
     """
@@ -128,6 +134,7 @@ class Preset:
     description: str
     target: Model
     draft: Model | None
+    head: Model | None
     context_length: int
     max_context_length: int | None
     sampling: SamplingParams
@@ -136,8 +143,17 @@ class Preset:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        """The target, and the draft if there is one."""
-        return (self.target,) if self.draft is None else (self.target, self.draft)
+        """The target, the draft and the head, those that are there."""
+        return tuple(self.by_role().values())
+
+    def by_role(self) -> dict[Role, Model]:
+        """Those that are there, the target first."""
+        models: dict[Role, Model | None] = {
+            "target": self.target,
+            "draft": self.draft,
+            "head": self.head,
+        }
+        return {role: model for role, model in models.items() if model is not None}
 
 
 def is_repo(text: str) -> bool:
@@ -166,14 +182,18 @@ def all_parts(file: str) -> list[str]:
 def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[str]:
     """Of the file names those of the one model in that quantization, all parts in order.
 
-    A single file is preferred to the same model in parts. Raises DownloadError if there is
-    none, or more than one.
+    A single file is preferred to the same model in parts. "mtp-" before the quantization
+    stands for the head beside the model. Raises DownloadError if there is none, or more than
+    one.
     """
+    is_head = quantization.startswith(HEAD_SIGN)
     pattern = re.compile(
-        rf"(^|[-._/]){re.escape(quantization)}(-\d{{5}}-of-\d{{5}})?\.gguf$", re.IGNORECASE
+        rf"(^|[-._/]){re.escape(quantization.removeprefix(HEAD_SIGN))}(-\d{{5}}-of-\d{{5}})?\.gguf$",
+        re.IGNORECASE,
     )
     found = sorted({all_parts(name)[0] for name in names if pattern.search(name)})
-    found = [name for name in found if "mmproj" not in name]
+    found = [name for name in found if _is_beside(name, HEAD_SIGN) == is_head]
+    found = [name for name in found if not _is_beside(name, *_OTHER_SIGNS)]
     whole = [name for name in found if len(all_parts(name)) == 1]
     chosen = whole or found
     if len(chosen) != 1:
@@ -190,6 +210,11 @@ def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[
             f"Name one file: hf:{repo}/NAME.gguf",
         )
     return parts
+
+
+def _is_beside(file: str, *signs: str) -> bool:
+    """Whether a file is no model by itself, but of a kind that its name has a sign of."""
+    return any(sign in PurePosixPath(file).name for sign in signs)
 
 
 def _named(files: list[str]) -> str:

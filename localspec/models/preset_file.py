@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from localspec.errors import OptionError, PresetError
 from localspec.models.preset import (
@@ -19,6 +19,7 @@ from localspec.models.preset import (
     Model,
     PackagedModel,
     Preset,
+    Role,
 )
 from localspec.sampling.params import SamplingParams
 
@@ -48,9 +49,11 @@ _PRESET = {
     "sampling": dict,
     "target": dict,
     "draft": dict,
+    "head": dict,
 }
 _DEFAULTS = {
     "draft": None,
+    "head": None,
     "max_context_length": None,
     "notes": "",
     "unconfirmed": "",
@@ -94,7 +97,7 @@ class _Reader:
         self._check(table, _PRESET, ())
         values = {**_DEFAULTS, **self._base(table, known), **table}
         values.pop("extends", None)
-        for role in ("target", "draft"):
+        for role in get_args(Role):
             if role in table:
                 values[role] = self._model(table[role], role)
         if "sampling" in table:
@@ -114,7 +117,7 @@ class _Reader:
             raise self._error((self._preset,), "extends", "names no preset further up")
         return {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
 
-    def _model(self, table: Table, role: str) -> Model:
+    def _model(self, table: Table, role: Role) -> Model:
         kinds = [kind for kind in _MODEL if kind in table]
         if len(kinds) != 1:
             raise self._error((self._preset, role), None, "needs one of: repo, path, packaged")

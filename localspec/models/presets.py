@@ -58,15 +58,16 @@ def find_preset(name: str) -> Preset:
 
 
 def preset_to_load(
-    preset: str | None, target: object | None, draft: object | None
+    preset: str | None, target: object | None, draft: object | None, head: object | None
 ) -> Preset | None:
     """What is to be loaded where no target is named: the preset, or the demo pair.
 
-    Raises OptionError for a draft without a target or a target beside a preset, PresetError
-    for an unknown preset.
+    Raises OptionError for a draft or a head without a target, or a target beside a preset,
+    PresetError for an unknown preset.
     """
-    if target is None and draft is not None:
-        raise OptionError("a draft is given without a target", "Name the target, too.")
+    if target is None and (draft is not None or head is not None):
+        role = "head" if draft is None else "draft"
+        raise OptionError(f"a {role} is given without a target", "Name the target, too.")
     if target is None:
         return find_preset(preset or DEFAULT_PRESET)
     if preset is not None:

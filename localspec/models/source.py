@@ -6,27 +6,29 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from localspec.errors import OptionError, PresetError
 from localspec.models.preset import (
+    HEAD_SIGN,
     HubFile,
     HubModel,
     LocalModel,
     Model,
+    Role,
     all_parts,
     is_repo,
 )
 from localspec.models.presets import load_presets
-
-Role = Literal["target", "draft"]
 
 _QUANTIZED = re.compile(r"(?:hf:)?([^/:\\]+/[^/:\\]+):([A-Za-z0-9_.-]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """The model of a repository in one quantisation; which file that is, its list says."""
+    """The model of a repository in one quantisation; which file that is, its list says.
+
+    quantization: with "mtp-" in front it is the head beside the model.
+    """
 
     repo: str
     quantization: str
@@ -37,7 +39,7 @@ def parse_source(text: str, role: Role) -> Model | Quantized:
 
     A path that exists is a path. role: which model of a preset its name stands for. What is
     nothing else is a path, too. Raises OptionError for what is no string and for hf: and no
-    file, PresetError for a preset that has no draft, or a malformed file of presets.
+    file, PresetError for a preset that has no such model, or a malformed file of presets.
     """
     presets = load_presets()
     if not isinstance(text, str):
@@ -48,13 +50,17 @@ def parse_source(text: str, role: Role) -> Model | Quantized:
     if os.path.exists(text):
         return LocalModel(path=Path(text))
     if text in presets:
-        model = presets[text].target if role == "target" else presets[text].draft
+        model = presets[text].by_role().get(role)
         if model is None:
-            raise PresetError(f"preset {text!r} has no draft", "Name the draft's file.")
+            inside = "; one inside the target's file needs none" if role == "head" else ""
+            raise PresetError(
+                f"preset {text!r} has no {role}", f"Name the {role}'s file{inside}."
+            )
         return model
     named = _QUANTIZED.fullmatch(text)
     if named and is_repo(named[1]):
-        return Quantized(named[1], named[2])
+        is_named = role != "head" or named[2].startswith(HEAD_SIGN)
+        return Quantized(named[1], named[2] if is_named else HEAD_SIGN + named[2])
     if not text.startswith("hf:"):
         return LocalModel(path=Path(text))
     owner, _, rest = text.removeprefix("hf:").partition("/")

@@ -16,10 +16,11 @@ from localspec.models.preset import (
     LocalModel,
     PackagedModel,
     Preset,
+    Role,
 )
 from localspec.models.preset_file import PRESET_NAME, read_presets
 from localspec.models.presets import load_presets, user_presets_file
-from localspec.models.source import Quantized, Role, parse_source
+from localspec.models.source import Quantized, parse_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +30,15 @@ class NewPreset:
     name: str
     target: str
     draft: str | None
+    head: str | None = None
     description: str
     context_length: int
 
     def __post_init__(self) -> None:
-        for name in ("name", "target", "draft", "description"):
+        for name in ("name", "target", "draft", "head", "description"):
             value = getattr(self, name)
-            if not isinstance(value, str) and (name, value) != ("draft", None):
+            may_lack = name in ("draft", "head") and value is None
+            if not isinstance(value, str) and not may_lack:
                 raise OptionError(f"{name} is {value!r}, no text", "Give a string.")
         length = self.context_length
         if type(length) is not int or not 1 <= length <= MAX_CONTEXT_LENGTH:
@@ -63,6 +66,7 @@ def add_preset(new: NewPreset) -> Preset:
         f"context_length = {new.context_length}",
         *_model_lines(new, "target", new.target),
         *(_model_lines(new, "draft", new.draft) if new.draft else []),
+        *(_model_lines(new, "head", new.head) if new.head else []),
     ]
     import filelock  # late, as this module is imported by every command
 
@@ -87,22 +91,22 @@ def _check_free(name: str) -> None:
 
 
 def _model_lines(new: NewPreset, role: Role, source: str) -> list[str]:
-    head = ["", f"[{_quoted(new.name)}.{role}]"]
+    table = ["", f"[{_quoted(new.name)}.{role}]"]
     named = parse_source(source, role)
     if isinstance(named, PackagedModel):
         named = LocalModel(path=named.path)
     if isinstance(named, LocalModel):
         check_model_file(named.path)
-        return [*head, f"path = {_quoted(str(named.path.resolve()))}"]
+        return [*table, f"path = {_quoted(str(named.path.resolve()))}"]
     if isinstance(named, Quantized):
         files = find_quantization(named.repo, named.quantization)
         named = HubModel(files=tuple(files))
     files = [_pinned(file) for file in named.files]
     common = [f"repo = {_quoted(files[0].repo)}", f'revision = "{files[0].revision}"']
     if len(files) == 1:
-        return [*head, *common, *_facts(files[0])]
+        return [*table, *common, *_facts(files[0])]
     parts = [f"  {{ {', '.join(_facts(file))} }}," for file in files]
-    return [*head, *common, "parts = [", *parts, "]"]
+    return [*table, *common, "parts = [", *parts, "]"]
 
 
 def _pinned(file: HubFile) -> HubFile:

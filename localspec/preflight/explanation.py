@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from localspec.errors import PairError
 from localspec.gguf_file.check import check_model_file, check_parts
+from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.header import Header, read_source_header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
 from localspec.gguf_file.shape import ModelShape
@@ -16,10 +17,10 @@ from localspec.gguf_file.tensor_types import type_name
 from localspec.llama.options import LlamaOptions
 from localspec.models.hub import cached_quantization, missing_files, path_of
 from localspec.models.hub_api import find_quantization, remote_file
-from localspec.models.preset import HubModel, Model, Preset
+from localspec.models.preset import HubModel, Model, Preset, Role
 from localspec.models.presets import load_presets, preset_to_load
 from localspec.models.remote_source import RemoteSource
-from localspec.models.source import Quantized, Role, parse_source
+from localspec.models.source import Quantized, parse_source
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import latest_learned
 from localspec.policy.speedup import (
@@ -71,6 +72,23 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadReport:
+    """A trained head, as headers state it.
+
+    name: of the file that it is in; is_apart: whether that has nothing else. num_layers: of
+    the head. size_bytes: of its weights. why_not: why it is of no use to the target, in words;
+    empty if it drafts for it.
+    """
+
+    name: str
+    is_here: bool
+    is_apart: bool
+    num_layers: int
+    size_bytes: int
+    why_not: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedGain:
     """At an acceptance the best number of draft tokens, and how much faster than plain."""
 
@@ -83,11 +101,11 @@ class ExpectedGain:
 class Explanation:
     """All that is known of a pair.
 
-    vocabulary: what both share; misfit: why they cannot be a pair. largest_context: tokens
-    that fit into the memory that is free now. gpu_layers: the most layers of the target on
-    GPUs that fit at this context, where another number was asked for; None without GPUs, if no
-    number does, or the number is chosen anyway. kept_bytes: what an
-    engine takes beside that, at most, for the caches of conversations that wait. gains: None
+    vocabulary: what target and draft share; misfit: why they cannot be a pair.
+    largest_context: tokens that fit into the memory that is free now. gpu_layers: the most
+    layers of the target on GPUs that fit at this context, where another number was asked
+    for; None without GPUs, if no number does, or the number is chosen anyway. kept_bytes: what
+    an engine takes beside that, at most, for the caches of conversations that wait. gains: None
     if the costs of decoding were not measured here. break_even: the least acceptance that
     pays, None if none does. variants: other presets of the same models. smaller: a preset
     that fits, if this pair does not.
@@ -96,6 +114,7 @@ class Explanation:
     description: str
     target: ModelFacts
     draft: ModelFacts | None
+    head: HeadReport | None
     vocabulary: SharedVocabulary | None
     misfit: str
     memory: PairMemory
@@ -115,10 +134,10 @@ class Explanation:
 
     @property
     def can_draft(self) -> bool:
-        """Whether the draft can be used at all."""
-        if self.draft is None or self.misfit:
-            return False
-        return self.target.can_roll_back
+        """Whether a draft or a head can be used at all."""
+        has_draft = self.draft is not None and not self.misfit
+        has_head = self.head is not None and not self.head.why_not
+        return self.target.can_roll_back and (has_draft or has_head)
 
 
 def explain(
@@ -126,10 +145,11 @@ def explain(
     *,
     target: str | None = None,
     draft: str | None = None,
+    head: str | None = None,
     context_length: int | None = None,
     num_gpu_layers: int | None = None,
 ) -> Explanation:
-    """What a preset, or a target and a draft, will be like on this machine.
+    """What a preset, or a target and what drafts for it, will be like on this machine.
 
     Models are named as for `localspec.load`; of those that are not here only the headers are
     fetched. context_length: tokens; num_gpu_layers: of each model (defaults: as `load`).
@@ -138,31 +158,36 @@ def explain(
     DownloadError.
     """
     description, variants = "", {}
-    chosen = preset_to_load(preset, target, draft)
-    if chosen is None:
-        named: tuple[tuple[str | None, Role], ...] = ((target, "target"), (draft, "draft"))
-        models = [find_model(text, role) for text, role in named if text is not None]
-    else:
-        models = list(chosen.models)
+    chosen = preset_to_load(preset, target, draft, head)
+    named: dict[Role, str | None] = {"target": target, "draft": draft, "head": head}
+    models = {role: find_model(text, role) for role, text in named.items() if text is not None}
+    if chosen is not None:
+        models = chosen.by_role()
         description, variants = chosen.description, _variants(chosen)
         context_length = context_length or chosen.context_length
-    found = [read_model_header(model) for model in models]
-    headers = [one.header for one in found]
-    vocabulary, misfit = _compared(headers)
-    costs = known_costs(headers) if all(one.is_here for one in found) else None
+    found = _by_what_they_are(
+        {role: read_model_header(model) for role, model in models.items()}
+    )
+    its_header = found["target"].header
+    check_target(its_header)
+    vocabulary, misfit = _compared(found)
     room = room_here()
-    options = LlamaOptions(num_gpu_layers=num_gpu_layers)
-    wanted = [Planned(header, options) for header in headers]
-    length = target_context_length(headers[0], context_length)
+    with_head = False if "head" in found else None
+    options = LlamaOptions(num_gpu_layers=num_gpu_layers, with_head=with_head)
+    wanted = [Planned(one.header, options, role) for role, one in found.items()]
+    length = target_context_length(its_header, context_length)
     memory = plan_layers(wanted, length, room).memory
     smaller = fitting_preset(room) if room.shortages(memory) else None
-    facts = _facts(found[0])
-    if ModelShape(headers[0]).has_snapshots and memory.models[0].num_snapshots == 0:
+    facts = _facts(found["target"])
+    if ModelShape(its_header).has_snapshots and memory.models[0].num_snapshots == 0:
         facts = replace(facts, can_roll_back=False)  # there is no memory for them
+    head_report = _head_report(found, with_head=memory.models[0].with_head)
+    costs = _costs_of(found, head_report)
     return Explanation(
         description=description,
         target=facts,
-        draft=_facts(found[1]) if len(found) > 1 else None,
+        draft=_facts(found["draft"]) if "draft" in found else None,
+        head=head_report,
         vocabulary=vocabulary,
         misfit=misfit,
         memory=memory,
@@ -192,11 +217,42 @@ def expected_gains(costs: Costs) -> tuple[ExpectedGain, ...]:
     return tuple(gains)
 
 
-def _compared(headers: list[Header]) -> tuple[SharedVocabulary | None, str]:
-    if len(headers) < 2:
+def _by_what_they_are(found: dict[Role, FoundHeader]) -> dict[Role, FoundHeader]:
+    """The same, with a head's file that is given as a draft taken for what it is."""
+    draft = found.get("draft")
+    facts = None if draft is None else head_facts(draft.header)
+    if draft is not None and facts is not None and facts.is_apart and "head" not in found:
+        return {"target": found["target"], "head": draft}
+    return found
+
+
+def _head_report(found: dict[Role, FoundHeader], *, with_head: bool) -> HeadReport | None:
+    """Of the head in a file of its own, or in the target's. with_head: there is room for it."""
+    target, own = found["target"], found.get("head")
+    one = own or target
+    facts = head_facts(one.header)
+    if own is not None:
+        why_not = head_misfit(target.header, own.header)
+    elif facts is None:
+        return None
+    else:
+        why_not = facts.why_not or ("" if with_head else "there is no memory for it")
+    return HeadReport(
+        name=one.header.path.name,
+        is_here=one.is_here,
+        is_apart=own is not None,
+        num_layers=0 if facts is None else facts.num_layers,
+        size_bytes=0 if facts is None else facts.num_bytes if own is None else own.size_bytes,
+        why_not=why_not,
+    )
+
+
+def _compared(found: dict[Role, FoundHeader]) -> tuple[SharedVocabulary | None, str]:
+    if "draft" not in found:
         return None, ""
+    pair = (found["target"].header, found["draft"].header)
     try:
-        return shared_vocabulary(*map(HeaderVocabulary, headers)), ""
+        return shared_vocabulary(*map(HeaderVocabulary, pair)), ""
     except PairError as error:
         return None, str(error)
 
@@ -275,11 +331,22 @@ def find_model(text: str, role: Role) -> Model:
     return HubModel(files=tuple(find_quantization(named.repo, named.quantization)))
 
 
-def known_costs(headers: Sequence[Header]) -> Curve | None:
-    """Of a pair whose files are here, in target-only steps of its target; None if it never ran
-    here.
+def _costs_of(found: dict[Role, FoundHeader], head: HeadReport | None) -> Curve | None:
+    """What decodes cost here with the head, or else the draft; None if that never ran here."""
+    if not all(one.is_here for one in found.values()):
+        return None
+    headers = [one.header for one in found.values()]
+    has_head = head is not None and not head.why_not
+    if has_head and "head" not in found:
+        headers.append(found["target"].header)
+    return known_costs(headers, ProposerKind.HEAD if has_head else ProposerKind.DRAFT)
 
-    headers: of target and draft, see `check.check_model_file`.
+
+def known_costs(headers: Sequence[Header], kind: ProposerKind) -> Curve | None:
+    """In target-only steps, of models whose files are here; None if they never ran here.
+
+    headers: of the target, a draft, and the file with the head, see `check.check_model_file`.
+    kind: who proposes.
     """
     contents = []
     for header in headers:
@@ -292,7 +359,7 @@ def known_costs(headers: Sequence[Header]) -> Curve | None:
         return None
     try:
         # Of a quiet machine.
-        policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.0}, max(map(int, learned["costs"])))
+        policy = AdaptiveDraftPolicy({kind: 0.0}, max(map(int, learned["costs"])))
         policy.restore(learned)
     except (ValueError, TypeError, KeyError):
         return None

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from localspec.errors import MemoryLimitError
-from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import repacked_types
-from localspec.llama.options import LlamaOptions, context_to_open
+from localspec.llama.options import context_to_open
 from localspec.llama.placement import is_in_main_memory, usable_gpus
 from localspec.machine import memory_here
 from localspec.models.preset import HubModel, Preset
@@ -102,16 +100,14 @@ def target_context_length(header: Header, wanted: int | None) -> int:
     return context_to_open(wanted, ModelShape(header).context_length, header.path.name)
 
 
-def plan_here(paths: Sequence[Path], options: Sequence[LlamaOptions]) -> Plan:
+def plan_here(models: Sequence[Planned]) -> Plan:
     """Where the layers of models go on this machine now.
 
-    paths: the target's file, and the draft's if there is one; the first one's options have
-    the context. Raises ModelFileError, or OptionError for a context that is too long.
+    models: the target first, whose options have the context. Raises OptionError for one that
+    is too long.
     """
-    models = [
-        Planned(check_model_file(path), one) for path, one in zip(paths, options, strict=True)
-    ]
-    context_length = target_context_length(models[0].header, models[0].options.context_length)
+    target = models[0]
+    context_length = target_context_length(target.header, target.options.context_length)
     return plan_layers(models, context_length, room_here())
 
 

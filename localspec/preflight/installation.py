@@ -13,6 +13,7 @@ from pathlib import Path
 
 from localspec import __version__
 from localspec.errors import LocalspecError, PresetError
+from localspec.gguf_file.check import check_model_file
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
 from localspec.machine import Cores, Memory, cores_here, memory_here
@@ -23,7 +24,7 @@ from localspec.models.hub_api import is_offline
 from localspec.models.presets import load_presets, user_presets_file
 from localspec.policy.profile import num_profiles, profiles_folder
 from localspec.preflight.fit import plan_here, room_here
-from localspec.preflight.room import PairMemory, Room
+from localspec.preflight.room import PairMemory, Planned, Room
 
 _PACKAGES = ("llama-cpp-python", "numpy", "huggingface-hub", "requests")
 
@@ -118,9 +119,13 @@ def _plans() -> dict[str, PairMemory]:
             if missing_files(preset):
                 continue
             with contextlib.suppress(LocalspecError):
-                paths = [path for path in locate(preset) if path is not None]
                 options = LlamaOptions(context_length=preset.context_length)
-                plans[name] = plan_here(paths, [options] * len(paths)).memory
+                plans[name] = plan_here(
+                    [
+                        Planned(check_model_file(path), options, role)
+                        for role, path in locate(preset).by_role().items()
+                    ]
+                ).memory
     return plans
 
 

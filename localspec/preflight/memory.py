@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import bytes_per_value, type_name
 from localspec.llama.options import FlashAttention, LlamaOptions, graph_batch_size
 from localspec.llama.placement import MAIN_MEMORY, Placement
+from localspec.speculative.policy_api import REPLAY_TOKENS
 
 DEFAULT_KEPT_BYTES = 2**30  # for the caches of conversations that wait, at most
 
@@ -36,11 +39,12 @@ class MemoryEstimate:
     read and not mapped.
     cache_bytes: keys and values, and recurrent states; snapshot_bytes: those of num_snapshots
     tokens of the last decode. compute_bytes: intermediate results and logits. gpu_bytes: how
-    much of all that is on each GPU.
+    much of all that is on each GPU. with_head: whether that of a head is in it.
     num_layers, gpu_layers: that there are, and that are on each GPU; the output counts as one.
     num_cpu_moe_layers: first layers whose experts are in the main memory.
     """
 
+    with_head: bool
     weights_bytes: int
     repacked_bytes: int
     cache_bytes: int
@@ -79,20 +83,27 @@ def estimate_memory(
     repacked: the types that are repacked and what becomes of a byte, see `tensor_types`;
     none where a GPU computes. What a GPU's library takes for itself is not known here.
     """
-    weights = placement.weights_bytes(header)
+    contexts = _contexts(header, options)
+    with_head = contexts.head is not None
+    weights = placement.weights_bytes(header, with_head=with_head)
     weights[MAIN_MEMORY] += growth_bytes(header, repacked)
     caches = placement.nowhere()
     for layer, size in enumerate(_layer_cache_bytes(header, options)):
         caches[placement.layers[layer]] += size
-    compute = _compute_by_place(header, options, placement)
+    compute = placement.nowhere()
+    for context in contexts:
+        if context is not None:
+            compute = _sums(compute, _compute_by_place(header, context, placement))
     num_snapshots = (options.num_snapshots or 0) * ModelShape(header).has_snapshots
-    places = [sum(parts) for parts in zip(weights, caches, compute, strict=True)]
+    one_state = cache_bytes(header, replace(options, num_snapshots=0))
+    places = _sums(weights, caches, compute)
     return MemoryEstimate(
+        with_head=with_head,
         weights_bytes=sum(weights),
         repacked_bytes=0 if options.use_mmap is False else repacked_bytes(header, repacked),
         cache_bytes=sum(caches),
         num_snapshots=num_snapshots,
-        snapshot_bytes=sum(caches) - cache_bytes(header, replace(options, num_snapshots=0)),
+        snapshot_bytes=sum(caches) - one_state,
         compute_bytes=sum(compute),
         vocabulary_bytes=len(header.tokens) * _BYTES_PER_TOKEN,
         gpu_bytes=tuple(places[:MAIN_MEMORY]),
@@ -100,6 +111,28 @@ def estimate_memory(
         gpu_layers=placement.gpu_layers(),
         num_cpu_moe_layers=placement.num_cpu_moe_layers,
     )
+
+
+class _Contexts(NamedTuple):
+    """How the contexts of a file are opened, None without that one."""
+
+    model: LlamaOptions | None
+    head: LlamaOptions | None
+
+
+def _contexts(header: Header, options: LlamaOptions) -> _Contexts:
+    """Of the model in a file, and of the head if that is used, or of a head alone."""
+    facts = head_facts(header)
+    if facts is not None and facts.is_apart:
+        return _Contexts(None, options)
+    if facts is None or not options.with_head:
+        return _Contexts(options, None)
+    return _Contexts(options, replace(options, max_outputs=REPLAY_TOKENS))
+
+
+def _sums(*places: list[int]) -> list[int]:
+    """Place by place."""
+    return [sum(sizes) for sizes in zip(*places, strict=True)]
 
 
 def _compute_by_place(header: Header, options: LlamaOptions, placement: Placement) -> list[int]:
@@ -156,17 +189,24 @@ def cache_bytes(header: Header, options: LlamaOptions) -> int:
 
 
 def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
-    """What of `cache_bytes` each layer has: (num_layers,)."""
+    """What of `cache_bytes` each layer has, those of a head in use last."""
     shape = ModelShape(header)
     width = shape.key_width * bytes_per_value(options.cache_type_k or "f16")
     if not shape.is_latent:
         width += shape.value_width * bytes_per_value(options.cache_type_v or "f16")
     cells = num_cells(options.context_length or 0)
-    heads = shape.kv_heads()
-    heads += [0] * (shape.num_layers - len(heads))  # those that share the caches of others
     num_states = 1 + (options.num_snapshots or 0) * shape.has_snapshots
     state = shape.state_width() * _FLOAT * num_states
-    return [int(each * width * cells) if each > 0 else state for each in heads]
+    contexts = _contexts(header, options)
+    heads = shape.kv_heads()
+    heads += [0] * (shape.num_layers - len(heads))  # those that share the caches of others
+    sizes = [int(each * width * cells) if each > 0 else state for each in heads]
+    if contexts.model is None:
+        sizes = [0] * len(sizes)
+    facts = head_facts(header)
+    if contexts.head is not None and facts is not None and not facts.shares_cache:
+        sizes += [int(each * width * cells) for each in shape.head_kv_heads()]
+    return sizes
 
 
 def num_cells(context_length: int) -> int:

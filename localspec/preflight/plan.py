@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.shape import ModelShape
 from localspec.llama.options import DEFAULT_SNAPSHOTS, LlamaOptions
 from localspec.llama.placement import chosen_gpus, has_experts, place_layers
@@ -65,18 +66,31 @@ def plan_layers(models: Sequence[Planned], context_length: int, room: Room) -> P
     context_length: tokens.
     """
     target = models[0]
-    most = target.options.num_snapshots
-    if most is None:
-        most = DEFAULT_SNAPSHOTS
-    if not ModelShape(target.header).has_snapshots:
-        return _with_layers(tuple(models), context_length, room)
-    for count in (most, *(fewer for fewer in _FEWER_SNAPSHOTS if fewer < most)):
-        options = replace(target.options, num_snapshots=count)
+    for options in _left_open(target):
         wanted = (target._replace(options=options), *models[1:])
         plan = _with_layers(wanted, context_length, room)
         if not room.shortages(plan.memory):
             break
     return plan
+
+
+def _left_open(target: Planned) -> Iterator[LlamaOptions]:
+    """The target's options with what they leave open of a head and snapshots, most first."""
+    options, facts = target.options, head_facts(target.header)
+    heads: list[bool | None] = [options.with_head]
+    if options.with_head is None and facts is not None and not facts.why_not:
+        heads = [True, False]
+    for with_head in heads:
+        chosen = replace(options, with_head=with_head)
+        if not ModelShape(target.header).has_snapshots:
+            yield chosen
+            continue
+        most = options.num_snapshots
+        if most is None:
+            most = DEFAULT_SNAPSHOTS
+        for count in (most, *(fewer for fewer in _FEWER_SNAPSHOTS if fewer < most)):
+            if count or not with_head:  # a head is of no use without
+                yield replace(chosen, num_snapshots=count)
 
 
 def _with_layers(wanted: tuple[Planned, ...], context_length: int, room: Room) -> Plan:

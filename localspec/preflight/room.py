@@ -11,6 +11,7 @@ from localspec.gguf_file.shape import ModelShape
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import is_in_main_memory, place_layers
+from localspec.models.preset import Role
 from localspec.preflight.memory import (
     MemoryEstimate,
     estimate_memory,
@@ -54,18 +55,20 @@ class Shortage(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A model, and how it is to be opened but for the context."""
+    """A model, what it is for, and how it is to be opened but for the context."""
 
     header: Header
     options: LlamaOptions = LlamaOptions()
+    role: Role = "target"
 
 
 @dataclass(frozen=True, slots=True)
 class PairMemory:
-    """What target and draft take at a context; the target comes first."""
+    """What target, draft and head take at a context, in this order; roles: which are there."""
 
     context_length: int
     models: tuple[MemoryEstimate, ...]
+    roles: tuple[Role, ...]
 
     @property
     def needed_bytes(self) -> int:
@@ -87,7 +90,7 @@ class PairMemory:
         """How many layers of each model are on GPUs."""
         return ", ".join(
             f"{sum(model.gpu_layers)} of {model.num_layers} of the {role}"
-            for role, model in zip(("target", "draft"), self.models, strict=False)
+            for role, model in zip(self.roles, self.models, strict=True)
         )
 
     @property
@@ -97,15 +100,19 @@ class PairMemory:
 
 
 def pair_memory(models: Sequence[Planned], context_length: int, room: Room) -> PairMemory:
-    """What the models take, opened in this order: the target, and the draft if there is one."""
+    """What the models take, opened in this order: the target, then what drafts for it."""
     estimates: list[MemoryEstimate] = []
     free_bytes = [gpu.free_bytes for gpu in room.gpus]
-    for index, (header, options) in enumerate(models):
-        context = min(context_length, ModelShape(header).context_length)
-        outputs = REPLAY_TOKENS if index else MAX_DRAFT_TOKENS + 1
-        snapshots = 0 if index else options.num_snapshots
+    for header, options, role in models:
+        context = context_length
+        if role == "draft":
+            context = min(context_length, ModelShape(header).context_length)
+        is_target = role == "target"
         options = replace(
-            options, context_length=context, max_outputs=outputs, num_snapshots=snapshots
+            options,
+            context_length=context,
+            max_outputs=MAX_DRAFT_TOKENS + 1 if is_target else REPLAY_TOKENS,
+            num_snapshots=options.num_snapshots if is_target else 0,
         )
         on_gpu = bool(room.gpus) and options.num_gpu_layers != 0
         repacked = {} if on_gpu else room.repacked
@@ -117,4 +124,4 @@ def pair_memory(models: Sequence[Planned], context_length: int, room: Room) -> P
             max(0, free - taken)
             for free, taken in zip(free_bytes, estimates[-1].gpu_bytes, strict=True)
         ]
-    return PairMemory(context_length, tuple(estimates))
+    return PairMemory(context_length, tuple(estimates), tuple(model.role for model in models))

@@ -267,9 +267,10 @@ class SpeculativeDecoder:
         return proposer.propose(self.tokens, decision.extent, request.chain, draw)
 
     def _truncate_caches(self, num_tokens: int) -> None:
+        # The target first: what it still has says what a head can read.
+        self.target.truncate(min(self.target.num_cached, num_tokens))
         for proposer in self.proposers:
             proposer.truncate(num_tokens)
-        self.target.truncate(min(self.target.num_cached, num_tokens))
 
 
 def _provenance(verdict: Verdict, num_draft_tokens: int) -> Provenance:

@@ -25,6 +25,8 @@ class DraftOff(str, enum.Enum):
     TARGET_CANNOT_ROLL_BACK = "target_cannot_roll_back"
     DRAFT_CONTEXT_FULL = "draft_context_full"
     TOKEN_UNKNOWN_TO_DRAFT = "token_unknown_to_draft"
+    NO_HEAD = "no_head"
+    HEAD_LACKS_ROWS = "head_lacks_rows"
     NOTHING_REPEATS = "nothing_repeats"
     MEASURING = "measuring"
     DOES_NOT_PAY = "does_not_pay"
@@ -35,10 +37,12 @@ class ProposerKind(str, enum.Enum):
     """Where draft tokens come from."""
 
     DRAFT = "draft"
+    HEAD = "head"
     LOOKUP = "lookup"
 
 
-ProposerName = Literal["auto", "draft", "lookup", "none"]  # what a user can ask for
+ProposerName = Literal["auto", "draft", "head", "lookup", "none"]  # what a user can ask for
+_OTHER_NAMES: dict[str, ProposerName] = {"mtp": "head"}
 
 
 class ProposerState(NamedTuple):
@@ -253,8 +257,9 @@ class Drafting:
 
     num_draft_tokens: per step; None is the automatic policy.
 
-    proposer: "draft", the draft model; "lookup", the text itself; "auto", whichever pays;
-    "none" is plain decoding. Raises OptionError for a value outside its range.
+    proposer: "draft", the draft model; "head" or "mtp", a trained head; "lookup", the text
+    itself; "auto", whichever pays; "none" is plain decoding. Raises OptionError for a value
+    outside its range.
     """
 
     num_draft_tokens: int | None = None
@@ -263,6 +268,7 @@ class Drafting:
     def __post_init__(self) -> None:
         if self.num_draft_tokens is not None:
             FixedDraftPolicy(self.num_draft_tokens)
+        object.__setattr__(self, "proposer", _OTHER_NAMES.get(self.proposer, self.proposer))
         if self.proposer not in get_args(ProposerName):
             raise OptionError(
                 f"there is no proposer {self.proposer!r}",
@@ -278,3 +284,13 @@ class Drafting:
     def needs_draft_model(self) -> bool:
         """Whether a draft model would be used."""
         return not self.is_off and self.proposer in ("auto", "draft")
+
+    @property
+    def needs_head(self) -> bool:
+        """Whether a head would be used."""
+        return not self.is_off and self.proposer in ("auto", "head")
+
+    @property
+    def needs_lookup(self) -> bool:
+        """Whether the text itself would propose."""
+        return not self.is_off and self.proposer in ("auto", "lookup")

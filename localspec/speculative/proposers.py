@@ -126,7 +126,7 @@ class DraftModel:
         proposal = Proposal([], [], [], len(missing))
         drafted = proposal.draft_tokens
         while True:
-            row = self.next_row(missing)
+            row = self._decoded(missing, 1)[0]
             distribution = chain.distribution(row, tokens, drafted)
             confidence = _confidence(row, distribution)
             num_worth = extent.num_worth(len(drafted), confidence)
@@ -158,7 +158,7 @@ class DraftModel:
         num_rows = min(self._num_unjudged(tokens), len(probs), self.model.max_outputs)
         if not missing:
             return ReplayScores([], 0)
-        rows = self.model.decode(missing, num_rows)
+        rows = self._decoded(missing, num_rows)
         self._num_judged = len(tokens)
         first = len(tokens) - num_rows
         before, after = tokens[:first], tokens[first:]
@@ -166,13 +166,12 @@ class DraftModel:
         for index, (token, prob) in enumerate(
             zip(after, probs[len(probs) - num_rows :], strict=True)
         ):
-            row = self._shared(rows[index])
-            distribution = chain.distribution(row, before, after[:index])
+            distribution = chain.distribution(rows[index], before, after[:index])
             # A token x of the target's distribution p is one that a draft of distribution q
             # would have proposed and seen accepted with probability min(p, q), hence q / p
             # given x.
             chance = min(1.0, distribution.prob(token) / max(prob, 1e-9))
-            chances.append((_confidence(row, distribution), chance))
+            chances.append((_confidence(rows[index], distribution), chance))
         return ReplayScores(chances, len(missing))
 
     def _missing(self, tokens: Sequence[int]) -> Sequence[int]:
@@ -191,17 +190,18 @@ class DraftModel:
         """Whether every one of the tokens is in the draft's vocabulary."""
         return max(tokens, default=0) < self.model.vocab_size
 
-    def next_row(self, tokens: Sequence[int]) -> Logits:
-        """Logits (shared vocabulary,) after its text and `tokens`, which it knows.
+    def rows(self, tokens: Sequence[int], num_rows: int) -> Logits:
+        """Logits (num_rows, shared vocabulary) after the last num_rows of `tokens`.
 
-        -inf where an id is another token to the target. A view, valid until the next.
+        -inf where an id is another token to the target. A view, valid until the next. Its
+        `state` must allow a proposal, and as many of the tokens must be new to it.
         """
-        return self._shared(self.model.decode(tokens, 1)[0])
+        return self._decoded(self._missing(tokens), num_rows)
 
-    def _shared(self, row: Logits) -> Logits:
-        row = row[: self._shared_size]
-        row[self._different] = -np.inf
-        return row
+    def _decoded(self, missing: Sequence[int], num_rows: int) -> Logits:
+        rows = self.model.decode(missing, num_rows)[:, : self._shared_size]
+        rows[:, self._different] = -np.inf
+        return rows
 
     def read_from(self, position: int) -> None:
         """See `Proposer.read_from`."""

@@ -1,11 +1,14 @@
 """localspec against llama.cpp's own programs, on the same files, in turn.
 
     python scripts/compare/compare_llama_cpp.py [--target T.gguf --draft D.gguf]
+    python scripts/compare/compare_llama_cpp.py --target T.gguf --head [HEAD.gguf]
 
 Builds llama-bench, llama-server and llama-speculative-simple from the source of the installed
 llama-cpp-python (minutes, once; needs CMake and a C++ compiler), checks that they are built
 for the same processor features, and prints a Markdown table: plain decoding, the same number
-of draft tokens, and both sides' own defaults, greedy and sampled.
+of draft tokens, and both sides' own defaults, greedy and sampled; then for each side what it
+costs to have a draft or a head that is not used. llama-server has no such rest: it decodes the
+draft in each step, and a threshold that no token reaches keeps it from proposing.
 """
 
 from __future__ import annotations
@@ -19,11 +22,11 @@ from pathlib import Path
 from comparison import report, workers
 from comparison.contender import Setup
 from comparison.duel import Duel, fight
-from comparison.llama_programs import Bench, Server, Simple
+from comparison.llama_programs import Bench, Server, Simple, UnsureServer
 from comparison.llama_tools import Tools, build, default_folder
 from comparison.options import add_common, prompts_of, run, setup_of
 
-PARTS = ("plain", "equal", "default", "sampled")
+PARTS = ("plain", "equal", "default", "sampled", "tax")
 
 
 def duels(parts: list[str], counts: list[int], setup: Setup, tools: Tools) -> Iterator[Duel]:
@@ -31,17 +34,25 @@ def duels(parts: list[str], counts: list[int], setup: Setup, tools: Tools) -> It
     if "plain" in parts:
         ours, theirs = workers.localspec_plain(setup), Bench(tools, setup)
         yield Duel("plain", ours, theirs, temperature=0.0)
-    if setup.draft is None:
+    if not setup.drafts:
         return
     for count in counts if "equal" in parts else ():
-        for theirs in (Simple(tools, setup, count), Server(tools, setup, count)):
-            ours = workers.localspec_fixed(setup, count)
-            yield Duel("greedy, equal K", ours, theirs, temperature=0.0)
+        for temperature, program in ((0.0, Simple), (0.0, Server), (1.0, Server)):
+            ours, theirs = workers.localspec_fixed(setup, count), program(tools, setup, count)
+            yield Duel(f"{_title(temperature)}, equal K", ours, theirs, temperature)
     temperatures = [0.0] * ("default" in parts) + [0.8, 1.0] * ("sampled" in parts)
     for temperature in temperatures:
-        title = f"temperature {temperature:g}, no filters" if temperature else "greedy"
         ours, theirs = workers.localspec_default(setup), Server(tools, setup, None)
-        yield Duel(f"{title}, defaults", ours, theirs, temperature)
+        yield Duel(f"{_title(temperature)}, defaults", ours, theirs, temperature)
+    if "tax" in parts:
+        resting, plain = workers.localspec_resting(setup), workers.localspec_plain(setup)
+        yield Duel("what is not used", resting, plain, temperature=0.0)
+        unsure, alone = UnsureServer(tools, setup), Server(tools, setup.alone(), None)
+        yield Duel("what is not used", unsure, alone, temperature=0.0)
+
+
+def _title(temperature: float) -> str:
+    return f"temperature {temperature:g}, no filters" if temperature else "greedy"
 
 
 def compare(asked: argparse.Namespace) -> None:

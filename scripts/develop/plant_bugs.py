@@ -185,14 +185,14 @@ BUGS = [
     Bug(
         "propose ids beyond the shared ones",
         "speculative/proposers.py",
-        "row = row[: self._shared_size]",
-        "pass",
+        "[:, : self._shared_size]",
+        "",
         loop("a wider draft"),
     ),
     Bug(
         "propose renamed tokens",
         "speculative/proposers.py",
-        "row[self._different] = -np.inf",
+        "rows[:, self._different] = -np.inf",
         "pass",
         "tests/test_speculative.py::test_renamed_tokens_are_never_proposed",
     ),

@@ -1,12 +1,15 @@
-"""Makes a target and a draft of real size whose agreement and entropy are chosen.
+"""Makes a target, and a draft or a head for it, of real size and with chosen agreement.
 
     python scripts/measure/make_pair.py --target 1.5B --draft 0.5B --agreement 0.8 \\
         --out pairs --check
+    python scripts/measure/make_pair.py --target 4B-qwen35 --head inside --agreement 0.8 \\
+        --out pairs --check
 
-The files cost what Qwen2.5 files of that size and quantization cost, and say invented words:
-see shape_pair. Needs `pip install gguf`; a 7B target takes 5 GB of disk and 3 GB of
-memory for two minutes. Files that are there already are kept; the same options give the same
-bytes. Prints the two paths, and with --check what the pair was measured to do.
+The files cost what files of the models in shape_pair/shapes.py cost in that quantization, and
+say invented words: see shape_pair. A head (MTP) is in the target's file or, with --head apart,
+in one of its own; --draft is left out then. Needs `pip install gguf`; a 7B target takes 5 GB of
+disk and 4 GB of memory for two minutes. Files that are there already are kept; the same options
+give the same bytes. Prints the paths, and with --check what the pair was measured to do.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from pathlib import Path
 from localspec.errors import LocalspecError
 from shape_pair.bigrams import MAX_ENTROPY, TextSpec
 from shape_pair.blocks import QUANTIZATIONS
-from shape_pair.check import measure
-from shape_pair.pair import PairSpec, make_pair
+from shape_pair.check import measure_draft, measure_head
+from shape_pair.pair import HeadSpec, PairSpec, make_pair, make_with_head
 from shape_pair.shapes import SHAPES
 from shape_pair.vocabulary import invent
 
@@ -32,7 +35,10 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("--target", choices=SHAPES, default="1.5B", help="shape of the target")
-    add("--draft", choices=SHAPES, default="0.5B", help="shape of the draft")
+    drafting = made.add_mutually_exclusive_group().add_argument
+    drafting("--draft", choices=SHAPES, default="0.5B", help="shape of the draft")
+    where = "no draft, but a head in the target's file or in one of its own"
+    drafting("--head", choices=["inside", "apart"], help=where)
     add("--quantization", choices=QUANTIZATIONS, default="Q4_0", help="of the target")
     add("--draft-quantization", choices=QUANTIZATIONS, help="of the draft (default: the same)")
     share = "chance that a drafted token is kept; several take turns along the text"
@@ -47,6 +53,25 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def with_draft(asked: argparse.Namespace, text: TextSpec) -> dict[str, float]:
+    """Make target and draft, and print the paths; what --check measures."""
+    kinds = asked.quantization, asked.draft_quantization or asked.quantization
+    target, draft = make_pair(PairSpec(asked.target, asked.draft, *kinds, text), asked.out)
+    print(f"target {target}\ndraft  {draft}")
+    if not asked.check:
+        return {}
+    words = invent(SHAPES[asked.target].num_ordinary).words
+    return asdict(measure_draft(target, draft, words, asked.seed))
+
+
+def with_head(asked: argparse.Namespace, text: TextSpec) -> dict[str, float]:
+    """As `with_draft`, for a head."""
+    spec = HeadSpec(asked.target, asked.quantization, text, is_apart=asked.head == "apart")
+    target, head = make_with_head(spec, asked.out)
+    print(f"target {target}\nhead   {head or target}")
+    return asdict(measure_head(target, head, asked.seed)) if asked.check else {}
+
+
 def main() -> None:
     command_line = parser()
     asked = command_line.parse_args()
@@ -54,19 +79,9 @@ def main() -> None:
         text = TextSpec(
             asked.entropy, tuple(asked.agreement), asked.segment, asked.period, asked.seed
         )
-        spec = PairSpec(
-            asked.target,
-            asked.draft,
-            asked.quantization,
-            asked.draft_quantization or asked.quantization,
-            text,
-        )
-        target, draft = make_pair(spec, asked.out)
-        print(f"target {target}\ndraft  {draft}")
-        if asked.check:
-            words = invent(SHAPES[asked.target].num_ordinary).words
-            for name, value in asdict(measure(target, draft, words, asked.seed)).items():
-                print(f"{name:12} {value:.3f}")
+        figures = with_head(asked, text) if asked.head else with_draft(asked, text)
+        for name, value in figures.items():
+            print(f"{name:12} {value:.3f}")
     except LocalspecError as error:
         command_line.exit(1, f"Error: {error}\nHint: {error.hint}\n")
 

@@ -1,6 +1,7 @@
 """What the automatic draft length is worth, on pairs whose agreement is known.
 
     python scripts/measure/measure_policy.py --target 1.5B --parts worst grid switch copy
+    python scripts/measure/measure_policy.py --target 7B-hy_v3 --head inside --parts worst grid
 
 Makes the files it needs (see make_pair.py; 7B pairs take 5 GB of disk each) and prints tables
 of ratios, medians of the rounds, greedy. What a whole answer takes varies by several percent
@@ -43,13 +44,14 @@ from localspec.speculative.policy_api import (
     DraftPolicy,
     FixedDraftPolicy,
     PolicyContext,
-    ProposerKind,
 )
+from localspec.speculative.proposers import DraftModel
 from localspec.streaming.stream import Reply, Stream
 from shape_pair.bigrams import TextSpec
 from shape_pair.blocks import QUANTIZATIONS
-from shape_pair.pair import PairSpec, make_pair
+from shape_pair.pair import HeadSpec, PairSpec, make_pair, make_with_head
 from shape_pair.shapes import SHAPES
+from side_by_side import Timed, read_in_turn, shown
 
 GREEDY = localspec.SamplingParams(temperature=0)
 AGREEMENTS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
@@ -73,41 +75,21 @@ class Rounds(NamedTuple):
     ours: Reply
 
 
-class Timed:
-    """An answer that is read piece by piece. All times are without those between the pieces.
-
-    first_s: seconds until the first piece, the prompt's reading among them. total_s: of all.
-    """
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self.first_s = 0.0
-        self.total_s = 0.0
-
-    def read_one(self) -> bool:
-        """Read the next piece; False if there was none."""
-        started = time.perf_counter()
-        piece = next(self.stream, None)
-        self.total_s += time.perf_counter() - started
-        if self.first_s == 0.0:
-            self.first_s = self.total_s
-        return piece is not None
-
-
 class Bench:
-    """A made pair, loaded twice, and how long its answers take.
+    """A made pair, loaded twice, and how long its answers take."""
 
-    draft_share: of a target-only step, what a draft token is taken to cost before any was
-    timed.
-    """
-
-    def __init__(
-        self, engines: tuple[Engine, Engine], draft_share: float, asked: argparse.Namespace
-    ) -> None:
+    def __init__(self, engines: tuple[Engine, Engine], asked: argparse.Namespace) -> None:
         self.engine = engines[0]
         self._engines = engines
-        self._draft_share = draft_share
         self._asked = asked
+        with self.engine.exclusively() as loop:
+            # An engine's guess before any was timed: a decode reads all weights once.
+            self._draft_shares = {
+                proposer.kind: proposer.model.num_weight_bytes / loop.target.num_weight_bytes
+                if isinstance(proposer, DraftModel)
+                else 0.0
+                for proposer in loop.proposers
+            }
         self._warm_up()
 
     def _warm_up(self) -> None:
@@ -122,7 +104,7 @@ class Bench:
 
     def fresh(self) -> AdaptiveDraftPolicy:
         """A policy that knows nothing yet."""
-        return AdaptiveDraftPolicy({ProposerKind.DRAFT: self._draft_share}, 1)
+        return AdaptiveDraftPolicy(self._draft_shares, 1)
 
     def restored(self, kept: dict[str, Any]) -> AdaptiveDraftPolicy:
         """A policy that knows what another one left in the user's cache."""
@@ -195,8 +177,7 @@ class Bench:
                 for engine, policy in zip(engines, (ours, other), strict=True)
             ]
             in_turn = sides[::-1] if number % 2 else sides
-            while sum(side.read_one() for side in in_turn):
-                pass
+            read_in_turn(in_turn)
             our, their = sides
             total.append(their.total_s / our.total_s)
             decoding.append((their.total_s - their.first_s) / (our.total_s - our.first_s))
@@ -224,22 +205,20 @@ def opened(
     text = TextSpec(
         entropy=1.0, agreement=agreement, segment=SEGMENT, period=period, seed=asked.seed
     )
-    spec = PairSpec(
-        asked.target, asked.draft, asked.quantization, asked.draft_quantization, text
-    )
-    target, draft = make_pair(spec, asked.folder)
-    proposer = "lookup" if period else "draft"
-    # The guess of an engine: a decode reads all weights once.
-    draft_share = draft.stat().st_size / target.stat().st_size
-    load = partial(
-        localspec.load,
-        target=target,
-        draft=draft,
-        proposer=proposer,
-        context_length=asked.ctx,
-    )
+    if asked.head:
+        spec = HeadSpec(asked.target, asked.quantization, text, asked.head == "apart")
+        target, head = make_with_head(spec, asked.folder)
+        drafting = {"proposer": "head", "head": head}
+    else:
+        kinds = asked.quantization, asked.draft_quantization
+        pair = PairSpec(asked.target, asked.draft, *kinds, text)
+        target, draft = make_pair(pair, asked.folder)
+        drafting = {"proposer": "draft", "draft": draft}
+    if period:
+        drafting["proposer"] = "lookup"
+    load = partial(localspec.load, target=target, context_length=asked.ctx, **drafting)
     with load() as first, load() as second:
-        yield Bench((first, second), draft_share, asked)
+        yield Bench((first, second), asked)
 
 
 def worst(asked: argparse.Namespace) -> None:
@@ -260,7 +239,7 @@ def worst(asked: argparse.Namespace) -> None:
                     found = bench.rounds(policy, plain, prompts, num_tokens)
                     print(
                         f"| {num_prompt_tokens} | {num_tokens} | {name} "
-                        f"| {_shown(found.total)} | {_shown(found.decoding)} |",
+                        f"| {shown(found.total)} | {shown(found.decoding)} |",
                         flush=True,
                     )
 
@@ -299,7 +278,7 @@ def grid(asked: argparse.Namespace) -> None:
             print(
                 f"| {agreement} | {1 / costs.target_s[0]:.1f} tokens/s | {k} "
                 f"| {expected_speedup(curve, agreement, k):.2f} times plain, predicted "
-                f"| {lengths} | {_shown(found[k].total)} | {_shown(found[k].decoding)} |",
+                f"| {lengths} | {shown(found[k].total)} | {shown(found[k].decoding)} |",
                 flush=True,
             )
 
@@ -341,7 +320,7 @@ def switch(asked: argparse.Namespace) -> None:
         print("| against | other ÷ automatic, total time | after the prompt |\n|---|---|---|")
         for name, other in others.items():
             found = bench.rounds(lambda: policy, other, prompts, asked.switch_tokens)
-            print(f"| {name} | {_shown(found.total)} | {_shown(found.decoding)} |", flush=True)
+            print(f"| {name} | {shown(found.total)} | {shown(found.decoding)} |", flush=True)
 
 
 def _kept_tokens(bench: Bench, num_tokens: int) -> list[bool]:
@@ -365,15 +344,11 @@ def copy(asked: argparse.Namespace) -> None:
         start = bench.prompt(8)
         source = bench.engine.generate(start, sampling=GREEDY, max_tokens=SEGMENT + 8).token_ids
         prompts = [[*start, *source]] * asked.rounds
-
-        def policy() -> DraftPolicy:
-            return AdaptiveDraftPolicy({ProposerKind.LOOKUP: 0.0}, 1)
-
-        found = bench.rounds(policy, plain, prompts, asked.copy_tokens)
+        found = bench.rounds(bench.fresh, plain, prompts, asked.copy_tokens)
         print("| what | plain ÷ automatic, total time | after the prompt |\n|---|---|---|")
         print(
             f"| {asked.copy_tokens} tokens that stand in the prompt "
-            f"| {_shown(found.total)} | {_shown(found.decoding)} |"
+            f"| {shown(found.total)} | {shown(found.decoding)} |"
         )
 
 
@@ -391,12 +366,7 @@ def idle(asked: argparse.Namespace) -> None:
             found = bench.rounds(
                 partial(bench.restored, kept), bench.fresh, bench.prompts(32), asked.idle_tokens
             )
-            print(f"| {name} | {_shown(found.total)} | {_shown(found.decoding)} |", flush=True)
-
-
-def _shown(ratios: list[float]) -> str:
-    spread = f" ({min(ratios):.3f} … {max(ratios):.3f})" if len(ratios) > 1 else ""
-    return f"**{statistics.median(ratios):.3f}**{spread}"
+            print(f"| {name} | {shown(found.total)} | {shown(found.decoding)} |", flush=True)
 
 
 PARTS = {"worst": worst, "grid": grid, "switch": switch, "copy": copy, "idle": idle}
@@ -409,7 +379,11 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--target", choices=SHAPES, default="1.5B")
-    add("--draft", choices=SHAPES, default="0.5B")
+    drafting = parser.add_mutually_exclusive_group().add_argument
+    drafting("--draft", choices=SHAPES, default="0.5B")
+    drafting(
+        "--head", choices=["inside", "apart"], help="in place of a draft, see make_pair.py"
+    )
     add("--quantization", choices=QUANTIZATIONS, default="Q4_0")
     add("--draft-quantization", choices=QUANTIZATIONS, default="Q4_0")
     add("--folder", type=Path, default=Path("pairs"), help="of the made files")
@@ -427,7 +401,8 @@ def main() -> None:
     asked = parser.parse_args()
     try:
         for name in asked.parts:
-            print(f"\n### {name}: {asked.target} {asked.quantization}, draft {asked.draft}\n")
+            drafter = f"head {asked.head}" if asked.head else f"draft {asked.draft}"
+            print(f"\n### {name}: {asked.target} {asked.quantization}, {drafter}\n")
             PARTS[name](asked)
     except LocalspecError as error:
         parser.exit(1, f"Error: {error}\nHint: {error.hint}\n")

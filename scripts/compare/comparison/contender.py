@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -18,14 +18,25 @@ from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
 class Setup:
     """What both sides load, by absolute paths, and on what.
 
-    num_gpu_layers None: what each side takes by itself.
+    head: a file of its own, or the target's, that holds one. There is a draft or a head or
+    neither. num_gpu_layers None: what each side takes by itself.
     """
 
     target: Path
     draft: Path | None
+    head: Path | None
     num_threads: int
     context_length: int
     num_gpu_layers: int | None
+
+    def alone(self) -> Setup:
+        """The target without what proposes."""
+        return replace(self, draft=None, head=None)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there is what proposes."""
+        return self.draft is not None or self.head is not None
 
     @property
     def flash_attention(self) -> FlashAttention:

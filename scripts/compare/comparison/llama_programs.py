@@ -118,7 +118,7 @@ class Server:
     def __init__(self, tools: Tools, setup: Setup, num_draft_tokens: int | None) -> None:
         given = "" if num_draft_tokens is None else f" K={num_draft_tokens}"
         self.name = f"llama-server{given}"
-        self.must_draft = setup.draft is not None
+        self.must_draft = setup.drafts
         self.peak_bytes: int | None = None
         # One slot and no store of old prompts: what a single conversation needs.
         self._command = [tools.path("llama-server"), *_common(setup), "-np", "1", "-cram", "0"]
@@ -191,6 +191,16 @@ class Server:
         return answer
 
 
+class UnsureServer(Server):
+    """llama-server whose draft is decoded and never thought good enough."""
+
+    def __init__(self, tools: Tools, setup: Setup) -> None:
+        super().__init__(tools, setup, None)
+        self.name += ", drafter never sure"
+        self.must_draft = False
+        self._command += ["--spec-draft-p-min", "2"]
+
+
 def _common(setup: Setup) -> list[str | Path]:
     threads = str(setup.num_threads)
     options: list[str | Path] = [
@@ -209,10 +219,13 @@ def _common(setup: Setup) -> list[str | Path]:
 
 
 def _drafting(setup: Setup, num_draft_tokens: int | None) -> list[str | Path]:
-    if setup.draft is None:
+    if not setup.drafts:
         return []
     threads = str(setup.num_threads)
-    options: list[str | Path] = ["--spec-type", "draft-simple", "-md", setup.draft]
+    options: list[str | Path] = ["--spec-type", "draft-mtp" if setup.head else "draft-simple"]
+    file = setup.draft or setup.head
+    if file is not None and file != setup.target:
+        options += ["-md", file]
     options += ["-td", threads, "-tbd", threads, *_layers("-ngld", setup)]
     if num_draft_tokens is not None:
         options += ["--spec-draft-n-max", str(num_draft_tokens)]

@@ -9,11 +9,15 @@ import localspec
 from comparison.contender import Answer, Request
 from comparison.worker import serve
 from localspec.sampling.params import SamplingParams
+from localspec.speculative.policy_api import FixedDraftPolicy
 
 
 def make(options: dict[str, Any]) -> Callable[[Request], Answer]:
-    """options: arguments of localspec.load."""
+    """options: arguments of localspec.load, and rests: whether no draft is ever asked for."""
+    rests = options.pop("rests", False)
     engine = localspec.load(**options)
+    if rests:
+        engine.draft_policy = FixedDraftPolicy(0)
 
     def answer(request: Request) -> Answer:
         sampling = SamplingParams(

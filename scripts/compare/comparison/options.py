@@ -11,6 +11,7 @@ from comparison.contender import Setup
 from localspec.chat.template import ChatTemplate
 from localspec.errors import LocalspecError, OptionError
 from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import read_header
 from localspec.machine import num_usable_cores
 from localspec.models.hub import locate
@@ -25,11 +26,16 @@ OPENINGS = (
 )
 
 
+_INSIDE = Path()
+
+
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Files, machine and amount of work."""
     add = parser.add_argument
     add("--target", type=Path, help="GGUF file (default: the demo pair)")
     add("--draft", type=Path, help="GGUF file")
+    head = "a head drafts (MTP): the one in the target's file, or in this GGUF file"
+    add("--head", type=Path, nargs="?", const=_INSIDE, metavar="FILE", help=head)
     add(
         "--prompts",
         type=Path,
@@ -46,16 +52,25 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 def setup_of(asked: argparse.Namespace) -> Setup:
     """The files of the command line, checked. Raises LocalspecError."""
-    target, draft = asked.target, asked.draft
-    if target is None and draft is None:
-        target, draft = locate(find_preset(DEFAULT_PRESET))
+    target, draft, head = asked.target, asked.draft, asked.head
+    if draft is not None and head is not None:
+        raise OptionError("a draft and a head are given", "Compare one at a time.")
+    if target is None and draft is None and head is None:
+        located = locate(find_preset(DEFAULT_PRESET))
+        target, draft = located.target, located.draft
     if target is None:
-        raise OptionError("a draft is given without a target", "Name the target, too.")
+        kind = "draft" if head is None else "head"
+        raise OptionError(f"a {kind} is given without a target", "Name the target, too.")
+    target, draft, head = (
+        None if path is None else path.absolute()
+        for path in (target, draft, target if head == _INSIDE else head)
+    )
     for path in (target, draft):
         if path is not None:
             check_model_file(path)
-    draft = None if draft is None else draft.absolute()
-    return Setup(target.absolute(), draft, asked.threads, asked.ctx, asked.gpu_layers)
+    if head is not None and head_facts(check_model_file(head)) is None:
+        raise OptionError(f"{head} has no head", "Choose a file with an MTP head.")
+    return Setup(target, draft, head, asked.threads, asked.ctx, asked.gpu_layers)
 
 
 def prompts_of(asked: argparse.Namespace, target: Path) -> list[str]:

@@ -16,7 +16,8 @@ from comparison.duel import Outcome, Side
 
 def header(setup: Setup, command: Sequence[str]) -> str:
     """When, where, with what, on which files."""
-    files = [setup.target] + ([setup.draft] if setup.draft else [])
+    # A head may be in the target's file.
+    files = dict.fromkeys(filter(None, (setup.target, setup.draft, setup.head)))
     facts = {
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
         "machine": f"{_processor()}, {platform.system()} {platform.machine()}",
@@ -35,8 +36,7 @@ def header(setup: Setup, command: Sequence[str]) -> str:
 def table(outcomes: Sequence[Outcome]) -> str:
     """Medians (smallest … largest), accepted ÷ proposed, peak memory of the process."""
     lines = [
-        "| what | localspec | tokens/s | kept | MiB "
-        "| against | tokens/s | kept | MiB | ratio |",
+        "| what | one side | tokens/s | kept | MiB | against | tokens/s | kept | MiB | ratio |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for outcome in outcomes:

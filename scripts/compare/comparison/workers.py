@@ -70,7 +70,15 @@ def localspec_plain(setup: Setup) -> Worker:
 def localspec_fixed(setup: Setup, num_draft_tokens: int) -> Worker:
     """localspec with a fixed number of draft tokens."""
     options = {**_pair(setup), "draft_tokens": num_draft_tokens}
+    if setup.head is not None:
+        options["proposer"] = "head"
     return Worker(f"K={num_draft_tokens}", "localspec_worker", options, must_draft=True)
+
+
+def localspec_resting(setup: Setup) -> Worker:
+    """localspec with a draft or a head that is loaded and never asked."""
+    options = {**_pair(setup), "rests": True}
+    return Worker("plain, drafter at rest", "localspec_worker", options)
 
 
 def localspec_default(setup: Setup) -> Worker:
@@ -98,4 +106,8 @@ def _machine(setup: Setup) -> dict[str, Any]:
 
 
 def _pair(setup: Setup) -> dict[str, Any]:
-    return {**_machine(setup), "draft": None if setup.draft is None else str(setup.draft)}
+    files = {"draft": setup.draft}
+    if setup.head != setup.target:  # else it is found there
+        files["head"] = setup.head
+    named = {role: None if path is None else str(path) for role, path in files.items()}
+    return {**_machine(setup), **named}

@@ -19,6 +19,8 @@ from localspec.errors import OptionError
 
 TokenIds = NDArray[np.int64]
 NUM_FOLLOWERS = 8
+# Of texts that a head drafts: by them it sees whether a row is that of the token before.
+PHASES = 8
 MAX_ENTROPY = 2.0  # nats; eight followers reach 2.08
 _BEST_LOGIT = 25.0  # of the likeliest token; the unlisted ones are around 0
 
@@ -61,13 +63,23 @@ class TextSpec:
 
 
 class Bigrams:
-    """What follows each of vocab_size tokens, for both models. words: (n,) ids."""
+    """What follows each of vocab_size tokens, for both models. words: (n,) ids.
 
-    def __init__(self, spec: TextSpec, words: TokenIds, vocab_size: int) -> None:
+    num_phases: each token has one of so many phases, and its followers have the next one.
+    """
+
+    def __init__(
+        self, spec: TextSpec, words: TokenIds, vocab_size: int, num_phases: int
+    ) -> None:
+        if spec.period is not None and spec.period % num_phases:
+            raise OptionError(
+                f"a period of {spec.period} tokens cuts the {num_phases} phases of the text",
+                f"Choose a multiple of {num_phases}.",
+            )
         random = np.random.default_rng(spec.seed)
         # Alternatives lie whole strides ahead, so that a text that takes one stays in phase
         # with the agreements, and in a loop of the same length.
-        stride = spec.period or spec.turn
+        stride = math.lcm(spec.period or spec.turn, num_phases)
         num_strides = len(words) // stride
         self._circle = random.permutation(words)[: num_strides * stride]
         self._loop = spec.period or len(self._circle)
@@ -79,6 +91,7 @@ class Bigrams:
         steps = _steps_ahead(random, len(self.logits), num_strides)
         self._ahead, self._astray = steps[0] * stride, steps[1] * stride
         self._agrees = _agreeing(random, spec, len(self._circle))
+        self.phases = self._place % num_phases  # of each token: (vocab_size,)
 
     def target_followers(self, tokens: TokenIds) -> TokenIds:
         """The tokens that may follow, likeliest first: (len(tokens), m)."""

@@ -60,6 +60,12 @@ def head_kind(quantization: str) -> Kind:
     return Kind.Q8_0 if quantization == "Q8_0" else Kind.Q6_K
 
 
+def exact_kind(quantization: str) -> Kind:
+    """What a layer's matrix of few, plain numbers is stored in: as others where gguf can."""
+    kind = QUANTIZATIONS[quantization][0]
+    return kind if kind in (Kind.Q4_0, Kind.Q5_0) else Kind.Q8_0
+
+
 def row_bytes(kind: Kind, columns: int) -> int:
     """Bytes of a row of `columns` weights."""
     values, size = GGML_QUANT_SIZES[kind]

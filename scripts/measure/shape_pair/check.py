@@ -1,7 +1,8 @@
-"""What a finished pair really does: measured on its files, by localspec."""
+"""What finished files really do: measured on them, by localspec."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,12 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 import localspec
+from localspec.engine.engine import Engine
+from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.head import head_facts
+from localspec.llama.head import LlamaHead
+from localspec.llama.head_opening import open_head
 from localspec.llama.model import LlamaModel, LlamaOptions
 from localspec.sampling.filters import filtered_distribution
 from localspec.sampling.params import Logits, SamplingParams
 
+_GREEDY = SamplingParams(temperature=0.0)
 _OPEN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 _NUM_TOKENS = 256
+_CHAIN = 4  # tokens that a head is let draft in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,36 +41,65 @@ class Measured:
     sampled_kept: float
 
 
-def measure(target: Path, draft: Path, words: NDArray[np.int64], seed: int) -> Measured:
+@dataclass(frozen=True, slots=True)
+class MeasuredHead(Measured):
+    """agreement and overlap are those with the target's rows; chained: the agreement of what
+    the head says with its own rows, at the second to fourth token that it drafts in a row."""
+
+    chained: float
+
+
+def measure_draft(target: Path, draft: Path, words: NDArray[np.int64], seed: int) -> Measured:
     """Decode the same random words with both models, then answer with both."""
     random = np.random.default_rng(seed)
     tokens = random.choice(words, _NUM_TOKENS).tolist()
     rows, draft_rows = _logits(target, tokens), _logits(draft, tokens)
-    shared = min(rows.shape[1], draft_rows.shape[1])
-    entropies, agreements, overlaps = [], [], []
-    for row, draft_row in zip(rows, draft_rows, strict=True):
-        probs = filtered_distribution(row[:shared], _OPEN).probs
-        draft_probs = filtered_distribution(draft_row[:shared], _OPEN).probs
-        some = probs[probs > 0.0]
-        entropies.append(-some @ np.log(some))
-        agreements.append(probs.argmax() == draft_probs.argmax())
-        overlaps.append(np.minimum(probs, draft_probs).sum())
-    kept = []
     with localspec.load(
-        target=target, draft=draft, draft_tokens=1, context_length=512
+        target=target, draft=draft, draft_tokens=1, context_length=2 * _NUM_TOKENS
     ) as engine:
-        for sampling in (SamplingParams(temperature=0.0), _OPEN):
-            reply = engine.generate(
-                tokens[-1:], sampling=sampling, seed=seed, max_tokens=_NUM_TOKENS
-            )
-            kept.append(reply.stats.acceptance_rate)
-    return Measured(
-        entropy=float(np.mean(entropies)),
-        agreement=float(np.mean(agreements)),
-        overlap=float(np.mean(overlaps)),
-        greedy_kept=kept[0],
-        sampled_kept=kept[1],
-    )
+        kept = _kept(engine, tokens[-1], seed)
+    return Measured(*_compared(zip(rows, draft_rows, strict=True)), *kept)
+
+
+def measure_head(target: Path, head: Path | None, seed: int) -> MeasuredHead:
+    """Sample a text, let the head draft along it, then answer. head: a file of its own."""
+    with localspec.load(
+        target=target,
+        head=head,
+        proposer="head",
+        draft_tokens=1,
+        context_length=2 * _NUM_TOKENS,
+    ) as engine:
+        start = engine.vocabulary.tokenize("Once", parse_special=False)
+        kept = _kept(engine, start[-1], seed)
+        reply = engine.generate(start, sampling=_OPEN, seed=seed, max_tokens=_NUM_TOKENS)
+    pairs = _drafted_along(target, head, [*start, *reply.token_ids])
+    entropy, agreement, overlap = _compared(pairs[::_CHAIN])
+    chained = [pair for place in range(1, _CHAIN) for pair in pairs[place::_CHAIN]]
+    return MeasuredHead(entropy, agreement, overlap, *kept, _compared(chained)[1])
+
+
+def _kept(engine: Engine, start: int, seed: int) -> list[float]:
+    """Accepted ÷ proposed, greedy and sampled."""
+    replies = [
+        engine.generate([start], sampling=sampling, seed=seed, max_tokens=_NUM_TOKENS)
+        for sampling in (_GREEDY, _OPEN)
+    ]
+    return [reply.stats.acceptance_rate for reply in replies]
+
+
+def _compared(pairs: Iterable[tuple[Logits, Logits]]) -> tuple[float, float, float]:
+    """Mean entropy, agreement and overlap of pairs of rows: the target's and the other's."""
+    found = []
+    for row, other in pairs:
+        shared = min(len(row), len(other))
+        probs = filtered_distribution(row[:shared], _OPEN).probs
+        other_probs = filtered_distribution(other[:shared], _OPEN).probs
+        some = probs[probs > 0.0]
+        same = probs.argmax() == other_probs.argmax()
+        found.append((-some @ np.log(some), same, np.minimum(probs, other_probs).sum()))
+    entropy, agreement, overlap = np.mean(found, axis=0).tolist()
+    return entropy, agreement, overlap
 
 
 def _logits(path: Path, tokens: list[int]) -> Logits:
@@ -73,3 +110,42 @@ def _logits(path: Path, tokens: list[int]) -> Logits:
         return model.decode(tokens, len(tokens)).copy()
     finally:
         model.close()
+
+
+def _drafted_along(
+    path: Path, head_path: Path | None, tokens: list[int]
+) -> list[tuple[Logits, Logits]]:
+    """The target's and the head's row after each token but the first few.
+
+    The head has the target's row at every _CHAIN-th of them, and its own in between.
+    """
+    options = LlamaOptions(
+        context_length=len(tokens), max_outputs=_CHAIN, with_head=head_path is None
+    )
+    facts = head_facts(check_model_file(head_path or path))
+    assert facts is not None
+    target = LlamaModel.open(path, options)
+    try:
+        head = open_head(target, head_path, options, facts)
+        try:
+            return _chains(target, head, tokens)
+        finally:
+            head.close()
+    finally:
+        target.close()
+
+
+def _chains(
+    target: LlamaModel, head: LlamaHead, tokens: list[int]
+) -> list[tuple[Logits, Logits]]:
+    target.decode(tokens[:_CHAIN], 0)
+    pairs: list[tuple[Logits, Logits]] = []
+    for begin in range(_CHAIN, len(tokens) - _CHAIN + 1, _CHAIN):
+        # What was accepted, and the first token that the target has not seen.
+        drafted = [head.decode(tokens[head.num_cached : begin + 1], 1)[0].copy()]
+        for token in tokens[begin + 1 : begin + _CHAIN]:
+            drafted.append(head.decode([token], 1)[0].copy())
+        head.truncate(begin + 1)
+        rows = target.decode(tokens[begin : begin + _CHAIN], _CHAIN).copy()
+        pairs += zip(rows, drafted, strict=True)
+    return pairs

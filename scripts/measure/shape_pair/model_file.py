@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -15,9 +16,32 @@ from numpy.typing import NDArray
 
 from localspec.errors import OptionError
 from shape_pair import blocks
-from shape_pair.shapes import Shape
+from shape_pair.head_weights import reading_matrix
+from shape_pair.layers import layer_tensors
+from shape_pair.shapes import Recurrence, Shape
 from shape_pair.vocabulary import WordList, add_tokenizer
 from shape_pair.weights import Ends
+
+
+class Parts(enum.Enum):
+    """What a file holds of a model: all but a head, the head with what it needs, or both."""
+
+    TRUNK = enum.auto()
+    HEAD = enum.auto()
+    WHOLE = enum.auto()
+
+
+class Contents(NamedTuple):
+    """What is in a file. quantization: one of QUANTIZATIONS."""
+
+    shape: Shape
+    quantization: str
+    parts: Parts
+
+    @property
+    def num_blocks(self) -> int:
+        """Layers as the header counts them: with the head's."""
+        return self.shape.num_layers + (self.parts is not Parts.TRUNK)
 
 
 @dataclass(frozen=True)
@@ -40,30 +64,33 @@ class Tensor:
         return int(np.prod(self.stored_shape)) * (4 if self.kind is Kind.F32 else 1)
 
 
-def tensors(shape: Shape, quantization: str) -> list[Tensor]:
+def tensors(contents: Contents) -> list[Tensor]:
     """Every tensor, in the file's order."""
+    shape, quantization, parts = contents
     width, vocab = shape.width, shape.vocab_size
-    head = blocks.fitting(blocks.head_kind(quantization), width)
+    output = blocks.fitting(blocks.head_kind(quantization), width)
     listed = [
         Tensor("token_embd.weight", Kind.Q8_0, (vocab, width)),
         Tensor("output_norm.weight", Kind.F32, (width,)),
-        Tensor("output.weight", head, (vocab, width)),
+        Tensor("output.weight", output, (vocab, width)),
     ]
-    for layer in range(shape.num_layers):
-        for name, (rows, columns) in shape.matrices().items():
+    first = shape.num_layers if parts is Parts.HEAD else 0
+    for layer in range(first, contents.num_blocks):
+        matrices, vectors = layer_tensors(shape, layer)
+        for name, sizes in matrices.items():
             kind = blocks.layer_kind(quantization, name, layer, shape.num_layers)
-            kind = blocks.fitting(kind, columns)
-            listed.append(Tensor(f"blk.{layer}.{name}.weight", kind, (rows, columns)))
-            if name in ("attn_q", "attn_k", "attn_v"):
-                listed.append(Tensor(f"blk.{layer}.{name}.bias", Kind.F32, (rows,)))
-        for name in ("attn_norm", "ffn_norm"):
-            listed.append(Tensor(f"blk.{layer}.{name}.weight", Kind.F32, (width,)))
+            kind = blocks.fitting(kind, sizes[1])
+            if name == "nextn.eh_proj":
+                kind = blocks.exact_kind(quantization)
+            listed.append(Tensor(f"blk.{layer}.{name}.weight", kind, sizes))
+        for name, sizes in vectors.items():
+            listed.append(Tensor(f"blk.{layer}.{name}", Kind.F32, sizes))
     return listed
 
 
-def check_room(folder: Path, shapes: list[tuple[Shape, str]]) -> None:
-    """Raises OptionError if files of these shapes and quantizations do not fit the disk."""
-    needed = sum(t.num_bytes for shape, kind in shapes for t in tensors(shape, kind))
+def check_room(folder: Path, files: list[Contents]) -> None:
+    """Raises OptionError if such files do not fit the disk."""
+    needed = sum(tensor.num_bytes for contents in files for tensor in tensors(contents))
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OptionError(
@@ -72,15 +99,14 @@ def check_room(folder: Path, shapes: list[tuple[Shape, str]]) -> None:
         )
 
 
-def write_model(
-    path: Path, shape: Shape, quantization: str, words: WordList, ends: Ends, seed: int
-) -> None:
+def write_model(path: Path, contents: Contents, words: WordList, ends: Ends, seed: int) -> None:
     """A complete file at `path`; under another name until it is complete."""
     part = path.with_name(path.name + ".part")
-    listed = tensors(shape, quantization)
-    writer = gguf.GGUFWriter(part, "qwen2")
-    _add_header(writer, path.stem, shape, quantization)
-    add_tokenizer(writer, shape, words)
+    listed = tensors(contents)
+    writer = gguf.GGUFWriter(part, contents.shape.architecture)
+    writer.add_name(path.stem)
+    _add_header(writer, contents)
+    add_tokenizer(writer, contents.shape, words)
     for tensor in listed:
         kind = np.dtype(np.float32 if tensor.kind is Kind.F32 else np.uint8)
         writer.add_tensor_info(
@@ -95,19 +121,43 @@ def write_model(
     part.replace(path)
 
 
-def _add_header(writer: gguf.GGUFWriter, name: str, shape: Shape, quantization: str) -> None:
-    writer.add_name(name)
+def _add_header(writer: gguf.GGUFWriter, contents: Contents) -> None:
+    shape = contents.shape
+    writer.add_file_type(blocks.QUANTIZATIONS[contents.quantization][1])
     writer.add_description("Real shape, invented text: for measuring speed only.")
-    writer.add_file_type(blocks.QUANTIZATIONS[quantization][1])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_context_length(shape.context_length)
     writer.add_embedding_length(shape.width)
-    writer.add_block_count(shape.num_layers)
+    writer.add_block_count(contents.num_blocks)
     writer.add_feed_forward_length(shape.hidden)
     writer.add_head_count(shape.num_heads)
     writer.add_head_count_kv(shape.num_kv_heads)
     writer.add_rope_freq_base(1e6)
     writer.add_layer_norm_rms_eps(1e-6)
+    if shape.has_head:
+        writer.add_key_length(shape.head_width)
+        writer.add_value_length(shape.head_width)
+    if shape.architecture == "hy_v3":
+        writer.add_rope_dimension_count(shape.head_width)
+        writer.add_expert_feed_forward_length(shape.hidden)  # asked for, though all is dense
+    if shape.recurrence is not None:
+        _add_recurrence(writer, shape, shape.recurrence)
+    if contents.parts is not Parts.TRUNK:
+        writer.add_uint32(f"{shape.architecture}.nextn_predict_layers", 1)
+
+
+def _add_recurrence(writer: gguf.GGUFWriter, shape: Shape, sizes: Recurrence) -> None:
+    # A quarter of each attention head is turned, by positions of three kinds.
+    turned = shape.head_width // 4
+    section = turned // 6
+    writer.add_rope_dimension_count(turned)
+    writer.add_rope_dimension_sections([turned // 2 - 2 * section, section, section, 0])
+    writer.add_ssm_conv_kernel(sizes.taps)
+    writer.add_ssm_inner_size(sizes.inner)
+    writer.add_ssm_state_size(sizes.head_width)
+    writer.add_ssm_time_step_rank(sizes.num_value_heads)
+    writer.add_ssm_group_count(sizes.num_key_heads)
+    writer.add_uint32(f"{shape.architecture}.full_attention_interval", sizes.interval)
 
 
 def _contents(listed: list[Tensor], ends: Ends, seed: int) -> Iterator[NDArray[Any]]:
@@ -120,12 +170,21 @@ def _contents(listed: list[Tensor], ends: Ends, seed: int) -> Iterator[NDArray[A
     for tensor in listed:
         if tensor.name in given:
             yield given[tensor.name]
-        elif tensor.name.endswith("norm.weight"):
-            yield np.ones(tensor.shape, dtype=np.float32)
+        elif tensor.name.endswith("nextn.eh_proj.weight"):
+            yield reading_matrix(seed, tensor.shape[0], tensor.kind)
         elif tensor.kind is Kind.F32:
-            yield np.zeros(tensor.shape, dtype=np.float32)
-        elif "attn_output" in tensor.name or "ffn_down" in tensor.name:
+            yield np.full(tensor.shape, _number(tensor.name), dtype=np.float32)
+        elif any(name in tensor.name for name in ("attn_output", "ssm_out", "ffn_down")):
             # What the layer computed goes no further: see the package's docstring.
             yield np.zeros(tensor.stored_shape, dtype=np.uint8)
         else:
             yield matrices.matrix(tensor.kind, *tensor.shape)
+
+
+def _number(name: str) -> float:
+    """What every number of a small tensor is."""
+    if name.endswith("norm.weight"):
+        return 1.0
+    if name.endswith("ssm_a"):
+        return -1.0  # a state fades, else it would grow
+    return 0.25 if name.endswith("ssm_conv1d.weight") else 0.0

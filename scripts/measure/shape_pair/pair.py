@@ -1,4 +1,4 @@
-"""A pair of files, made if they are not there."""
+"""A target, and a draft or a head for it: files that are made if they are not there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 
 from localspec.errors import OptionError
 from shape_pair import blocks
-from shape_pair.bigrams import Bigrams, TextSpec
-from shape_pair.model_file import check_room, write_model
+from shape_pair.bigrams import PHASES, Bigrams, TextSpec
+from shape_pair.head_weights import make_head_ends
+from shape_pair.model_file import Contents, Parts, check_room, write_model
 from shape_pair.shapes import SHAPES
-from shape_pair.vocabulary import WordList, invent
+from shape_pair.vocabulary import invent
 from shape_pair.weights import make_ends
 
 
@@ -28,24 +29,48 @@ class PairSpec:
         if SHAPES[self.target].num_ordinary != SHAPES[self.draft].num_ordinary:
             raise OptionError(
                 f"{self.target} and {self.draft} have different vocabularies",
-                "The tiny shape goes with itself only.",
+                "Tiny shapes go with tiny ones only.",
+            )
+        if SHAPES[self.draft].has_head:
+            raise OptionError(
+                f"{self.draft} is a shape of targets", "Choose a draft of Qwen2.5's shapes."
             )
 
     def target_name(self) -> str:
         """Says everything that the file depends on: not the agreement, so drafts share it."""
-        return f"{self.target}-{self.quantization}-{self._text_name()}.gguf"
+        return f"{self.target}-{self.quantization}-{_text_name(self.target, self.text)}.gguf"
 
     def draft_name(self) -> str:
-        shares = "-".join(f"{share:g}" for share in self.text.agreement)
-        return (
-            f"{self.draft}-{self.draft_quantization}-{self._text_name()}-agreement{shares}.gguf"
-        )
+        text = _text_name(self.target, self.text)
+        shares = _shares(self.text)
+        return f"{self.draft}-{self.draft_quantization}-{text}-agreement{shares}.gguf"
 
-    def _text_name(self) -> str:
-        text = self.text
-        turn = f"-turn{text.turn}" if text.turn > 1 else ""
-        period = f"-period{text.period}" if text.period else ""
-        return f"entropy{text.entropy:g}{turn}{period}-seed{text.seed}"
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """A target with a head. is_apart: whether the head has a file of its own."""
+
+    target: str
+    quantization: str
+    text: TextSpec
+    is_apart: bool
+
+    def __post_init__(self) -> None:
+        if not SHAPES[self.target].has_head:
+            names = ", ".join(name for name, shape in SHAPES.items() if shape.has_head)
+            raise OptionError(f"{self.target} has no head", f"Choose one of {names}.")
+
+    def target_name(self) -> str:
+        text = _text_name(self.target, self.text)
+        head = "" if self.is_apart else f"-head{_shares(self.text)}"
+        return f"{self.target}-{self.quantization}-{text}{head}.gguf"
+
+    def head_name(self) -> str:
+        """Of a file of its own."""
+        text = _text_name(self.target, self.text)
+        return (
+            f"mtp-{self.target}-{self.quantization}-{text}-agreement{_shares(self.text)}.gguf"
+        )
 
 
 def make_pair(spec: PairSpec, folder: Path) -> tuple[Path, Path]:
@@ -53,35 +78,76 @@ def make_pair(spec: PairSpec, folder: Path) -> tuple[Path, Path]:
 
     The same spec gives the same bytes. Raises OptionError if the disk is too small.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     target, draft = folder / spec.target_name(), folder / spec.draft_name()
-    wanted = [
-        (target, spec.target, spec.quantization),
-        (draft, spec.draft, spec.draft_quantization),
-    ]
-    missing = [(SHAPES[shape], kind) for path, shape, kind in wanted if not path.exists()]
-    check_room(folder, missing)
-    words = invent(SHAPES[spec.target].num_ordinary)
-    if not target.exists():
-        _make(target, spec.target, spec.quantization, words, spec.text, is_draft=False)
-    if not draft.exists():
-        _make(draft, spec.draft, spec.draft_quantization, words, spec.text, is_draft=True)
+    _make_missing(
+        {
+            target: Contents(SHAPES[spec.target], spec.quantization, Parts.TRUNK),
+            draft: Contents(SHAPES[spec.draft], spec.draft_quantization, Parts.TRUNK),
+        },
+        spec.target,
+        spec.text,
+        draft,
+    )
     return target, draft
 
 
-def _make(
-    path: Path,
-    shape_name: str,
-    quantization: str,
-    words: WordList,
-    text: TextSpec,
-    *,
-    is_draft: bool,
+def make_with_head(spec: HeadSpec, folder: Path) -> tuple[Path, Path | None]:
+    """The paths of the target and of its head, None if that is in the target's file.
+
+    As `make_pair`.
+    """
+    shape, kind = SHAPES[spec.target], spec.quantization
+    target, head = folder / spec.target_name(), folder / spec.head_name()
+    if spec.is_apart:
+        files = {
+            target: Contents(shape, kind, Parts.TRUNK),
+            head: Contents(shape, kind, Parts.HEAD),
+        }
+    else:
+        files = {target: Contents(shape, kind, Parts.WHOLE)}
+    _make_missing(files, spec.target, spec.text, None)
+    return target, head if spec.is_apart else None
+
+
+def _make_missing(
+    files: dict[Path, Contents], target: str, text: TextSpec, draft: Path | None
 ) -> None:
-    shape = SHAPES[shape_name]
-    bigrams = Bigrams(text, words.words, shape.vocab_size)
+    """draft: the one among the files that is a draft model."""
+    missing = {path: contents for path, contents in files.items() if not path.exists()}
+    for path in missing:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_room(path.parent, list(missing.values()))
+    for path, contents in missing.items():
+        _make(path, contents, text, num_phases=_num_phases(target), is_draft=path == draft)
+
+
+def _make(
+    path: Path, contents: Contents, text: TextSpec, *, num_phases: int, is_draft: bool
+) -> None:
+    shape = contents.shape
+    words = invent(shape.num_ordinary)
+    bigrams = Bigrams(text, words.words, shape.vocab_size, num_phases)
     seed = 2 * text.seed + is_draft  # else the two models' weights would be the same
-    head = blocks.fitting(blocks.head_kind(quantization), shape.width)
-    followers = bigrams.draft_followers if is_draft else bigrams.target_followers
-    ends = make_ends(seed, head, shape.width, shape.vocab_size, bigrams.logits, followers)
-    write_model(path, shape, quantization, words, ends, seed)
+    kind = blocks.fitting(blocks.head_kind(contents.quantization), shape.width)
+    if shape.has_head:
+        with_head = contents.parts is not Parts.TRUNK
+        ends = make_head_ends(seed, kind, shape, bigrams, with_head=with_head)
+    else:
+        followers = bigrams.draft_followers if is_draft else bigrams.target_followers
+        ends = make_ends(seed, kind, shape.width, shape.vocab_size, bigrams.logits, followers)
+    write_model(path, contents, words, ends, seed)
+
+
+def _num_phases(target: str) -> int:
+    return PHASES if SHAPES[target].has_head else 1
+
+
+def _shares(text: TextSpec) -> str:
+    return "-".join(f"{share:g}" for share in text.agreement)
+
+
+def _text_name(target: str, text: TextSpec) -> str:
+    turn = f"-turn{text.turn}" if text.turn > 1 else ""
+    period = f"-period{text.period}" if text.period else ""
+    phases = f"-phases{PHASES}" if _num_phases(target) > 1 else ""
+    return f"entropy{text.entropy:g}{turn}{period}{phases}-seed{text.seed}"

@@ -1,0 +1,28 @@
+"""The models that an engine owns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from localspec.llama.head import LlamaHead
+    from localspec.llama.model import LlamaModel
+
+
+class Models(NamedTuple):
+    """A target, and what may draft for it."""
+
+    target: LlamaModel
+    draft: LlamaModel | None
+    head: LlamaHead | None
+
+    @property
+    def saved(self) -> list[LlamaModel]:
+        """Those whose caches are kept of texts that wait: a head's is soon read again."""
+        return [self.target] if self.draft is None else [self.target, self.draft]
+
+    @property
+    def all(self) -> list[LlamaModel | LlamaHead]:
+        """In the order in which they are opened."""
+        heads = [] if self.head is None else [self.head]
+        return [*self.saved, *heads]

@@ -1,0 +1,188 @@
+"""What an engine is opened from: files, or an application's `Llama` objects, with options."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from localspec.errors import OptionError, PairError
+from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.head import check_target, head_facts, head_misfit
+from localspec.gguf_file.header import Header
+from localspec.llama.options import LlamaOptions
+from localspec.models.hub import locate, locate_source
+from localspec.models.preset import Preset, Role
+from localspec.models.presets import preset_to_load
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS, Drafting
+
+if TYPE_CHECKING:
+    from localspec.llama.model import Llama
+
+    ModelSource = str | os.PathLike[str] | Llama
+
+logger = logging.getLogger(__name__)
+
+
+class Source(NamedTuple):
+    """A model to be opened: of a file with this header, or an application's `Llama`."""
+
+    role: Role
+    header: Header | None
+    llama: Llama | None
+    options: LlamaOptions
+
+
+def named_sources(
+    preset: str | None, named: dict[Role, ModelSource | None]
+) -> tuple[dict[Role, ModelSource], Preset | None]:
+    """A path or a `Llama` for each role that is there, and the preset that names them, if any.
+
+    Raises what naming a model does: PresetError, OptionError.
+    """
+    chosen = preset_to_load(preset, named["target"], named["draft"], named["head"])
+    if chosen is not None:
+        located = locate(chosen)
+        named = {
+            "target": located.target,
+            "draft": located.draft,
+            "head": located.head,
+        }
+    draft = named["draft"]
+    is_file = isinstance(draft, str | os.PathLike)  # which is opened twice if need be
+    if draft is not None and draft is named["target"] and not is_file:
+        raise OptionError(
+            "target and draft are the same Llama object, which holds one text",
+            "Create a second one for the draft, or name a file for it.",
+        )
+    return {
+        role: _located(source, role) for role, source in named.items() if source is not None
+    }, chosen
+
+
+def _located(source: ModelSource, role: Role) -> ModelSource:
+    """The path of a file that is here, or the model that an application has loaded."""
+    if isinstance(source, str):
+        return locate_source(source, role)
+    if isinstance(source, os.PathLike) and isinstance(os.fspath(source), str):
+        return source
+    from localspec.llama.model import Llama
+
+    if not isinstance(source, Llama) or role == "head":
+        raise OptionError(
+            f"the {role} is {source!r}, neither a path nor a name"
+            f"{'' if role == 'head' else ' nor a llama_cpp.Llama'}",
+            "Give the path of a GGUF file, or a name as hf:owner/repo/file.gguf.",
+        )
+    return source
+
+
+def chosen_sources(
+    found: dict[Role, ModelSource],
+    drafting: Drafting,
+    target_options: LlamaOptions,
+    draft_options: LlamaOptions,
+) -> list[Source]:
+    """What is to be opened of it, in this order: the target, a draft, a head's own file.
+
+    A head's file that is given as a draft is taken for what it is. Raises PairError for a head
+    that does not fit the target, ModelFileError.
+    """
+    if drafting.is_off:
+        found = {"target": found["target"]}
+    options: dict[Role, LlamaOptions] = {
+        "target": _for_target(target_options, drafting),
+        "draft": replace(draft_options, max_outputs=REPLAY_TOKENS, num_snapshots=0),
+        # It has the target's settings.
+        "head": replace(target_options, max_outputs=REPLAY_TOKENS, num_snapshots=0),
+    }
+    sources = _by_role(_source(role, model, options[role]) for role, model in found.items())
+    target, draft, head = sources["target"], sources.get("draft"), sources.get("head")
+    if target.header is not None:
+        check_target(target.header)
+    can_have_head = drafting.needs_head and _has_functions_for_heads()
+    if not can_have_head:
+        head = None
+    if head is not None:
+        _check_head(target, head)
+    if not drafting.needs_draft_model:
+        draft = None
+    if head is not None or not can_have_head:
+        target = target._replace(options=replace(target.options, with_head=False))
+    return [source for source in (target, draft, head) if source is not None]
+
+
+def _source(role: Role, model: ModelSource, options: LlamaOptions) -> Source:
+    if isinstance(model, str | os.PathLike):
+        return Source(role, check_model_file(Path(model)), None, options)
+    return Source(role, None, model, replace(options, with_head=False))
+
+
+def _by_role(sources: Iterable[Source]) -> dict[Role, Source]:
+    found = {source.role: source for source in sources}
+    draft = found.get("draft")
+    facts = None if draft is None or draft.header is None else head_facts(draft.header)
+    if draft is None or facts is None or not facts.is_apart:
+        return found
+    if other := found.get("head"):
+        raise PairError(
+            f"two heads are given: {_name(draft)} as the draft, and {_name(other)}",
+            "Choose one of them.",
+        )
+    del found["draft"]
+    target_options = found["target"].options
+    options = replace(target_options, max_outputs=REPLAY_TOKENS, num_snapshots=0)
+    found["head"] = draft._replace(role="head", options=options)
+    return found
+
+
+def _name(source: Source) -> str:
+    return str(source.header.path) if source.header else "a Llama object"
+
+
+def _check_head(target: Source, head: Source) -> None:
+    """Raise PairError, before libllama sees the file, if it is no head or not the target's."""
+    assert head.header is not None
+    why = "the target is a Llama object, whose rows it cannot read: name the target's file"
+    if target.header is not None:
+        why = head_misfit(target.header, head.header)
+    if why:
+        raise PairError(
+            f"{head.header.path} cannot draft for the target: {why}",
+            "Choose the head that was made for this very model, or leave it out.",
+        )
+
+
+def _has_functions_for_heads() -> bool:
+    from localspec.llama.nextn import missing_functions  # loads libllama
+
+    if missing := missing_functions():
+        logger.warning("heads are off: this libllama lacks %s", ", ".join(missing))
+    return not missing
+
+
+def _for_target(options: LlamaOptions, drafting: Drafting) -> LlamaOptions:
+    """The options with what the loop asks of a target."""
+    snapshots = options.num_snapshots
+    if snapshots is None:
+        snapshots = 0 if drafting.is_off else drafting.num_draft_tokens
+    return replace(options, max_outputs=MAX_DRAFT_TOKENS + 1, num_snapshots=snapshots)
+
+
+def progress_shares(
+    sources: list[Source], progress: Callable[[float], None]
+) -> list[Callable[[float], None]]:
+    """A callback for each load; together they report 0 … 1, by the sizes of the files."""
+    sizes = [
+        os.path.getsize(source.header.path) if source.header is not None else 0
+        for source in sources
+    ]
+    total = sum(sizes) or 1
+
+    def share(before: int, size: int) -> Callable[[float], None]:
+        return lambda fraction: progress((before + fraction * size) / total)
+
+    return [share(sum(sizes[:index]), size) for index, size in enumerate(sizes)]

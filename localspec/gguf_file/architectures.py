@@ -1,0 +1,120 @@
+"""What libllama does with architectures that are not plain decoders, a line for each.
+
+Read off src/llama-arch.cpp and src/models/ of llama.cpp; names are those in files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+class State(Enum):
+    """Which layers carry on a recurrent state."""
+
+    NONE = "none"
+    SOME = "some"
+    ALL = "all"
+
+
+class HeadGraph(Enum):
+    """How libllama computes MTP layers, if it does (LLM_GRAPH_TYPE_DECODER_MTP).
+
+    ONE: a file with more than one ends the process. CHAIN: each of them drafts one token.
+    SHARED: all of them at once, with the keys and values of the target's last layers.
+    """
+
+    NONE = "none"
+    ONE = "one"
+    CHAIN = "chain"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """What is special of one; as it stands, of all that `architecture` does not know.
+
+    has_snapshots: libllama can keep the last states (llm_arch_supports_rs_rollback).
+    is_head: there are no layers of a model in its files. head_of: the architecture that it
+    drafts for, if not its own. is_head_required: a file whose header states MTP layers does
+    not load without their tensors. is_cropped: a head's decode gives rows of its outputs
+    only, and asked for those of all tokens it ends the process; the others give rows of all
+    tokens, and asked for those of outputs wrong ones. loaded_anyway: how
+    the names of those tensors of an MTP layer begin that are loaded also without the head.
+    """
+
+    state: State = State.NONE
+    has_snapshots: bool = False
+    head_graph: HeadGraph = HeadGraph.NONE
+    is_head: bool = False
+    head_of: str = ""
+    is_head_required: bool = False
+    is_cropped: bool = False
+    loaded_anyway: tuple[str, ...] = ()
+
+
+_PLAIN = Architecture()
+_RECURRENT = Architecture(state=State.ALL)
+_HYBRID = Architecture(state=State.SOME)
+_HYBRID_BACK = Architecture(state=State.SOME, has_snapshots=True)
+_NO_GRAPH = Architecture(is_head_required=True)
+_ONE = Architecture(head_graph=HeadGraph.ONE)
+_ONE_HYBRID = replace(_HYBRID_BACK, head_graph=HeadGraph.ONE, is_head_required=True)
+_HEAD = Architecture(is_head=True)
+
+_TABLES = ("nextn.embed_tokens", "nextn.shared_head")
+_FFN = ("ffn_gate", "ffn_up", "ffn_down", "exp_probs_b")
+_ATTENTION = ("attn_q_norm", "attn_k_norm", "attn_gate")
+
+_SPECIAL = {
+    "arwkv7": _RECURRENT,
+    "bailingmoe2": _NO_GRAPH,
+    "bailingmoe3": replace(_HYBRID_BACK, head_graph=HeadGraph.ONE),
+    "cohere2moe": replace(_ONE, loaded_anyway=_TABLES),
+    "deepseek2": _ONE,
+    "deepseek32": _ONE,
+    "deepseek4": replace(_HYBRID_BACK, head_graph=HeadGraph.ONE, is_cropped=True),
+    "dflash": _HEAD,
+    "eagle3": _HEAD,
+    "exaone-moe": _NO_GRAPH,
+    "exaone4": _NO_GRAPH,
+    "falcon-h1": _HYBRID,
+    "gemma4-assistant": Architecture(
+        head_graph=HeadGraph.SHARED, is_head=True, head_of="gemma4", is_cropped=True
+    ),
+    "glm-dsa": _ONE,
+    "glm4": _NO_GRAPH,
+    "glm4moe": _ONE,
+    "glm5-next": replace(_HYBRID_BACK, is_head_required=True),
+    "granitehybrid": _HYBRID,
+    "hy_v3": Architecture(head_graph=HeadGraph.CHAIN, loaded_anyway=(*_TABLES, *_FFN)),
+    "jamba": _HYBRID,
+    "kimi-k3": _HYBRID_BACK,
+    "kimi-linear": _HYBRID,
+    "lfm2": _HYBRID_BACK,
+    "lfm2moe": _HYBRID_BACK,
+    "mamba": _RECURRENT,
+    "mamba2": _RECURRENT,
+    "mimo2": Architecture(head_graph=HeadGraph.CHAIN, is_cropped=True),
+    "minimax-01": _HYBRID,
+    "nemotron_h": replace(_HYBRID_BACK, is_head_required=True),
+    "nemotron_h_moe": _ONE_HYBRID,
+    "plamo2": _HYBRID,
+    "qwen35": _ONE_HYBRID,
+    "qwen35moe": _ONE_HYBRID,
+    "qwen3next": replace(_ONE_HYBRID, has_snapshots=False, is_cropped=True),
+    "qwen4exp": _HYBRID_BACK,
+    "rwkv6": _RECURRENT,
+    "rwkv6qwen2": _RECURRENT,
+    "rwkv7": _RECURRENT,
+    "step35": Architecture(
+        head_graph=HeadGraph.CHAIN,
+        is_cropped=True,
+        loaded_anyway=(*_TABLES, *_FFN, *_ATTENTION),
+    ),
+}
+
+
+def architecture(name: str) -> Architecture:
+    """What is known of the one of that name, which need not be in the table."""
+    return _SPECIAL.get(name, _PLAIN)

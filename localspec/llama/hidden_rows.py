@@ -1,0 +1,87 @@
+"""The rows of a target that a trained head reads: those of its latest tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localspec.llama.handle import Handle
+from localspec.llama.library import llama_cpp
+from localspec.llama.nextn import require_nextn_functions
+
+Rows = NDArray[np.float32]
+
+NUM_KEPT_ROWS = 512  # a head that has rested that long begins anew; some MB
+
+
+class HiddenRows:
+    """A ring of the last `capacity` rows of `width` float32 each, by position in the text.
+
+    Those of first … end - 1 are there. A row is the target's before its output head, at a
+    token that it has cached; what leaves the cache leaves here.
+    """
+
+    def __init__(self, width: int, capacity: int) -> None:
+        self.first = self.end = 0
+        self.width = width
+        self.capacity = capacity
+        self._ring: Rows = np.empty((capacity, width), dtype=np.float32)
+
+    def put(self, position: int, rows: Rows) -> None:
+        """Rows (n, width) of the tokens from a position on, which is not before the last."""
+        if position != self.end:
+            self.first = position
+        self.end = position + len(rows)
+        rows = rows[-self.capacity :]
+        self.first = max(self.first, self.end - self.capacity)
+        for part, place in self._parts(self.end - len(rows), len(rows)):
+            self._ring[place] = rows[part]
+
+    def copy_to(self, out: Rows, position: int) -> None:
+        """Fill `out` (n, width) with the rows from a position on, all of which are there."""
+        for part, place in self._parts(position, len(out)):
+            out[part] = self._ring[place]
+
+    def truncate(self, num_cached: int) -> None:
+        """Forget those of tokens that are not cached any more."""
+        self.end = min(self.end, num_cached)
+        self.first = min(self.first, self.end)
+
+    def go_on_at(self, position: int) -> None:
+        """Forget all of them: the next one is of that position."""
+        self.first = self.end = position
+
+    def _parts(self, position: int, count: int) -> list[tuple[slice, slice]]:
+        """Where rows from a position on are in a list of them, and where in the ring."""
+        begin = position % self.capacity
+        before_edge = min(count, self.capacity - begin)
+        return [
+            (slice(0, before_edge), slice(begin, begin + before_edge)),
+            (slice(before_edge, count), slice(0, count - before_edge)),
+        ]
+
+
+class TargetRows(HiddenRows):
+    """The rows of a context, taken over after each of its decodes."""
+
+    def __init__(self, handle: Handle) -> None:
+        super().__init__(int(llama_cpp.llama_model_n_embd_out(handle.model)), NUM_KEPT_ROWS)
+        self._functions = require_nextn_functions()
+        self._handle = handle
+        self._is_taken = False
+
+    def begin_decode(self, num_to_come: int) -> None:
+        """Tell libllama whether to give the rows of a decode that num_to_come tokens follow.
+
+        Those of a long prompt, but for its end, would leave again before a head can read them;
+        to give them, or in case, libllama computes all of the last layer.
+        """
+        self._is_taken = num_to_come < self.capacity
+        is_masked = not self._is_taken  # to the rows of logits, of which there are few
+        self._functions.set_embeddings_nextn(self._handle.context, self._is_taken, is_masked)
+
+    def add(self, position: int, count: int) -> None:
+        """So many tokens from a position on were decoded."""
+        if self._is_taken:
+            rows = self._functions.get_embeddings_nextn(self._handle.context)
+            self.put(position, np.ctypeslib.as_array(rows, (count, self.width)))

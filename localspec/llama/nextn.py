@@ -1,0 +1,84 @@
+"""libllama's functions for heads that come with a model, which its public header lacks.
+
+They are exported under C++ names, change from version to version, and may be missing: each is
+looked up by itself, and without one of them there are no heads. Names of Linux and macOS, of
+Windows, and plain ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from localspec.errors import EngineError
+from localspec.llama import native
+from localspec.llama.library import llama_cpp
+
+_CONTEXT = ctypes.c_void_p
+_ROWS = ctypes.POINTER(ctypes.c_float)
+_FUNCTIONS: dict[str, tuple[str, str, list[Any], Any]] = {
+    "set_embeddings_nextn": (
+        "_Z26llama_set_embeddings_nextnP13llama_contextbb",
+        "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
+        [_CONTEXT, ctypes.c_bool, ctypes.c_bool],
+        None,
+    ),
+    "get_embeddings_nextn": (
+        "_Z26llama_get_embeddings_nextnP13llama_context",
+        "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
+        [_CONTEXT],
+        _ROWS,
+    ),
+    "set_nextn_layer_offset": (
+        "_Z28llama_set_nextn_layer_offsetP13llama_contexti",
+        "?llama_set_nextn_layer_offset@@YAXPEAUllama_context@@H@Z",
+        [_CONTEXT, ctypes.c_int32],
+        None,
+    ),
+    "get_ctx_other": (
+        "_Z19llama_get_ctx_otherP13llama_context",
+        "?llama_get_ctx_other@@YAPEAUllama_context@@PEAU1@@Z",
+        [_CONTEXT],
+        _CONTEXT,
+    ),
+}
+
+
+class NextnFunctions(NamedTuple):
+    """What `_FUNCTIONS` names, to be called with a context first."""
+
+    set_embeddings_nextn: Callable[..., None]
+    get_embeddings_nextn: Callable[..., Any]
+    set_nextn_layer_offset: Callable[..., None]
+    get_ctx_other: Callable[..., Any]
+
+
+@functools.cache
+def missing_functions() -> tuple[str, ...]:
+    """The names of those that this build of libllama does not have."""
+    library = native.shared_library(llama_cpp)
+    return tuple(f"llama_{name}" for name in _FUNCTIONS if _found(library, name) is None)
+
+
+@functools.cache
+def require_nextn_functions() -> NextnFunctions:
+    """All of them. Raises EngineError where one is missing."""
+    if missing := missing_functions():
+        raise EngineError(
+            f"this libllama has no {', '.join(missing)}, which heads need",
+            "Install the version of llama-cpp-python that localspec was tested with.",
+        )
+    library = native.shared_library(llama_cpp)
+    return NextnFunctions(**{name: _found(library, name) for name in _FUNCTIONS})
+
+
+def _found(library: ctypes.CDLL, name: str) -> Any:
+    itanium, msvc, arguments, result = _FUNCTIONS[name]
+    for exported in (f"llama_{name}", itanium, msvc):
+        try:
+            return ctypes.CFUNCTYPE(result, *arguments)((exported, library))
+        except AttributeError:
+            continue
+    return None

@@ -1,0 +1,78 @@
+"""From a model file to libllama's pointers: the weights, and a context of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from localspec.errors import LocalspecError
+from localspec.llama import native
+from localspec.llama import params as llama_params
+from localspec.llama.huge_pages import asking_for_huge_pages
+from localspec.llama.library import complaints, llama_cpp, own_process
+from localspec.llama.options import LlamaOptions
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+Opened = TypeVar("Opened", bound=_Closes)
+
+
+def open_watched(
+    progress: Callable[[float], None], open_it: Callable[[native.LoadWatch], Opened]
+) -> Opened:
+    """What `open_it` opens, which what `progress` raises ends at once, as Ctrl-C does.
+
+    progress: called with the loaded share, 0 … 1. Raises EngineError in a fork of a process
+    that has loaded libllama.
+    """
+    own_process.require("libllama")
+    opened = None
+    with native.LoadWatch(asking_for_huge_pages(progress)) as watch:
+        try:
+            opened = open_it(watch)
+        except LocalspecError:
+            if watch.error is None:
+                raise
+    if watch.error is not None:
+        if opened is not None:
+            opened.close()
+        raise watch.error
+    assert opened is not None
+    return opened
+
+
+def load_weights(path: Path, options: LlamaOptions, watch: native.LoadWatch) -> int:
+    """libllama's pointer to the model in a file, to be freed with llama_model_free.
+
+    Raises, with libllama's own words, ModelFileError if it refuses the file and
+    MemoryLimitError if memory runs out; OptionError for a GPU that is not there.
+    """
+    complaints.clear()
+    params = llama_params.model_params(llama_cpp, options)
+    params.progress_callback = llama_cpp.llama_progress_callback(watch.go_on)
+    model: int | None = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise complaints.as_error(
+            f"libllama cannot load {path}",
+            "The file may be damaged or newer than this llama-cpp-python.",
+        )
+    return model
+
+
+def new_context(model: int, name: str, params: Any) -> int:
+    """libllama's pointer to a context of a model. params: its llama_context_params.
+
+    Raises ModelFileError or MemoryLimitError, with libllama's own words.
+    """
+    context: int | None = llama_cpp.llama_init_from_model(model, params)
+    if not context:
+        raise complaints.as_error(
+            f"no context of {params.n_ctx} tokens for {name}",
+            "A cache type may need flash attention (--flash-attn on).",
+        )
+    return context

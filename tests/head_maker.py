@@ -1,0 +1,248 @@
+"""Writes small GGUF models with trained heads, random weights and another's tokenizer.
+
+Keys and tensors as libllama's loaders of these architectures ask for them (src/models/). A
+head and its target agree now and then: both follow the last token, and what their layers add
+to its embedding is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+from hybrid_maker import (
+    HEAD,
+    HIDDEN,
+    NUM_EXPERTS,
+    NUM_LAYERS,
+    WIDTH,
+    Weights,
+    experts,
+    feed_forward,
+    finish,
+    head_norms,
+    keys_and_values,
+    write_common,
+    write_mamba2_trunk,
+    write_qwen35_trunk,
+)
+from numpy.typing import NDArray
+
+# With a head inside or in a file of its own; and gemma4, whose head is another architecture.
+INSIDE = ("qwen35", "glm4moe", "step35", "nemotron_h_moe")
+ALL = (*INSIDE, "gemma4")
+# Layers that predict, in the model's own file.
+NUM_HEADS = {"qwen35": 1, "glm4moe": 1, "step35": 3, "nemotron_h_moe": 1, "gemma4": 0}
+WINDOW = 8  # of the layers of step35 and gemma4 that look back at the last tokens only
+_ASSISTANT_WIDTH = 32
+# The last matrices of a layer's parts: what they give is added to what goes on.
+_ADDED = ("attn_output", "ssm_out", "ffn_down", "ffn_down_exps", "ffn_down_shexp")
+
+
+def write_head_model(
+    path: Path,
+    tokenizer_of: Path,
+    architecture: str,
+    *,
+    part: str = "whole",
+    mixing: float = 0.02,
+    seed: int = 0,
+) -> Path:
+    """A model of four layers and its head, or a part of it.
+
+    architecture: one of ALL. part: whole; trunk, which states a head that is not there; or
+    head, the head's own file, whose weights are those that are in the whole. Of gemma4 a
+    trunk is whole. mixing: how far layers change what a token's embedding says: with 0 the
+    head always drafts what the target says, with 0.02 every other time, with 0.5 hardly ever.
+    """
+    is_assistant = (architecture, part) == ("gemma4", "head")
+    own = "gemma4-assistant" if is_assistant else architecture
+    num_blocks = 2 if is_assistant else NUM_LAYERS + NUM_HEADS[own]
+    width = _ASSISTANT_WIDTH if is_assistant else WIDTH
+    writer = gguf.GGUFWriter(path, own)
+    tokens = write_common(writer, tokenizer_of, num_blocks, width=width)
+    weights = _PartOfWeights(writer, seed, part if own in INSIDE else "whole", mixing)
+    _WRITERS[own](writer, weights, tokens)
+    if own in INSIDE:
+        writer.add_uint32(f"{own}.nextn_predict_layers", num_blocks - NUM_LAYERS)
+        weights.matrix("token_embd.weight", tokens, WIDTH)
+        weights.matrix("output.weight", tokens, WIDTH)
+        for layer in range(NUM_LAYERS, num_blocks):
+            _nextn(weights, f"blk.{layer}.nextn")
+    finish(writer)
+    return path
+
+
+class _PartOfWeights(Weights):
+    """Weights of the trunk, of the head, or of both, which are the same in all of them."""
+
+    def __init__(self, writer: gguf.GGUFWriter, seed: int, part: str, mixing: float) -> None:
+        super().__init__(writer, seed)
+        self._part = part
+        self.mixing = mixing
+
+    def add(self, name: str, values: NDArray[np.float64]) -> None:
+        if name.startswith("blk.") and self._part != "whole":
+            of_head = int(name.split(".")[1]) >= NUM_LAYERS
+            if of_head != (self._part == "head"):
+                return
+        super().add(name, values * (self.mixing if name.split(".")[-2] in _ADDED else 1.0))
+
+    def random(self, *shape: int) -> NDArray[np.float64]:
+        """What `matrix` would add."""
+        return self._random.standard_normal(shape) / np.sqrt(shape[-1])
+
+
+def _nextn(weights: _PartOfWeights, block: str) -> None:
+    """The token as it is, and a little of the target's row."""
+    row = weights.mixing * weights.random(WIDTH, WIDTH)
+    weights.add(f"{block}.eh_proj.weight", np.concatenate([np.eye(WIDTH), row], axis=1))
+    weights.constant(f"{block}.enorm.weight", WIDTH)
+    weights.constant(f"{block}.hnorm.weight", WIDTH)
+    weights.constant(f"{block}.shared_head_norm.weight", WIDTH)
+
+
+def _qwen35(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> None:
+    write_qwen35_trunk(writer, weights, "qwen35")
+    block = f"blk.{NUM_LAYERS}"
+    weights.constant(f"{block}.attn_norm.weight", WIDTH)
+    weights.constant(f"{block}.post_attention_norm.weight", WIDTH)
+    feed_forward(weights, block)
+    weights.matrix(f"{block}.attn_q.weight", 2 * 2 * HEAD, WIDTH)
+    keys_and_values(weights, block)
+    head_norms(weights, block)
+
+
+def _glm4moe(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> None:
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_head_count_kv(1)
+    writer.add_leading_dense_block_count(1)
+    _add_experts(writer)
+    weights.constant("output_norm.weight", WIDTH)
+    for layer in range(NUM_LAYERS + 1):
+        block = f"blk.{layer}"
+        weights.constant(f"{block}.attn_norm.weight", WIDTH)
+        weights.constant(f"{block}.post_attention_norm.weight", WIDTH)
+        weights.matrix(f"{block}.attn_q.weight", 2 * HEAD, WIDTH)
+        keys_and_values(weights, block)
+        if layer:
+            experts(weights, block, "gate", "up", "down")
+        else:
+            feed_forward(weights, block)
+
+
+def _step35(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> None:
+    num_blocks = NUM_LAYERS + NUM_HEADS["step35"]
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_expert_feed_forward_length(HIDDEN)
+    writer.add_head_count_kv(1)
+    writer.add_sliding_window(WINDOW)
+    # As in Step 3.5 every fourth layer sees everything, and no layer of the heads does.
+    writer.add_sliding_window_pattern([layer % 4 > 0 for layer in range(NUM_LAYERS)]
+                                      + [True] * NUM_HEADS["step35"])  # fmt: skip
+    weights.constant("output_norm.weight", WIDTH)
+    for layer in range(num_blocks):
+        block = f"blk.{layer}"
+        weights.constant(f"{block}.attn_norm.weight", WIDTH)
+        weights.constant(f"{block}.ffn_norm.weight", WIDTH)
+        weights.matrix(f"{block}.attn_q.weight", 2 * HEAD, WIDTH)
+        weights.matrix(f"{block}.attn_gate.weight", 2, WIDTH)
+        keys_and_values(weights, block)
+        head_norms(weights, block)
+        feed_forward(weights, block)
+
+
+def _nemotron(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> None:
+    write_mamba2_trunk(writer, weights, "nemotron_h_moe")
+    _add_experts(writer)
+    writer.add_expert_shared_feed_forward_length(HIDDEN)
+    block = f"blk.{NUM_LAYERS}"
+    weights.constant(f"{block}.attn_norm.weight", WIDTH)
+    weights.matrix(f"{block}.attn_q.weight", 2 * HEAD, WIDTH)
+    keys_and_values(weights, block)
+    weights.constant(f"{block}.post_attention_norm.weight", WIDTH)
+    experts(weights, block, "up", "down")
+
+
+def _gemma4(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> None:
+    _gemma4_keys(writer, [True, True, True, False])
+    writer.add_embedding_length_per_layer_input(0)
+    weights.add("output.weight", _gemma4_output(weights, tokens) @ _narrowing())
+    weights.matrix("token_embd.weight", tokens, WIDTH)
+    for layer in range(NUM_LAYERS):
+        _gemma4_layer(weights, f"blk.{layer}", WIDTH)
+        weights.matrix(f"blk.{layer}.attn_k.weight", HEAD, WIDTH)
+        weights.matrix(f"blk.{layer}.attn_v.weight", HEAD, WIDTH)
+        weights.constant(f"blk.{layer}.attn_k_norm.weight", HEAD)
+    weights.constant("output_norm.weight", WIDTH)
+    weights.constant("rope_freqs.weight", HEAD // 2)
+
+
+def _gemma4_assistant(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> None:
+    """Two layers, which attend with the keys and values of the target's last two."""
+    _gemma4_keys(writer, [True, False])
+    writer.add_embedding_length_out(WIDTH)
+    writer.add_uint32("gemma4-assistant.nextn_predict_layers", 2)
+    weights.add("token_embd.weight", _gemma4_output(weights, tokens))
+    row = weights.mixing * weights.random(_ASSISTANT_WIDTH, WIDTH)
+    weights.add("nextn.pre_projection.weight", np.concatenate([_narrowing(), row], axis=1))
+    weights.matrix("nextn.post_projection.weight", WIDTH, _ASSISTANT_WIDTH)
+    for layer in range(2):
+        _gemma4_layer(weights, f"blk.{layer}", _ASSISTANT_WIDTH)
+    weights.constant("output_norm.weight", _ASSISTANT_WIDTH)
+    weights.constant("rope_freqs.weight", HEAD // 2)
+
+
+def _gemma4_keys(writer: gguf.GGUFWriter, looks_back: list[bool]) -> None:
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_head_count_kv(1)
+    writer.add_sliding_window(WINDOW)
+    writer.add_sliding_window_pattern(looks_back)
+    writer.add_key_length_swa(HEAD)
+    writer.add_value_length_swa(HEAD)
+    writer.add_rope_dimension_count_swa(HEAD)
+
+
+def _gemma4_output(weights: _PartOfWeights, tokens: int) -> NDArray[np.float64]:
+    """What the assistant reads its logits off with, in both files: the first that is drawn."""
+    return weights.random(tokens, _ASSISTANT_WIDTH)
+
+
+def _narrowing() -> NDArray[np.float64]:
+    """From the target's width to the assistant's: (_ASSISTANT_WIDTH, WIDTH)."""
+    square = np.random.default_rng(1).standard_normal((WIDTH, WIDTH))
+    return np.linalg.qr(square)[0][:_ASSISTANT_WIDTH]
+
+
+def _gemma4_layer(weights: _PartOfWeights, block: str, width: int) -> None:
+    """All but keys and values."""
+    for name in ("attn_norm", "ffn_norm"):
+        weights.constant(f"{block}.{name}.weight", width)
+    for name in ("post_attention_norm", "post_ffw_norm"):  # of what is added
+        weights.constant(f"{block}.{name}.weight", width, value=weights.mixing)
+    weights.matrix(f"{block}.attn_q.weight", 2 * HEAD, width)
+    weights.matrix(f"{block}.attn_output.weight", width, 2 * HEAD)
+    weights.constant(f"{block}.attn_q_norm.weight", HEAD)
+    weights.matrix(f"{block}.ffn_gate.weight", HIDDEN, width)
+    weights.matrix(f"{block}.ffn_up.weight", HIDDEN, width)
+    weights.matrix(f"{block}.ffn_down.weight", width, HIDDEN)
+    weights.constant(f"{block}.layer_output_scale.weight", 1)
+
+
+def _add_experts(writer: gguf.GGUFWriter) -> None:
+    writer.add_expert_count(NUM_EXPERTS)
+    writer.add_expert_used_count(2)
+    writer.add_expert_feed_forward_length(HIDDEN)
+    writer.add_expert_shared_count(1)
+
+
+_WRITERS: dict[str, Callable[[gguf.GGUFWriter, _PartOfWeights, int], None]] = {
+    "qwen35": _qwen35,
+    "glm4moe": _glm4moe,
+    "step35": _step35,
+    "nemotron_h_moe": _nemotron,
+    "gemma4": _gemma4,
+    "gemma4-assistant": _gemma4_assistant,
+}

@@ -1,0 +1,241 @@
+"""Heads in files of their own: named by presets and options, fetched, checked and removed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from head_maker import write_head_model
+
+import localspec
+from localspec.cli import main
+from localspec.errors import DownloadError, ModelFileError, OptionError, PresetError
+from localspec.models.hub import Located, locate
+from localspec.models.installed import damaged_files, state_of
+from localspec.models.preset import LocalModel
+from localspec.models.presets import (
+    find_preset,
+    load_presets,
+    preset_to_load,
+    user_presets_file,
+)
+from localspec.models.source import Quantized, parse_source
+from localspec.models.user_presets import NewPreset, add_preset
+from standin_hub import COMMIT, StandinHub
+
+REPO = "o/headed-GGUF"
+TARGET, HEAD = "headed-Q4_0.gguf", "mtp-headed-Q4_0.gguf"
+
+
+def run(*arguments: object) -> Result:
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture(scope="session")
+def headed_files(tmp_path_factory: pytest.TempPathFactory, demo_target: Path) -> Located:
+    """A hybrid without a head in its file, and that head's own file."""
+    folder = tmp_path_factory.mktemp("headed")
+    parts = [
+        write_head_model(folder / f"{part}.gguf", demo_target, "qwen35", part=part)
+        for part in ("whole", "head")
+    ]
+    return Located(target=parts[0], draft=None, head=parts[1])
+
+
+@pytest.fixture
+def headed(hub: StandinHub, headed_files: Located) -> StandinHub:
+    """The hub with the two, which the user's preset `headed` pins."""
+    lines = ['\n[headed]\ndescription = "With a head"\ncontext_length = 256\n']
+    for role, file, path in (
+        ("target", TARGET, headed_files.target),
+        ("head", HEAD, headed_files.head),
+    ):
+        served = hub.add(REPO, file, path.read_bytes())
+        lines.append(
+            f'[headed.{role}]\nrepo = "{REPO}"\nfile = "{file}"\nrevision = "{COMMIT}"\n'
+            f'size_bytes = {len(served.content)}\nsha256 = "{served.sha256}"\n'
+        )
+    with user_presets_file().open("a") as presets:
+        presets.writelines(lines)
+    return hub
+
+
+def stats_of(*arguments: object) -> dict[str, object]:
+    result = run(
+        "generate", "--raw", "hi", "--json", "--max-tokens", 16, "--draft-tokens", 3, *arguments
+    )
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["stats"]
+
+
+def test_a_presets_models_are_target_draft_and_head(headed):
+    preset = find_preset("headed")
+    assert preset.models == (preset.target, preset.head)
+    assert list(preset.by_role()) == ["target", "head"]
+    assert (preset.draft, preset.head.files[0].file) == (None, HEAD)
+    assert parse_source("headed", "head") == preset.head
+    assert parse_source("headed", "target") == preset.target
+
+
+def test_a_preset_without_a_head_says_so():
+    with pytest.raises(PresetError, match="'qwen3-8b' has no head") as caught:
+        parse_source("qwen3-8b", "head")
+    assert "inside the target's file needs none" in caught.value.hint
+
+
+def test_a_variant_keeps_the_head_of_what_it_extends(headed):
+    with user_presets_file().open("a") as presets:
+        presets.write('["headed@long"]\nextends = "headed"\ncontext_length = 512\n')
+    assert load_presets()["headed@long"].head == find_preset("headed").head
+
+
+def test_a_quantisation_of_a_head_is_the_file_beside_the_model(headed):
+    assert parse_source(f"{REPO}:Q4_0", "head") == Quantized(REPO, "mtp-Q4_0")
+    assert parse_source(f"{REPO}:mtp-Q4_0", "head") == Quantized(REPO, "mtp-Q4_0")
+    assert parse_source(f"{REPO}:Q4_0", "target") == Quantized(REPO, "Q4_0")
+    missing = run("generate", "hi", "--target", "demo", "--head", f"{REPO}:Q4_0")
+    assert missing.exit_code == 1
+    command = f"download {REPO}:mtp-Q4_0"
+    assert f"localspec {command}" in missing.stderr
+    (path,) = map(Path, run(*command.split()).stdout.splitlines())
+    assert path.name == HEAD
+    (model,) = localspec.download(f"{REPO}:Q4_0")
+    assert model.name == TARGET
+    with pytest.raises(DownloadError, match="0 models in 'mtp-Q8_0'"):
+        localspec.download(f"{REPO}:mtp-Q8_0")
+    named = ("--target", f"{REPO}:Q4_0", "--head", f"{REPO}:Q4_0")
+    assert stats_of(*named, "--proposer", "head")["steps_per_proposer"]["head"] > 0
+
+
+def test_a_head_is_fetched_checked_and_removed_like_the_others(headed):
+    preset = find_preset("headed")
+    size = sum(len(headed.files[REPO, name].content) for name in (TARGET, HEAD))
+    assert run("download", f"hf:{REPO}/{TARGET}").exit_code == 0
+    assert (state_of(preset).state, state_of(preset).size_bytes) == ("partial", size)
+    absent = run("models", "path", "headed")
+    assert f"needs {HEAD}, not" in absent.stderr
+    progress = []
+    paths = localspec.download("headed", on_progress=progress.append)
+    assert [path.name for path in paths] == [TARGET, HEAD]
+    assert {one.file.name for one in progress} == {HEAD}
+    assert locate(preset) == Located(target=paths[0], draft=None, head=paths[1])
+    assert run("models", "path", "headed").stdout.splitlines() == [str(p) for p in paths]
+    assert state_of(preset).state == "ready"
+    assert run("models", "verify", "headed").stdout == "headed: ok\n"
+    content = bytearray(paths[1].read_bytes())
+    content[-1] ^= 1
+    paths[1].resolve().write_bytes(content)
+    assert damaged_files(preset, lambda _num_bytes: None) == [paths[1]]
+    freed = run("models", "remove", "headed", "--yes")
+    assert "5.4 MB freed" in freed.stderr
+    assert not any(path.exists() for path in paths)
+
+
+def test_a_head_that_another_preset_uses_stays(headed):
+    with user_presets_file().open("a") as presets:
+        presets.write('[twin]\nextends = "headed"\n')
+    run("download", "headed")
+    assert f"{HEAD} stays: twin uses it" in run("models", "remove", "headed", "--yes").stderr
+
+
+def test_the_list_has_the_head(headed):
+    entries = {one["name"]: one for one in json.loads(run("models", "--json").stdout)}
+    assert entries["headed"]["head"]["files"][0]["file"] == HEAD
+    assert entries["headed"]["draft"] is None
+    assert entries["demo"]["head"] is None
+
+
+def test_the_header_of_a_local_head_is_checked_without_a_draft(headed, headed_files, tmp_path):
+    """Each file is held against its own model, where one in the middle is missing."""
+    damaged = tmp_path / "head.gguf"
+    damaged.write_bytes(headed_files.head.read_bytes()[:-4096])
+    add = {"draft": None, "description": "mine", "context_length": 64}
+    preset = add_preset(
+        NewPreset(
+            name="mine", target=str(headed_files.target), head=str(headed_files.head), **add
+        )
+    )
+    assert damaged_files(preset, lambda _num_bytes: None) == []
+    text = user_presets_file().read_text()
+    user_presets_file().write_text(text.replace(str(headed_files.head), str(damaged)))
+    with pytest.raises(ModelFileError, match=r"head\.gguf"):
+        damaged_files(find_preset("mine"), lambda _num_bytes: None)
+
+
+def test_add_names_and_pins_a_head(headed, headed_files):
+    result = run(
+        "models", "add", "mine", "--target", headed_files.target, "--head", f"{REPO}:Q4_0"
+    )
+    assert result.exit_code == 0, result.stderr
+    preset = find_preset("mine")
+    assert (preset.target, preset.draft) == (LocalModel(path=headed_files.target), None)
+    (file,) = preset.head.files
+    served = headed.files[REPO, HEAD]
+    assert (file.file, file.revision, file.sha256) == (HEAD, COMMIT, served.sha256)
+    assert run("models", "add", "own", "--target", "mine", "--head", "mine").exit_code == 0
+    assert find_preset("own").head == preset.head
+    refused = run("models", "add", "x", "--target", "demo", "--head", "qwen3-8b")
+    assert refused.exit_code == 1
+    assert "has no head" in refused.stderr
+    assert "x" not in load_presets()
+
+
+def test_a_head_without_a_target_is_refused(headed_files):
+    with pytest.raises(OptionError, match="a head is given without a target"):
+        preset_to_load(None, None, None, headed_files.head)
+    with pytest.raises(OptionError, match="a head is given without a target"):
+        preset_to_load("demo", None, None, headed_files.head)
+    result = run("generate", "hi", "--head", headed_files.head)
+    assert result.exit_code == 2
+    assert "Name the target, too." in result.stderr
+
+
+@pytest.mark.parametrize("proposer", ["head", "mtp", "auto"])
+def test_a_presets_head_proposes(headed, proposer):
+    run("download", "headed")
+    stats = stats_of("--preset", "headed", "--proposer", proposer)
+    assert stats["steps_per_proposer"]["head"] > 0
+    assert stats["num_draft_tokens"] > 0
+
+
+def test_the_option_names_a_head(headed_files):
+    files = ("--target", headed_files.target, "--head", headed_files.head)
+    assert list(stats_of(*files, "--proposer", "head")["steps_per_proposer"]) == ["head"]
+    lookup_alone = stats_of(*files, "--proposer", "lookup")["steps_per_proposer"]
+    assert "head" not in lookup_alone
+
+
+def test_the_other_name_of_a_head_is_understood_and_not_listed():
+    assert "[auto|draft|head|lookup|none]" in run("generate", "--help").stdout
+    refused = run("generate", "hi", "--proposer", "mpt")
+    assert refused.exit_code == 2
+    assert "'mpt' is not one of 'auto', 'draft', 'head', 'lookup', 'none'" in refused.stderr
+
+
+def test_explain_takes_a_head(headed, headed_files):
+    shown = run("explain", "--target", headed_files.target, "--head", headed_files.head)
+    assert f"Head       {headed_files.head.name}, 1 MTP layer" in shown.stdout
+    by_preset = json.loads(run("explain", "headed", "--json").stdout)
+    assert (by_preset["head"]["name"], by_preset["head"]["is_here"]) == (HEAD, False)
+
+
+def test_doctor_says_whether_heads_can_run(headed, monkeypatch):
+    """Where a function is looked up that no libllama has, and where all are there."""
+    from localspec.llama import nextn
+
+    assert "Heads      this libllama computes trained heads" in run("doctor").stdout
+    assert json.loads(run("doctor", "--json").stdout)["missing_head_functions"] == []
+    known = nextn._FUNCTIONS["get_ctx_other"]
+    monkeypatch.setitem(nextn._FUNCTIONS, "absent", ("_Z6absentv", "?absent@@", *known[2:]))
+    nextn.missing_functions.cache_clear()
+    try:
+        assert "Heads      off: this libllama lacks llama_absent" in run("doctor").stdout
+        found = json.loads(run("doctor", "--json").stdout)
+        assert found["missing_head_functions"] == ["llama_absent"]
+    finally:
+        monkeypatch.undo()
+        nextn.missing_functions.cache_clear()

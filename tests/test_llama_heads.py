@@ -1,0 +1,157 @@
+"""Heads of libllama: what they read is what llama.cpp's own driver gives them."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from head_maker import ALL, INSIDE, NUM_HEADS, write_head_model
+from head_reference import HeadReference
+
+import localspec
+from localspec.errors import Interrupted
+from localspec.sampling.params import SamplingParams
+
+CONTEXT = 1024
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+PROMPT = [5 + 37 * index % 900 for index in range(30)]
+
+
+class Made:
+    """Files of one architecture, and what llama.cpp's driver makes of them."""
+
+    def __init__(self, folder, tokenizer_of, name):
+        self.name = name
+        self.path = write_head_model(folder / f"{name}.gguf", tokenizer_of, name)
+        self.head = write_head_model(
+            folder / f"mtp-{name}.gguf", tokenizer_of, name, part="head"
+        )
+        self.is_inside = name in INSIDE
+        self.reference = HeadReference(
+            self.path,
+            None if self.is_inside else self.head,
+            num_chained=max(NUM_HEADS[name], 1),
+            shares_cache=not self.is_inside,
+        )
+
+    def opened(self, **keywords):
+        usual = {"proposer": "head", "context_length": CONTEXT, "draft_tokens": 3}
+        if not self.is_inside:
+            usual["head"] = self.head
+        return localspec.load(target=self.path, **usual | keywords)
+
+
+@pytest.fixture(scope="module", params=ALL)
+def made(request, tmp_path_factory, demo_target):
+    one = Made(tmp_path_factory.mktemp("heads"), demo_target, request.param)
+    yield one
+    one.reference.close()
+
+
+def assert_reads_rightly(engine, made) -> None:
+    """What the head says now, and after two more drafted tokens, is what it should."""
+    loop = engine._decoder
+    proposer, tokens = loop.proposers[0], loop.tokens
+    if loop.target.num_cached == len(tokens):  # cut within a step
+        tokens = [*tokens, 33]
+    assert proposer.state(tokens).max_tokens >= 3
+    rows = [proposer.rows(tokens, 1)[0].copy()]
+    drafted = [17, 251]
+    for count in (1, 2):
+        rows.append(proposer.rows([*tokens, *drafted[:count]], 1)[0].copy())
+    expected = made.reference.rows(tokens, drafted, proposer.begins_at)
+    assert expected.std() > 0.1
+    np.testing.assert_allclose(rows, expected, atol=2e-3)
+    proposer.truncate(len(loop.tokens))
+
+
+def text_of(engine, prompt=PROMPT, **keywords):
+    return engine.generate(prompt, **({"max_tokens": 40} | keywords)).token_ids
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 2, 3, 5, 8])
+def test_greedy_text_is_plain_and_the_head_reads_rightly(made, num_draft_tokens):
+    with made.opened(proposer="none") as engine:
+        plain = text_of(engine, sampling=GREEDY)
+    with made.opened(draft_tokens=num_draft_tokens) as engine:
+        reply = engine.generate(PROMPT, max_tokens=40, sampling=GREEDY)
+        assert reply.token_ids == plain
+        assert 0 < reply.stats.num_accepted < reply.stats.num_draft_tokens
+        assert_reads_rightly(engine, made)
+
+
+@pytest.mark.parametrize("rule", ["coupled", "token", "block"])
+def test_sampled_text(made, rule):
+    """The seeded one is plain decoding's; after all of them the head reads rightly."""
+    texts = []
+    for count in (0, 1, 3, 8):
+        with made.opened(draft_tokens=count) as engine:
+            texts.append(text_of(engine, sampling=SAMPLED, seed=5, verify=rule))
+            if count:
+                assert_reads_rightly(engine, made)
+    if rule == "coupled":
+        assert texts[1:] == texts[:1] * 3
+
+
+def test_a_head_in_a_file_of_its_own_says_the_same(made):
+    rows = []
+    if not made.is_inside:
+        pytest.skip("it has no other")
+    for keywords in ({}, {"head": made.head}):
+        with made.opened(**keywords) as engine:
+            text_of(engine, sampling=GREEDY)
+            loop = engine._decoder
+            rows.append(loop.proposers[0].rows(loop.tokens, 1)[0].copy())
+            loop.proposers[0].truncate(len(loop.tokens) - 1)
+            assert_reads_rightly(engine, made)
+    np.testing.assert_allclose(*rows, atol=1e-5)
+
+
+def test_after_cuts_cancels_and_another_conversation(made):
+    with made.opened(proposer="none") as engine:
+        plain = text_of(engine, sampling=GREEDY)
+    with made.opened() as engine:
+        chats = itertools.cycle([engine.chat(), engine.chat()])
+        for number in range(6):
+            stream = engine.stream(PROMPT, max_tokens=40, sampling=GREEDY)
+            pieces = iter(stream)
+            for _ in range(1 + 3 * number):
+                next(pieces, None)
+            stream.close()
+            assert_reads_rightly(engine, made)
+            engine._decoder.truncate(len(PROMPT) + 1)
+            assert text_of(engine, sampling=GREEDY) == plain
+            assert_reads_rightly(engine, made)
+            engine._cache_pool.switch_to(next(chats))
+            assert text_of(engine, sampling=GREEDY) == plain
+            assert_reads_rightly(engine, made)
+
+
+def test_a_stopped_decode_leaves_the_head_as_it_was(made):
+    with made.opened() as engine:
+        text_of(engine, sampling=GREEDY)
+        head, tokens = engine._models.head, engine._decoder.tokens
+        assert engine._decoder.proposers[0].state(tokens).max_tokens >= 3
+        head.interrupt()
+        with pytest.raises(Interrupted):
+            engine._decoder.proposers[0].rows(tokens, 1)
+        head.begin()
+        assert_reads_rightly(engine, made)
+
+
+@pytest.mark.parametrize("length", [511, 512, 513, 700])
+def test_of_a_long_text_it_reads_the_end(made, length):
+    prompt = [5 + 37 * index % 900 for index in range(length)]
+    with made.opened() as engine:
+        text_of(engine, prompt, sampling=GREEDY, max_tokens=12)
+        loop = engine._decoder
+        proposer = loop.proposers[0]
+        if made.is_inside:
+            assert proposer.begins_at == (0 if length <= 512 else length - 511)
+        assert_reads_rightly(engine, made)
+        # Plain decoding does not wait for it, nor do more tokens than it can still read.
+        loop.draft_policy = localspec.FixedDraftPolicy(0)
+        text_of(engine, loop.tokens, sampling=GREEDY, max_tokens=100)
+        assert_reads_rightly(engine, made)
