@@ -33,6 +33,7 @@ FIGURES = {
     "the first answer token came after # s "
     "wrote # tokens at # tokens/s, # per target decode "
     r"drafted #, accepted # \(#\); recovered #, bonus #, plain # "
+    "steps by who proposed: the draft model in # of # "
     "accepted by position: #, #, # seconds: draft #, target #, sampler #, in all #",
 }
 
