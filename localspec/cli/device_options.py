@@ -16,7 +16,7 @@ OPTIONS = [
         "--threads-batch", type=int, help="CPU threads for prompts. [default: --threads]"
     ),
     click.option(
-        "--draft-threads", type=int, help="CPU threads of the draft. [default: --threads]"
+        "--draft-threads", type=int, help="CPU threads of a draft model. [default: --threads]"
     ),
     click.option(
         "--gpu-layers",

@@ -43,7 +43,7 @@ class LlamaHead:
         options: LlamaOptions,
     ) -> None:
         self._nextn = require_nextn_functions()
-        self._handle = handle
+        self.handle = handle
         self._target_rows = target.keep_rows()
         self._threads = ThreadCount(llama_cpp, handle)
         self._setting = options.summary
@@ -96,7 +96,7 @@ class LlamaHead:
 
         Raises DecodeError or Interrupted.
         """
-        self._handle.require_open()
+        self.handle.require_open()
         before = self.num_cached - len(self._drafted)
         try:
             if self.begins_at + self.num_cached < self.readable.stop:
@@ -110,7 +110,7 @@ class LlamaHead:
             raise
         if num_logits == 0:
             return np.empty((0, self.vocab_size), dtype=np.float32)
-        rows = llama_cpp.llama_get_logits(self._handle.context)
+        rows = llama_cpp.llama_get_logits(self.handle.context)
         return np.ctypeslib.as_array(rows, (num_logits, self.vocab_size))
 
     def _read(self, tokens: Sequence[int], num_logits: int) -> None:
@@ -138,7 +138,7 @@ class LlamaHead:
         # The first layer drafts first, so it comes last.
         for layer in reversed(range(1, self._num_layers)):
             self._decode_batch(tokens, position, 0, layer)
-            llama_cpp.llama_memory_seq_rm(self._handle.memory, 0, position, -1)
+            llama_cpp.llama_memory_seq_rm(self.handle.memory, 0, position, -1)
         self._decode_batch(tokens, position, num_logits, 0)
         if num_logits:
             self._own_rows[0] = self._row_of_last(count, num_logits)
@@ -161,7 +161,7 @@ class LlamaHead:
             return
         # Each layer has a cache of its own, and this one has none of the drafted tokens.
         first, layer = position - num_drafted, num_drafted + 1
-        llama_cpp.llama_memory_seq_rm(self._handle.memory, 0, first, -1)
+        llama_cpp.llama_memory_seq_rm(self.handle.memory, 0, first, -1)
         self._batch.rows[:layer] = self._own_rows[:layer]
         self._decode_batch(self._drafted, first, 1, layer)
         if layer + 1 < self._num_layers:
@@ -171,9 +171,9 @@ class LlamaHead:
         self, tokens: Sequence[int], position: int, num_logits: int, layer: int
     ) -> None:
         """Decode with one of the layers."""
-        if self._handle.is_interrupted:
+        if self.handle.is_interrupted:
             raise Interrupted(f"a decode of the head of {self.name} was cancelled")
-        count, context = len(tokens), self._handle.context
+        count, context = len(tokens), self.handle.context
         if self._num_layers > 1:
             self._nextn.set_nextn_layer_offset(context, layer)
         self._threads.get_ready(count)
@@ -191,7 +191,7 @@ class LlamaHead:
     def _row_of_last(self, count: int, num_logits: int) -> Rows:
         """The head's own row at the last of count tokens; a view, valid until the next."""
         num_rows = num_logits if self._is_cropped else count
-        rows = self._nextn.get_embeddings_nextn(self._handle.context)
+        rows = self._nextn.get_embeddings_nextn(self.handle.context)
         last: Rows = np.ctypeslib.as_array(rows, (num_rows, self._target_rows.width))[-1]
         return last
 
@@ -199,30 +199,30 @@ class LlamaHead:
         """See `Model.truncate`: what it read with rows of its own goes in any case."""
         num_cached = min(num_cached, self.num_cached - len(self._drafted))
         if num_cached < self.num_cached:
-            self._handle.require_pointers()
+            self.handle.require_pointers()
             self._cut(num_cached)
 
     def _cut(self, num_cached: int) -> None:
         self.num_cached = num_cached
         self._drafted.clear()
         begin = self.begins_at + self.num_cached
-        llama_cpp.llama_memory_seq_rm(self._handle.memory, 0, begin, -1)
+        llama_cpp.llama_memory_seq_rm(self.handle.memory, 0, begin, -1)
 
     def checkpoint(self) -> None:
         """See `Model.checkpoint`: nothing to do."""
 
     def require_open(self) -> None:
         """Raise EngineError if it was freed, or forked."""
-        self._handle.require_open()
+        self.handle.require_open()
 
     def begin(self) -> None:
         """Allow decodes again after `interrupt`."""
-        self._handle.allow()
+        self.handle.allow()
 
     def interrupt(self) -> None:
         """End a running decode, and refuse new ones until `begin`. From any thread."""
-        self._handle.interrupt()
+        self.handle.interrupt()
 
     def close(self) -> None:
         """Free it, before its target. Idempotent."""
-        self._handle.close()
+        self.handle.close()

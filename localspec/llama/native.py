@@ -26,6 +26,7 @@ _NO_MEMORY = re.compile(
     re.IGNORECASE,
 )
 _LOG_LEVELS = {3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level; the rest is detail
+_NOT_LOADED = "-- ignoring"  # a tensor of a head that is not asked for; a warning for each
 
 
 class Complaints:
@@ -93,8 +94,9 @@ def capture_logs(lib: Any) -> Complaints:
         line = text.decode("utf-8", errors="replace").strip()
         if not line:
             return
-        logger.log(_LOG_LEVELS.get(level, logging.DEBUG), line)
-        if level in _LOG_LEVELS:
+        known = None if line.endswith(_NOT_LOADED) else _LOG_LEVELS.get(level)
+        logger.log(known or logging.DEBUG, line)
+        if known:
             complaints.add(line)
 
     complaints.callback = log

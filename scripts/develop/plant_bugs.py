@@ -53,6 +53,11 @@ def rule(case: str) -> str:
     return f"tests/test_verify.py::test_rules_emit_the_targets_joint_distribution[{case}]"
 
 
+def head(case: str) -> str:
+    """A head's drafts compared with those of a head that is driven as llama.cpp does it."""
+    return f"tests/test_llama_heads.py::{case}"
+
+
 BUGS = [
     # 1. Dropping a sampled draft token because its probability is low.
     Bug(
@@ -289,6 +294,70 @@ BUGS = [
         "own = choose(index, targets[index])",
         "own = choose(index, targets[index + 1])",
         "tests/test_speculative.py::test_an_identical_draft_is_kept_whole",
+    ),
+    # A head that is fed wrongly: what it says stays the target's, but it drafts badly.
+    Bug(
+        "head: rows of one token earlier",
+        "llama/head.py",
+        "self._target_rows.copy_to(out, position - 1)",
+        "self._target_rows.copy_to(out, max(position - 2, 0))",
+        head("test_greedy_text_is_plain_and_the_head_reads_rightly[glm4moe-3]"),
+    ),
+    Bug(
+        "head: its row of the step before",
+        "llama/head.py",
+        "            self._own_rows[0] = self._row_of_last(count, num_logits)\n",
+        "            self._own_rows[0] += 0\n",
+        head("test_greedy_text_is_plain_and_the_head_reads_rightly[glm4moe-3]"),
+    ),
+    Bug(
+        "head: its row of the draft token before",
+        "llama/head.py",
+        "            self._own_rows[0] = self._row_of_last(1, 1)\n",
+        "",
+        head("test_greedy_text_is_plain_and_the_head_reads_rightly[glm4moe-3]"),
+    ),
+    Bug(
+        "head: rows of the outputs alone, from a graph that computes all",
+        "llama/head.py",
+        "self._nextn.set_embeddings_nextn(handle.context, True, facts.is_cropped)",
+        "self._nextn.set_embeddings_nextn(handle.context, True, True)",
+        head("test_greedy_text_is_plain_and_the_head_reads_rightly[glm4moe-3]"),
+    ),
+    Bug(
+        "head: drafted tokens one position too far",
+        "llama/head.py",
+        "self._decode_batch(tokens, position, 1, 0)",
+        "self._decode_batch(tokens, position + 1, 1, 0)",
+        head("test_greedy_text_is_plain_and_the_head_reads_rightly[glm4moe-3]"),
+    ),
+    Bug(
+        "head: keep what it read with rows of its own",
+        "llama/head.py",
+        "min(num_cached, self.num_cached - len(self._drafted))",
+        "min(num_cached, self.num_cached)",
+        head("test_greedy_text_is_plain_and_the_head_reads_rightly[glm4moe-3]"),
+    ),
+    Bug(
+        "head: cut a late start's cache as if it began in front",
+        "llama/head.py",
+        "begin = self.begins_at + self.num_cached\n",
+        "begin = self.num_cached\n",
+        head("test_of_a_long_text_it_reads_the_end[glm4moe-700]"),
+    ),
+    Bug(
+        "head: later layers do not read the text",
+        "llama/head.py",
+        "reversed(range(1, self._num_layers))",
+        "()",
+        head("test_greedy_text_is_plain_and_the_head_reads_rightly[step35-3]"),
+    ),
+    Bug(
+        "head: keep rows of tokens that were refused",
+        "llama/hidden_rows.py",
+        "        self.end = min(self.end, num_cached)\n",
+        "        num_cached = self.end\n",
+        head("test_after_cuts_cancels_and_another_conversation[glm4moe]"),
     ),
 ]
 

@@ -68,7 +68,7 @@ class BareHead:
 
     def __init__(self, head: LlamaHead) -> None:
         self._head = head
-        self._context = head._handle.context
+        self._context = head.handle.context
         model = llama_cpp.llama_get_model(self._context)
         width = llama_cpp.llama_model_n_embd_out(model)
         self._batch = TokenBatch(llama_cpp, BATCH_SIZE, width)
