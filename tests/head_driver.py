@@ -48,14 +48,20 @@ class Context:
     """Of a model, or of a head beside a target: then each token is read with a row."""
 
     def __init__(
-        self, weights: Weights, target: Context | None = None, *, is_cropped: bool = False
+        self,
+        weights: Weights,
+        target: Context | None = None,
+        *,
+        is_cropped: bool = False,
+        kind_is_mtp: bool = True,
     ) -> None:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = CELLS
         params.n_threads = params.n_threads_batch = 1
         params.swa_full = True
         if target is not None:
-            params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
+            if kind_is_mtp:
+                params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
             params.ctx_other = target.pointer
         self.weights = weights
         self.pointer = llama_cpp.llama_init_from_model(weights.pointer, params)
@@ -85,6 +91,10 @@ class Context:
             _copied(logits, num_logits, self.weights.vocab_size),
             _copied(out, num_rows, self.weights.row_width),
         )
+
+    def give_layer(self, layer: int) -> None:
+        """Give what goes into it from now on."""
+        self._nextn.set_embeddings_layer_inp(self.pointer, layer, True)
 
     def choose(self, layer: int) -> None:
         """The one of several heads that decodes from now on."""

@@ -30,11 +30,15 @@ from hybrid_maker import (
 )
 from numpy.typing import NDArray
 
-# With a head inside or in a file of its own; and gemma4, whose head is another architecture.
+# With a head inside or in a file of its own; and those whose head is another architecture:
+# Gemma 4's assistant, and EAGLE-3.
 INSIDE = ("qwen35", "glm4moe", "step35", "nemotron_h_moe")
+EAGLE = ("qwen3", "llama")
 ALL = (*INSIDE, "gemma4")
 # Layers that predict, in the model's own file.
-NUM_HEADS = {"qwen35": 1, "glm4moe": 1, "step35": 3, "nemotron_h_moe": 1, "gemma4": 0}
+NUM_HEADS = {"qwen35": 1, "glm4moe": 1, "step35": 3, "nemotron_h_moe": 1}
+LAYERS_READ = [1, 2, 3]  # by EAGLE-3
+NUM_DRAFTED = 700  # tokens that the head of llama knows
 WINDOW = 8  # of the layers of step35 and gemma4 that look back at the last tokens only
 _ASSISTANT_WIDTH = 32
 # The last matrices of a layer's parts: what they give is added to what goes on.
@@ -53,18 +57,24 @@ def write_head_model(
     """A model of four layers and its head, or a part of it.
 
     architecture: one of ALL. part: whole; trunk, which states a head that is not there; or
-    head, the head's own file, whose weights are those that are in the whole. Of gemma4 a
-    trunk is whole. mixing: how far layers change what a token's embedding says: with 0 the
-    head always drafts what the target says, with 0.02 every other time, with 0.5 hardly ever.
+    head, the head's own file, whose weights are those that are in the whole. Of gemma4, qwen3
+    and llama a trunk is whole. The head of qwen3 shares its target's table and output, that
+    of llama has its own, and knows fewer tokens. mixing: how far layers change what a token's
+    embedding says: with 0 the head always drafts what the target says, with 0.02 every other
+    time, with 0.5 hardly ever.
     """
     is_assistant = (architecture, part) == ("gemma4", "head")
-    own = "gemma4-assistant" if is_assistant else architecture
-    num_blocks = 2 if is_assistant else NUM_LAYERS + NUM_HEADS[own]
+    is_eagle = architecture in EAGLE and part == "head"
+    own = "gemma4-assistant" if is_assistant else "eagle3" if is_eagle else architecture
+    num_blocks = 2 if is_assistant else 1 if is_eagle else NUM_LAYERS + NUM_HEADS.get(own, 0)
     width = _ASSISTANT_WIDTH if is_assistant else WIDTH
     writer = gguf.GGUFWriter(path, own)
     tokens = write_common(writer, tokenizer_of, num_blocks, width=width)
     weights = _PartOfWeights(writer, seed, part if own in INSIDE else "whole", mixing)
-    _WRITERS[own](writer, weights, tokens)
+    if is_eagle:
+        _eagle3(writer, weights, tokens, shares=architecture == "qwen3")
+    else:
+        _WRITERS[own](writer, weights, tokens)
     if own in INSIDE:
         writer.add_uint32(f"{own}.nextn_predict_layers", num_blocks - NUM_LAYERS)
         weights.matrix("token_embd.weight", tokens, WIDTH)
@@ -231,6 +241,54 @@ def _gemma4_layer(weights: _PartOfWeights, block: str, width: int) -> None:
     weights.constant(f"{block}.layer_output_scale.weight", 1)
 
 
+def _decoder(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> None:
+    """Of qwen3 or llama."""
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_head_count_kv(1)
+    weights.add("token_embd.weight", weights.random(tokens, WIDTH))
+    weights.add("output.weight", weights.random(tokens, WIDTH))
+    weights.constant("output_norm.weight", WIDTH)
+    for layer in range(NUM_LAYERS):
+        block = f"blk.{layer}"
+        weights.constant(f"{block}.attn_norm.weight", WIDTH)
+        weights.constant(f"{block}.ffn_norm.weight", WIDTH)
+        weights.matrix(f"{block}.attn_q.weight", 2 * HEAD, WIDTH)
+        keys_and_values(weights, block)
+        feed_forward(weights, block)
+        if writer.arch == "qwen3":
+            head_norms(weights, block)
+
+
+def _eagle3(
+    writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int, *, shares: bool
+) -> None:
+    """Of a `_decoder` of the same seed. It looks at its last token, and says what it is."""
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_head_count_kv(2)
+    writer.add_array("eagle3.target_layers", LAYERS_READ)
+    writer.add_uint32("eagle3.target_hidden_size", WIDTH)
+    table, output = weights.random(tokens, WIDTH), weights.random(tokens, WIDTH)
+    if not shares:
+        writer.add_bool("eagle3.norm_before_residual", True)
+        writer.add_bool("eagle3.norm_before_fc", True)
+        known = np.sort(np.random.default_rng(2).permutation(tokens)[:NUM_DRAFTED])
+        writer.add_tensor("d2t", known.astype(np.int64))
+        weights.add("token_embd.weight", table)
+        weights.add("output.weight", output[known])
+        weights.constant("enc.output_norm.weight", 3 * WIDTH)
+    weights.add("fc.weight", 0.5 * weights.random(WIDTH, 3 * WIDTH))
+    weights.constant("output_norm.weight", WIDTH)
+    block = "blk.0"
+    weights.constant(f"{block}.attn_norm.weight", WIDTH)
+    weights.constant(f"{block}.attn_norm_2.weight", WIDTH, value=0.2)
+    weights.constant(f"{block}.ffn_norm.weight", WIDTH)
+    identity = np.concatenate([np.eye(WIDTH), weights.mixing * weights.random(WIDTH, WIDTH)], 1)
+    for name in "qkv":
+        weights.add(f"{block}.attn_{name}.weight", identity)
+    weights.add(f"{block}.attn_output.weight", np.eye(WIDTH) / weights.mixing)
+    feed_forward(weights, block)
+
+
 def _add_experts(writer: gguf.GGUFWriter) -> None:
     writer.add_expert_count(NUM_EXPERTS)
     writer.add_expert_used_count(2)
@@ -245,4 +303,6 @@ _WRITERS: dict[str, Callable[[gguf.GGUFWriter, _PartOfWeights, int], None]] = {
     "nemotron_h_moe": _nemotron,
     "gemma4": _gemma4,
     "gemma4-assistant": _gemma4_assistant,
+    "qwen3": _decoder,
+    "llama": _decoder,
 }

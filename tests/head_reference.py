@@ -124,6 +124,8 @@ def _load(path: Path) -> int:
 def _context(model: int, target: int | None) -> int:
     params = llama_cpp.llama_context_default_params()
     params.n_ctx, params.n_batch = CONTEXT_LENGTH, 64
+    # Which adds up in half precision.
+    params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
     if target is not None:
         params.ctx_type, params.ctx_other = llama_cpp.LLAMA_CONTEXT_TYPE_MTP, target
     context = llama_cpp.llama_init_from_model(model, params)

@@ -108,11 +108,11 @@ def _model_lines(role: str, model: ModelFacts) -> list[tuple[str, str]]:
 
 def _head(head: HeadReport) -> str:
     """What it is, and whether it is of use."""
-    layers = f"{head.num_layers} MTP layer{'' if head.num_layers == 1 else 's'}"
-    what = f"{layers} of {readable_bytes(head.size_bytes)} in the target's file"
+    what = f"{head.description} of {readable_bytes(head.size_bytes)} in the target's file"
     if head.is_apart:
         place = "on this machine" if head.is_here else "to download"
-        what = f"{head.name}, {layers}, {readable_bytes(head.size_bytes)} {place}"
+        known = (head.name, head.description, f"{readable_bytes(head.size_bytes)} {place}")
+        what = ", ".join(filter(None, known))
     if head.why_not:
         return f"{what}: OF NO USE, {head.why_not}"
     return f"{what}: it drafts for this target"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.errors import OptionError, PairError
 from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.eagle import check_own_vocabulary
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.header import Header
 from localspec.llama.options import LlamaOptions
@@ -154,6 +155,7 @@ def _check_head(target: Source, head: Source) -> None:
             f"{head.header.path} cannot draft for the target: {why}",
             "Choose the head that was made for this very model, or leave it out.",
         )
+    check_own_vocabulary(head.header)
 
 
 def _has_functions_for_heads() -> bool:

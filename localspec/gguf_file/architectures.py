@@ -22,12 +22,14 @@ class HeadGraph(Enum):
 
     ONE: a file with more than one ends the process. CHAIN: each of them drafts one token.
     SHARED: all of them at once, with the keys and values of the target's last layers.
+    LAYERS: no MTP layer, but one that reads what goes into some of the target's (EAGLE-3).
     """
 
     NONE = "none"
     ONE = "one"
     CHAIN = "chain"
     SHARED = "shared"
+    LAYERS = "layers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,8 @@ class Architecture:
     only, and asked for those of all tokens it ends the process; the others give rows of all
     tokens, and asked for those of outputs wrong ones. loaded_anyway: how
     the names of those tensors of an MTP layer begin that are loaded also without the head.
+    gives_layers: libllama gives what goes into each of its layers, where asked of the others
+    it ends the process; gives_last: and what comes out of the last one.
     """
 
     state: State = State.NONE
@@ -51,6 +55,8 @@ class Architecture:
     is_head_required: bool = False
     is_cropped: bool = False
     loaded_anyway: tuple[str, ...] = ()
+    gives_layers: bool = False
+    gives_last: bool = False
 
 
 _PLAIN = Architecture()
@@ -61,6 +67,13 @@ _NO_GRAPH = Architecture(is_head_required=True)
 _ONE = Architecture(head_graph=HeadGraph.ONE)
 _ONE_HYBRID = replace(_HYBRID_BACK, head_graph=HeadGraph.ONE, is_head_required=True)
 _HEAD = Architecture(is_head=True)
+_GIVES = Architecture(gives_layers=True)
+_GIVES_LAST = Architecture(gives_layers=True, gives_last=True)
+
+
+def _giving(other: Architecture) -> Architecture:
+    return replace(other, gives_layers=True, gives_last=True)
+
 
 _TABLES = ("nextn.embed_tokens", "nextn.shared_head")
 _FFN = ("ffn_gate", "ffn_up", "ffn_down", "exp_probs_b")
@@ -69,16 +82,17 @@ _ATTENTION = ("attn_q_norm", "attn_k_norm", "attn_gate")
 _SPECIAL = {
     "arwkv7": _RECURRENT,
     "bailingmoe2": _NO_GRAPH,
-    "bailingmoe3": replace(_HYBRID_BACK, head_graph=HeadGraph.ONE),
+    "bailingmoe3": _giving(replace(_HYBRID_BACK, head_graph=HeadGraph.ONE)),
     "cohere2moe": replace(_ONE, loaded_anyway=_TABLES),
     "deepseek2": _ONE,
     "deepseek32": _ONE,
-    "deepseek4": replace(_HYBRID_BACK, head_graph=HeadGraph.ONE, is_cropped=True),
+    "deepseek4": _giving(replace(_HYBRID_BACK, head_graph=HeadGraph.ONE, is_cropped=True)),
     "dflash": _HEAD,
-    "eagle3": _HEAD,
+    "eagle3": Architecture(head_graph=HeadGraph.LAYERS, is_head=True),
     "exaone-moe": _NO_GRAPH,
     "exaone4": _NO_GRAPH,
     "falcon-h1": _HYBRID,
+    "gemma4": _GIVES_LAST,
     "gemma4-assistant": Architecture(
         head_graph=HeadGraph.SHARED, is_head=True, head_of="gemma4", is_cropped=True
     ),
@@ -86,24 +100,33 @@ _SPECIAL = {
     "glm4": _NO_GRAPH,
     "glm4moe": _ONE,
     "glm5-next": replace(_HYBRID_BACK, is_head_required=True),
+    "gpt-oss": _GIVES_LAST,
     "granitehybrid": _HYBRID,
+    "hunyuan-dense": _GIVES,
+    "hunyuan_vl": _GIVES,
     "hy_v3": Architecture(head_graph=HeadGraph.CHAIN, loaded_anyway=(*_TABLES, *_FFN)),
     "jamba": _HYBRID,
     "kimi-k3": _HYBRID_BACK,
     "kimi-linear": _HYBRID,
-    "lfm2": _HYBRID_BACK,
-    "lfm2moe": _HYBRID_BACK,
+    "lfm2": replace(_HYBRID_BACK, gives_layers=True),
+    "lfm2moe": replace(_HYBRID_BACK, gives_layers=True),
+    "llama": _GIVES,
     "mamba": _RECURRENT,
     "mamba2": _RECURRENT,
-    "mimo2": Architecture(head_graph=HeadGraph.CHAIN, is_cropped=True),
-    "minimax-01": _HYBRID,
-    "nemotron_h": replace(_HYBRID_BACK, is_head_required=True),
-    "nemotron_h_moe": _ONE_HYBRID,
+    "mimo2": _giving(Architecture(head_graph=HeadGraph.CHAIN, is_cropped=True)),
+    "minimax-01": replace(_HYBRID, gives_layers=True),
+    "minimax-m2": _GIVES,
+    "muse-glimmer": _GIVES,
+    "nanbeige": _GIVES,
+    "nemotron_h": _giving(replace(_HYBRID_BACK, is_head_required=True)),
+    "nemotron_h_moe": _giving(_ONE_HYBRID),
     "plamo2": _HYBRID,
-    "qwen35": _ONE_HYBRID,
-    "qwen35moe": _ONE_HYBRID,
-    "qwen3next": replace(_ONE_HYBRID, has_snapshots=False, is_cropped=True),
-    "qwen4exp": _HYBRID_BACK,
+    "qwen3": _GIVES,
+    "qwen35": _giving(_ONE_HYBRID),
+    "qwen35moe": _giving(_ONE_HYBRID),
+    "qwen3moe": _GIVES,
+    "qwen3next": _giving(replace(_ONE_HYBRID, has_snapshots=False, is_cropped=True)),
+    "qwen4exp": replace(_HYBRID_BACK, gives_layers=True),
     "rwkv6": _RECURRENT,
     "rwkv6qwen2": _RECURRENT,
     "rwkv7": _RECURRENT,

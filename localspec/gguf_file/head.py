@@ -12,6 +12,12 @@ from dataclasses import dataclass
 
 from localspec.errors import ModelFileError
 from localspec.gguf_file.architectures import HeadGraph
+from localspec.gguf_file.eagle import (
+    eagle_misfits,
+    eagle_refusals,
+    is_read_by_steps,
+    layers_read,
+)
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
 from localspec.gguf_file.shape import ModelShape
@@ -26,16 +32,18 @@ _MAX_DIFFERENT = 0.01
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """The MTP layers in a file.
+    """The trained head in a file.
 
-    is_apart: whether it has nothing else but what they need. num_chained: heads that follow
-    each other, each of which drafts one token and reads all of the text; else 1. shares_cache:
-    whether they attend with the target's keys and values, and keep none. is_cropped: see
-    `Architecture`. num_bytes: of its own weights; num_read_bytes: that a decode of one token
-    reads. why_not: why they are of no use, in words; empty if they are.
+    num_layers: it has; of EAGLE-3 where layers_read are, those of the target that it reads,
+    else of MTP. is_apart: whether it has nothing else but what they need. num_chained: heads
+    that follow each other, each of which drafts one token and reads all of the text; else 1.
+    shares_cache: whether they attend with the target's keys and values, and keep none.
+    is_cropped: see `Architecture`. num_bytes: of its own weights; num_read_bytes: that a
+    decode of one token reads. why_not: why they are of no use, in words; empty if they are.
     """
 
     num_layers: int
+    layers_read: tuple[int, ...]
     is_apart: bool
     num_chained: int
     shares_cache: bool
@@ -43,6 +51,13 @@ class HeadFacts:
     num_bytes: int
     num_read_bytes: int
     why_not: str
+
+    @property
+    def description(self) -> str:
+        """What it is, in the field's words."""
+        if self.layers_read:
+            return f"an EAGLE-3 head that reads layers {', '.join(map(str, self.layers_read))}"
+        return _layers(self.num_layers)
 
 
 def head_facts(header: Header) -> HeadFacts | None:
@@ -52,6 +67,19 @@ def head_facts(header: Header) -> HeadFacts | None:
     if shape.num_head_layers == 0 and not known.is_head:
         return None
     sizes = {tensor.name: tensor.size_bytes for tensor in header.tensors}
+    if known.head_graph is HeadGraph.LAYERS:
+        read_bytes = sum(size for name, size in sizes.items() if is_read_by_steps(name))
+        return HeadFacts(
+            num_layers=shape.num_blocks,
+            layers_read=layers_read(shape),
+            is_apart=True,
+            num_chained=1,
+            shares_cache=False,
+            is_cropped=False,
+            num_bytes=sum(sizes.values()),
+            num_read_bytes=read_bytes,
+            why_not=next(eagle_refusals(header, shape), ""),
+        )
     num_chained = shape.num_head_layers if known.head_graph is HeadGraph.CHAIN else 1
     own = {name for name in sizes if known.is_head or _layer(shape, name) >= 0}
     read = {name for name in own if num_chained == 1 or _layer(shape, name) <= 0}
@@ -60,6 +88,7 @@ def head_facts(header: Header) -> HeadFacts | None:
     read = {name for name in read if "nextn.embed_tokens" not in name}  # but for a row
     return HeadFacts(
         num_layers=shape.num_head_layers,
+        layers_read=(),
         is_apart=_is_apart(shape, sizes.keys()),
         num_chained=num_chained,
         shares_cache=known.head_graph is HeadGraph.SHARED,
@@ -93,8 +122,10 @@ def head_misfit(target: Header, head: Header) -> str:
     """Why what a head's file has does not draft for a target, in words; empty if it does."""
     facts = head_facts(head)
     if facts is None:
-        return f"{head.path.name} has no MTP layers"
+        return f"{head.path.name} has no head"
     misfits = _shared_misfits if facts.shares_cache else _own_misfits
+    if facts.layers_read:
+        misfits = eagle_misfits
     reasons = (facts.why_not, *misfits(target, head), _vocabulary_misfit(target, head))
     return next(filter(None, reasons), "")
 

@@ -24,9 +24,11 @@ class ModelShape:
         self.context_length = self._most("context_length")
         # Tokens that some layers look back at; 0 if all of them see everything.
         self.sliding_window = self._most("attention.sliding_window")
-        # The layers of the model, those that predict further tokens, and both.
+        # The layers of the model, those of a head, and both.
         self.num_blocks = self._most("block_count")
         self.num_head_layers = self._most("nextn_predict_layers")
+        if self.architecture.head_graph is HeadGraph.LAYERS:
+            self.num_head_layers = self.num_blocks
         self.num_layers = self.num_blocks - self.num_head_layers
         self.width = self._most("embedding_length")
         # Numbers of a row that a head reads (llama_model_n_embd_out).
@@ -61,7 +63,7 @@ class ModelShape:
         return heads[: len(heads) - shared]
 
     def head_kv_heads(self) -> list[int]:
-        """As `kv_heads` for each MTP layer, all of which attend: (num_head_layers,)."""
+        """As `kv_heads` for each layer of a head, all of which attend: (num_head_layers,)."""
         if self.architecture.head_graph is HeadGraph.SHARED:
             return [0] * self.num_head_layers
         return self.stated_kv_heads()[self.num_layers :]

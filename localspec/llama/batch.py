@@ -13,9 +13,12 @@ class TokenBatch:
     """Room for `size` tokens of sequence 0, each with a row of `width` floats if that is not 0.
 
     lib: the llama_cpp module. rows: (size, width) float32, to be filled before `filled`.
+    rows_alone: libllama sees no tokens, only their rows.
     """
 
-    def __init__(self, lib: Any, size: int, width: int = 0) -> None:
+    def __init__(
+        self, lib: Any, size: int, width: int = 0, *, rows_alone: bool = False
+    ) -> None:
         self.size = size
         self._tokens = np.zeros(size, dtype=np.int32)
         self._positions = np.zeros(size, dtype=np.int32)
@@ -26,7 +29,8 @@ class TokenBatch:
         self._sequences = (pointer * size)(*[ctypes.cast(self._sequence_zero, pointer)] * size)
         self.rows = np.zeros((size, width), dtype=np.float32)
         self._batch = lib.llama_batch()
-        self._batch.token = self._tokens.ctypes.data_as(pointer)
+        if not rows_alone:
+            self._batch.token = self._tokens.ctypes.data_as(pointer)
         self._batch.pos = self._positions.ctypes.data_as(pointer)
         self._batch.n_seq_id = self._sequence_counts.ctypes.data_as(pointer)
         self._batch.seq_id = ctypes.cast(self._sequences, ctypes.POINTER(pointer))

@@ -34,6 +34,8 @@ class LlamaHead:
     decode of a token reads.
     """
 
+    _lag = 0  # of an entry's position in its cache behind that of its token in the text
+
     def __init__(
         self,
         handle: Handle,
@@ -44,7 +46,7 @@ class LlamaHead:
     ) -> None:
         self._nextn = require_nextn_functions()
         self.handle = handle
-        self._target_rows = target.keep_rows()
+        self._target_rows = target.keep_rows(facts.layers_read)
         self._threads = ThreadCount(llama_cpp, handle)
         self._setting = options.summary
         self._num_layers = num_layers = facts.num_chained
@@ -60,7 +62,7 @@ class LlamaHead:
         self.begins_at = 0
         self.num_cached = 0
         self._drafted: list[int] = []  # what was read last, with rows of its own
-        width = self._target_rows.width
+        width = self._width = int(llama_cpp.llama_model_n_embd_out(handle.model))
         self._own_rows = np.zeros((num_layers, width), dtype=np.float32)
         self._batch = TokenBatch(llama_cpp, llama_cpp.llama_n_batch(handle.context), width)
         # Masked to the rows of logits, what is not cropped there gives wrong ones.
@@ -100,9 +102,10 @@ class LlamaHead:
         before = self.num_cached - len(self._drafted)
         try:
             if self.begins_at + self.num_cached < self.readable.stop:
-                self._read(tokens, num_logits)
+                num_rows = self._read(tokens, num_logits)
             elif len(tokens) == 1:
                 self._draft(tokens)
+                num_rows = 1
             else:
                 raise DecodeError(f"the head of {self.name} drafts a token at a time")
         except BaseException:
@@ -111,17 +114,18 @@ class LlamaHead:
         if num_logits == 0:
             return np.empty((0, self.vocab_size), dtype=np.float32)
         rows = llama_cpp.llama_get_logits(self.handle.context)
-        return np.ctypeslib.as_array(rows, (num_logits, self.vocab_size))
+        all_rows: Logits = np.ctypeslib.as_array(rows, (num_rows, self.vocab_size))
+        return all_rows[num_rows - num_logits :]
 
-    def _read(self, tokens: Sequence[int], num_logits: int) -> None:
-        """Tokens of the text, with the target's rows."""
+    def _read(self, tokens: Sequence[int], num_logits: int) -> int:
+        """Tokens of the text, with the target's rows. Returns how many rows of logits came."""
         while len(tokens) > self._batch.size:
             size = min(self._batch.size, len(tokens) - num_logits)
             self._read_batch(tokens[:size], 0)
             tokens = tokens[size:]
-        self._read_batch(tokens, num_logits)
+        return self._read_batch(tokens, num_logits)
 
-    def _read_batch(self, tokens: Sequence[int], num_logits: int) -> None:
+    def _read_batch(self, tokens: Sequence[int], num_logits: int) -> int:
         count, position = len(tokens), self.begins_at + self.num_cached
         readable = self.readable
         if self._drafted or position < readable.start or position + count > readable.stop:
@@ -129,20 +133,25 @@ class LlamaHead:
                 f"the head of {self.name} can read tokens {readable.start} to "
                 f"{readable.stop - 1}, not {position} to {position + count - 1}"
             )
+        self._take_rows(position, count)
+        # The first layer drafts first, so it comes last.
+        for layer in reversed(range(1, self._num_layers)):
+            self._decode_batch(tokens, position, 0, layer)
+            llama_cpp.llama_memory_seq_rm(self.handle.memory, 0, position, -1)
+        num_rows = self._decode_batch(tokens, position, num_logits, 0)
+        if num_logits:
+            self._own_rows[0] = self._row_of_last(count, num_logits)
+        self.num_cached += count
+        return num_rows
+
+    def _take_rows(self, position: int, count: int) -> None:
+        """Put the rows in front of so many tokens, from a position on, into the batch."""
         out = self._batch.rows[:count]
         if position == 0:
             out[0] = 0.0
             self._target_rows.copy_to(out[1:], 0)
         else:
             self._target_rows.copy_to(out, position - 1)
-        # The first layer drafts first, so it comes last.
-        for layer in reversed(range(1, self._num_layers)):
-            self._decode_batch(tokens, position, 0, layer)
-            llama_cpp.llama_memory_seq_rm(self.handle.memory, 0, position, -1)
-        self._decode_batch(tokens, position, num_logits, 0)
-        if num_logits:
-            self._own_rows[0] = self._row_of_last(count, num_logits)
-        self.num_cached += count
 
     def _draft(self, tokens: Sequence[int]) -> None:
         """One token that was drafted, with the row that its draft came of."""
@@ -169,16 +178,19 @@ class LlamaHead:
 
     def _decode_batch(
         self, tokens: Sequence[int], position: int, num_logits: int, layer: int
-    ) -> None:
-        """Decode with one of the layers."""
+    ) -> int:
+        """Decode with one of the layers. Returns how many rows of logits came."""
         if self.handle.is_interrupted:
             raise Interrupted(f"a decode of the head of {self.name} was cancelled")
         count, context = len(tokens), self.handle.context
         if self._num_layers > 1:
             self._nextn.set_nextn_layer_offset(context, layer)
         self._threads.get_ready(count)
-        batch = self._batch.filled(tokens, position, num_logits)
-        status = llama_cpp.llama_decode(context, batch)
+        batch = self._batch.filled(tokens, position - self._lag, num_logits)
+        self._check_status(llama_cpp.llama_decode(context, batch), count, position)
+        return num_logits
+
+    def _check_status(self, status: int, count: int, position: int) -> None:
         if status == 2:
             raise Interrupted(f"a decode of the head of {self.name} was cancelled")
         if status != 0:
@@ -190,10 +202,12 @@ class LlamaHead:
 
     def _row_of_last(self, count: int, num_logits: int) -> Rows:
         """The head's own row at the last of count tokens; a view, valid until the next."""
-        num_rows = num_logits if self._is_cropped else count
-        rows = self._nextn.get_embeddings_nextn(self.handle.context)
-        last: Rows = np.ctypeslib.as_array(rows, (num_rows, self._target_rows.width))[-1]
+        last: Rows = self._given_rows(num_logits if self._is_cropped else count)[-1]
         return last
+
+    def _given_rows(self, count: int) -> Rows:
+        rows = self._nextn.get_embeddings_nextn(self.handle.context)
+        return np.ctypeslib.as_array(rows, (count, self._width))
 
     def truncate(self, num_cached: int) -> None:
         """See `Model.truncate`: what it read with rows of its own goes in any case."""
@@ -205,7 +219,7 @@ class LlamaHead:
     def _cut(self, num_cached: int) -> None:
         self.num_cached = num_cached
         self._drafted.clear()
-        begin = self.begins_at + self.num_cached
+        begin = self.begins_at + self.num_cached - self._lag
         llama_cpp.llama_memory_seq_rm(self.handle.memory, 0, begin, -1)
 
     def checkpoint(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from localspec.gguf_file.head import HeadFacts
 from localspec.llama import params as llama_params
 from localspec.llama.assistant import AssistantHead
+from localspec.llama.eagle import EagleHead
 from localspec.llama.handle import Handle
 from localspec.llama.head import LlamaHead
 from localspec.llama.library import llama_cpp, stop_callback
@@ -17,7 +18,7 @@ from localspec.llama.model import LlamaModel
 from localspec.llama.native import LoadWatch
 from localspec.llama.nextn import require_nextn_functions
 from localspec.llama.opening import load_weights, new_context, open_watched
-from localspec.llama.options import LlamaOptions
+from localspec.llama.options import EAGLE_BATCH_SIZE, LlamaOptions
 
 
 def open_head(
@@ -36,7 +37,7 @@ def open_head(
     if path is not None:
         load = functools.partial(_load, target, path, options, facts)
         return open_watched(progress, load)
-    context = _new_context(target, target.handle.model, options)
+    context = _new_context(target, target.handle.model, options, facts)
     name = target.name
     handle = Handle(llama_cpp, context, name, stop_callback, model_of=target.handle)
     return _on(handle, name, target, options, facts)
@@ -48,7 +49,7 @@ def _load(
     # Else its layers are left out, and the first decode ends the process.
     model = load_weights(path, replace(options, with_head=True), watch)
     try:
-        context = _new_context(target, model, options)
+        context = _new_context(target, model, options, facts)
     except BaseException:
         llama_cpp.llama_model_free(model)
         raise
@@ -56,10 +57,15 @@ def _load(
     return _on(handle, path.name, target, options, facts)
 
 
-def _new_context(target: LlamaModel, model: int | None, options: LlamaOptions) -> int:
+def _new_context(
+    target: LlamaModel, model: int | None, options: LlamaOptions, facts: HeadFacts
+) -> int:
     assert model is not None
     params = llama_params.context_params(llama_cpp, options, target.context_length)
-    params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
+    if facts.layers_read:
+        params.n_batch = params.n_ubatch = min(params.n_ubatch, EAGLE_BATCH_SIZE)
+    else:
+        params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
     params.ctx_other = target.handle.context
     return new_context(model, f"the head of {target.name}", params)
 
@@ -69,6 +75,7 @@ def _on(
 ) -> LlamaHead:
     """The head of a handle, which is closed if that fails."""
     kind = AssistantHead if facts.shares_cache else LlamaHead
+    kind = EagleHead if facts.layers_read else kind
     try:
         return kind(handle, name, target, facts, options)
     except BaseException:

@@ -17,8 +17,8 @@ NUM_KEPT_ROWS = 512  # a head that has rested that long begins anew; some MB
 class HiddenRows:
     """A ring of the last `capacity` rows of `width` float32 each, by position in the text.
 
-    Those of first … end - 1 are there. A row is the target's before its output head, at a
-    token that it has cached; what leaves the cache leaves here.
+    Those of first … end - 1 are there. A row is what the target has computed at a token that
+    it has cached; what leaves the cache leaves here.
     """
 
     def __init__(self, width: int, capacity: int) -> None:
@@ -27,15 +27,22 @@ class HiddenRows:
         self.capacity = capacity
         self._ring: Rows = np.empty((capacity, width), dtype=np.float32)
 
-    def put(self, position: int, rows: Rows) -> None:
-        """Rows (n, width) of the tokens from a position on, which is not before the last."""
+    def put(self, position: int, *sides: Rows) -> None:
+        """The rows of n tokens from a position on, which is not before the last.
+
+        sides: what stands side by side in them, (n, a part of the width) each.
+        """
         if position != self.end:
             self.first = position
-        self.end = position + len(rows)
-        rows = rows[-self.capacity :]
+        self.end = position + len(sides[0])
         self.first = max(self.first, self.end - self.capacity)
-        for part, place in self._parts(self.end - len(rows), len(rows)):
-            self._ring[place] = rows[part]
+        count = min(len(sides[0]), self.capacity)
+        for part, place in self._parts(self.end - count, count):
+            begin = 0
+            for rows in sides:
+                columns = slice(begin, begin + rows.shape[1])
+                self._ring[place, columns] = rows[-count:][part]
+                begin = columns.stop
 
     def copy_to(self, out: Rows, position: int) -> None:
         """Fill `out` (n, width) with the rows from a position on, all of which are there."""
@@ -62,10 +69,22 @@ class HiddenRows:
 
 
 class TargetRows(HiddenRows):
-    """The rows of a context, taken over after each of its decodes."""
+    """The rows of a context, taken over after each of its decodes.
 
-    def __init__(self, handle: Handle) -> None:
-        super().__init__(int(llama_cpp.llama_model_n_embd_out(handle.model)), NUM_KEPT_ROWS)
+    layers: those whose inputs stand side by side in a row; the number of all layers stands
+    for what comes out of the last one, and so do none.
+    """
+
+    def __init__(self, handle: Handle, layers: tuple[int, ...]) -> None:
+        model = handle.model
+        self._last: int = llama_cpp.llama_model_n_layer(model)
+        self._layers = layers or (self._last,)
+        self._width_out: int = llama_cpp.llama_model_n_embd_out(model)
+        self._width: int = llama_cpp.llama_model_n_embd(model)
+        widths = [
+            self._width_out if layer == self._last else self._width for layer in self._layers
+        ]
+        super().__init__(sum(widths), NUM_KEPT_ROWS)
         self._functions = require_nextn_functions()
         self._handle = handle
         self._is_taken = False
@@ -76,12 +95,24 @@ class TargetRows(HiddenRows):
         Those of a long prompt, but for its end, would leave again before a head can read them;
         to give them, or in case, libllama computes all of the last layer.
         """
-        self._is_taken = num_to_come < self.capacity
-        is_masked = not self._is_taken  # to the rows of logits, of which there are few
-        self._functions.set_embeddings_nextn(self._handle.context, self._is_taken, is_masked)
+        was_taken, self._is_taken = self._is_taken, num_to_come < self.capacity
+        context = self._handle.context
+        for layer in self._layers:
+            if layer == self._last:
+                is_masked = not self._is_taken  # to the rows of logits, of which there are few
+                self._functions.set_embeddings_nextn(context, self._is_taken, is_masked)
+            elif self._is_taken != was_taken:  # it plans all graphs anew
+                self._functions.set_embeddings_layer_inp(context, layer, self._is_taken)
 
     def add(self, position: int, count: int) -> None:
         """So many tokens from a position on were decoded."""
         if self._is_taken:
-            rows = self._functions.get_embeddings_nextn(self._handle.context)
-            self.put(position, np.ctypeslib.as_array(rows, (count, self.width)))
+            self.put(position, *(self._given(layer, count) for layer in self._layers))
+
+    def _given(self, layer: int, count: int) -> Rows:
+        context = self._handle.context
+        if layer == self._last:
+            rows = self._functions.get_embeddings_nextn(context)
+            return np.ctypeslib.as_array(rows, (count, self._width_out))
+        rows = self._functions.get_embeddings_layer_inp(context, layer)
+        return np.ctypeslib.as_array(rows, (count, self._width))

@@ -291,8 +291,10 @@ class LlamaModel:
         if self._rows is not None:
             self._rows.truncate(self.num_cached)
 
-    def keep_rows(self) -> HiddenRows:
+    def keep_rows(self, layers: tuple[int, ...]) -> HiddenRows:
         """Keep the hidden rows of the latest tokens from now on, for a head that reads them.
+
+        layers: see `TargetRows`.
 
         Raises EngineError for an adopted `Llama`, whose settings stay as they are.
         """
@@ -301,7 +303,7 @@ class LlamaModel:
                 f"the Llama object of {self.name} keeps no rows for a head",
                 "Name the model's file instead.",
             )
-        self._rows = TargetRows(self.handle)
+        self._rows = TargetRows(self.handle, layers)
         return self._rows
 
     def checkpoint(self) -> None:

@@ -37,6 +37,18 @@ _FUNCTIONS: dict[str, tuple[str, str, list[Any], Any]] = {
         [_CONTEXT, ctypes.c_int32],
         None,
     ),
+    "set_embeddings_layer_inp": (
+        "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
+        "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
+        [_CONTEXT, ctypes.c_uint32, ctypes.c_bool],
+        None,
+    ),
+    "get_embeddings_layer_inp": (
+        "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
+        "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
+        [_CONTEXT, ctypes.c_uint32],
+        _ROWS,
+    ),
     "get_ctx_other": (
         "_Z19llama_get_ctx_otherP13llama_context",
         "?llama_get_ctx_other@@YAPEAUllama_context@@PEAU1@@Z",
@@ -52,6 +64,8 @@ class NextnFunctions(NamedTuple):
     set_embeddings_nextn: Callable[..., None]
     get_embeddings_nextn: Callable[..., Any]
     set_nextn_layer_offset: Callable[..., None]
+    set_embeddings_layer_inp: Callable[..., None]
+    get_embeddings_layer_inp: Callable[..., Any]
     get_ctx_other: Callable[..., Any]
 
 

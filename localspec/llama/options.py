@@ -20,6 +20,7 @@ _STEP_WITHOUT_FLASH = 128
 DEFAULT_CONTEXT_LENGTH = 8192
 # Tokens of a hybrid's last decode that can be taken back: a state of tens of MB for each.
 DEFAULT_SNAPSHOTS = 8
+EAGLE_BATCH_SIZE = 64  # tokens; of all that it reads at once an EAGLE-3 head gives logits
 
 ALL_LAYERS = 512  # no model has more, see `gguf_file.check`
 

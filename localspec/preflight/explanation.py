@@ -75,15 +75,15 @@ class ModelFacts:
 class HeadReport:
     """A trained head, as headers state it.
 
-    name: of the file that it is in; is_apart: whether that has nothing else. num_layers: of
-    the head. size_bytes: of its weights. why_not: why it is of no use to the target, in words;
-    empty if it drafts for it.
+    name: of the file that it is in; is_apart: whether that has nothing else. description:
+    what it is, empty if it is no head. size_bytes: of its weights. why_not: why it is of no
+    use to the target, in words; empty if it drafts for it.
     """
 
     name: str
     is_here: bool
     is_apart: bool
-    num_layers: int
+    description: str
     size_bytes: int
     why_not: str
 
@@ -241,7 +241,7 @@ def _head_report(found: dict[Role, FoundHeader], *, with_head: bool) -> HeadRepo
         name=one.header.path.name,
         is_here=one.is_here,
         is_apart=own is not None,
-        num_layers=0 if facts is None else facts.num_layers,
+        description="" if facts is None else facts.description,
         size_bytes=0 if facts is None else facts.num_bytes if own is None else own.size_bytes,
         why_not=why_not,
     )

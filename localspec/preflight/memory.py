@@ -16,7 +16,12 @@ from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import bytes_per_value, type_name
-from localspec.llama.options import FlashAttention, LlamaOptions, graph_batch_size
+from localspec.llama.options import (
+    EAGLE_BATCH_SIZE,
+    FlashAttention,
+    LlamaOptions,
+    graph_batch_size,
+)
 from localspec.llama.placement import MAIN_MEMORY, Placement
 from localspec.speculative.policy_api import REPLAY_TOKENS
 
@@ -123,6 +128,8 @@ class _Contexts(NamedTuple):
 def _contexts(header: Header, options: LlamaOptions) -> _Contexts:
     """Of the model in a file, and of the head if that is used, or of a head alone."""
     facts = head_facts(header)
+    if facts is not None and facts.layers_read:
+        return _Contexts(None, replace(options, max_outputs=EAGLE_BATCH_SIZE))
     if facts is not None and facts.is_apart:
         return _Contexts(None, options)
     if facts is None or not options.with_head:
