@@ -67,7 +67,7 @@ class Context:
         self.pointer = llama_cpp.llama_init_from_model(weights.pointer, params)
         assert self.pointer
         self.memory = llama_cpp.llama_get_memory(self.pointer)
-        self._nextn = require_nextn_functions()
+        self._nextn = require_nextn_functions(reads_layers=False)
         self._nextn.set_embeddings_nextn(self.pointer, True, is_cropped)
         self._is_cropped = is_cropped
         self._batch = TokenBatch(llama_cpp, CELLS, 0 if target is None else weights.row_width)

@@ -121,6 +121,10 @@ def test_a_model_by_its_quantisation(hub: StandinHub):
         ("mtp-Q4_0", ["a-MTP-Q4_0.gguf"], None),
         ("Q4_0", ["a-MTP-Q4_0.gguf"], ["a-MTP-Q4_0.gguf"]),
         ("mtp-Q4_0", ["mtp-a-Q8_0.gguf", "a-Q4_0.gguf"], None),
+        ("mtp-Q4_0", ["a-EAGLE3-Q4_0.gguf"], ["a-EAGLE3-Q4_0.gguf"]),
+        ("mtp-Q4_0", ["a-Q4_0.gguf", "eagle3-a-Q4_0.gguf"], ["eagle3-a-Q4_0.gguf"]),
+        ("Q4_0", ["a-Q4_0.gguf", "eagle3-a-Q4_0.gguf"], ["a-Q4_0.gguf"]),
+        ("mtp-Q4_0", ["mtp-a-Q4_0.gguf", "eagle3-a-Q4_0.gguf"], None),
     ],
 )  # fmt: skip
 def test_which_file_a_quantisation_means(quantization, names, chosen):

@@ -236,6 +236,9 @@ def test_doctor_says_whether_heads_can_run(headed, monkeypatch):
         assert "Heads      off: this libllama lacks llama_absent" in run("doctor").stdout
         found = json.loads(run("doctor", "--json").stdout)
         assert found["missing_head_functions"] == ["llama_absent"]
+        monkeypatch.setattr(nextn, "_OF_LAYERS", ("absent",))
+        nextn.missing_functions.cache_clear()
+        assert "for EAGLE-3 this libllama lacks llama_absent" in run("doctor").stdout
     finally:
         monkeypatch.undo()
         nextn.missing_functions.cache_clear()

@@ -19,12 +19,13 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.heads import Head
 from localspec.speculative.loop import Request, SpeculativeDecoder
+from localspec.speculative.medusa import Medusa
 from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.rules import make_rule
 from localspec.speculative.thread_policy import FixedThreads
 from reference import target_probs
-from toy import TableHead, TableModel, all_shared
+from toy import TableHead, TableModel, TableRowHeads, all_shared
 
 PROMPT = [1]
 UNFILTERED = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
@@ -81,13 +82,15 @@ def automatic_with_a_head(_num_draft_tokens):
 def text_distribution(
     rule, target, draft, policy, *, num_draft_tokens, max_tokens, params, end, different=()
 ):
-    """Exact distribution of the text that the loop emits. draft: a table, or a head's."""
+    """Exact distribution of the text that the loop emits. draft: tables of any proposer."""
 
     def is_end(token: int) -> bool:
         return token == end
 
     def run(enumeration: Enumeration) -> tuple[int, ...]:
-        if isinstance(draft, TableHead):
+        if isinstance(draft, TableRowHeads):
+            proposer = Medusa(draft, is_end)
+        elif isinstance(draft, TableHead):
             proposer = Head(draft, is_end)
         else:
             proposer = DraftModel(draft, all_shared(target, draft, different), is_end)
@@ -101,7 +104,7 @@ def text_distribution(
         )
         made = make_rule(rule, is_greedy=False, seed=None, randomness=enumeration)
         target.truncate(0)
-        draft.truncate(0)
+        proposer.truncate(0)
         loop.start(PROMPT)
         chain = SamplerChain(params, num_prompt_tokens=len(PROMPT))
         steps = loop.steps(Request(chain, made, max_tokens, is_end))
@@ -189,6 +192,40 @@ def test_texts_drafted_by_a_head_have_the_targets_distribution(
         rule,
         target,
         head,
+        policy,
+        num_draft_tokens=num_draft_tokens,
+        max_tokens=max_tokens,
+        params=params,
+        end=end,
+    )
+    expected = own_distribution(target, max_tokens, params, end)
+    assert set(distribution) == set(expected)
+    for text, chance in expected.items():
+        assert distribution[text] == pytest.approx(chance, abs=1e-12)
+
+
+@pytest.mark.parametrize("num_kept", [1, 64])
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(
+    ("policy", "num_draft_tokens", "max_tokens", "params", "end"),
+    [
+        pytest.param(FixedDraftPolicy, 3, 5, UNFILTERED, None, id="five tokens, K 3"),
+        pytest.param(FixedDraftPolicy, 1, 7, UNFILTERED, None, id="seven tokens, K 1"),
+        pytest.param(FixedDraftPolicy, 2, 6, UNFILTERED, 0, id="an end token in the draft"),
+        pytest.param(Unsure, 3, 5, UNFILTERED, None, id="heads that stop by their rows"),
+        pytest.param(automatic_with_a_head, 0, 7, UNFILTERED, None, id="automatic"),
+        pytest.param(FixedDraftPolicy, 3, 5, PENALISED, None, id="penalties"),
+    ],
+)
+def test_texts_drafted_by_medusa_heads_have_the_targets_distribution(
+    num_kept, rule, policy, num_draft_tokens, max_tokens, params, end
+):
+    """To 1e-12: laws that know nothing of each other's tokens."""
+    target = TableModel(2, seed=5, spread=1.0)
+    distribution = text_distribution(
+        rule,
+        target,
+        TableRowHeads(target, 3, num_kept=num_kept),
         policy,
         num_draft_tokens=num_draft_tokens,
         max_tokens=max_tokens,

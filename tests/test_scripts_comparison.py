@@ -76,12 +76,15 @@ def test_every_contender_answers_both_ways(setup):
             assert contender.peak_bytes > 20 * 2**20  # an interpreter and a model
 
 
-@pytest.mark.parametrize("place", ["inside", "apart"])
-def test_worker_drafts_with_a_head_and_lets_it_rest(tmp_path, place):
-    """The head in the target's file or in its own, of an agreement of one."""
+@pytest.mark.parametrize(
+    ("shape", "place"),
+    [("tiny-qwen35", "inside"), ("tiny-qwen35", "apart"), ("tiny-llama", "apart")],
+)
+def test_worker_drafts_with_a_head_and_lets_it_rest(tmp_path, shape, place):
+    """The head in the target's file or in its own (also EAGLE-3), of an agreement of one."""
     done = run(
-        *("measure/make_pair.py", "--target", "tiny-qwen35", "--head", place),
-        *("--agreement", 1, "--out", tmp_path),
+        *("measure/make_pair.py", "--target", shape, "--head", place),
+        *("--agreement", 1, "--entropy", 0, "--out", tmp_path),
     )
     target, head = (Path(line.split()[1]) for line in done.stdout.splitlines())
     setup = Setup(target, None, head, 1, 512, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -62,8 +63,10 @@ def test_pair_has_the_agreement_and_entropy_asked_for(
         assert figures[name] == pytest.approx(agreement, abs=bound), name
 
 
-@pytest.mark.parametrize("target", HEAD_TARGETS)
-@pytest.mark.parametrize("place", ["inside", "apart"])
+@pytest.mark.parametrize(
+    ("target", "place"),
+    [*itertools.product(HEAD_TARGETS, ["inside", "apart"]), ("tiny-llama", "apart")],
+)
 @pytest.mark.parametrize(
     "agreement", [0.8, *(pytest.param(share, marks=pytest.mark.slow) for share in (0, 0.95, 1))]
 )

@@ -150,3 +150,29 @@ class TableHead(TableModel):
     def truncate(self, num_cached: int) -> None:
         super().truncate(min(num_cached, self.num_cached - self._num_own))
         self._num_own = 0
+
+
+class TableRowHeads:
+    """Tables as Medusa heads, which read a row of the target that stands for its text so far.
+
+    Raises DecodeError where that row is not there. num_kept: of the target's latest rows.
+    """
+
+    def __init__(self, target: TableModel, num_heads: int, *, num_kept: int = 64) -> None:
+        self.num_heads = num_heads
+        self._target = target
+        self._num_kept = num_kept
+        self._tables = [
+            TableModel(target.vocab_size, seed=90 + head, spread=1.0)
+            for head in range(num_heads)
+        ]
+
+    @property
+    def rows_at(self) -> range:
+        end = self._target.num_cached
+        return range(max(0, end - self._num_kept), end)
+
+    def logits(self, head: int, position: int) -> Logits:
+        if position not in self.rows_at:
+            raise DecodeError(f"the row at {position} of {self.rows_at}")
+        return self._tables[head].row(self._target.cached[: position + 1])

@@ -34,10 +34,10 @@ def doctor(*, as_json: bool) -> None:
     found = inspect_installation()
     problems = find_problems(found)
     if as_json:
-        missing = {"missing_head_functions": missing_functions()}
+        missing = {"missing_head_functions": missing_functions(reads_layers=True)}
         click.echo(json.dumps(_as_object(found, problems) | missing))
         return
-    heads = _heads(missing_functions())
+    heads = _heads(missing_functions(reads_layers=False), missing_functions(reads_layers=True))
     lines = [f"{name:<11}{text}" for name, text in _lines(found, heads)]
     lines += [f"\nProblem    {one.what}\nRemedy     {one.remedy}" for one in problems]
     click.echo(printable("\n".join(lines if problems else [*lines, "\nNo problems found."])))
@@ -81,11 +81,13 @@ def _lines(found: Installation, heads: str) -> list[tuple[str, str]]:
     ]
 
 
-def _heads(missing: tuple[str, ...]) -> str:
-    """Whether heads that come with a model can be used. missing: functions of libllama."""
-    if not missing:
-        return "this libllama computes trained heads (MTP)"
-    return f"off: this libllama lacks {', '.join(missing)}; another version may have them"
+def _heads(missing: tuple[str, ...], for_layers: tuple[str, ...]) -> str:
+    """Which trained heads libllama computes. missing, for_layers: what MTP and EAGLE-3 lack."""
+    if missing:
+        return f"off: this libllama lacks {', '.join(missing)}; another version may have them"
+    if for_layers:
+        return f"MTP; for EAGLE-3 this libllama lacks {', '.join(for_layers)}"
+    return "this libllama computes trained heads (MTP, EAGLE-3)"
 
 
 def _plan_lines(found: Installation) -> list[tuple[str, str]]:

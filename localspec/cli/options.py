@@ -159,8 +159,8 @@ _OPTIONS = [
     click.option(
         "--head",
         metavar="MODEL",
-        help="A trained head (MTP) of the target in a file of its own, named likewise. "
-        "[default: the one in the target's file, if there is one]",
+        help="A trained head (MTP, EAGLE-3, Medusa) of the target in a file of its own, named "
+        "likewise. [default: the one in the target's file, if there is one]",
     ),
     click.option(
         "--draft-tokens",

@@ -20,6 +20,7 @@ from localspec.engine.sources import (
 )
 from localspec.engine.thread_choice import choose_threads
 from localspec.errors import OptionError
+from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import Header
@@ -34,6 +35,7 @@ from localspec.speculative.policy_api import REPLAY_TOKENS, Drafting, ProposerNa
 if TYPE_CHECKING:
     from localspec.engine.sources import ModelSource
     from localspec.llama.head import LlamaHead
+    from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
 
 
@@ -191,9 +193,10 @@ def _as_draft(source: Source, target_context: int) -> Source:
 
 def _open_head(
     source: Source, target: LlamaModel, progress: Callable[[float], None]
-) -> LlamaHead:
+) -> LlamaHead | MedusaHeads:
     """The head in a file of its own, or in the target's."""
     from localspec.llama.head_opening import open_head
+    from localspec.llama.medusa import MedusaHeads
 
     assert source.header is not None
     header = check_model_file(source.header.path)
@@ -203,7 +206,11 @@ def _open_head(
     options = replace(source.options, max_outputs=REPLAY_TOKENS, num_snapshots=0)
     options = _suited(options, header, target.context_length)
     content = FileContent(header)
-    head = open_head(target, own_path, options, facts, progress)
+    head: LlamaHead | MedusaHeads
+    if facts.graph is HeadGraph.OUTPUT:
+        head = MedusaHeads(header, target)
+    else:
+        head = open_head(target, own_path, options, facts, progress)
     head.content = target.content if own_path is None else content.digest()
     return head
 

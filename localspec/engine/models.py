@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from localspec.llama.head import LlamaHead
+    from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
 
 
@@ -14,7 +15,7 @@ class Models(NamedTuple):
 
     target: LlamaModel
     draft: LlamaModel | None
-    head: LlamaHead | None
+    head: LlamaHead | MedusaHeads | None
 
     @property
     def saved(self) -> list[LlamaModel]:
@@ -22,7 +23,7 @@ class Models(NamedTuple):
         return [self.target] if self.draft is None else [self.target, self.draft]
 
     @property
-    def all(self) -> list[LlamaModel | LlamaHead]:
+    def all(self) -> list[LlamaModel | LlamaHead | MedusaHeads]:
         """In the order in which they are opened."""
         heads = [] if self.head is None else [self.head]
         return [*self.saved, *heads]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from localspec.engine.models import Models
 from localspec.engine.thread_choice import choose_thread_policy
@@ -12,6 +13,7 @@ from localspec.policy.profile import Profile
 from localspec.policy.threads import AdaptiveThreads
 from localspec.speculative.heads import Head
 from localspec.speculative.lookup import Lookup
+from localspec.speculative.medusa import Medusa
 from localspec.speculative.policy_api import (
     Drafting,
     DraftOff,
@@ -22,6 +24,10 @@ from localspec.speculative.policy_api import (
 from localspec.speculative.proposers import DraftModel, Proposer
 from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
 from localspec.speculative.thread_policy import ThreadPolicy
+
+if TYPE_CHECKING:
+    from localspec.llama.head import LlamaHead
+    from localspec.llama.medusa import MedusaHeads
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +49,19 @@ def choose_proposers(
         return shared, [], DraftOff.TARGET_CANNOT_ROLL_BACK
     proposers: list[Proposer] = []
     if head is not None:
-        proposers.append(Head(head, vocabulary.is_end))
+        proposers.append(_of_head(head, vocabulary.is_end))
     if draft is not None and shared is not None:
         proposers.append(DraftModel(draft, shared, vocabulary.is_end))
     if drafting.needs_lookup:
         proposers.append(Lookup(vocabulary.is_end))
     without = DraftOff.NO_HEAD if drafting.proposer == "head" else DraftOff.NO_DRAFT
     return shared, proposers, None if proposers else without
+
+
+def _of_head(head: LlamaHead | MedusaHeads, is_end: Callable[[int], bool]) -> Proposer:
+    from localspec.llama.medusa import MedusaHeads  # loads libllama
+
+    return Medusa(head, is_end) if isinstance(head, MedusaHeads) else Head(head, is_end)
 
 
 def choose_policies(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.errors import OptionError, PairError
+from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.eagle import check_own_vocabulary
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
@@ -104,7 +105,7 @@ def chosen_sources(
     target, draft, head = sources["target"], sources.get("draft"), sources.get("head")
     if target.header is not None:
         check_target(target.header)
-    can_have_head = drafting.needs_head and _has_functions_for_heads()
+    can_have_head = drafting.needs_head and _can_compute_head(head or target)
     if not can_have_head:
         head = None
     if head is not None:
@@ -158,10 +159,14 @@ def _check_head(target: Source, head: Source) -> None:
     check_own_vocabulary(head.header)
 
 
-def _has_functions_for_heads() -> bool:
+def _can_compute_head(source: Source) -> bool:
+    """Whether libllama has the functions that the head in a file needs, if there is one."""
     from localspec.llama.nextn import missing_functions  # loads libllama
 
-    if missing := missing_functions():
+    facts = None if source.header is None else head_facts(source.header)
+    if facts is None or facts.graph is HeadGraph.OUTPUT:
+        return True
+    if missing := missing_functions(reads_layers=bool(facts.layers_read)):
         logger.warning("heads are off: this libllama lacks %s", ", ".join(missing))
     return not missing
 

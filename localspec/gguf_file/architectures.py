@@ -18,11 +18,13 @@ class State(Enum):
 
 
 class HeadGraph(Enum):
-    """How libllama computes MTP layers, if it does (LLM_GRAPH_TYPE_DECODER_MTP).
+    """How a head is computed, if it can be.
 
-    ONE: a file with more than one ends the process. CHAIN: each of them drafts one token.
-    SHARED: all of them at once, with the keys and values of the target's last layers.
-    LAYERS: no MTP layer, but one that reads what goes into some of the target's (EAGLE-3).
+    MTP layers by libllama (LLM_GRAPH_TYPE_DECODER_MTP): ONE, of which a file with more ends
+    the process; CHAIN, each of which drafts one token; SHARED, all at once, with the keys and
+    values of the target's last layers. LAYERS: by libllama, too, a layer that reads what goes
+    into some of the target's (EAGLE-3). OUTPUT: here, a few products with what the target's
+    output layer reads (Medusa).
     """
 
     NONE = "none"
@@ -30,6 +32,7 @@ class HeadGraph(Enum):
     CHAIN = "chain"
     SHARED = "shared"
     LAYERS = "layers"
+    OUTPUT = "output"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +116,7 @@ _SPECIAL = {
     "llama": _GIVES,
     "mamba": _RECURRENT,
     "mamba2": _RECURRENT,
+    "medusa": Architecture(head_graph=HeadGraph.OUTPUT, is_head=True),
     "mimo2": _giving(Architecture(head_graph=HeadGraph.CHAIN, is_cropped=True)),
     "minimax-01": replace(_HYBRID, gives_layers=True),
     "minimax-m2": _GIVES,

@@ -20,6 +20,7 @@ from localspec.gguf_file.eagle import (
 )
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
+from localspec.gguf_file.medusa import medusa_misfits, medusa_refusals, weights_bytes
 from localspec.gguf_file.shape import ModelShape
 
 # What libllama's graphs take for granted of each MTP layer, and may not have loaded.
@@ -34,29 +35,36 @@ _MAX_DIFFERENT = 0.01
 class HeadFacts:
     """The trained head in a file.
 
-    num_layers: it has; of EAGLE-3 where layers_read are, those of the target that it reads,
-    else of MTP. is_apart: whether it has nothing else but what they need. num_chained: heads
-    that follow each other, each of which drafts one token and reads all of the text; else 1.
-    shares_cache: whether they attend with the target's keys and values, and keep none.
-    is_cropped: see `Architecture`. num_bytes: of its own weights; num_read_bytes: that a
-    decode of one token reads. why_not: why they are of no use, in words; empty if they are.
+    graph: how it is computed. num_layers: it has, or heads of Medusa. layers_read: those of
+    the target that EAGLE-3 reads. is_apart: whether it has nothing else but what they need.
+    num_chained: heads that follow each other, each of which drafts one token and reads all of
+    the text; else 1. is_cropped: see `Architecture`. num_bytes: of its own weights, in memory;
+    num_read_bytes: that the draft of one token reads. why_not: why they are of no use, in
+    words; empty if they are.
     """
 
+    graph: HeadGraph
     num_layers: int
     layers_read: tuple[int, ...]
     is_apart: bool
     num_chained: int
-    shares_cache: bool
     is_cropped: bool
     num_bytes: int
     num_read_bytes: int
     why_not: str
 
     @property
+    def shares_cache(self) -> bool:
+        """Whether it attends with the target's keys and values, and keeps none."""
+        return self.graph is HeadGraph.SHARED
+
+    @property
     def description(self) -> str:
         """What it is, in the field's words."""
-        if self.layers_read:
+        if self.graph is HeadGraph.LAYERS:
             return f"an EAGLE-3 head that reads layers {', '.join(map(str, self.layers_read))}"
+        if self.graph is HeadGraph.OUTPUT:
+            return f"{self.num_layers} Medusa head{'s' if self.num_layers > 1 else ''}"
         return _layers(self.num_layers)
 
 
@@ -66,20 +74,11 @@ def head_facts(header: Header) -> HeadFacts | None:
     known = shape.architecture
     if shape.num_head_layers == 0 and not known.is_head:
         return None
-    sizes = {tensor.name: tensor.size_bytes for tensor in header.tensors}
     if known.head_graph is HeadGraph.LAYERS:
-        read_bytes = sum(size for name, size in sizes.items() if is_read_by_steps(name))
-        return HeadFacts(
-            num_layers=shape.num_blocks,
-            layers_read=layers_read(shape),
-            is_apart=True,
-            num_chained=1,
-            shares_cache=False,
-            is_cropped=False,
-            num_bytes=sum(sizes.values()),
-            num_read_bytes=read_bytes,
-            why_not=next(eagle_refusals(header, shape), ""),
-        )
+        return _eagle_facts(header, shape)
+    if known.head_graph is HeadGraph.OUTPUT:
+        return _medusa_facts(header, shape)
+    sizes = {tensor.name: tensor.size_bytes for tensor in header.tensors}
     num_chained = shape.num_head_layers if known.head_graph is HeadGraph.CHAIN else 1
     own = {name for name in sizes if known.is_head or _layer(shape, name) >= 0}
     read = {name for name in own if num_chained == 1 or _layer(shape, name) <= 0}
@@ -87,15 +86,45 @@ def head_facts(header: Header) -> HeadFacts | None:
         read.add("output.weight" if "output.weight" in sizes else "token_embd.weight")
     read = {name for name in read if "nextn.embed_tokens" not in name}  # but for a row
     return HeadFacts(
+        graph=known.head_graph,
         num_layers=shape.num_head_layers,
         layers_read=(),
         is_apart=_is_apart(shape, sizes.keys()),
         num_chained=num_chained,
-        shares_cache=known.head_graph is HeadGraph.SHARED,
         is_cropped=known.is_cropped,
         num_bytes=sum(sizes[name] for name in own),
         num_read_bytes=sum(sizes.get(name, 0) for name in read),
         why_not=next(_refusals(header, shape, sizes.keys()), ""),
+    )
+
+
+def _eagle_facts(header: Header, shape: ModelShape) -> HeadFacts:
+    sizes = {tensor.name: tensor.size_bytes for tensor in header.tensors}
+    return HeadFacts(
+        graph=HeadGraph.LAYERS,
+        num_layers=shape.num_blocks,
+        layers_read=layers_read(shape),
+        is_apart=True,
+        num_chained=1,
+        is_cropped=False,
+        num_bytes=sum(sizes.values()),
+        num_read_bytes=sum(size for name, size in sizes.items() if is_read_by_steps(name)),
+        why_not=next(eagle_refusals(header, shape), ""),
+    )
+
+
+def _medusa_facts(header: Header, shape: ModelShape) -> HeadFacts:
+    num_bytes = weights_bytes(header)
+    return HeadFacts(
+        graph=HeadGraph.OUTPUT,
+        num_layers=shape.num_blocks,
+        layers_read=(),
+        is_apart=True,
+        num_chained=1,
+        is_cropped=False,
+        num_bytes=num_bytes,
+        num_read_bytes=num_bytes // max(shape.num_blocks, 1),
+        why_not=next(medusa_refusals(header, shape), ""),
     )
 
 
@@ -123,9 +152,7 @@ def head_misfit(target: Header, head: Header) -> str:
     facts = head_facts(head)
     if facts is None:
         return f"{head.path.name} has no head"
-    misfits = _shared_misfits if facts.shares_cache else _own_misfits
-    if facts.layers_read:
-        misfits = eagle_misfits
+    misfits = _MISFITS.get(facts.graph, _own_misfits)
     reasons = (facts.why_not, *misfits(target, head), _vocabulary_misfit(target, head))
     return next(filter(None, reasons), "")
 
@@ -213,6 +240,13 @@ def _shared_misfits(target: Header, head: Header) -> Iterator[str]:
         stated, wanted = (shape.stated(f"attention.{key}") for shape in (ours, theirs))
         if stated != wanted:
             yield f"its attention.{key} is {wanted}, the target's {stated}"
+
+
+_MISFITS = {
+    HeadGraph.SHARED: _shared_misfits,
+    HeadGraph.LAYERS: eagle_misfits,
+    HeadGraph.OUTPUT: medusa_misfits,
+}
 
 
 def _other_architecture(target: Header, head: Header) -> str:

@@ -27,7 +27,7 @@ class ModelShape:
         # The layers of the model, those of a head, and both.
         self.num_blocks = self._most("block_count")
         self.num_head_layers = self._most("nextn_predict_layers")
-        if self.architecture.head_graph is HeadGraph.LAYERS:
+        if self.architecture.head_graph in (HeadGraph.LAYERS, HeadGraph.OUTPUT):
             self.num_head_layers = self.num_blocks
         self.num_layers = self.num_blocks - self.num_head_layers
         self.width = self._most("embedding_length")

@@ -44,7 +44,7 @@ class LlamaHead:
         facts: HeadFacts,
         options: LlamaOptions,
     ) -> None:
-        self._nextn = require_nextn_functions()
+        self._nextn = require_nextn_functions(reads_layers=bool(facts.layers_read))
         self.handle = handle
         self._target_rows = target.keep_rows(facts.layers_read)
         self._threads = ThreadCount(llama_cpp, handle)

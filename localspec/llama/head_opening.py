@@ -30,10 +30,10 @@ def open_head(
 ) -> LlamaHead:
     """The head in a file of its own, or without one that in the target's, opened `with_head`.
 
-    path, facts: already checked, see `gguf_file.head`. Raises what `LlamaModel.open` does, and
-    EngineError where libllama lacks a function for heads.
+    path, facts: already checked, see `gguf_file.head`; not of Medusa. Raises what
+    `LlamaModel.open` does, and EngineError where libllama lacks a function for such a head.
     """
-    require_nextn_functions()
+    require_nextn_functions(reads_layers=bool(facts.layers_read))
     if path is not None:
         load = functools.partial(_load, target, path, options, facts)
         return open_watched(progress, load)

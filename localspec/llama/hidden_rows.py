@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 from localspec.llama.handle import Handle
 from localspec.llama.library import llama_cpp
 from localspec.llama.nextn import require_nextn_functions
+from localspec.llama.options import NUM_KEPT_ROWS
 
 Rows = NDArray[np.float32]
-
-NUM_KEPT_ROWS = 512  # a head that has rested that long begins anew; some MB
 
 
 class HiddenRows:
@@ -85,11 +84,11 @@ class TargetRows(HiddenRows):
             self._width_out if layer == self._last else self._width for layer in self._layers
         ]
         super().__init__(sum(widths), NUM_KEPT_ROWS)
-        self._functions = require_nextn_functions()
+        self._functions = require_nextn_functions(reads_layers=bool(layers))
         self._handle = handle
         self._is_taken = False
 
-    def begin_decode(self, num_to_come: int) -> None:
+    def begin_decode(self, _count: int, _num_logits: int, num_to_come: int) -> None:
         """Tell libllama whether to give the rows of a decode that num_to_come tokens follow.
 
         Those of a long prompt, but for its end, would leave again before a head can read them;
@@ -116,3 +115,27 @@ class TargetRows(HiddenRows):
             return np.ctypeslib.as_array(rows, (count, self._width_out))
         rows = self._functions.get_embeddings_layer_inp(context, layer)
         return np.ctypeslib.as_array(rows, (count, self._width))
+
+
+class OutputRows(HiddenRows):
+    """What the output layer reads, where all tokens of a decode have logits.
+
+    Asked for these rows, libllama computes the logits of every token of a decode: so those of
+    a prompt are not to be had, and there are none before the first step behind it.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        super().__init__(llama_cpp.llama_model_n_embd_out(handle.model), NUM_KEPT_ROWS)
+        self._handle = handle
+        self._is_taken = False
+
+    def begin_decode(self, count: int, num_logits: int, _num_to_come: int) -> None:
+        """Tell libllama whether to give the rows of a decode of count tokens."""
+        self._is_taken = num_logits == count
+        llama_cpp.llama_set_embeddings(self._handle.context, self._is_taken)
+
+    def add(self, position: int, count: int) -> None:
+        """So many tokens from a position on were decoded."""
+        if self._is_taken:
+            rows = llama_cpp.llama_get_embeddings(self._handle.context)
+            self.put(position, np.ctypeslib.as_array(rows, (count, self.width)))

@@ -29,7 +29,7 @@ from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import Cache
 from localspec.llama.cache_state import CacheState
 from localspec.llama.handle import Handle
-from localspec.llama.hidden_rows import HiddenRows, TargetRows
+from localspec.llama.hidden_rows import HiddenRows, OutputRows, TargetRows
 from localspec.llama.library import (
     Llama,
     complaints,
@@ -83,7 +83,7 @@ class LlamaModel:
         self.vocab_size = self.vocabulary.size
         self.num_weight_bytes: int = llama_cpp.llama_model_size(model)
         self._cache = Cache(handle, name)
-        self._rows: TargetRows | None = None  # of what is cached, for a head
+        self._rows: TargetRows | OutputRows | None = None  # of what is cached, for a head
         self._batch = TokenBatch(llama_cpp, llama_cpp.llama_n_batch(context))
         self.max_rollback = self._probe_rollback()
 
@@ -261,7 +261,7 @@ class LlamaModel:
         self._threads.get_ready(count)
         batch = self._batch.filled(tokens, self.num_cached, num_logits)
         if self._rows is not None:
-            self._rows.begin_decode(num_to_come)
+            self._rows.begin_decode(count, num_logits, num_to_come)
         self._cache.begin_decode()
         status = llama_cpp.llama_decode(self.handle.context, batch)
         if status == 2:
@@ -298,13 +298,22 @@ class LlamaModel:
 
         Raises EngineError for an adopted `Llama`, whose settings stay as they are.
         """
+        self._require_own_settings()
+        self._rows = TargetRows(self.handle, layers)
+        return self._rows
+
+    def keep_output_rows(self) -> HiddenRows:
+        """Keep what the output layer reads at the latest tokens, as `keep_rows` does."""
+        self._require_own_settings()
+        self._rows = OutputRows(self.handle)
+        return self._rows
+
+    def _require_own_settings(self) -> None:
         if self.handle.owner is not None:
             raise EngineError(
                 f"the Llama object of {self.name} keeps no rows for a head",
                 "Name the model's file instead.",
             )
-        self._rows = TargetRows(self.handle, layers)
-        return self._rows
 
     def checkpoint(self) -> None:
         """See `Model.checkpoint`."""

@@ -1,8 +1,8 @@
 """libllama's functions for heads that come with a model, which its public header lacks.
 
 They are exported under C++ names, change from version to version, and may be missing: each is
-looked up by itself, and without one of them there are no heads. Names of Linux and macOS, of
-Windows, and plain ones.
+looked up by itself, and without one of them there are no heads that need it. Names of Linux
+and macOS, of Windows, and plain ones.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ _FUNCTIONS: dict[str, tuple[str, str, list[Any], Any]] = {
         _CONTEXT,
     ),
 }
+_OF_LAYERS = ("set_embeddings_layer_inp", "get_embeddings_layer_inp")
 
 
 class NextnFunctions(NamedTuple):
-    """What `_FUNCTIONS` names, to be called with a context first."""
+    """What `_FUNCTIONS` names, to be called with a context first; None where one is missing."""
 
     set_embeddings_nextn: Callable[..., None]
     get_embeddings_nextn: Callable[..., Any]
@@ -70,18 +71,25 @@ class NextnFunctions(NamedTuple):
 
 
 @functools.cache
-def missing_functions() -> tuple[str, ...]:
-    """The names of those that this build of libllama does not have."""
+def missing_functions(*, reads_layers: bool) -> tuple[str, ...]:
+    """The names of those that this build of libllama does not have, and a head needs.
+
+    reads_layers: it is one that reads what goes into layers of its target.
+    """
     library = native.shared_library(llama_cpp)
-    return tuple(f"llama_{name}" for name in _FUNCTIONS if _found(library, name) is None)
+    return tuple(
+        f"llama_{name}"
+        for name in _FUNCTIONS
+        if (reads_layers or name not in _OF_LAYERS) and _found(library, name) is None
+    )
 
 
 @functools.cache
-def require_nextn_functions() -> NextnFunctions:
-    """All of them. Raises EngineError where one is missing."""
-    if missing := missing_functions():
+def require_nextn_functions(*, reads_layers: bool) -> NextnFunctions:
+    """Those that a head needs. Raises EngineError where one of them is missing."""
+    if missing := missing_functions(reads_layers=reads_layers):
         raise EngineError(
-            f"this libllama has no {', '.join(missing)}, which heads need",
+            f"this libllama has no {', '.join(missing)}, which such a head needs",
             "Install the version of llama-cpp-python that localspec was tested with.",
         )
     library = native.shared_library(llama_cpp)

@@ -20,6 +20,7 @@ _STEP_WITHOUT_FLASH = 128
 DEFAULT_CONTEXT_LENGTH = 8192
 # Tokens of a hybrid's last decode that can be taken back: a state of tens of MB for each.
 DEFAULT_SNAPSHOTS = 8
+NUM_KEPT_ROWS = 512  # of a target: a head that has rested that long begins anew
 EAGLE_BATCH_SIZE = 64  # tokens; of all that it reads at once an EAGLE-3 head gives logits
 
 ALL_LAYERS = 512  # no model has more, see `gguf_file.check`

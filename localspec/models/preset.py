@@ -22,8 +22,9 @@ MAX_CONTEXT_LENGTH = 2**31 - 1
 _MAX_PARTS = 1024
 _MAX_NAMED = 10  # files that an error names
 # In the names of files that lie beside a model's, as llama.cpp knows them.
-HEAD_SIGN = "mtp-"
-_OTHER_SIGNS = ("mmproj", "imatrix", "eagle3-", "dflash-", "dspark-")
+HEAD_SIGN = "mtp-"  # of a head, before a quantization and in names of files
+_HEAD_SIGNS = (HEAD_SIGN, "eagle3", "EAGLE3")
+_OTHER_SIGNS = ("mmproj", "imatrix", "dflash-", "dspark-")
 _PART_NUMBER = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
 
 
@@ -183,8 +184,8 @@ def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[
     """Of the file names those of the one model in that quantization, all parts in order.
 
     A single file is preferred to the same model in parts. "mtp-" before the quantization
-    stands for the head beside the model. Raises DownloadError if there is none, or more than
-    one.
+    stands for the head beside the model, of whichever kind it is. Raises DownloadError if
+    there is none, or more than one.
     """
     is_head = quantization.startswith(HEAD_SIGN)
     pattern = re.compile(
@@ -192,7 +193,7 @@ def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[
         re.IGNORECASE,
     )
     found = sorted({all_parts(name)[0] for name in names if pattern.search(name)})
-    found = [name for name in found if _is_beside(name, HEAD_SIGN) == is_head]
+    found = [name for name in found if _is_beside(name, *_HEAD_SIGNS) == is_head]
     found = [name for name in found if not _is_beside(name, *_OTHER_SIGNS)]
     whole = [name for name in found if len(all_parts(name)) == 1]
     chosen = whole or found

@@ -12,12 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from localspec.gguf_file.head import head_facts
+from localspec.gguf_file.architectures import HeadGraph
+from localspec.gguf_file.head import HeadFacts, head_facts
 from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import bytes_per_value, type_name
 from localspec.llama.options import (
+    BATCH_SIZE,
     EAGLE_BATCH_SIZE,
+    NUM_KEPT_ROWS,
     FlashAttention,
     LlamaOptions,
     graph_batch_size,
@@ -88,6 +91,9 @@ def estimate_memory(
     repacked: the types that are repacked and what becomes of a byte, see `tensor_types`;
     none where a GPU computes. What a GPU's library takes for itself is not known here.
     """
+    facts = head_facts(header)
+    if facts is not None and facts.graph is HeadGraph.OUTPUT:
+        return _medusa_memory(header, facts, placement)
     contexts = _contexts(header, options)
     with_head = contexts.head is not None
     weights = placement.weights_bytes(header, with_head=with_head)
@@ -99,6 +105,8 @@ def estimate_memory(
     for context in contexts:
         if context is not None:
             compute = _sums(compute, _compute_by_place(header, context, placement))
+    if facts is not None and with_head:
+        compute[MAIN_MEMORY] += _rows_bytes(header, facts)
     num_snapshots = (options.num_snapshots or 0) * ModelShape(header).has_snapshots
     one_state = cache_bytes(header, replace(options, num_snapshots=0))
     places = _sums(weights, caches, compute)
@@ -116,6 +124,33 @@ def estimate_memory(
         gpu_layers=placement.gpu_layers(),
         num_cpu_moe_layers=placement.num_cpu_moe_layers,
     )
+
+
+def _medusa_memory(header: Header, facts: HeadFacts, placement: Placement) -> MemoryEstimate:
+    """Of heads that libllama does not know: weights and a row of logits in the main memory."""
+    return MemoryEstimate(
+        with_head=True,
+        weights_bytes=facts.num_bytes,
+        repacked_bytes=0,
+        cache_bytes=0,
+        num_snapshots=0,
+        snapshot_bytes=0,
+        compute_bytes=_rows_bytes(header, facts) + len(header.tokens) * _FLOAT,
+        vocabulary_bytes=0,
+        gpu_bytes=tuple(0 for _ in range(placement.num_gpus)),
+        num_layers=len(placement.layers),
+        gpu_layers=tuple(0 for _ in range(placement.num_gpus)),
+        num_cpu_moe_layers=0,
+    )
+
+
+def _rows_bytes(header: Header, facts: HeadFacts) -> int:
+    """What a head reads of its target: rows of a decode, and those of the latest tokens."""
+    shape = ModelShape(header)
+    width = shape.row_width
+    if facts.graph is HeadGraph.LAYERS:
+        width = len(facts.layers_read) * header.number("eagle3.target_hidden_size")
+    return (BATCH_SIZE + NUM_KEPT_ROWS) * width * _FLOAT
 
 
 class _Contexts(NamedTuple):

@@ -128,7 +128,7 @@ class DraftModel:
         while True:
             row = self._decoded(missing, 1)[0]
             distribution = chain.distribution(row, tokens, drafted)
-            confidence = _confidence(row, distribution)
+            confidence = confidence_in(row, distribution)
             num_worth = extent.num_worth(len(drafted), confidence)
             if num_worth <= 0:
                 break
@@ -167,11 +167,8 @@ class DraftModel:
             zip(after, probs[len(probs) - num_rows :], strict=True)
         ):
             distribution = chain.distribution(rows[index], before, after[:index])
-            # A token x of the target's distribution p is one that a draft of distribution q
-            # would have proposed and seen accepted with probability min(p, q), hence q / p
-            # given x.
-            chance = min(1.0, distribution.prob(token) / max(prob, 1e-9))
-            chances.append((_confidence(rows[index], distribution), chance))
+            judged = chance(distribution, token, prob)
+            chances.append((confidence_in(rows[index], distribution), judged))
         return ReplayScores(chances, len(missing))
 
     def _missing(self, tokens: Sequence[int]) -> Sequence[int]:
@@ -218,7 +215,17 @@ class DraftModel:
             self.model.truncate(min(self.model.num_cached, num_tokens - self._begin))
 
 
-def _confidence(row: Logits, distribution: Distribution) -> float:
+def chance(distribution: Distribution, token: int, prob: float) -> float:
+    """That a draft of that distribution would have been accepted where the token stands.
+
+    prob: the token's under the target's distribution p. A token x of p is one that a draft of
+    distribution q would have proposed and seen accepted with probability min(p, q), hence
+    q / p given x.
+    """
+    return min(1.0, distribution.prob(token) / max(prob, 1e-9))
+
+
+def confidence_in(row: Logits, distribution: Distribution) -> float:
     """Of the draft in its next token, 0 … 1: the probability of its best one.
 
     Where the distribution is one-hot that says nothing; then the best two logits are compared.

@@ -58,6 +58,12 @@ def head(case: str) -> str:
     return f"tests/test_llama_heads.py::{case}"
 
 
+MEDUSA_TEXTS = (
+    "tests/test_loop_distribution.py::"
+    "test_texts_drafted_by_medusa_heads_have_the_targets_distribution"
+)
+MEDUSA_READS = "tests/test_medusa.py::test_greedy_text_is_plain_and_the_heads_read_rightly"
+
 BUGS = [
     # 1. Dropping a sampled draft token because its probability is low.
     Bug(
@@ -226,8 +232,8 @@ BUGS = [
     Bug(
         "replay with the draft's distribution alone",
         "speculative/proposers.py",
-        "chance = min(1.0, distribution.prob(token) / max(prob, 1e-9))",
-        "chance = min(1.0, distribution.prob(token))",
+        "return min(1.0, distribution.prob(token) / max(prob, 1e-9))",
+        "return min(1.0, distribution.prob(token))",
         "tests/test_replay.py::test_over_the_targets_distribution_they_add_up_to_the_acceptance",
     ),
     # 9. A cache of another text.
@@ -341,8 +347,8 @@ BUGS = [
     Bug(
         "head: cut a late start's cache as if it began in front",
         "llama/head.py",
-        "begin = self.begins_at + self.num_cached\n",
-        "begin = self.num_cached\n",
+        "begin = self.begins_at + self.num_cached - self._lag\n",
+        "begin = self.num_cached - self._lag\n",
         head("test_of_a_long_text_it_reads_the_end[glm4moe-700]"),
     ),
     Bug(
@@ -358,6 +364,77 @@ BUGS = [
         "        self.end = min(self.end, num_cached)\n",
         "        num_cached = self.end\n",
         head("test_after_cuts_cancels_and_another_conversation[glm4moe]"),
+    ),
+    # The same of EAGLE-3 and of Medusa.
+    Bug(
+        "EAGLE: rows of one token earlier",
+        "llama/eagle.py",
+        "copy_to(self._to_encode.rows[:count], position - 1)",
+        "copy_to(self._to_encode.rows[:count], max(position - 2, 0))",
+        head("test_greedy_text_is_plain_and_the_head_reads_rightly[llama-3]"),
+    ),
+    Bug(
+        "EAGLE: rows of one token later",
+        "llama/eagle.py",
+        "copy_to(self._to_encode.rows[:count], position - 1)",
+        "copy_to(self._to_encode.rows[:count], position)",
+        head("test_greedy_text_is_plain_and_the_head_reads_rightly[llama-3]"),
+    ),
+    Bug(
+        "EAGLE: logits of some tokens of a decode",
+        "llama/eagle.py",
+        "num_rows = len(tokens) if num_logits else 0",
+        "num_rows = num_logits",
+        head("test_of_a_long_text_it_reads_the_end[llama-513]"),
+    ),
+    Bug(
+        "EAGLE: keep an entry too many",
+        "llama/head.py",
+        "begin = self.begins_at + self.num_cached - self._lag\n",
+        "begin = self.begins_at + self.num_cached\n",
+        head("test_greedy_text_is_plain_and_the_head_reads_rightly[llama-3]"),
+    ),
+    Bug(
+        "EAGLE: layers in another order",
+        "llama/hidden_rows.py",
+        "(self._given(layer, count) for layer in self._layers)",
+        "(self._given(layer, count) for layer in self._layers[::-1])",
+        head("test_greedy_text_is_plain_and_the_head_reads_rightly[llama-3]"),
+    ),
+    Bug(
+        "EAGLE: a layer beside the one it was trained on",
+        "gguf_file/eagle.py",
+        "tuple(map(int, stated))",
+        "tuple(int(layer) - 1 for layer in stated)",
+        head("test_greedy_text_is_plain_and_the_head_reads_rightly[llama-3]"),
+    ),
+    Bug(
+        "Medusa: the row of one token earlier",
+        "speculative/medusa.py",
+        "row = self._heads.logits(head, len(tokens) - 2)",
+        "row = self._heads.logits(head, len(tokens) - 3)",
+        f"{MEDUSA_TEXTS}[five tokens, K 3-token-1]",
+    ),
+    Bug(
+        "Medusa: tokens of its own vocabulary, one too far",
+        "llama/medusa.py",
+        "self._logits[self._weights.tokens] = output @ row",
+        "self._logits[self._weights.tokens + 1] = output @ row",
+        f"{MEDUSA_READS}[some-4]",
+    ),
+    Bug(
+        "Medusa: a residual block without its row",
+        "llama/medusa.py",
+        "row = row + inner / (1.0 + np.exp(-inner))",
+        "row = inner / (1.0 + np.exp(-inner))",
+        f"{MEDUSA_READS}[all-4]",
+    ),
+    Bug(
+        "Medusa: a row that was written to",
+        "llama/medusa.py",
+        "            self._logits[:] = -np.inf  # a view that may have been written to\n",
+        "",
+        "tests/test_medusa.py::test_a_row_may_be_written_to[some]",
     ),
 ]
 

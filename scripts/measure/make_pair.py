@@ -4,12 +4,15 @@
         --out pairs --check
     python scripts/measure/make_pair.py --target 4B-qwen35 --head inside --agreement 0.8 \\
         --out pairs --check
+    python scripts/measure/make_pair.py --target 8B-llama --head apart --agreement 0.8 \\
+        --out pairs --check
 
 The files cost what files of the models in shape_pair/shapes.py cost in that quantization, and
-say invented words: see shape_pair. A head (MTP) is in the target's file or, with --head apart,
-in one of its own; --draft is left out then. Needs `pip install gguf`; a 7B target takes 5 GB of
-disk and 4 GB of memory for two minutes. Files that are there already are kept; the same options
-give the same bytes. Prints the paths, and with --check what the pair was measured to do.
+say invented words: see shape_pair. A head (MTP; EAGLE-3 for shapes of llama) is in the target's
+file or, with --head apart, in one of its own; --draft is left out then. Needs `pip install
+gguf`; a 7B target takes 5 GB of disk and 4 GB of memory for two minutes. Files that are there
+already are kept; the same options give the same bytes. Prints the paths, and with --check what
+the pair was measured to do.
 """
 
 from __future__ import annotations

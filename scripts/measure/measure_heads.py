@@ -1,4 +1,4 @@
-"""What a head (MTP) costs that comes with a model: when it drafts, rests, and reads a prompt.
+"""What a head (MTP, EAGLE-3) costs: when it drafts, rests, and reads a prompt.
 
     python scripts/measure/measure_heads.py --target 7B-hy_v3
 

@@ -18,6 +18,8 @@ from comparison.child import Child
 from comparison.contender import Answer, Request, Setup
 from comparison.llama_tools import Tools
 from localspec.errors import LocalspecError
+from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.head import head_facts
 
 _START_S = 600.0  # a large file from a slow disk
 _ATTEMPTS = 3
@@ -222,7 +224,7 @@ def _drafting(setup: Setup, num_draft_tokens: int | None) -> list[str | Path]:
     if not setup.drafts:
         return []
     threads = str(setup.num_threads)
-    options: list[str | Path] = ["--spec-type", "draft-mtp" if setup.head else "draft-simple"]
+    options: list[str | Path] = ["--spec-type", f"draft-{_kind(setup)}"]
     file = setup.draft or setup.head
     if file is not None and file != setup.target:
         options += ["-md", file]
@@ -230,6 +232,14 @@ def _drafting(setup: Setup, num_draft_tokens: int | None) -> list[str | Path]:
     if num_draft_tokens is not None:
         options += ["--spec-draft-n-max", str(num_draft_tokens)]
     return options
+
+
+def _kind(setup: Setup) -> str:
+    """As llama.cpp calls who drafts."""
+    if setup.head is None:
+        return "simple"
+    facts = head_facts(check_model_file(setup.head))
+    return "eagle3" if facts is not None and facts.layers_read else "mtp"
 
 
 def _layers(option: str, setup: Setup) -> list[str]:

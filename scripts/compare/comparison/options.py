@@ -34,7 +34,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--target", type=Path, help="GGUF file (default: the demo pair)")
     add("--draft", type=Path, help="GGUF file")
-    head = "a head drafts (MTP): the one in the target's file, or in this GGUF file"
+    head = "a head drafts (MTP, EAGLE-3): the one in the target's file, or in this GGUF file"
     add("--head", type=Path, nargs="?", const=_INSIDE, metavar="FILE", help=head)
     add(
         "--prompts",
@@ -69,7 +69,7 @@ def setup_of(asked: argparse.Namespace) -> Setup:
         if path is not None:
             check_model_file(path)
     if head is not None and head_facts(check_model_file(head)) is None:
-        raise OptionError(f"{head} has no head", "Choose a file with an MTP head.")
+        raise OptionError(f"{head} has no head", "Choose a file with a head.")
     return Setup(target, draft, head, asked.threads, asked.ctx, asked.gpu_layers)
 
 

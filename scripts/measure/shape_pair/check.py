@@ -139,13 +139,14 @@ def _chains(
     target: LlamaModel, head: LlamaHead, tokens: list[int]
 ) -> list[tuple[Logits, Logits]]:
     target.decode(tokens[:_CHAIN], 0)
+    head.read_from(first := head.readable.start)
     pairs: list[tuple[Logits, Logits]] = []
     for begin in range(_CHAIN, len(tokens) - _CHAIN + 1, _CHAIN):
         # What was accepted, and the first token that the target has not seen.
-        drafted = [head.decode(tokens[head.num_cached : begin + 1], 1)[0].copy()]
+        drafted = [head.decode(tokens[first + head.num_cached : begin + 1], 1)[0].copy()]
         for token in tokens[begin + 1 : begin + _CHAIN]:
             drafted.append(head.decode([token], 1)[0].copy())
-        head.truncate(begin + 1)
+        head.truncate(begin + 1 - first)
         rows = target.decode(tokens[begin : begin + _CHAIN], _CHAIN).copy()
         pairs += zip(rows, drafted, strict=True)
     return pairs

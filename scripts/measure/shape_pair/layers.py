@@ -41,6 +41,8 @@ def _attention(shape: Shape) -> tuple[Sizes, Sizes]:
         "attn_v": (keys, width),
         "attn_output": (width, queries),
     }
+    if shape.architecture == "llama":
+        return matrices, {}
     if shape.architecture == "qwen2":
         return matrices, {f"attn_{part}.bias": (matrices[f"attn_{part}"][0],) for part in "qkv"}
     return matrices, {f"attn_{part}_norm.weight": (head,) for part in "qk"}

@@ -137,6 +137,8 @@ def _add_header(writer: gguf.GGUFWriter, contents: Contents) -> None:
     if shape.has_head:
         writer.add_key_length(shape.head_width)
         writer.add_value_length(shape.head_width)
+    if shape.has_eagle:
+        writer.add_rope_dimension_count(shape.head_width)
     if shape.architecture == "hy_v3":
         writer.add_rope_dimension_count(shape.head_width)
         writer.add_expert_feed_forward_length(shape.hidden)  # asked for, though all is dense

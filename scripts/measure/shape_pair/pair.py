@@ -8,6 +8,7 @@ from pathlib import Path
 from localspec.errors import OptionError
 from shape_pair import blocks
 from shape_pair.bigrams import PHASES, Bigrams, TextSpec
+from shape_pair.eagle import write_eagle_head
 from shape_pair.head_weights import make_head_ends
 from shape_pair.model_file import Contents, Parts, check_room, write_model
 from shape_pair.shapes import SHAPES
@@ -59,6 +60,10 @@ class HeadSpec:
         if not SHAPES[self.target].has_head:
             names = ", ".join(name for name, shape in SHAPES.items() if shape.has_head)
             raise OptionError(f"{self.target} has no head", f"Choose one of {names}.")
+        if SHAPES[self.target].has_eagle and not self.is_apart:
+            raise OptionError(
+                f"the head of {self.target} is in a file of its own", "Choose --head apart."
+            )
 
     def target_name(self) -> str:
         text = _text_name(self.target, self.text)
@@ -68,9 +73,9 @@ class HeadSpec:
     def head_name(self) -> str:
         """Of a file of its own."""
         text = _text_name(self.target, self.text)
-        return (
-            f"mtp-{self.target}-{self.quantization}-{text}-agreement{_shares(self.text)}.gguf"
-        )
+        kind = "eagle3" if SHAPES[self.target].has_eagle else "mtp"
+        shares = _shares(self.text)
+        return f"{kind}-{self.target}-{self.quantization}-{text}-agreement{shares}.gguf"
 
 
 def make_pair(spec: PairSpec, folder: Path) -> tuple[Path, Path]:
@@ -130,12 +135,16 @@ def _make(
     seed = 2 * text.seed + is_draft  # else the two models' weights would be the same
     kind = blocks.fitting(blocks.head_kind(contents.quantization), shape.width)
     if shape.has_head:
-        with_head = contents.parts is not Parts.TRUNK
+        # EAGLE-3 has an embedding of its own for what it drafts.
+        with_head = contents.parts is not Parts.TRUNK and not shape.has_eagle
         ends = make_head_ends(seed, kind, shape, bigrams, with_head=with_head)
     else:
         followers = bigrams.draft_followers if is_draft else bigrams.target_followers
         ends = make_ends(seed, kind, shape.width, shape.vocab_size, bigrams.logits, followers)
-    write_model(path, contents, words, ends, seed)
+    if shape.has_eagle and contents.parts is Parts.HEAD:
+        write_eagle_head(path, shape, contents.quantization, words, bigrams, ends)
+    else:
+        write_model(path, contents, words, ends, seed)
 
 
 def _num_phases(target: str) -> int:

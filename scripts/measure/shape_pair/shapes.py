@@ -4,7 +4,9 @@ The architectures are libllama's: qwen2 has no head of its own; hy_v3 and qwen35
 layer that predicts a further token (MTP). Of those that libllama computes such layers for,
 hy_v3 alone may be dense in all layers, the head's among them: so it stands for an attention
 model with a head, in the sizes of Qwen2.5 7B. qwen35 is a hybrid, in the sizes of Qwen3.5 4B
-but for the vocabulary, which is the others', so that their drafts go with it.
+but for the vocabulary, which is the others', so that their drafts go with it. llama has none,
+but libllama gives what goes into its layers, so that an EAGLE-3 head can be made for it; its
+sizes are those of Llama 3 8B.
 """
 
 from __future__ import annotations
@@ -57,6 +59,11 @@ class Shape:
         """Whether a layer that predicts a further token can go with it."""
         return self.architecture != "qwen2"
 
+    @property
+    def has_eagle(self) -> bool:
+        """Whether that is an EAGLE-3 head, always in a file of its own."""
+        return self.architecture == "llama"
+
 
 _QWEN = {"vocab_size": 151_936, "num_ordinary": 151_643}
 _TINY = {"vocab_size": 4_096, "num_ordinary": 4_000, "context_length": 2_048}
@@ -74,6 +81,8 @@ SHAPES = {
         recurrence=Recurrence(num_key_heads=16, num_value_heads=32, head_width=128),
         wide_heads=256,
     ),
+    "8B-llama": Shape(32, 4_096, 32, 8, 14_336, 128_256, 128_000, architecture="llama"),
+    "tiny-llama": Shape(4, 1_024, 8, 4, 1_024, **_TINY, architecture="llama"),
     "tiny-qwen35": Shape(
         *(4, 1_024, 4, 1, 1_024),
         **_TINY,

@@ -1,0 +1,130 @@
+"""Medusa heads, computed here from what their target's output layer reads.
+
+Cai et al., Medusa (arXiv 2401.10774), section 2.1; the heads are frozen beside the target
+(Medusa-1), and what they propose is verified by the loop's rules, not by "typical acceptance",
+which changes the distribution.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localspec.errors import ModelFileError
+from localspec.gguf_file.header import Header, Tensor
+from localspec.gguf_file.medusa import BF16, F16, F32, INT64, medusa_tensors, names_of_tokens
+from localspec.llama.model import LlamaModel
+from localspec.sampling.params import Logits
+
+_TYPES = {F32: "<f4", F16: "<f2", BF16: "<u2", INT64: "<i8"}
+
+
+class MedusaHeads:
+    """The heads of one target. Implements `speculative.medusa.RowHeads`.
+
+    They have no cache: each reads the row of one token and nothing else. name: of the file.
+    num_weight_bytes: that the draft of one token reads.
+    """
+
+    def __init__(self, header: Header, target: LlamaModel) -> None:
+        self.name = header.path.name
+        self.content: str | None = None  # see `LlamaModel.content`
+        self._target = target
+        self._weights = _Weights(header)
+        self._rows = target.keep_output_rows()
+        self._row = np.empty(self._rows.width, dtype=np.float32)
+        self._logits: Logits = np.full(target.vocab_size, -np.inf, dtype=np.float32)
+        self.num_heads = len(self._weights.heads)
+        self.num_threads = 1  # as every model has; NumPy minds its own
+        self.num_weight_bytes = self._weights.num_bytes // self.num_heads
+
+    @property
+    def identity(self) -> str | None:
+        """See `LlamaModel.identity`."""
+        return self.content
+
+    @property
+    def rows_at(self) -> range:
+        """See `RowHeads.rows_at`."""
+        return range(self._rows.first, self._rows.end)
+
+    def logits(self, head: int, position: int) -> Logits:
+        """See `RowHeads.logits`."""
+        self.require_open()
+        self._rows.copy_to(self._row[np.newaxis], position)
+        row = self._row
+        residuals, output = self._weights.heads[head]
+        for weight, bias in residuals:
+            inner = weight @ row + bias
+            row = row + inner / (1.0 + np.exp(-inner))
+        if self._weights.tokens is None:
+            np.matmul(output, row, out=self._logits)
+        else:
+            self._logits[:] = -np.inf  # a view that may have been written to
+            self._logits[self._weights.tokens] = output @ row
+        return self._logits
+
+    def require_open(self) -> None:
+        """Raise EngineError if its target was freed, or forked."""
+        self._target.require_open()
+
+    def begin(self) -> None:
+        """Nothing to do: it is asked between two decodes of its target only."""
+
+    def interrupt(self) -> None:
+        """Nothing to do: what it computes takes milliseconds."""
+
+    def close(self) -> None:
+        """Nothing to do: what it has goes with it."""
+
+
+class _Weights:
+    """All of them, as float32. tokens: ids of the rows of the outputs; None if they are all."""
+
+    def __init__(self, header: Header) -> None:
+        data = np.memmap(header.path, dtype=np.uint8, mode="r")
+        width = header.number("medusa.embedding_length")
+        no_bias = np.zeros(width, dtype=np.float32)
+        shared: dict[str, NDArray[np.float32]] = {}
+
+        def floats(tensor: Tensor | None) -> NDArray[np.float32]:
+            if tensor is None:
+                return no_bias
+            if tensor.name not in shared:
+                shared[tensor.name] = _floats(data, tensor)
+            return shared[tensor.name]
+
+        self.heads = [
+            ([(floats(weight), floats(bias)) for weight, bias in residuals], floats(output))
+            for residuals, output in medusa_tensors(header)
+        ]
+        self.num_bytes = sum(array.nbytes for array in shared.values())
+        names = names_of_tokens(header)
+        self.tokens = None if names is None else _values(data, names)
+        if self.tokens is not None:
+            _check_tokens(self.tokens, header.path, len(header.tokens))
+
+
+def _values(data: NDArray[np.uint8], tensor: Tensor) -> NDArray[np.generic]:
+    """A copy, in the order of NumPy: (rows, columns)."""
+    kind = np.dtype(_TYPES[tensor.kind])
+    end = tensor.offset + prod(tensor.shape) * kind.itemsize
+    return data[tensor.offset : end].copy().view(kind).reshape(tensor.shape[::-1])
+
+
+def _floats(data: NDArray[np.uint8], tensor: Tensor) -> NDArray[np.float32]:
+    values = _values(data, tensor)
+    if tensor.kind == BF16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32, copy=False)
+
+
+def _check_tokens(tokens: NDArray[np.generic], path: Path, num_tokens: int) -> None:
+    if tokens.min() < 0 or tokens.max() >= num_tokens:
+        raise ModelFileError(
+            f"d2t of {path} names tokens {tokens.min()} to {tokens.max()} of {num_tokens}",
+            "The file was not converted rightly: choose another one.",
+        )

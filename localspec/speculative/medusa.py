@@ -1,0 +1,102 @@
+"""Medusa heads as a proposer: one for each place, all of which read the same row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from localspec.sampling.chain import SamplerChain
+from localspec.sampling.params import Logits
+from localspec.speculative.policy_api import (
+    REPLAY_TOKENS,
+    DraftOff,
+    Extent,
+    ProposerKind,
+    ProposerState,
+    ReplayScores,
+)
+from localspec.speculative.proposers import Draw, Proposal, chance, confidence_in
+
+
+class RowHeads(Protocol):
+    """Heads that read a row of their target each."""
+
+    @property
+    def num_heads(self) -> int:
+        """How many tokens they can draft."""
+
+    @property
+    def rows_at(self) -> range:
+        """Positions of the text whose rows the target has given."""
+
+    def logits(self, head: int, position: int) -> Logits:
+        """Of a head, for the token head + 2 places behind the position, (vocab,) float32.
+
+        A view that may be written to and is valid until the next.
+        """
+
+
+class Medusa:
+    """Proposes from the row of the last token that the target has decoded.
+
+    The token behind it is known: the target drew it. The heads draft those after that, each
+    without knowing what the one before has drafted, so their laws are independent.
+    """
+
+    kind = ProposerKind.HEAD
+
+    def __init__(self, heads: RowHeads, is_end: Callable[[int], bool]) -> None:
+        self._heads = heads
+        self._is_end = is_end
+        self._num_judged = 0  # tokens at the front of the text that it has proposed or judged
+
+    def state(self, tokens: Sequence[int]) -> ProposerState:
+        """See `Proposer.state`."""
+        rows_at = self._heads.rows_at
+        if len(tokens) - 2 not in rows_at:
+            return ProposerState(0, draft_off=DraftOff.HEAD_LACKS_ROWS)
+        num_unjudged = len(tokens) - max(self._num_judged, rows_at.start + 2)
+        return ProposerState(self._heads.num_heads, num_unjudged=max(num_unjudged, 0))
+
+    def propose(
+        self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
+    ) -> Proposal:
+        """See `Proposer.propose`."""
+        proposal = Proposal([], [], [], 0)
+        drafted = proposal.draft_tokens
+        for head in range(self._heads.num_heads):
+            row = self._heads.logits(head, len(tokens) - 2)
+            distribution = chain.distribution(row, tokens, drafted)
+            confidence = confidence_in(row, distribution)
+            num_worth = extent.num_worth(len(drafted), confidence)
+            if num_worth <= 0:
+                break
+            drafted.append(draw(len(drafted), distribution))
+            proposal.distributions.append(distribution)
+            proposal.confidences.append(confidence)
+            if num_worth == 1 or self._is_end(drafted[-1]):
+                break
+        self._num_judged = len(tokens) + len(drafted)
+        return proposal
+
+    def replay(
+        self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
+    ) -> ReplayScores:
+        """See `Proposer.replay`: of the first head."""
+        end = len(tokens)
+        first = max(self._heads.rows_at.start + 2, self._num_judged, end - len(probs))
+        chances = []
+        for place in range(max(first, end - REPLAY_TOKENS), end):
+            row = self._heads.logits(0, place - 2)
+            distribution = chain.distribution(row, tokens[:place], [])
+            judged = chance(distribution, tokens[place], probs[place - end])
+            chances.append((confidence_in(row, distribution), judged))
+        self._num_judged = end
+        return ReplayScores(chances, 0)
+
+    def read_from(self, position: int) -> None:
+        """See `Proposer.read_from`: it reads nothing of the text."""
+
+    def truncate(self, num_tokens: int) -> None:
+        """See `Proposer.truncate`."""
+        self._num_judged = min(self._num_judged, num_tokens)
