@@ -169,18 +169,21 @@ def test_texts_have_the_targets_distribution(
         assert distribution[text] == pytest.approx(chance, abs=1e-12)
 
 
+HEAD_CASES = [
+    pytest.param(FixedDraftPolicy, 3, 5, UNFILTERED, None, id="five tokens, K 3"),
+    pytest.param(FixedDraftPolicy, 1, 7, UNFILTERED, None, id="seven tokens, K 1"),
+    pytest.param(FixedDraftPolicy, 2, 6, UNFILTERED, 0, id="an end token in the draft"),
+    pytest.param(Unsure, 3, 5, UNFILTERED, None, id="a head that stops by its rows"),
+    pytest.param(automatic_with_a_head, 0, 7, UNFILTERED, None, id="automatic"),
+    pytest.param(FixedDraftPolicy, 3, 5, PENALISED, None, id="penalties"),
+]
+
+
 @pytest.mark.parametrize("num_kept", [1, 64])
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(
     ("policy", "num_draft_tokens", "max_tokens", "params", "end"),
-    [
-        pytest.param(FixedDraftPolicy, 3, 5, UNFILTERED, None, id="five tokens, K 3"),
-        pytest.param(FixedDraftPolicy, 1, 7, UNFILTERED, None, id="seven tokens, K 1"),
-        pytest.param(FixedDraftPolicy, 2, 6, UNFILTERED, 0, id="an end token in the draft"),
-        pytest.param(Unsure, 3, 5, UNFILTERED, None, id="a head that stops by its rows"),
-        pytest.param(automatic_with_a_head, 0, 7, UNFILTERED, None, id="automatic"),
-        pytest.param(FixedDraftPolicy, 3, 5, PENALISED, None, id="penalties"),
-    ],
+    HEAD_CASES,
 )
 def test_texts_drafted_by_a_head_have_the_targets_distribution(
     num_kept, rule, policy, num_draft_tokens, max_tokens, params, end
@@ -208,14 +211,7 @@ def test_texts_drafted_by_a_head_have_the_targets_distribution(
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(
     ("policy", "num_draft_tokens", "max_tokens", "params", "end"),
-    [
-        pytest.param(FixedDraftPolicy, 3, 5, UNFILTERED, None, id="five tokens, K 3"),
-        pytest.param(FixedDraftPolicy, 1, 7, UNFILTERED, None, id="seven tokens, K 1"),
-        pytest.param(FixedDraftPolicy, 2, 6, UNFILTERED, 0, id="an end token in the draft"),
-        pytest.param(Unsure, 3, 5, UNFILTERED, None, id="heads that stop by their rows"),
-        pytest.param(automatic_with_a_head, 0, 7, UNFILTERED, None, id="automatic"),
-        pytest.param(FixedDraftPolicy, 3, 5, PENALISED, None, id="penalties"),
-    ],
+    HEAD_CASES,
 )
 def test_texts_drafted_by_medusa_heads_have_the_targets_distribution(
     num_kept, rule, policy, num_draft_tokens, max_tokens, params, end
