@@ -6,8 +6,10 @@ from pathlib import Path
 import gguf
 from gguf import GGMLQuantizationType as Kind
 from tokenizers import Tokenizer
+from torch import nn
 
-from .model import Llama
+from .head import EagleHead
+from .model import Llama, Shape
 from .quantisation import packed_iq4_nl
 from .tokenizer import CHAT_TEMPLATE, END_OF_TEXT, IM_END, SPECIAL
 
@@ -30,21 +32,51 @@ def export(
     """Write `model` to `path`; norms stay float32, there is no separate output matrix."""
     shape = model.shape
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name(name)
     writer.add_description("Tiny demo model of localspec; knows a few topics only.")
+    _add_header(writer, shape, name, matrices)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.hidden)
+    _add_tokenizer(writer, tokenizer)
+    _write(writer, model, matrices, embedding)
+
+
+def export_head(head: EagleHead, tokenizer: Tokenizer, path: Path, *, name: str) -> None:
+    """Write an EAGLE-3 head to `path`; it has no embedding and no output matrix of its own."""
+    writer = gguf.GGUFWriter(path, "eagle3")
+    writer.add_description("EAGLE-3 head of localspec's demo target.")
+    _add_header(writer, head.target, name, Kind.Q5_1)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(head.shape.hidden)
+    writer.add_array("eagle3.target_layers", list(head.shape.layers))
+    writer.add_uint32("eagle3.target_hidden_size", head.target.width)
+    _add_tokenizer(writer, tokenizer)
+    _write(writer, head, Kind.Q5_1, Kind.Q5_1)
+
+
+def export_exact(model: Llama, tokenizer: Tokenizer, path: Path) -> None:
+    """Write `model` without any loss, for comparisons."""
+    export(model, tokenizer, path, name=path.stem, matrices=Kind.F32, embedding=Kind.F32)
+
+
+def _add_header(writer: gguf.GGUFWriter, shape: Shape, name: str, matrices: Kind) -> None:
+    """What a target and its head have in common."""
+    size = shape.width // shape.heads
+    writer.add_name(name)
     writer.add_license("MIT")
     writer.add_file_type(_FILE_TYPES[matrices])
     writer.add_vocab_size(shape.vocab)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.width)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.hidden)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.heads)
-    writer.add_rope_dimension_count(shape.width // shape.heads)
+    writer.add_key_length(size)
+    writer.add_value_length(size)
+    writer.add_rope_dimension_count(size)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(shape.epsilon)
-    _add_tokenizer(writer, tokenizer)
+
+
+def _write(writer: gguf.GGUFWriter, model: nn.Module, matrices: Kind, embedding: Kind) -> None:
     for key, tensor in model.state_dict().items():
         kind = Kind.F32 if tensor.ndim == 1 else embedding if "embd" in key else matrices
         if kind is Kind.IQ4_NL:
@@ -56,11 +88,6 @@ def export(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def export_exact(model: Llama, tokenizer: Tokenizer, path: Path) -> None:
-    """Write `model` without any loss, for comparisons."""
-    export(model, tokenizer, path, name=path.stem, matrices=Kind.F32, embedding=Kind.F32)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""Makes the demo pair: corpus, tokenizer, target, draft, files, report.
+"""Makes the demo's files: corpus, tokenizer, target, EAGLE-3 head, draft, report.
 
     python scripts/demo_pair/make.py --out localspec/demo [--minutes N]
 
@@ -10,6 +10,7 @@ import argparse
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,10 +23,12 @@ if __package__ in (None, ""):
 
 from demo_pair import dataset, tokenizer
 from demo_pair.corpus.conversation import conversation_at
-from demo_pair.export import export, export_exact
+from demo_pair.export import export, export_exact, export_head
+from demo_pair.head import HEAD, EagleHead, head_loss
 from demo_pair.model import DRAFT, TARGET, Llama
 from demo_pair.report import (
     acceptance_lines,
+    head_lines,
     loss_lines,
     parity_lines,
     speed_lines,
@@ -34,16 +37,22 @@ from demo_pair.report import (
 )
 from demo_pair.training import (
     DRAFT_RECIPE,
+    HEAD_RECIPE,
     TARGET_RECIPE,
+    YOUNG_LAYERS,
+    YOUNG_RECIPE,
+    Recipe,
     Trainer,
     answer_loss,
     distillation_loss,
 )
 
 TOKENIZER_TEXTS = 40_000
-DRAFT_SHARE = 0.15  # of the minutes
-CORPUS_ALONE = 0.2  # of the draft's run
-MAX_BYTES = 14_000_000
+DRAFT_SHARE = 0.1  # of the minutes
+HEAD_SHARE = 0.3
+YOUNG_SHARE = 0.3  # of the target's
+CORPUS_ALONE = 0.5  # of the draft's run
+MAX_BYTES = 15_000_000
 
 
 def make_tokenizer(build: Path) -> Tokenizer:
@@ -56,12 +65,22 @@ def make_tokenizer(build: Path) -> Tokenizer:
     return tokenizer.load(path)
 
 
-def make_target(build: Path, words: Tokenizer, minutes: float) -> Llama:
-    """Train the target to the end of its schedule."""
-    model = Llama(TARGET)
-    trainer = Trainer(model, words, TARGET_RECIPE, build / "target.pt", minutes)
+def learn(
+    model: Llama, words: Tokenizer, recipe: Recipe, checkpoint: Path, minutes: float
+) -> None:
+    """Train a model on the corpus to the end of its schedule."""
+    trainer = Trainer(model, words, recipe, checkpoint, minutes)
     trainer.resume()
-    trainer.train(answer_loss)
+    trainer.train()
+
+
+def make_target(build: Path, words: Tokenizer, minutes: float) -> Llama:
+    """Train some of the target's layers, then all of them, to the end of the schedules."""
+    young = Llama(replace(TARGET, layers=YOUNG_LAYERS))
+    learn(young, words, YOUNG_RECIPE, build / "young.pt", minutes * YOUNG_SHARE)
+    model = Llama(TARGET)
+    model.grow(young)
+    learn(model, words, TARGET_RECIPE, build / "target.pt", minutes * (1 - YOUNG_SHARE))
     export_exact(model, words, build / "target-f32.gguf")
     model.bake_quantised()
     return model.eval()
@@ -84,8 +103,19 @@ def make_draft(build: Path, words: Tokenizer, target: Llama, minutes: float) -> 
     return model.eval()
 
 
-def write_pair(out: Path, words: Tokenizer, target: Llama, draft: Llama) -> None:
-    """Both files, small enough for the wheel."""
+def make_head(build: Path, words: Tokenizer, target: Llama, minutes: float) -> EagleHead:
+    """Distil the EAGLE-3 head from the finished target."""
+    head = EagleHead(target.shape, HEAD)
+    trainer = Trainer(head, words, HEAD_RECIPE, build / "head.pt", minutes)
+    trainer.resume()
+    trainer.train(lambda head, batch: head_loss(head, target, batch))
+    return head.eval()
+
+
+def write_files(
+    out: Path, words: Tokenizer, target: Llama, draft: Llama, head: EagleHead
+) -> None:
+    """All files, small enough for the wheel."""
     out.mkdir(parents=True, exist_ok=True)
     for role, model, matrices in (("target", target, Kind.IQ4_NL), ("draft", draft, Kind.Q5_1)):
         export(
@@ -96,16 +126,19 @@ def write_pair(out: Path, words: Tokenizer, target: Llama, draft: Llama) -> None
             matrices=matrices,
             embedding=Kind.Q5_1,
         )
-    size = sum((out / f"{role}.gguf").stat().st_size for role in ("target", "draft"))
+    export_head(head, words, out / "head.gguf", name="localspec demo head")
+    size = sum(path.stat().st_size for path in out.glob("*.gguf"))
     if size > MAX_BYTES:
-        raise ValueError(f"the pair takes {size} bytes, more than {MAX_BYTES}")
+        raise ValueError(f"the files take {size} bytes, more than {MAX_BYTES}")
 
 
 def report(
-    out: Path, build: Path, words: Tokenizer, models: tuple[Llama, Llama]
+    out: Path, build: Path, words: Tokenizer, models: tuple[Llama, Llama, EagleHead]
 ) -> Iterator[str]:
     """All that docs/demo-pair.md quotes."""
-    yield from parity_lines(build, words, models)
+    target, draft, head = models
+    yield from head_lines(words, target, head)
+    yield from parity_lines(build, words, (target, draft))
     yield from loss_lines(out, build, words)
     yield from acceptance_lines(out, words)
     yield from speed_lines(out)
@@ -118,7 +151,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--out", type=Path, required=True, help="folder for target.gguf and draft.gguf"
+        "--out",
+        type=Path,
+        required=True,
+        help="folder for target.gguf, head.gguf and draft.gguf",
     )
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="bound on the training time"
@@ -132,11 +168,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     options.build.mkdir(parents=True, exist_ok=True)
     words = make_tokenizer(options.build)
-    target = make_target(options.build, words, options.minutes * (1 - DRAFT_SHARE))
+    target = make_target(options.build, words, options.minutes * (1 - HEAD_SHARE - DRAFT_SHARE))
+    head = make_head(options.build, words, target, options.minutes * HEAD_SHARE)
     draft = make_draft(options.build, words, target, options.minutes * DRAFT_SHARE)
-    write_pair(options.out, words, target, draft)
+    write_files(options.out, words, target, draft, head)
     with (options.build / "report.txt").open("w", encoding="utf-8") as file:
-        for line in report(options.out, options.build, words, (target, draft)):
+        for line in report(options.out, options.build, words, (target, draft, head)):
             print(line, flush=True)
             print(line, file=file)
 

@@ -4,6 +4,8 @@ Neighbouring dimensions (0, 1), (2, 3), … are turned together, as llama.cpp do
 exported matrices need no permutation. Input and output embeddings are one matrix.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +29,10 @@ class Shape:
     epsilon: float = 1e-5
 
 
-TARGET = Shape(width=512, layers=6, heads=8, hidden=1280)
-DRAFT = Shape(width=128, layers=2, heads=4, hidden=384)
+# Many thin layers: on two cores a decode of four tokens costs little more than two of one
+# (docs/demo-pair.md, "Why it is deep").
+TARGET = Shape(width=256, layers=24, heads=4, hidden=768)
+DRAFT = Shape(width=128, layers=1, heads=4, hidden=384)
 
 
 class Linear(nn.Linear):
@@ -42,6 +46,13 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         weight = fake_iq4_nl(self.weight) if self.quantised else self.weight
         return functional.linear(x, weight)
+
+
+def turns(shape: Shape, size: int) -> Tensor:
+    """Cosine and sine of each position and pair of a head's dimensions, (context, size / 2, 2)."""
+    rates = shape.rope_base ** (-torch.arange(0, size, 2) / size)
+    angles = torch.arange(shape.context)[:, None] * rates
+    return torch.stack((angles.cos(), angles.sin()), -1)
 
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:
@@ -93,11 +104,7 @@ class Llama(nn.Module):
         self.blk = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.output_norm = nn.RMSNorm(shape.width, eps=shape.epsilon)
         size = shape.width // shape.heads
-        rates = shape.rope_base ** (-torch.arange(0, size, 2) / size)
-        angles = torch.arange(shape.context)[:, None] * rates
-        self.register_buffer(
-            "turn", torch.stack((angles.cos(), angles.sin()), -1), persistent=False
-        )
+        self.register_buffer("turn", turns(shape, size), persistent=False)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -108,6 +115,16 @@ class Llama(nn.Module):
                 nn.init.normal_(
                     weight, std=0.02 / ((2 * self.shape.layers) ** 0.5 if deep else 1)
                 )
+
+    def grow(self, young: Llama) -> None:
+        """Start as a stack of copies of `young`, which has a divisor of this one's layers.
+
+        Depthwise stacking: Du et al. 2024, "Stacking Your Transformers", G_stack.
+        """
+        self.token_embd.load_state_dict(young.token_embd.state_dict())
+        self.output_norm.load_state_dict(young.output_norm.state_dict())
+        for number, block in enumerate(self.blk):
+            block.load_state_dict(young.blk[number % young.shape.layers].state_dict())
 
     def pretend_quantised(self, *, on: bool) -> None:
         """Let every matrix act as its IQ4_NL copy, or as itself again."""
@@ -123,13 +140,20 @@ class Llama(nn.Module):
                 module.weight.copy_(iq4_nl(module.weight))
                 module.quantised = False
 
-    def states(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Normed states (rows, length, width); `mask` (rows, 1, length, length) is additive."""
-        x = self.token_embd(tokens)
+    def layer_inputs(self, tokens: Tensor, mask: Tensor | None = None) -> list[Tensor]:
+        """What each layer reads, and what the last one leaves: (rows, length, width) each.
+
+        `mask` (rows, 1, length, length) is additive.
+        """
+        inputs = [self.token_embd(tokens)]
         turn = self.turn[: tokens.shape[1]]
         for block in self.blk:
-            x = block(x, turn, mask)
-        return self.output_norm(x)
+            inputs.append(block(inputs[-1], turn, mask))
+        return inputs
+
+    def states(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normed states (rows, length, width)."""
+        return self.output_norm(self.layer_inputs(tokens, mask)[-1])
 
     def head(self, states: Tensor) -> Tensor:
         """Logits of states."""

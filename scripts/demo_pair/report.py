@@ -6,12 +6,24 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from . import evaluation, parity, topics
+from .dataset import Dataset
 from .export import export_exact
+from .head import EagleHead, head_acceptance
 from .model import Llama
 from .visitors import CONVERSATIONS
 
 _USUAL = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 _ROLES = ("target", "draft")
+
+
+def head_lines(words: Tokenizer, target: Llama, head: EagleHead) -> Iterator[str]:
+    """Acceptance of the head's rounds, as PyTorch computes them."""
+    source = Dataset(words, held_out=True).batches(8, 512)
+    batches = [next(source) for _ in range(6)]
+    for temperature in (0.0, 0.8, 1.0):
+        rates = head_acceptance(head, target, batches, temperature)
+        listed = ", ".join(f"{rate:.3f}" for rate in rates)
+        yield f"head, temperature {temperature}: {listed}"
 
 
 def parity_lines(build: Path, words: Tokenizer, models: tuple[Llama, Llama]) -> Iterator[str]:
