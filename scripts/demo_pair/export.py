@@ -40,17 +40,19 @@ def export(
     _write(writer, model, matrices, embedding)
 
 
-def export_head(head: EagleHead, tokenizer: Tokenizer, path: Path, *, name: str) -> None:
+def export_head(
+    head: EagleHead, tokenizer: Tokenizer, path: Path, *, name: str, matrices: Kind
+) -> None:
     """Write an EAGLE-3 head to `path`; it has no embedding and no output matrix of its own."""
     writer = gguf.GGUFWriter(path, "eagle3")
     writer.add_description("EAGLE-3 head of localspec's demo target.")
-    _add_header(writer, head.target, name, Kind.Q5_1)
+    _add_header(writer, head.target, name, matrices)
     writer.add_block_count(1)
     writer.add_feed_forward_length(head.shape.hidden)
     writer.add_array("eagle3.target_layers", list(head.shape.layers))
     writer.add_uint32("eagle3.target_hidden_size", head.target.width)
     _add_tokenizer(writer, tokenizer)
-    _write(writer, head, Kind.Q5_1, Kind.Q5_1)
+    _write(writer, head, matrices, matrices)
 
 
 def export_exact(model: Llama, tokenizer: Tokenizer, path: Path) -> None:

@@ -119,7 +119,7 @@ class EagleHead(nn.Module):
 
 
 def drafted(head: EagleHead, target: Llama, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-    """At the answers' tokens: logits (n, vocab) of the target, and of the head in each round."""
+    """Logits (n, vocab) of the target and of each round, at the answers' tokens."""
     tokens, following = torch.from_numpy(batch.tokens), torch.from_numpy(batch.targets)
     # A place drafts what comes two places behind it.
     learned = torch.from_numpy(batch.learned)[:, 1:]

@@ -126,7 +126,7 @@ def write_files(
             matrices=matrices,
             embedding=Kind.Q5_1,
         )
-    export_head(head, words, out / "head.gguf", name="localspec demo head")
+    export_head(head, words, out / "head.gguf", name="localspec demo head", matrices=Kind.Q5_1)
     size = sum(path.stat().st_size for path in out.glob("*.gguf"))
     if size > MAX_BYTES:
         raise ValueError(f"the files take {size} bytes, more than {MAX_BYTES}")

@@ -49,7 +49,7 @@ class Linear(nn.Linear):
 
 
 def turns(shape: Shape, size: int) -> Tensor:
-    """Cosine and sine of each position and pair of a head's dimensions, (context, size / 2, 2)."""
+    """Cosine and sine of each position and pair of dimensions, (context, size / 2, 2)."""
     rates = shape.rope_base ** (-torch.arange(0, size, 2) / size)
     angles = torch.arange(shape.context)[:, None] * rates
     return torch.stack((angles.cos(), angles.sin()), -1)
