@@ -6,7 +6,7 @@ from pathlib import Path
 import gguf
 from gguf import GGMLQuantizationType as Kind
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor
 
 from .head import EagleHead
 from .model import Llama, Shape
@@ -15,6 +15,7 @@ from .tokenizer import CHAT_TEMPLATE, END_OF_TEXT, IM_END, SPECIAL
 
 _FILE_TYPES = {
     Kind.F32: gguf.LlamaFileType.ALL_F32,
+    Kind.F16: gguf.LlamaFileType.MOSTLY_F16,
     Kind.IQ4_NL: gguf.LlamaFileType.MOSTLY_IQ4_NL,
     Kind.Q5_1: gguf.LlamaFileType.MOSTLY_Q5_1,
 }
@@ -37,7 +38,7 @@ def export(
     writer.add_block_count(shape.layers)
     writer.add_feed_forward_length(shape.hidden)
     _add_tokenizer(writer, tokenizer)
-    _write(writer, model, matrices, embedding)
+    write_tensors(writer, model.state_dict(), matrices=matrices, embedding=embedding)
 
 
 def export_head(
@@ -46,18 +47,25 @@ def export_head(
     """Write an EAGLE-3 head to `path`; it has no embedding and no output matrix of its own."""
     writer = gguf.GGUFWriter(path, "eagle3")
     writer.add_description("EAGLE-3 head of localspec's demo target.")
-    _add_header(writer, head.target, name, matrices)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(head.shape.hidden)
-    writer.add_array("eagle3.target_layers", list(head.shape.layers))
-    writer.add_uint32("eagle3.target_hidden_size", head.target.width)
+    add_head_header(writer, head, name, matrices)
     _add_tokenizer(writer, tokenizer)
-    _write(writer, head, matrices, matrices)
+    write_tensors(writer, head.state_dict(), matrices=matrices, embedding=matrices)
 
 
 def export_exact(model: Llama, tokenizer: Tokenizer, path: Path) -> None:
     """Write `model` without any loss, for comparisons."""
     export(model, tokenizer, path, name=path.stem, matrices=Kind.F32, embedding=Kind.F32)
+
+
+def add_head_header(
+    writer: gguf.GGUFWriter, head: EagleHead, name: str, matrices: Kind
+) -> None:
+    """All but the tokenizer of what llama.cpp asks for."""
+    _add_header(writer, head.target, name, matrices)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(head.shape.hidden)
+    writer.add_array("eagle3.target_layers", list(head.shape.layers))
+    writer.add_uint32("eagle3.target_hidden_size", head.target.width)
 
 
 def _add_header(writer: gguf.GGUFWriter, shape: Shape, name: str, matrices: Kind) -> None:
@@ -78,8 +86,11 @@ def _add_header(writer: gguf.GGUFWriter, shape: Shape, name: str, matrices: Kind
     writer.add_layer_norm_rms_eps(shape.epsilon)
 
 
-def _write(writer: gguf.GGUFWriter, model: nn.Module, matrices: Kind, embedding: Kind) -> None:
-    for key, tensor in model.state_dict().items():
+def write_tensors(
+    writer: gguf.GGUFWriter, tensors: dict[str, Tensor], *, matrices: Kind, embedding: Kind
+) -> None:
+    """Finish the file: vectors in float32, matrices and the embedding in their types."""
+    for key, tensor in tensors.items():
         kind = Kind.F32 if tensor.ndim == 1 else embedding if "embd" in key else matrices
         if kind is Kind.IQ4_NL:
             data = packed_iq4_nl(tensor)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from .dataset import Batch
 from .model import Linear, Llama, Shape, conversation_mask, rotate, turns
 
-_ROUND_DECAY = 0.8  # weight of a round's loss, of that of the round before; as in the paper
+ROUND_DECAY = 0.8  # weight of a round's loss, of that of the round before; as in the paper
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ def head_loss(head: EagleHead, target: Llama, batch: Batch) -> Tensor:
             reduction="batchmean",
             log_target=True,
         )
-        total = total + _ROUND_DECAY**r * divergence
-        weights += _ROUND_DECAY**r
+        total = total + ROUND_DECAY**r * divergence
+        weights += ROUND_DECAY**r
     return total / weights
 
 

@@ -112,10 +112,8 @@ def make_head(build: Path, words: Tokenizer, target: Llama, minutes: float) -> E
     return head.eval()
 
 
-def write_files(
-    out: Path, words: Tokenizer, target: Llama, draft: Llama, head: EagleHead
-) -> None:
-    """All files, small enough for the wheel."""
+def write_pair(out: Path, words: Tokenizer, target: Llama, draft: Llama) -> None:
+    """Both files, in types that no build of llama.cpp crashes at."""
     out.mkdir(parents=True, exist_ok=True)
     for role, model, matrices in (("target", target, Kind.IQ4_NL), ("draft", draft, Kind.Q5_1)):
         export(
@@ -126,24 +124,35 @@ def write_files(
             matrices=matrices,
             embedding=Kind.Q5_1,
         )
-    export_head(head, words, out / "head.gguf", name="localspec demo head", matrices=Kind.Q5_1)
+
+
+def write_head(out: Path, words: Tokenizer, head: EagleHead) -> None:
+    """The head's file; all together must be small enough for the wheel."""
+    path = out / "head.gguf"
+    export_head(head, words, path, name="localspec demo head", matrices=Kind.Q5_1)
     size = sum(path.stat().st_size for path in out.glob("*.gguf"))
     if size > MAX_BYTES:
         raise ValueError(f"the files take {size} bytes, more than {MAX_BYTES}")
 
 
-def report(
-    out: Path, build: Path, words: Tokenizer, models: tuple[Llama, Llama, EagleHead]
+def pair_report(
+    out: Path, build: Path, words: Tokenizer, target: Llama, draft: Llama
 ) -> Iterator[str]:
-    """All that docs/demo-pair.md quotes."""
-    target, draft, head = models
-    yield from head_lines(words, target, head)
+    """All that docs/demo-pair.md quotes of target and draft."""
     yield from parity_lines(build, words, (target, draft))
     yield from loss_lines(out, build, words)
     yield from acceptance_lines(out, words)
     yield from speed_lines(out)
     yield from topic_lines(out)
     yield from transcript_lines(out)
+
+
+def write_report(path: Path, lines: Iterator[str]) -> None:
+    """Print the lines as they come, and keep them."""
+    with path.open("w", encoding="utf-8") as file:
+        for line in lines:
+            print(line, flush=True)
+            print(line, file=file)
 
 
 def main() -> None:
@@ -169,13 +178,13 @@ def main() -> None:
     options.build.mkdir(parents=True, exist_ok=True)
     words = make_tokenizer(options.build)
     target = make_target(options.build, words, options.minutes * (1 - HEAD_SHARE - DRAFT_SHARE))
-    head = make_head(options.build, words, target, options.minutes * HEAD_SHARE)
     draft = make_draft(options.build, words, target, options.minutes * DRAFT_SHARE)
-    write_files(options.out, words, target, draft, head)
-    with (options.build / "report.txt").open("w", encoding="utf-8") as file:
-        for line in report(options.out, options.build, words, (target, draft, head)):
-            print(line, flush=True)
-            print(line, file=file)
+    write_pair(options.out, words, target, draft)
+    pair_lines = pair_report(options.out, options.build, words, target, draft)
+    write_report(options.build / "report.txt", pair_lines)
+    head = make_head(options.build, words, target, options.minutes * HEAD_SHARE)
+    write_head(options.out, words, head)
+    write_report(options.build / "head-report.txt", head_lines(words, target, head))
 
 
 if __name__ == "__main__":

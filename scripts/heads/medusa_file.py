@@ -9,6 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 from numpy.typing import NDArray
+from target_file import copy_tokenizer
 
 Array = NDArray[np.float32]
 
@@ -37,10 +38,7 @@ def write_medusa(
     tokens: ids of the rows of the outputs; None if there is a row for each.
     """
     writer = gguf.GGUFWriter(path, "medusa")
-    for key, field in gguf.GGUFReader(target).fields.items():
-        if key.startswith("tokenizer."):
-            items = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), field.types[0], items)
+    copy_tokenizer(writer, target)
     writer.add_embedding_length(heads[0].output.shape[1])
     writer.add_block_count(len(heads))
     writer.add_uint32("medusa.residual_count", len(heads[0].residuals))

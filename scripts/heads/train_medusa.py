@@ -16,23 +16,17 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import gguf
 import numpy as np
 from medusa_file import Array, HeadWeights, write_medusa
 from numpy.typing import NDArray
+from own_texts import read_rows, write_texts
+from target_file import OUTPUT, read_tensor
 
-import localspec
-from localspec.chat.prompt import PromptMaker
 from localspec.checks.prompts import BUILT_IN, read_prompts
-from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
 
-_ANSWER = 200  # tokens at most
 _BATCH = 256  # rows that are learned from at once
-_CHUNK = 16  # tokens that the target reads at once
 _RATE = 2e-3  # of AdamW, falling
 _DECAYS = 0.9, 0.98
-_CONTEXT = 1024
 
 
 class Texts(NamedTuple):
@@ -46,44 +40,15 @@ class Texts(NamedTuple):
     tokens: NDArray[np.int64]
 
 
-def write_texts(target: Path, prompts: list[str], seconds: float) -> list[list[int]]:
-    """Token ids of prompts and answers."""
-    texts: list[list[int]] = []
-    sampling = localspec.SamplingParams(temperature=0.8)
-    with localspec.load(target=target, proposer="none", context_length=_CONTEXT) as engine:
-        maker = PromptMaker(engine.vocabulary, engine.chat_template, think=True)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            question = prompts[len(texts) % len(prompts)]
-            tokens = engine.with_bos(
-                maker.prompt([{"role": "user", "content": question}]).tokens
-            )
-            reply = engine.generate(
-                tokens, sampling=sampling, seed=len(texts), max_tokens=_ANSWER
-            )
-            texts.append([*tokens, *reply.token_ids])
-    return texts
-
-
-def read_texts(target: Path, texts: list[list[int]], num_heads: int) -> Texts:
-    """The rows of the texts, as heads will see them, and what followed."""
-    options = LlamaOptions(context_length=_CONTEXT, max_outputs=_CHUNK)
-    model = LlamaModel.open(target, options)
-    kept = model.keep_output_rows()
-    rows, followers = [], []
-    for text in texts:
-        model.truncate(0)
-        of_text = np.empty((len(text), kept.width), dtype=np.float32)
-        for begin in range(0, len(text), _CHUNK):
-            chunk = text[begin : begin + _CHUNK]
-            model.decode(chunk, len(chunk))
-            kept.copy_to(of_text[begin : begin + len(chunk)], begin)
+def with_followers(texts: list[list[int]], rows: list[Array], num_heads: int) -> Texts:
+    """Each row with the tokens that its heads are to say."""
+    kept, followers = [], []
+    for text, of_text in zip(texts, rows, strict=True):
         num_rows = max(len(text) - num_heads - 1, 0)
-        rows.append(of_text[:num_rows])
+        kept.append(of_text[:num_rows])
         followers += [text[at + 2 : at + 2 + num_heads] for at in range(num_rows)]
-    model.close()
     tokens, numbers = np.unique(np.array(followers, dtype=np.int64), return_inverse=True)
-    return Texts(np.concatenate(rows), numbers.reshape(-1, num_heads), tokens)
+    return Texts(np.concatenate(kept), numbers.reshape(-1, num_heads), tokens)
 
 
 class Learner:
@@ -127,14 +92,6 @@ class Learner:
             weights -= rate * mean / size
 
 
-def output_of(target: Path) -> Array:
-    """The target's output layer (tokens, width), with which every head begins."""
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(target).tensors}
-    tensor = tensors.get("output.weight", tensors["token_embd.weight"])
-    output: Array = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-    return output.astype(np.float32)
-
-
 def train(
     texts: Texts, output: Array, seconds: float, rng: np.random.Generator
 ) -> list[Learner]:
@@ -168,9 +125,10 @@ def main() -> None:
     options = parser.parse_args()
     prompts = read_prompts(options.prompts) if options.prompts else list(BUILT_IN)
     written = write_texts(options.target, prompts, options.seconds / 3)
-    texts = read_texts(options.target, written, options.heads)
+    rows = read_rows(options.target, written)
+    texts = with_followers(written, rows, options.heads)
     print(f"{len(written)} texts, {len(texts.rows)} rows of width {texts.rows.shape[1]}")
-    output = output_of(options.target)[texts.tokens]
+    output = read_tensor(options.target, *OUTPUT)[texts.tokens]
     learners = train(texts, output, options.seconds * 2 / 3, np.random.default_rng(0))
     heads = [
         HeadWeights([(weight, bias)], output)
