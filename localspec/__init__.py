@@ -21,11 +21,15 @@ if TYPE_CHECKING:
     from localspec.engine.isolated import IsolatedEngine
     from localspec.engine.loading import load
     from localspec.errors import (
+        BusyError,
         CacheError,
+        ClosedError,
         ContextError,
+        CrashedError,
         DecodeError,
         DownloadError,
         EngineError,
+        ForkedError,
         Interrupted,
         LocalspecError,
         MemoryLimitError,
@@ -63,9 +67,12 @@ __version__ = "0.1.0"
 __all__ = [
     "AnswerOptions",
     "AsyncStream",
+    "BusyError",
     "CacheError",
     "Chat",
+    "ClosedError",
     "ContextError",
+    "CrashedError",
     "DecodeError",
     "DownloadError",
     "DraftOff",
@@ -75,6 +82,7 @@ __all__ = [
     "ExpectedGain",
     "Explanation",
     "FixedDraftPolicy",
+    "ForkedError",
     "Interrupted",
     "IsolatedEngine",
     "LlamaOptions",

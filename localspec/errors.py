@@ -14,7 +14,11 @@
     ├── DecodeError        libllama refused or failed a decode
     │   └── Interrupted    the decode, or making the prompt, was cancelled
     ├── CacheError         the KV cache cannot be cut back as asked
-    └── EngineError        the engine is busy or closed
+    └── EngineError        an engine that cannot do what it is asked for now
+        ├── BusyError      it is producing another answer
+        ├── ClosedError    it was closed, or is being closed
+        ├── CrashedError   the process of an isolated one ended: ask again
+        └── ForkedError    it belongs to the process that this one was forked from
 
 Each carries a message (what is wrong, with the values) and a hint (what to do next), and is the
 same after a way through pickle or copy, as out of another process.
@@ -91,4 +95,20 @@ class CacheError(LocalspecError):
 
 
 class EngineError(LocalspecError):
-    """The engine is busy with another stream, or closed."""
+    """An engine cannot do what it is asked for now."""
+
+
+class BusyError(EngineError):
+    """The engine is producing another answer; ask again when that has ended."""
+
+
+class ClosedError(EngineError):
+    """The engine was closed, or is being closed."""
+
+
+class CrashedError(EngineError):
+    """The process of an isolated engine ended; the next question starts it again."""
+
+
+class ForkedError(EngineError):
+    """The engine belongs to the process that this one was forked from."""

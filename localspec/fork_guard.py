@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from localspec.errors import EngineError
+from localspec.errors import ForkedError
 
 
 class OwnProcess:
@@ -17,9 +17,9 @@ class OwnProcess:
         return os.getpid() == self._number
 
     def require(self, name: str) -> None:
-        """Raise EngineError in a forked process: it has the memory, but none of the threads."""
+        """Raise ForkedError in a forked process: it has the memory, but none of the threads."""
         if not self.is_this():
-            raise EngineError(
+            raise ForkedError(
                 f"{name} was loaded by process {self._number} and cannot be used in its "
                 f"fork {os.getpid()}",
                 "Load it in the new process, and start that by spawn.",

@@ -200,7 +200,7 @@ def test_errors_reach_the_task_that_reads(engine):
         await stream.aclose()
         async with engine.astream(STORY) as first:
             await first.__anext__()
-            with pytest.raises(EngineError, match="another answer"):
+            with pytest.raises(localspec.BusyError, match="another answer"):
                 await engine.agenerate("Hi")
 
     asyncio.run(ask())

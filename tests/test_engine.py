@@ -198,7 +198,7 @@ def test_the_context_ends_an_answer(demo_target):
 def test_closing_a_stream_stops_the_work_and_frees_the_engine(engine):
     stream = engine.stream(STORY, sampling=GREEDY)
     first = [next(stream) for _ in range(7)]
-    with pytest.raises(EngineError, match="another answer"):
+    with pytest.raises(localspec.BusyError, match="another answer"):
         next(engine.stream(STORY))
     with pytest.raises(EngineError, match="not been produced"):
         _ = stream.reply
@@ -292,12 +292,12 @@ def test_a_closed_engine_says_so(demo_draft):
     engine = localspec.load(target=demo_draft)
     stream = engine.stream("Hello")
     next(stream)
-    with pytest.raises(EngineError, match="producing an answer"):
+    with pytest.raises(localspec.BusyError, match="producing an answer"):
         engine.close()
     stream.close()
     engine.close()
     engine.close()
-    with pytest.raises(EngineError, match="closed"):
+    with pytest.raises(localspec.ClosedError, match="closed"):
         engine.generate("Hello")
 
 
@@ -396,7 +396,7 @@ def test_the_same_llama_twice_is_refused(demo_target):
         localspec.load(target=llama)
     localspec.load(target=llama).close()
     llama.close()
-    with pytest.raises(EngineError, match="is closed"):
+    with pytest.raises(localspec.ClosedError, match="is closed"):
         localspec.load(target=llama)
 
 
@@ -409,7 +409,7 @@ def test_an_adopted_llama_may_be_used_and_closed_by_its_owner(demo_target):
     assert engine.generate(STORY, sampling=GREEDY, max_tokens=20).text == first.text
     llama.close()
     for prompt in (STORY, [5, 6]):
-        with pytest.raises(EngineError, match="closed by its owner"):
+        with pytest.raises(localspec.ClosedError, match="closed by its owner"):
             engine.generate(prompt, max_tokens=2)
     engine.close()
 
@@ -435,7 +435,7 @@ def test_nothing_reaches_a_freed_model(demo_draft):
     engine.close()
     assert "im_start" in engine.chat_template
     for use in (lambda: chat.send("Hi"), lambda: engine.generate("Hi"), engine.chat):
-        with pytest.raises(EngineError, match="closed"):
+        with pytest.raises(localspec.ClosedError, match="closed"):
             use()
 
 
@@ -644,5 +644,5 @@ def test_a_model_takes_no_impossible_number_of_threads():
         with pytest.raises(OptionError, match=f"threads is {count}"):
             model.num_threads = count
     engine.close()
-    with pytest.raises(EngineError, match="closed"):
+    with pytest.raises(localspec.ClosedError, match="closed"):
         _ = model.num_threads

@@ -16,7 +16,7 @@ import pytest
 import localspec
 from localspec.engine import isolated as isolated_module
 from localspec.engine.loading import LoadKeywords
-from localspec.errors import ContextError, EngineError, OptionError, PresetError
+from localspec.errors import ContextError, OptionError, PresetError
 
 GREEDY = localspec.SamplingParams(temperature=0)
 LONG = localspec.SamplingParams(temperature=0, ignore_eos=True)
@@ -65,7 +65,7 @@ def test_a_crash_is_an_error_and_the_next_question_is_answered(isolated):
     next(stream)
     first = isolated.process_id
     os.kill(first, signal.SIGSEGV)
-    with pytest.raises(EngineError, match="SIGSEGV") as caught:
+    with pytest.raises(localspec.CrashedError, match="SIGSEGV") as caught:
         list(stream)
     assert "started again" in caught.value.hint
     assert len(chat.messages) == 2
@@ -80,9 +80,9 @@ def test_a_crash_is_an_error_and_the_next_question_is_answered(isolated):
 def test_streams_stop_as_in_an_engine_here(isolated, engine):
     stream = isolated.stream(STORY, sampling=LONG)
     said = [next(stream).text for _ in range(5)]
-    with pytest.raises(EngineError, match="another answer"):
+    with pytest.raises(localspec.BusyError, match="another answer"):
         isolated.generate("Hi")
-    with pytest.raises(EngineError, match="producing an answer"):
+    with pytest.raises(localspec.BusyError, match="producing an answer"):
         isolated.close()
     stream.close()
     assert stream.reply.text == "".join(said)
@@ -236,7 +236,7 @@ def test_progress_of_the_load_arrives_and_can_cancel_it():
         assert engine.context_length == 2048
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
-    with pytest.raises(EngineError, match="closed"):
+    with pytest.raises(localspec.ClosedError, match="closed"):
         engine.generate("Hi")
     engine.close()
 
@@ -376,7 +376,7 @@ def test_closing_while_others_ask_is_an_error_of_ours():
     opened.close()
     for thread in threads:
         thread.join(60)
-    assert [type(error) for error in errors] == [EngineError] * 8
+    assert [type(error) for error in errors] == [localspec.ClosedError] * 8
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no such signal")
@@ -389,7 +389,7 @@ def test_a_host_that_ignores_the_end_of_its_children_gets_a_new_one():
             with contextlib.suppress(ProcessLookupError):
                 while True:  # until the system has cleared it away
                     os.kill(first, 0)
-            with pytest.raises(EngineError, match="ended: nobody knows how"):
+            with pytest.raises(localspec.CrashedError, match="ended: nobody knows how"):
                 opened.generate("Hi", max_tokens=1)
             assert opened.generate("Hi", max_tokens=1).token_ids
             assert opened.process_id != first

@@ -126,7 +126,7 @@ def test_leaving_the_block_masks_nothing(any_engine, raised):
     assert stream.reply.finish_reason == "cancelled"
     assert stream.reply.text or stream.reply.token_ids
     assert never_read.reply.text == ""
-    with pytest.raises(EngineError, match="closed"):
+    with pytest.raises(localspec.ClosedError, match="closed"):
         any_engine.generate(STORY)
 
 
@@ -376,7 +376,9 @@ def test_a_fork_of_a_process_that_has_loaded_is_told_so(demo_target):
 
     def load_here():
         for arguments in ({}, {"target": llama}):
-            with pytest.raises(EngineError, match="cannot be used in its fork") as caught:
+            with pytest.raises(
+                localspec.ForkedError, match="cannot be used in its fork"
+            ) as caught:
                 localspec.load(**arguments)
             assert "spawn" in caught.value.hint
 

@@ -14,6 +14,7 @@ import pytest
 from gguf_maker import write_random_model
 from localspec.errors import (
     CacheError,
+    ClosedError,
     ContextError,
     DecodeError,
     EngineError,
@@ -212,7 +213,7 @@ def test_a_closed_model_refuses_politely(demo_draft):
     model = LlamaModel.open(demo_draft, LlamaOptions())
     model.close()
     model.close()
-    with pytest.raises(EngineError, match="closed"):
+    with pytest.raises(ClosedError, match="closed"):
         model.decode([1], 1)
 
 

@@ -13,7 +13,7 @@ import time
 import pytest
 
 import localspec
-from localspec.errors import EngineError
+from localspec.errors import BusyError, EngineError
 from spawned import ALIKE, answer_there, load_again_and_again
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -54,7 +54,7 @@ def test_many_threads_get_whole_answers_or_a_refusal():
         again = ask(1)
     assert len(outcomes) == 6 * 12
     errors = [outcome for _, outcome in outcomes if isinstance(outcome, Exception)]
-    assert {type(error) for error in errors} == {EngineError}
+    assert {type(error) for error in errors} == {BusyError}
     assert {str(error) for error in errors} == {"the engine is producing another answer"}
     for number, reply in outcomes:
         if not isinstance(reply, Exception):

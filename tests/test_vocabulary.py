@@ -11,7 +11,7 @@ import llama_cpp
 import pytest
 
 from gguf_maker import write_random_model, write_spm_model
-from localspec.errors import ContextError, EngineError
+from localspec.errors import ClosedError, ContextError
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 
@@ -97,7 +97,7 @@ def test_a_long_text_for_a_closed_model_is_refused(demo_target):
     """In the caller's thread, as everything else that goes wrong."""
     model = LlamaModel.open(demo_target, LlamaOptions())
     model.close()
-    with pytest.raises(EngineError, match="closed"):
+    with pytest.raises(ClosedError, match="closed"):
         model.vocabulary.tokenize("a " * 1000, parse_special=False)
 
 
@@ -133,7 +133,7 @@ def test_nothing_is_freed_while_a_text_is_tokenised(demo_target, text):
     asking.join(60)
     closing.join(60)
     assert found == [expected]
-    with pytest.raises(EngineError, match="closed"):
+    with pytest.raises(ClosedError, match="closed"):
         vocabulary.tokenize(text, parse_special=False)
 
 

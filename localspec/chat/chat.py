@@ -112,7 +112,7 @@ class Chat:
         leaves no trace. Raises ContextError if the message alone does not fit the context;
         the conversation then goes on as if it had not been asked.
         """
-        return self.answer(text, AnswerOptions(**options))
+        return self.answer(text, AnswerOptions.of(**options))
 
     def answer(self, text: str, options: AnswerOptions) -> Stream:
         """`stream`, with the options as one object."""
@@ -124,7 +124,7 @@ class Chat:
         It is a turn of its own, with other random numbers, and takes the old answer's place
         as soon as it says anything. Raises OptionError if there was no question.
         """
-        return self.answer_again(AnswerOptions(**options))
+        return self.answer_again(AnswerOptions.of(**options))
 
     def answer_again(self, options: AnswerOptions) -> Stream:
         """`retry`, with the options as one object."""
@@ -175,7 +175,7 @@ class Chat:
         """`stream` for `async for`. A message too long is refused when it is read."""
         return AsyncStream(
             lambda is_unwanted: self._ask(
-                _question(text), self._turns, AnswerOptions(**options), is_unwanted
+                _question(text), self._turns, AnswerOptions.of(**options), is_unwanted
             )
         )
 

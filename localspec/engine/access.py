@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from localspec.errors import EngineError
+from localspec.errors import BusyError
 
 _RETRY_S = 0.005  # between two attempts to end idle work that may only be about to begin
 
@@ -55,9 +55,16 @@ class Access:
                     self._taken.release()
 
 
-def busy() -> EngineError:
+def busy() -> BusyError:
     """What whoever is refused gets to know."""
-    return EngineError(
+    return BusyError(
         "the engine is producing another answer",
         "Finish or close that stream first; an engine does one at a time.",
+    )
+
+
+def still_answering() -> BusyError:
+    """What whoever would close it gets to know."""
+    return BusyError(
+        "the engine is producing an answer", "Close the stream first, or close(cancel=True)."
     )

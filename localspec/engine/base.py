@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from localspec.chat.chat import Chat
 from localspec.chat.control_guard import Tokenizer
 from localspec.chat.prompt import Prompt
-from localspec.errors import EngineError, OptionError
+from localspec.errors import ClosedError, EngineError, OptionError
 from localspec.fork_guard import OwnProcess
 from localspec.streaming.async_stream import AsyncStream, whole_reply
 from localspec.streaming.cancellation import Unwanted
@@ -28,7 +28,8 @@ class BaseEngine(abc.ABC):
     """Streams, whole answers, their asynchronous twins and conversations, all from `answer`.
 
     The base of `Engine` and `IsolatedEngine`. options: by keyword, the fields of
-    `stream.AnswerOptions`: sampling, seed, verify, max_tokens, stop, logprobs.
+    `stream.AnswerOptions`: sampling, seed, verify, max_tokens, stop, logprobs; and those of
+    `SamplingParams`, each by itself: temperature, top_k …
 
     Leaving its `with` block ends what is being answered, in any thread, and closes it; so
     does the interpreter's end.
@@ -83,11 +84,23 @@ class BaseEngine(abc.ABC):
         """
 
     @abc.abstractmethod
-    def close(self) -> None:
-        """Free the models, and give adopted ones back. Idempotent.
+    def _close(self) -> None:
+        """Free the models. Idempotent. Raises BusyError while a stream is unfinished."""
 
-        Raises EngineError while a stream is unfinished.
+    def close(self, *, cancel: bool = False) -> None:
+        """Free the models, and give adopted ones back. Idempotent, from any thread.
+
+        Raises BusyError while a stream is unfinished; with cancel, as at the end of a `with`
+        block, those are ended first, whichever thread reads them, and keep what was said.
         """
+        if cancel:
+            self._is_ending = True
+            if self._own_process.is_this():  # a fork has no thread that could end one
+                with self._listing:
+                    streams = list(self._streams)
+                for stream in streams:
+                    stream.end()
+        self._close()
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Stream:
         """Continue a raw prompt: text, in which special tokens count, or token ids.
@@ -98,7 +111,7 @@ class BaseEngine(abc.ABC):
             tokens = self.with_bos(self.vocabulary.tokenize(prompt, parse_special=True))
         else:
             tokens = _token_ids(prompt)
-        return self.answer(Prompt(tokens), AnswerOptions(**options), Exchange())
+        return self.answer(Prompt(tokens), AnswerOptions.of(**options), Exchange())
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Reply:
         """The whole answer of `stream`, with the same options."""
@@ -149,17 +162,7 @@ class BaseEngine(abc.ABC):
         # What went wrong in the block is what its owner has to hear of.
         masked = contextlib.nullcontext() if kind is None else contextlib.suppress(EngineError)
         with masked:
-            self._end()
-
-    def _end(self) -> None:
-        """Refuse further answers, end those that are not finished, and close."""
-        self._is_ending = True
-        if self._own_process.is_this():  # a fork has no thread that could end one
-            with self._listing:
-                streams = list(self._streams)
-            for stream in streams:
-                stream.end()
-        self.close()
+            self.close(cancel=True)
 
     def _listed(self, stream: Stream) -> Stream:
         """The stream, which from now on ends with the engine."""
@@ -169,7 +172,7 @@ class BaseEngine(abc.ABC):
 
     def _require_not_ending(self) -> None:
         if self._is_ending:
-            raise EngineError("the engine is closed", "Load it again.")
+            raise ClosedError("the engine is closed", "Load it again.")
 
 
 def _end_at_exit(engine: weakref.ref[BaseEngine]) -> None:
@@ -177,7 +180,7 @@ def _end_at_exit(engine: weakref.ref[BaseEngine]) -> None:
     alive = engine()
     if alive is not None:
         with contextlib.suppress(EngineError):
-            alive._end()
+            alive.close(cancel=True)
 
 
 def _token_ids(prompt: Sequence[int]) -> list[int]:

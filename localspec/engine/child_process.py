@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from localspec.engine.isolated_child import EngineFacts, serve
-from localspec.errors import EngineError
+from localspec.errors import CrashedError, EngineError
 
 if TYPE_CHECKING:
     from localspec.engine.loading import LoadKeywords
@@ -57,7 +57,7 @@ class ChildProcess:
             raise
 
     def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """What `Served.method` returns or raises. Raises EngineError if the child is gone."""
+        """What `Served.method` returns or raises. Raises CrashedError if the child is gone."""
         with self._one_call:
             self._caller = threading.get_ident()
             try:
@@ -81,7 +81,7 @@ class ChildProcess:
                 number, kind, value = self._calls.recv()
             except (EOFError, OSError) as error:
                 self._has_ended = True
-                raise EngineError(
+                raise CrashedError(
                     f"the process of the engine ended: {self._how_it_ended()}",
                     "Ask again: it is started again.",
                 ) from error

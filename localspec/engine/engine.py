@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from localspec.chat.chat import Chat
 from localspec.chat.prompt import Prompt
-from localspec.engine.access import Access, busy
+from localspec.engine.access import Access, busy, still_answering
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
@@ -134,7 +134,7 @@ class Engine(BaseEngine):
                 f"the context holds {self.context_length}",
                 "Shorten it, or load the model with a larger context (--ctx).",
             )
-        params = options.sampling or self.sampling
+        params = options.sampling_from(self.sampling)
         seed = fresh_seed() if options.seed is None else options.seed
         request = Request(
             chain=self._resolver.chain(params, len(prompt.tokens)),
@@ -208,17 +208,14 @@ class Engine(BaseEngine):
         """See `BaseEngine.cancel`."""
         _interrupt(self._models)
 
-    def close(self) -> None:
-        """Free the models, and give adopted ones back. Idempotent.
-
-        Raises EngineError while a stream is unfinished.
-        """
+    def _close(self) -> None:
+        """See `BaseEngine._close`."""
         if not self._own_process.is_this():
             # Its copy of the lock may be taken, and no thread is there to give it back.
             self._free()
             return
         if not self._access.take():
-            raise EngineError("the engine is producing an answer", "Close the stream first.")
+            raise still_answering()
         try:
             self._free()
         finally:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from localspec.chat.prompt import Prompt
-from localspec.engine.access import busy
+from localspec.engine.access import busy, still_answering
 from localspec.engine.base import BaseEngine
 from localspec.engine.child_process import ChildProcess
 from localspec.engine.isolated_child import EngineFacts
-from localspec.errors import EngineError, Interrupted, OptionError
+from localspec.errors import ClosedError, EngineError, Interrupted, OptionError
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Meter
 from localspec.speculative.randomness import Randomness
@@ -137,7 +137,7 @@ class IsolatedEngine(BaseEngine):
         self._require_not_ending()
         with self._starting:
             if self._closed:
-                raise EngineError("the engine is closed", "Load it again.")
+                raise ClosedError("the engine is closed", "Load it again.")
             if not self._process.is_running():
                 self._process.stop()
                 self._process = ChildProcess(self._preset, self._arguments, None)
@@ -225,12 +225,12 @@ class IsolatedEngine(BaseEngine):
             self._num_cancels += 1
             self._process.cancel(self._num_streams)
 
-    def close(self) -> None:
-        """End the process. Idempotent. Raises EngineError while a stream is unfinished."""
+    def _close(self) -> None:
+        """See `BaseEngine._close`."""
         if self._closed or not self._own_process.is_this():
             return
         if not self._busy.acquire(blocking=False):
-            raise EngineError("the engine is producing an answer", "Close the stream first.")
+            raise still_answering()
         try:
             with self._starting:  # `running` may be about to start another process
                 self._closed = True
@@ -278,7 +278,7 @@ class _RemoteAnswer:
     def abandon(self) -> None:
         """See `stream.Produced.abandon`. Raises OptionError for a bad option."""
         options = self._options
-        params = options.sampling or self._engine.sampling
+        params = options.sampling_from(self._engine.sampling)
         rule = make_rule(
             options.verify,
             is_greedy=params.is_greedy,

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from localspec.errors import EngineError
+from localspec.errors import ClosedError
 from localspec.fork_guard import OwnProcess
 from localspec.llama import native
 
@@ -73,9 +73,9 @@ class Handle:
     def require_pointers(self) -> None:
         """Raise EngineError if there are none any more; a fork has copies, of little use."""
         if self.context is None:
-            raise EngineError(f"{self._name} is closed", "Load it again.")
+            raise ClosedError(f"{self._name} is closed", "Load it again.")
         if self.owner is not None and self.owner.ctx is None:
-            raise EngineError(
+            raise ClosedError(
                 f"the Llama object of {self._name} was closed by its owner",
                 "Close this engine, create the object again and load a new engine.",
             )

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from localspec.errors import (
+    ClosedError,
     ContextError,
     DecodeError,
     EngineError,
@@ -172,7 +173,7 @@ class LlamaModel:
         """
         own_process.require("libllama")
         if llama.ctx is None:
-            raise EngineError("the Llama object is closed", "Create it again.")
+            raise ClosedError("the Llama object is closed", "Create it again.")
         if llama.context_params.embeddings or llama.model_params.vocab_only:
             raise ModelFileError(
                 f"the Llama object of {llama.model_path} computes embeddings or has no weights",

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,29 @@ _NO_DISTRIBUTIONS = {
     "mirostat": "mirostat steers by what was drawn before",
     "adaptive": "adaptive-p steers by what was drawn before",
 }
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """The fields of `SamplingParams`, each of which may be named by itself."""
+
+    logit_bias: Mapping[int, float]
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    penalty_last_n: int
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: tuple[str, ...]
+    top_n_sigma: float
+    top_k: int
+    typical_p: float
+    top_p: float
+    min_p: float
+    temperature: float
+    min_tokens: int
+    ignore_eos: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
