@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from localspec.engine.engine import Engine
     from localspec.engine.isolated import IsolatedEngine
     from localspec.engine.loading import load
+    from localspec.engine.memory import EngineMemory
     from localspec.errors import (
         BusyError,
         CacheError,
@@ -79,6 +80,7 @@ __all__ = [
     "DraftPolicy",
     "Engine",
     "EngineError",
+    "EngineMemory",
     "ExpectedGain",
     "Explanation",
     "FixedDraftPolicy",
@@ -123,6 +125,7 @@ _MODULE_OF = {
     "DraftOff": "speculative.policy_api",
     "DraftPolicy": "speculative.policy_api",
     "Engine": "engine.engine",
+    "EngineMemory": "engine.memory",
     "ExpectedGain": "preflight.explanation",
     "Explanation": "preflight.explanation",
     "FixedDraftPolicy": "speculative.policy_api",

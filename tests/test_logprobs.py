@@ -54,12 +54,13 @@ def test_an_emitted_tokens_logprobs_are_those_of_its_row_and_distribution():
     """Its own probability in both, whether or not it is among the best."""
     row = np.log(np.array([0.1, 0.6, 0.3])).astype(np.float32)
     distribution = Distribution(np.array([1, 2]), np.array([0.75, 0.25]))
-    found = token_logprobs(2, row, distribution, 1)
-    assert (found.token_id, [t for t, _ in found.top_before]) == (2, [1])
+    found = token_logprobs(2, row, distribution, 1, str)
+    assert (found.token_id, found.text) == (2, "2")
+    assert (found.token_id, [top.token_id for top in found.top_before]) == (2, [1])
     assert math.exp(found.before) == pytest.approx(0.3)
     assert math.exp(found.after) == pytest.approx(0.25)
-    assert found.top_after == ((1, pytest.approx(math.log(0.75))),)
-    alone = token_logprobs(2, row, distribution, 0)
+    assert found.top_after == ((1, pytest.approx(math.log(0.75)), "1"),)
+    alone = token_logprobs(2, row, distribution, 0, str)
     assert (alone.top_before, alone.top_after) == ((), ())
     assert alone.after == found.after
 
@@ -68,5 +69,5 @@ def test_impossible_tokens_are_not_listed():
     """So that no infinity gets into JSON."""
     row = np.array([0.0, -np.inf, 1.0], dtype=np.float32)
     distribution = Distribution(np.array([2]), np.array([1.0]))
-    found = token_logprobs(2, row, distribution, 3)
-    assert [t for t, _ in found.top_before] == [2, 0]
+    found = token_logprobs(2, row, distribution, 3, str)
+    assert [top.token_id for top in found.top_before] == [2, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard
 
 from localspec.chat.control_guard import Tokenizer
 from localspec.chat.forgetting import num_to_forget
@@ -46,6 +46,14 @@ class ChatBackend(Protocol):
 
 Turn = tuple[Message, Message]  # question and answer
 
+
+class Unfinished(NamedTuple):
+    """An answer that was cut, at the revision that it made: a prompt with all its tokens."""
+
+    prompt: Prompt
+    revision: int
+
+
 # Questions that have nothing in common, and may merge with what a template puts before them.
 _PROBES = ("a", "\n1")
 
@@ -74,6 +82,7 @@ class Chat:
         self._maker = PromptMaker(engine.vocabulary, source, think=think)
         self._num_asked = 0
         self._revision = 0  # counts changes, which outdate what was asked for before
+        self._unfinished: Unfinished | None = None  # the last answer, if it was
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -132,6 +141,32 @@ class Chat:
             raise OptionError("there is no question to answer again", "Ask one.")
         return self._ask(self._turns[-1][0], self._turns[:-1], options)
 
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the last answer was cut, by max_tokens or a stop, and `go_on` has more."""
+        unfinished = self._unfinished
+        return unfinished is not None and unfinished.revision == self._revision
+
+    def go_on(self, **options: Unpack[AnswerKeywords]) -> Stream:
+        """More of the last answer, which was cut: from its last token on, with these options.
+
+        The stream has what is new, which the conversation adds to the answer. Nothing of it is
+        forgotten to make room. Raises OptionError if the answer came to its own end, was made
+        elsewhere, or the conversation has changed; ContextError where there is no room.
+        """
+        return self.answer_on(AnswerOptions.of(**options))
+
+    def answer_on(self, options: AnswerOptions) -> Stream:
+        """`go_on`, with the options as one object."""
+        if self._unfinished is None or not self.can_go_on:
+            raise OptionError(
+                "there is no answer here that was cut", "Ask the model to go on instead."
+            )
+        question, answer = self._turns[-1]
+        before = self._turns[:-1]
+        prompt = self._unfinished.prompt
+        return self._exchange(prompt, question, before, 0, options, answer["content"])
+
     def _ask(
         self,
         question: Message,
@@ -141,6 +176,21 @@ class Chat:
     ) -> Stream:
         """The answer to `question` after `turns`, which are all or all but the last."""
         prompt, num_leaving = self._make_room(question, turns, is_unwanted)
+        return self._exchange(prompt, question, turns, num_leaving, options)
+
+    def _exchange(
+        self,
+        prompt: Prompt,
+        question: Message,
+        turns: list[Turn],
+        num_leaving: int,
+        options: AnswerOptions,
+        said_before: str = "",
+    ) -> Stream:
+        """The answer to a prompt, as a part of the conversation.
+
+        num_leaving: oldest turns that are forgotten. said_before: what of the answer is there.
+        """
         turn, revision = self._num_asked, self._revision
         kept, replaced = turns[num_leaving:], self._turns[len(turns) :]
 
@@ -156,11 +206,19 @@ class Chat:
             self._turns = kept + replaced
 
         def remember(reply: Reply) -> None:
-            said = reply.text
+            said = said_before + reply.text
             if self._revision != revision + 1:
                 return  # it was cleared, say, while the answer came
             if said or reply.finish_reason != "cancelled":
                 self._turns = [*kept, (question, {"role": "assistant", "content": said})]
+                if reply.finish_reason != "stop":
+                    self._unfinished = Unfinished(
+                        prompt._replace(
+                            tokens=[*prompt.tokens, *reply.token_ids],
+                            num_said=prompt.num_said + len(reply.token_ids),
+                        ),
+                        self._revision,
+                    )
 
         return self._engine.answer(prompt, options, Exchange(turn, self, begin, remember))
 

@@ -54,6 +54,11 @@ class Hidden:
     mark: str
     texts: dict[str, str]
 
+    @property
+    def end(self) -> str:
+        """A placeholder that stands for nothing, to see where something ends."""
+        return self.mark + "9" * _INDEX_DIGITS
+
 
 class ControlGuard:
     """Hides the control texts in messages, and tokenises the prompt they were rendered to.

@@ -19,15 +19,19 @@ from localspec.streaming.cancellation import Unwanted, never
 from localspec.streaming.thinking import Thoughts, said
 from localspec.streaming.thought_families import families_of
 
+_USUAL_ROLES = ("system", "user", "assistant")  # which templates know, or refuse in words
+
 
 class Prompt(NamedTuple):
     """What a model reads. thoughts: what tells them from speech in the answer to it.
 
-    By default, as for a text of the caller's own, all of the answer is speech.
+    By default, as for a text of the caller's own, all of the answer is speech. num_said: how
+    many of the tokens are the answer's own already, which goes on behind them.
     """
 
     tokens: list[int]
     thoughts: Thoughts = Thoughts()
+    num_said: int = 0
 
 
 class PromptMaker:
@@ -50,15 +54,36 @@ class PromptMaker:
     def prompt(self, messages: Sequence[Message], is_unwanted: Unwanted = never) -> Prompt:
         """The prompt that asks for the next answer, without a token that begins every text.
 
-        Thoughts that stand before an answer are left out: templates that do so themselves
-        could not see the marks, which are hidden like any in a message.
+        An answer that is the last of the messages is gone on with. A developer is the system
+        where the template does not know the word. Thoughts that stand before an answer are
+        left out: templates that do so themselves could not see the marks, which are hidden
+        like any in a message.
 
-        Raises TemplateError if the template refuses the messages, or fails, Interrupted soon
-        after it has become unwanted.
+        Raises TemplateError if the template refuses the messages, leaves some out, or fails,
+        Interrupted soon after it has become unwanted.
         """
+        messages = [{**message, "role": self._role(message)} for message in messages]
         with self._rendering:
+            self._check_roles(messages, is_unwanted)
             text, hidden = self._guarded(messages, is_unwanted)
         return Prompt(self._guard.tokenize(text, hidden), self._thoughts.after(text))
+
+    def _role(self, message: Message) -> str:
+        is_unknown = message["role"] == "developer" and "developer" not in self._source
+        return "system" if is_unknown else message["role"]
+
+    def _check_roles(self, messages: Sequence[Message], is_unwanted: Unwanted) -> None:
+        """Refuse a role that the template passes over: nothing that is said is lost."""
+        if all(message["role"] in _USUAL_ROLES for message in messages):
+            return
+        hidden = self._guard.hide_all([self._content(message) for message in messages])
+        text = self._rendered(messages, hidden, is_unwanted)
+        for message, content in zip(messages, hidden.contents, strict=True):
+            if message["role"] not in _USUAL_ROLES and content.strip() not in text:
+                raise TemplateError(
+                    f"the chat template leaves out messages of the role {message['role']!r}",
+                    "Give their text the role user or system.",
+                )
 
     def _content(self, message: Message) -> str:
         content = message["content"]
@@ -97,6 +122,8 @@ class PromptMaker:
             {"role": message["role"], "content": content}
             for message, content in zip(originals, hidden.contents, strict=True)
         ]
+        if messages[-1]["role"] == "assistant":
+            return self._begun(messages, hidden.end, is_unwanted)
         try:
             return self._template.render(messages, is_unwanted)
         except TemplateError:
@@ -106,6 +133,18 @@ class PromptMaker:
             [{**message, "content": message["content"] or " "} for message in messages],
             is_unwanted,
         )
+
+    def _begun(self, messages: list[dict[str, str]], end: str, is_unwanted: Unwanted) -> str:
+        """The template's text up to the end of the last message, an answer."""
+        messages[-1]["content"] += end
+        text = self._template.render(messages, is_unwanted, opens_answer=False)
+        begun, found, _ = text.rpartition(end)
+        if not found:
+            raise TemplateError(
+                "the chat template leaves out the answer that is to be gone on with",
+                "Leave out the last message, whose role is assistant.",
+            )
+        return begun
 
 
 def _thoughts(vocabulary: Tokenizer, source: str, texts: Sequence[str]) -> Thoughts:

@@ -95,8 +95,14 @@ class ChatTemplate:
                 )
             self._variables["enable_thinking"] = False
 
-    def render(self, messages: Sequence[Message], is_unwanted: Unwanted = never) -> str:
-        """The prompt that asks for the next answer.
+    def render(
+        self,
+        messages: Sequence[Message],
+        is_unwanted: Unwanted = never,
+        *,
+        opens_answer: bool = True,
+    ) -> str:
+        """The prompt that asks for the next answer, or ends with the last message.
 
         Raises TemplateError if the template refuses the messages or fails, TemplateLimitError
         if it exceeds its bounds, Interrupted as soon as it is unwanted.
@@ -106,7 +112,7 @@ class ChatTemplate:
             return "".join(
                 self._template.generate(
                     messages=[dict(message) for message in messages],
-                    add_generation_prompt=True,
+                    add_generation_prompt=opens_answer,
                     **self._variables,
                 )
             )

@@ -5,23 +5,37 @@ from __future__ import annotations
 import abc
 import contextlib
 import operator
+import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from localspec.chat.chat import Chat
 from localspec.chat.control_guard import Tokenizer
-from localspec.chat.prompt import Prompt
-from localspec.errors import ClosedError, EngineError, OptionError
+from localspec.chat.messages import checked_messages, merged_messages
+from localspec.chat.prompt import Prompt, PromptMaker
+from localspec.chat.template import template_source
+from localspec.errors import ClosedError, EngineError, OptionError, TemplateError
 from localspec.fork_guard import OwnProcess
 from localspec.streaming.async_stream import AsyncStream, whole_reply
-from localspec.streaming.cancellation import Unwanted
+from localspec.streaming.cancellation import Unwanted, never
 from localspec.streaming.stream import AnswerKeywords, AnswerOptions, Exchange, Reply, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
+
+    from localspec.engine.memory import EngineMemory
+    from localspec.sampling.params import SamplingParams
+
+
+class TextTokenizer(Tokenizer, Protocol):
+    """The vocabulary facts that a prompt is made with, and text made of tokens."""
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Their text; with special, also that of control tokens."""
 
 
 class BaseEngine(abc.ABC):
@@ -40,11 +54,12 @@ class BaseEngine(abc.ABC):
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._listing = threading.Lock()  # of those
         self._is_ending = False
+        self._maker: tuple[tuple[str, bool], PromptMaker] | None = None  # the last one used
         weakref.finalize(self, _end_at_exit, weakref.ref(self))
 
     @property
     @abc.abstractmethod
-    def vocabulary(self) -> Tokenizer:
+    def vocabulary(self) -> TextTokenizer:
         """The target's tokens."""
 
     @property
@@ -56,6 +71,43 @@ class BaseEngine(abc.ABC):
     @abc.abstractmethod
     def chat_template(self) -> str | None:
         """The Jinja source in the target's file, if it has one."""
+
+    @property
+    @abc.abstractmethod
+    def sampling(self) -> SamplingParams:
+        """What an answer uses by default."""
+
+    @property
+    @abc.abstractmethod
+    def description(self) -> str:
+        """The pair, for people."""
+
+    @property
+    @abc.abstractmethod
+    def reading(self) -> tuple[int, int]:
+        """How many tokens of the text the target has decoded, and how many there are.
+
+        From any thread, to show how far a long prompt is.
+        """
+
+    @abc.abstractmethod
+    def memory(self) -> EngineMemory:
+        """What it takes. Raises ClosedError."""
+
+    @abc.abstractmethod
+    def free_kept(self) -> None:
+        """Free what is kept of conversations that wait: they are decoded again when they go on.
+
+        Raises BusyError while an answer is produced.
+        """
+
+    @abc.abstractmethod
+    def save_caches_of(self, owner: object, path: Path) -> bool:
+        """What is behind `save_caches`, for whatever owns a text."""
+
+    @abc.abstractmethod
+    def load_caches_of(self, owner: object, path: Path) -> bool:
+        """What is behind `load_caches`, for whatever owns a text."""
 
     @abc.abstractmethod
     def answer(
@@ -132,6 +184,135 @@ class BaseEngine(abc.ABC):
         """`generate` without blocking the event loop."""
         return await whole_reply(self.astream(prompt, **options))
 
+    def complete(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        template: str | None = None,
+        think: bool = True,
+        **options: Unpack[AnswerKeywords],
+    ) -> Reply:
+        """The answer to a list of messages, of which the engine keeps nothing but caches.
+
+        messages: as the field writes them, each with a role and a content: text, None, or a
+        list of parts of text. Any roles that the chat template takes, in any order that it
+        takes; if it refuses several in a row of one role they become one. If the last is the
+        assistant's, the answer goes on with it: with a beginning of your own, or with one
+        that ended by "length". template, think: as for `chat`; options as for `stream`.
+
+        Raises OptionError for what are no such messages, TemplateError where the template
+        refuses them or would leave some out, and ContextError if they do not fit: none is
+        ever dropped.
+        """
+        stream = self.stream_complete(messages, template=template, think=think, **options)
+        for _ in stream:
+            pass
+        return stream.reply
+
+    def stream_complete(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        template: str | None = None,
+        think: bool = True,
+        **options: Unpack[AnswerKeywords],
+    ) -> Stream:
+        """`complete`, piece by piece."""
+        chosen = AnswerOptions.of(**options)
+        return self._complete(messages, template, chosen, never, think=think)
+
+    async def acomplete(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        template: str | None = None,
+        think: bool = True,
+        **options: Unpack[AnswerKeywords],
+    ) -> Reply:
+        """`complete` without blocking the event loop."""
+        return await whole_reply(
+            self.astream_complete(messages, template=template, think=think, **options)
+        )
+
+    def astream_complete(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        template: str | None = None,
+        think: bool = True,
+        **options: Unpack[AnswerKeywords],
+    ) -> AsyncStream:
+        """`stream_complete` for `async for`. What is refused is so when it is read."""
+        return AsyncStream(
+            lambda is_unwanted: self._complete(
+                messages, template, AnswerOptions.of(**options), is_unwanted, think=think
+            )
+        )
+
+    def _complete(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        template: str | None,
+        options: AnswerOptions,
+        is_unwanted: Unwanted,
+        *,
+        think: bool,
+    ) -> Stream:
+        checked = checked_messages(messages)
+        maker = self._prompt_maker(template, think=think)
+        try:
+            prompt = maker.prompt(checked, is_unwanted)
+        except TemplateError:
+            merged = merged_messages(checked)
+            if len(merged) == len(checked):
+                raise
+            prompt = maker.prompt(merged, is_unwanted)
+        prompt = prompt._replace(tokens=self.with_bos(prompt.tokens))
+        return self.answer(prompt, options, Exchange())
+
+    def _prompt_maker(self, template: str | None, *, think: bool) -> PromptMaker:
+        """That of the call before, if it was for the same."""
+        key = (template_source(template, self.chat_template), think)
+        kept = self._maker
+        if kept is None or kept[0] != key:
+            kept = self._maker = (key, PromptMaker(self.vocabulary, key[0], think=think))
+        return kept[1]
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of a text, without one that begins every text.
+
+        special: whether the texts of control tokens in it name these.
+        """
+        if not isinstance(text, str):
+            raise OptionError(f"the text is {text!r:.80}", "Give a str.")
+        return self.vocabulary.tokenize(text, parse_special=special)
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """The text of token ids; U+FFFD stands for bytes that are no whole character.
+
+        special: with the texts of control tokens. Raises OptionError for what is no id.
+        """
+        return self.vocabulary.detokenize(_token_ids(tokens), special=special)
+
+    def save_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
+        """Keep on disk what the caches hold of a conversation; False if that is nothing.
+
+        Raises BusyError while an answer is produced, OSError if the file cannot be written,
+        CacheError if `load_caches` would refuse it.
+        """
+        _require_chat(chat)
+        return self.save_caches_of(chat, Path(path))
+
+    def load_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
+        """Give a conversation what `save_caches` kept of it; False if it is of no use here.
+
+        It then is decoded again when it goes on. Raises BusyError while an answer is
+        produced, CacheError if it takes more memory than was granted, or the models are such as
+        `save_caches` refuses.
+        """
+        _require_chat(chat)
+        return self.load_caches_of(chat, Path(path))
+
     def chat(
         self, *, system: str | None = None, template: str | None = None, think: bool = True
     ) -> Chat:
@@ -181,6 +362,11 @@ def _end_at_exit(engine: weakref.ref[BaseEngine]) -> None:
     if alive is not None:
         with contextlib.suppress(EngineError):
             alive.close(cancel=True)
+
+
+def _require_chat(chat: object) -> None:
+    if not isinstance(chat, Chat):
+        raise OptionError(f"the chat is {chat!r}", "Give one of this engine's chats.")
 
 
 def _token_ids(prompt: Sequence[int]) -> list[int]:

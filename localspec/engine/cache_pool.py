@@ -57,14 +57,14 @@ class CachePool:
             raise OptionError(f"kept_bytes is {budget_bytes!r}", "Choose 0 (none) or more.")
         self._decoder = decoder
         self._models = models
-        self._budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes
         self._owner: Callable[[], object | None] = _nobody
         # Least recently used first.
         self._kept: weakref.WeakKeyDictionary[object, PooledCache] = weakref.WeakKeyDictionary()
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the kept states take."""
+        """Memory that the kept states take. From any thread."""
         return sum(kept.num_bytes for kept in list(self._kept.values()))
 
     def switch_to(self, owner: object | None) -> None:
@@ -109,21 +109,21 @@ class CachePool:
     def make_room(self, num_bytes: int) -> None:
         """Let older texts leave for one of that size. Raises CacheError if it is too large."""
         self._check_size(num_bytes)
-        while self.num_bytes + num_bytes > self._budget_bytes:
+        while self.num_bytes + num_bytes > self.budget_bytes:
             oldest = next(iter(self._kept.keys()), None)
             if oldest is not None:
                 del self._kept[oldest]
 
     def _check_size(self, num_bytes: int) -> None:
-        if num_bytes > self._budget_bytes:
+        if num_bytes > self.budget_bytes:
             raise CacheError(
-                f"{num_bytes} bytes of caches are more than {self._budget_bytes}",
+                f"{num_bytes} bytes of caches are more than {self.budget_bytes}",
                 "Grant more: load(kept_bytes=…).",
             )
 
     def _keep(self, owner: object) -> None:
         num_bytes = sum(self._sizes())
-        if not 0 < num_bytes <= self._budget_bytes:
+        if not 0 < num_bytes <= self.budget_bytes:
             return
         self.make_room(num_bytes)
         kept = self._copy()

@@ -51,20 +51,26 @@ class ChildProcess:
         cancels.close()
         self.number = self._process.pid
         try:
-            self.facts: EngineFacts = self._answer(progress)  # to no call: number 0
+            self.facts: EngineFacts = self._answer(progress or _unseen)  # to no call: number 0
         except BaseException:
             self.stop()
             raise
 
     def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         """What `Served.method` returns or raises. Raises CrashedError if the child is gone."""
+        return self.watched(_unseen, method, *arguments, **keywords)
+
+    def watched(
+        self, progress: Callable[[Any], None], method: str, *arguments: Any, **keywords: Any
+    ) -> Any:
+        """`call`, while `progress` gets what the child reports meanwhile."""
         with self._one_call:
             self._caller = threading.get_ident()
             try:
                 self._num_calls += 1
                 with contextlib.suppress(OSError):  # what is wrong is found out below
                     self._calls.send((self._num_calls, method, arguments, keywords))
-                return self._answer(None)
+                return self._answer(progress)
             finally:
                 self._caller = None
 
@@ -73,7 +79,7 @@ class ChildProcess:
         """Whether this very thread makes a call, which a finalizer or a signal interrupted."""
         return self._caller == threading.get_ident()
 
-    def _answer(self, progress: Callable[[float], None] | None) -> Any:
+    def _answer(self, progress: Callable[[Any], None]) -> Any:
         number, kind, value = -1, "", None
         # A call that an exception of a signal handler ended has left its answer behind.
         while number != self._num_calls or kind == "progress":
@@ -85,7 +91,7 @@ class ChildProcess:
                     f"the process of the engine ended: {self._how_it_ended()}",
                     "Ask again: it is started again.",
                 ) from error
-            if kind == "progress" and progress is not None:
+            if kind == "progress":
                 progress(value)
         if isinstance(value, Exception):
             raise value
@@ -123,3 +129,7 @@ class ChildProcess:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
+
+
+def _unseen(_progress: object) -> None:
+    """Where nobody wants to know."""

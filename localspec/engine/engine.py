@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from localspec.chat.chat import Chat
 from localspec.chat.prompt import Prompt
 from localspec.engine.access import Access, busy, still_answering
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
+from localspec.engine.memory import EngineMemory
 from localspec.engine.models import Models
 from localspec.engine.prefill import prepare
 from localspec.engine.proposer_choice import choose_policies, choose_proposers
@@ -60,8 +59,8 @@ class Engine(BaseEngine):
         kept_bytes: int,
     ) -> None:
         super().__init__()
-        self.sampling = sampling
-        self.description = description
+        self._sampling = sampling
+        self._description = description
         self._target = target = models.target
         self._models = models
         self._resolver = Resolver(target.vocabulary)
@@ -71,6 +70,16 @@ class Engine(BaseEngine):
         self._cache_pool = CachePool(self._decoder, models.saved, kept_bytes)
         # Nothing of an engine refers back to it: so it is freed when it is dropped.
         self._access = Access(functools.partial(_interrupt, models))
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What an answer uses by default."""
+        return self._sampling
+
+    @property
+    def description(self) -> str:
+        """The pair, for people."""
+        return self._description
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -84,10 +93,7 @@ class Engine(BaseEngine):
 
     @property
     def reading(self) -> tuple[int, int]:
-        """How many tokens of the text the target has decoded, and how many there are.
-
-        From any thread, to show how far a long prompt is.
-        """
+        """See `BaseEngine.reading`."""
         return self._target.num_cached, len(self._decoder.tokens)
 
     @property
@@ -154,36 +160,37 @@ class Engine(BaseEngine):
             request=request,
             vocabulary=self.vocabulary,
             options=options,
-            lease=_Lease(self, exchange),
+            lease=_Lease(self, exchange, options.on_prompt, len(prompt.tokens)),
+            num_said=prompt.num_said,
         )
         return self._listed(Stream(answer))
 
-    def save_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
-        """Keep on disk what the caches hold of a conversation; False if that is nothing.
-
-        Raises EngineError while an answer is produced, OSError if the file cannot be written,
-        CacheError if `load_caches` would refuse it.
-        """
-        _require_chat(chat)
+    def save_caches_of(self, owner: object, path: Path) -> bool:
+        """See `BaseEngine.save_caches_of`."""
         with self._held():
-            kept = self._cache_pool.text_of(chat)
+            kept = self._cache_pool.text_of(owner)
             if kept is not None:
-                write_caches(Path(path), kept, self._identities())
+                write_caches(path, kept, self._identities())
             return kept is not None
 
-    def load_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
-        """Give a conversation what `save_caches` kept of it; False if it is of no use here.
-
-        It then is decoded again when it goes on. Raises EngineError while an answer is
-        produced, CacheError if it takes more memory than was granted, or the models are such as
-        `save_caches` refuses.
-        """
-        _require_chat(chat)
+    def load_caches_of(self, owner: object, path: Path) -> bool:
+        """See `BaseEngine.load_caches_of`."""
         with self._held():
-            kept = read_caches(Path(path), self._identities(), self._cache_pool.make_room)
+            kept = read_caches(path, self._identities(), self._cache_pool.make_room)
             if kept is not None:
-                self._cache_pool.put(chat, kept)
+                self._cache_pool.put(owner, kept)
             return kept is not None
+
+    def memory(self) -> EngineMemory:
+        """See `BaseEngine.memory`."""
+        self._require_open()
+        pool = self._cache_pool
+        return EngineMemory(self._models.memory, pool.num_bytes, pool.budget_bytes)
+
+    def free_kept(self) -> None:
+        """See `BaseEngine.free_kept`."""
+        with self._held():
+            self._cache_pool.clear()
 
     def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
         """See `BaseEngine.prepare`."""
@@ -285,9 +292,17 @@ class Engine(BaseEngine):
 class _Lease:
     """See `stream.Lease`."""
 
-    def __init__(self, engine: Engine, exchange: Exchange) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        exchange: Exchange,
+        on_prompt: Callable[[int, int], None] | None,
+        num_prompt_tokens: int,
+    ) -> None:
         self._engine = engine
         self._exchange = exchange
+        self._on_prompt = on_prompt
+        self._num_prompt_tokens = num_prompt_tokens
 
     def take(self) -> None:
         self._engine._acquire()
@@ -295,11 +310,18 @@ class _Lease:
     def begin(self) -> None:
         self._exchange.begin()
         self._engine._cache_pool.switch_to(self._exchange.owner)
+        if self._on_prompt is not None:
+            self._engine._target.on_batch = self._report
 
     def interrupt(self) -> None:
         self._engine.cancel()
 
+    def _report(self, num_cached: int) -> None:
+        assert self._on_prompt is not None
+        self._on_prompt(num_cached, self._num_prompt_tokens)
+
     def give_back(self, reply: Reply | None) -> None:
+        self._engine._target.on_batch = None
         self._engine._access.release()
         if reply is not None:
             self._engine._save_profile()
@@ -309,8 +331,3 @@ class _Lease:
 def _interrupt(models: Models) -> None:
     for model in models.all:
         model.interrupt()
-
-
-def _require_chat(chat: object) -> None:
-    if not isinstance(chat, Chat):
-        raise OptionError(f"the chat is {chat!r}", "Give one of this engine's chats.")

@@ -68,4 +68,5 @@ def open_fitting(
                 )
             else:
                 undo.push(undo_try.pop_all())
-                return models
+                all_known = len(files) == len(sources)
+                return models._replace(memory=plan.memory if all_known else None)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.chat.prompt import Prompt
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
     from localspec.engine.loading import LoadKeywords
+    from localspec.engine.memory import EngineMemory
 
 _POLL_S = 0.02  # between two looks at whether idle work goes on
 
@@ -37,6 +41,9 @@ class _RemoteVocabulary:
     def __init__(self, engine: IsolatedEngine, facts: EngineFacts) -> None:
         self._engine = engine
         self.bos, self.eos, self.add_bos = facts.bos, facts.eos, facts.add_bos
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        return str(self._ask("detokenize", list(tokens), special=special))
 
     def tokenize(
         self, text: str, *, parse_special: bool, after: int | None = None
@@ -57,7 +64,7 @@ class _RemoteVocabulary:
         return int(self._ask("max_text_bytes", num_tokens))
 
     def _ask(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        return self._engine.running().call("vocabulary", method, arguments, **keywords)
+        return self._engine._running().call("vocabulary", method, arguments, **keywords)
 
 
 class IsolatedEngine(BaseEngine):
@@ -98,6 +105,7 @@ class IsolatedEngine(BaseEngine):
         self._num_owners = 0
         self._numbering = threading.Lock()  # of those
         self._gone_owners: list[int] = []
+        self._reading = (0, 0)
         self._process = ChildProcess(preset, arguments, progress)
         self._facts = self._process.facts
 
@@ -127,11 +135,37 @@ class IsolatedEngine(BaseEngine):
         return self._facts.chat_template
 
     @property
+    def reading(self) -> tuple[int, int]:
+        """See `BaseEngine.reading`; it is known after each batch of a long prompt."""
+        return self._reading
+
+    def memory(self) -> EngineMemory:
+        """See `BaseEngine.memory`. Raises BusyError while an answer is produced."""
+        with self._exclusively() as process:
+            memory: EngineMemory = process.call("memory")
+        return memory
+
+    def free_kept(self) -> None:
+        """See `BaseEngine.free_kept`."""
+        with self._exclusively() as process:
+            process.call("free_kept")
+
+    def save_caches_of(self, owner: object, path: Path) -> bool:
+        """See `BaseEngine.save_caches_of`."""
+        with self._exclusively() as process:
+            return bool(process.call("save_caches", self._owner_number(owner), path))
+
+    def load_caches_of(self, owner: object, path: Path) -> bool:
+        """See `BaseEngine.load_caches_of`."""
+        with self._exclusively() as process:
+            return bool(process.call("load_caches", self._owner_number(owner), path))
+
+    @property
     def process_id(self) -> int | None:
         """The child's number, for whoever watches processes."""
         return self._process.number
 
-    def running(self) -> ChildProcess:
+    def _running(self) -> ChildProcess:
         """The child, started again if it has ended. Raises EngineError once this is closed."""
         self._own_process.require("the isolated engine")
         self._require_not_ending()
@@ -143,7 +177,7 @@ class IsolatedEngine(BaseEngine):
                 self._process = ChildProcess(self._preset, self._arguments, None)
             return self._process
 
-    def can_ask(self, process: ChildProcess) -> bool:
+    def _can_ask(self, process: ChildProcess) -> bool:
         """Whether the child can be asked something now, by whoever finds a stream unfinished.
 
         A fork must not, nor a finalizer in the midst of another question: the child ends the
@@ -166,7 +200,8 @@ class IsolatedEngine(BaseEngine):
             del self._gone_owners[: len(gone)]
             process.call("forget", gone)
             number = None if exchange.owner is None else self._owner_number(exchange.owner)
-            process.call("begin", self._num_streams, prompt, options, exchange.turn, number)
+            told = replace(options, on_prompt=None)  # a function of this process
+            process.call("begin", self._num_streams, prompt, told, exchange.turn, number)
             try:
                 exchange.begin()  # once it is clear that the child refuses nothing
             except BaseException:
@@ -181,7 +216,7 @@ class IsolatedEngine(BaseEngine):
         """See `BaseEngine.prepare`."""
         if self._busy.locked():
             return
-        process = self.running()
+        process = self._running()
         before = self._num_streams, self._num_cancels
 
         def is_unwanted() -> bool:
@@ -210,12 +245,12 @@ class IsolatedEngine(BaseEngine):
             return number
 
     @contextlib.contextmanager
-    def exclusively(self) -> Generator[ChildProcess, None, None]:
+    def _exclusively(self) -> Generator[ChildProcess, None, None]:
         """The child, while no other stream may run. Raises EngineError if one does."""
         if not self._busy.acquire(blocking=False):
             raise busy()
         try:
-            yield self.running()
+            yield self._running()
         finally:
             self._busy.release()
 
@@ -260,20 +295,31 @@ class _RemoteAnswer:
 
     def pieces(self) -> Generator[Piece, None, None]:
         try:
-            with self._engine.exclusively() as process:
+            with self._engine._exclusively() as process:
                 number = self._begin(process)
                 if self.cancellation.is_requested:
                     process.call("cancel", number)  # on this line it comes before the first
                 try:
                     with self.cancellation.obeyed(lambda: process.cancel(number)):
-                        while (piece := process.call("next_piece")) is not None:
+                        report = functools.partial(self._report, process, number)
+                        while (piece := process.watched(report, "next_piece")) is not None:
                             yield piece
                 finally:
-                    if self._engine.can_ask(process):
+                    if self._engine._can_ask(process):
                         self._reply = process.call("end")
         finally:
             if self._reply is not None:
                 self._remember(self._reply)
+
+    def _report(self, process: ChildProcess, number: int, reading: tuple[int, int]) -> None:
+        """Take notice of how far the prompt is."""
+        self._engine._reading = reading
+        if self._options.on_prompt is not None:
+            try:
+                self._options.on_prompt(*reading)
+            except BaseException:
+                process.cancel(number)  # the child goes on reading otherwise
+                raise
 
     def abandon(self) -> None:
         """See `stream.Produced.abandon`. Raises OptionError for a bad option."""

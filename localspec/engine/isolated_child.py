@@ -1,7 +1,7 @@
 """The process of an `IsolatedEngine`: loads an engine and does what it is told.
 
 Requests are (number, method of `Served`, arguments), answers (the request's number, kind,
-value): under number 0 "progress" while the models load, then for each "done" or "error".
+value): "done" or "error", and under number 0 "progress", of the load and of long prompts.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import dataclasses
 import logging
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.chat.prompt import Prompt
@@ -24,6 +25,7 @@ from localspec.streaming.stream import AnswerOptions, Exchange, Piece, Reply, St
 
 if TYPE_CHECKING:
     from localspec.engine.loading import LoadKeywords
+    from localspec.engine.memory import EngineMemory
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +50,9 @@ class _Owner:
 class Served:
     """An engine, and at most one stream: the one that is being read."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, report: Callable[[tuple[int, int]], None]) -> None:
         self._engine = engine
+        self._report = report  # how far a prompt is
         self._stream: Stream | None = None
         self._stream_number = 0
         self._idle_work: threading.Thread | None = None
@@ -72,7 +75,7 @@ class Served:
         self.end()  # of one that was left, perhaps
         stream = self._engine.answer(
             prompt,
-            options,
+            dataclasses.replace(options, on_prompt=lambda *reading: self._report(reading)),
             Exchange(turn, None if owner is None else self._owner(owner)),
         )
         with self._changing:
@@ -92,6 +95,22 @@ class Served:
         with contextlib.suppress(EngineError):
             return stream.reply
         return None
+
+    def memory(self) -> EngineMemory:
+        """See `BaseEngine.memory`."""
+        return self._engine.memory()
+
+    def free_kept(self) -> None:
+        """See `BaseEngine.free_kept`."""
+        self._engine.free_kept()
+
+    def save_caches(self, owner: int, path: Path) -> bool:
+        """See `BaseEngine.save_caches_of`."""
+        return self._engine.save_caches_of(self._owner(owner), path)
+
+    def load_caches(self, owner: int, path: Path) -> bool:
+        """See `BaseEngine.load_caches_of`."""
+        return self._engine.load_caches_of(self._owner(owner), path)
 
     def prepare(self, tokens: list[int], owner: int) -> bool:
         """Begin `Engine.prepare` in a thread, so that other requests are answered meanwhile.
@@ -150,7 +169,7 @@ def serve(
             calls.send((0, "error", error))
             return
         with engine:
-            served = Served(engine)
+            served = Served(engine, lambda reading: calls.send((0, "progress", reading)))
             threading.Thread(target=_obey, args=(cancels, served), daemon=True).start()
             calls.send((0, "done", _facts(engine)))
             try:

@@ -225,7 +225,7 @@ def _suited(options: LlamaOptions, header: Header, context_length: int) -> Llama
 
 
 def _description(models: Models) -> str:
-    target, draft, head = models
+    target, draft, head, _ = models
     helpers = []
     if draft is not None:
         helpers.append(f"{draft.name} as its draft")

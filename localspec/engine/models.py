@@ -8,14 +8,19 @@ if TYPE_CHECKING:
     from localspec.llama.head import LlamaHead
     from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
+    from localspec.preflight.room import PairMemory
 
 
 class Models(NamedTuple):
-    """A target, and what may draft for it."""
+    """A target, and what may draft for it.
+
+    memory: what they take, if all were opened from files.
+    """
 
     target: LlamaModel
     draft: LlamaModel | None
     head: LlamaHead | MedusaHeads | None
+    memory: PairMemory | None = None
 
     @property
     def saved(self) -> list[LlamaModel]:

@@ -42,7 +42,7 @@ def choose_proposers(
     """
     if drafting.is_off:
         return None, [], DraftOff.SET_TO_ZERO
-    target, draft, head = models
+    target, draft, head, _ = models
     vocabulary = target.vocabulary
     shared = None if draft is None else shared_vocabulary(vocabulary, draft.vocabulary)
     if target.max_rollback == 0:
@@ -73,7 +73,7 @@ def choose_policies(
         return (FixedDraftPolicy(0), threads), None
     if drafting.num_draft_tokens is not None:
         return (FixedDraftPolicy(drafting.num_draft_tokens), threads), None
-    target, draft, head = models
+    target, draft, head, _ = models
     # A decode reads all weights once, which is most of what it costs.
     shares = {
         ProposerKind.DRAFT: 0.0 if draft is None else draft.num_weight_bytes,

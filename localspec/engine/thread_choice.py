@@ -46,7 +46,7 @@ def choose_threads(model: LlamaModel) -> None:
 
 def choose_thread_policy(models: Models) -> ThreadPolicy:
     """The target's number follows the load, and the others' with it, where nobody set them."""
-    target, draft, head = models
+    target, draft, head, _ = models
     if not target.may_change_threads:
         return FixedThreads(target.num_threads)
     most_of_draft = 0 if draft is None else draft.num_threads

@@ -69,6 +69,8 @@ class LlamaModel:
         self.handle = handle
         self.content: str | None = None  # see `content`; None if nobody knows what it is
         self.may_change_threads = False  # whether their number was left to us
+        # Called between the batches of a long decode with the number of tokens that are cached.
+        self.on_batch: Callable[[int], None] | None = None
         self.name = name
         context, model = handle.context, handle.model
         self._threads = ThreadCount(llama_cpp, handle)
@@ -221,6 +223,8 @@ class LlamaModel:
                 size = min(self._batch.size, len(tokens) - num_logits)
                 self._decode_batch(tokens[:size], 0, len(tokens) - size)
                 tokens = tokens[size:]
+                if self.on_batch is not None:
+                    self.on_batch(self.num_cached)
             self._decode_batch(tokens, num_logits, 0)
         except BaseException:
             self._cache.keep(before)  # an aborted batch leaves some of its entries behind

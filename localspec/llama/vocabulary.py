@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -152,6 +152,18 @@ class Vocabulary:
         with self._pointer() as vocab:
             entry: bytes = self._lib.llama_vocab_get_text(vocab, token)
         return entry.decode("utf-8", errors="replace")
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """The text of tokens; U+FFFD stands for bytes that are no whole character.
+
+        special: with the entries of control tokens, which are left out otherwise. Raises
+        OptionError for an id that is none.
+        """
+        pieces = (
+            self.piece(token) or (self.text(token).encode() if special else b"")
+            for token in tokens
+        )
+        return b"".join(pieces).decode("utf-8", errors="replace")
 
     def entries(self) -> list[bytes]:
         """The vocabulary's own entry for every id, in order: (size,)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,23 +24,26 @@ class TopTokens(NamedTuple):
 
 
 class TokenLogprob(NamedTuple):
-    """A token id and the natural logarithm of its probability."""
+    """A token id, the natural logarithm of its probability, and its text."""
 
     token_id: int
     logprob: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """How probable an emitted token was, and what else could have stood there.
 
-    before: in the model's own distribution, the softmax of its row. after: in the distribution
-    the token was drawn from, which temperature, filters and penalties have shaped. top_before,
-    top_after: the best possible tokens of each, best first; top_after may be shorter, since
-    filters leave few.
+    text: the token's own; U+FFFD stands for bytes that are no whole character. before: in the
+    model's own distribution, the softmax of its row. after: in the distribution the token was
+    drawn from, which temperature, filters and penalties have shaped. top_before, top_after:
+    the best possible tokens of each, best first; top_after may be shorter, since filters
+    leave few.
     """
 
     token_id: int
+    text: str
     before: float
     after: float
     top_before: tuple[TokenLogprob, ...]
@@ -47,25 +51,36 @@ class TokenLogprobs:
 
 
 def token_logprobs(
-    token: int, logits: Logits, distribution: Distribution, num_top: int
+    token: int,
+    logits: Logits,
+    distribution: Distribution,
+    num_top: int,
+    text_of: Callable[[int], str],
 ) -> TokenLogprobs:
     """The log-probabilities of an emitted token, and the num_top best of its place.
 
-    logits: (vocab,) and distribution: the target's, at the token's place.
+    logits: (vocab,) and distribution: the target's, at the token's place. text_of: a token's.
     """
     own = _logprobs(logits, np.array([token]))[0]
     return TokenLogprobs(
         token_id=token,
+        text=text_of(token),
         before=float(own),
         after=math.log(distribution.prob(token)),
-        top_before=_pairs(top_of_row(logits, num_top)) if num_top else (),
-        top_after=_pairs(top_of_distribution(distribution, num_top)) if num_top else (),
+        top_before=_listed(top_of_row(logits, num_top), text_of) if num_top else (),
+        top_after=(
+            _listed(top_of_distribution(distribution, num_top), text_of) if num_top else ()
+        ),
     )
 
 
-def _pairs(top: TopTokens) -> tuple[TokenLogprob, ...]:
+def _listed(top: TopTokens, text_of: Callable[[int], str]) -> tuple[TokenLogprob, ...]:
     pairs = zip(top.ids.tolist(), top.logprobs.tolist(), strict=True)
-    return tuple(TokenLogprob(token, value) for token, value in pairs if value > -math.inf)
+    return tuple(
+        TokenLogprob(token, value, text_of(token))
+        for token, value in pairs
+        if value > -math.inf
+    )
 
 
 def top_of_row(logits: Logits, num_tokens: int) -> TopTokens:

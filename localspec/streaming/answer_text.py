@@ -19,6 +19,9 @@ class Pieces(Protocol):
     def text(self, token: int) -> str:
         """The vocabulary's entry for a token."""
 
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Their text; with special, also that of control tokens."""
+
 
 class AnswerText:
     """The text of one answer, token by token.
@@ -46,13 +49,21 @@ class AnswerText:
         """Whether what comes next is not for the user, unless a mark ends it."""
         return self._split.is_thinking
 
+    def resume(self, tokens: Sequence[int]) -> None:
+        """Begin behind these tokens of the answer, whose text is out already."""
+        for token in tokens:
+            self._split.push(self._text(token))
+        self._split.finish()
+        self._is_thought = self._split.is_thinking
+
     def push(self, token: int) -> list[Part]:
         """What became certain with the token, in order."""
+        return self._searched(self._split.push(self._text(token)))
+
+    def _text(self, token: int) -> str:
         if token in self._shown:
-            text = self._decoder.decode(b"", final=True) + self._vocabulary.text(token)
-        else:
-            text = self._decoder.decode(self._vocabulary.piece(token))
-        return self._searched(self._split.push(text))
+            return self._decoder.decode(b"", final=True) + self._vocabulary.text(token)
+        return self._decoder.decode(self._vocabulary.piece(token))
 
     def finish(self) -> list[Part]:
         """Whatever waited: nothing more is coming."""

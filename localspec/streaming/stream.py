@@ -83,6 +83,7 @@ class AnswerKeywords(SamplingKeywords, total=False):
     max_tokens: int | None
     stop: str | Sequence[str] | None
     logprobs: int | None
+    on_prompt: Callable[[int, int], None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,9 @@ class AnswerOptions:
     does; with token and block only while the number of draft tokens is the same. max_tokens:
     by default what the context has room for. stop: text that ends the answer and is left out
     of it, or several. logprobs: how many of the best tokens to list with every token's
-    log-probability, 0 for its own alone; by default none of it.
+    log-probability, 0 for its own alone; by default none of it. on_prompt: called in the
+    thread that reads the answer with how many tokens of the prompt are decoded, and how many
+    there are, after each batch of a prompt of several; raising in it ends the answer.
 
     Raises OptionError for sampling and stop of another type, a max_tokens that is no whole
     number above 0, or logprobs that is none from 0 on.
@@ -107,6 +110,7 @@ class AnswerOptions:
     max_tokens: int | None = None
     stop: str | Sequence[str] | None = ()
     logprobs: int | None = None
+    on_prompt: Callable[[int, int], None] | None = None
     changes: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @classmethod
@@ -126,6 +130,10 @@ class AnswerOptions:
             raise OptionError(f"sampling is {self.sampling!r}", "Give a SamplingParams.")
         self.sampling_from(SamplingParams())
         checked_stop_strings(self.stop)
+        if self.on_prompt is not None and not callable(self.on_prompt):
+            raise OptionError(
+                f"on_prompt is {self.on_prompt!r}", "Give a function of two numbers."
+            )
         for name, lowest in (("max_tokens", 1), ("logprobs", 0)):
             value = getattr(self, name)
             is_count = isinstance(value, int) and not isinstance(value, bool)
@@ -180,6 +188,7 @@ class AnswerRun:
     vocabulary: Pieces
     options: AnswerOptions
     lease: Lease
+    num_said: int  # tokens at the end of the prompt that are the answer's own
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -198,6 +207,8 @@ class AnswerRun:
             text = AnswerText(
                 self.vocabulary, self.thoughts, checked_stop_strings(self.options.stop)
             )
+            if self.num_said:
+                text.resume(self.prompt_tokens[-self.num_said :])
             try:
                 with self.cancellation.obeyed(self.lease.interrupt):
                     yield from self._decode(meter, text)
@@ -248,7 +259,13 @@ class AnswerRun:
         if self.options.logprobs is None:
             return None
         logits, distribution = step.logits[index], step.distributions[index]
-        found = token_logprobs(step.tokens[index], logits, distribution, self.options.logprobs)
+        found = token_logprobs(
+            step.tokens[index],
+            logits,
+            distribution,
+            self.options.logprobs,
+            lambda token: self.vocabulary.detokenize([token], special=True),
+        )
         self.logprobs.append(found)
         return found
 

@@ -1,0 +1,90 @@
+"""Messages as the field writes them → those that a chat template gets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from localspec.chat.template import Message
+from localspec.errors import OptionError
+
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # it goes into the prompt as it is
+_TEXT_PARTS = ("text", "input_text", "output_text")
+# Kinds of parts, by what their type has in it.
+_OTHER_PARTS = (
+    ("image", "an image"),
+    ("audio", "audio"),
+    ("video", "a video"),
+    ("file", "a file"),
+    ("document", "a document"),
+)
+
+
+def checked_messages(messages: object) -> list[Message]:
+    """Role and text of each message.
+
+    messages: a sequence of mappings with a role and a content: a str, None for no text, or
+    parts such as {"type": "text", "text": …}, which become lines of one text. Other keys are
+    passed over. Raises OptionError for anything else, with the message's number from 0.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise OptionError(
+            f"the messages are {messages!r:.80}",
+            'Give a list such as [{"role": "user", "content": "Hello!"}].',
+        )
+    if not messages:
+        raise OptionError("there are no messages", "Give one or more.")
+    return [_checked(number, message) for number, message in enumerate(messages)]
+
+
+def merged_messages(messages: Sequence[Message]) -> list[Message]:
+    """Messages in a row of one role as one: some templates take the roles in turn only."""
+    groups = (
+        (role, [message["content"] for message in group])
+        for role, group in groupby(messages, lambda message: message["role"])
+    )
+    return [{"role": role, "content": "\n\n".join(texts)} for role, texts in groups]
+
+
+def _checked(number: int, message: object) -> Message:
+    if not isinstance(message, Mapping):
+        raise OptionError(
+            f"message {number} is {message!r:.80}", "Give a dict with role and content."
+        )
+    role = message.get("role")
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        raise OptionError(
+            f"the role of message {number} is {role!r:.80}",
+            "Give system, user, assistant, or another name that the chat template knows.",
+        )
+    return {"role": role, "content": _text(number, message.get("content"))}
+
+
+def _text(number: int, content: object) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence) and not isinstance(content, bytes):
+        return "\n".join(_text_of_part(number, part) for part in content)
+    raise OptionError(
+        f"the content of message {number} is {content!r:.80}",
+        "Give a str, None, or a list of parts.",
+    )
+
+
+def _text_of_part(number: int, part: object) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(part, Mapping) and kind in _TEXT_PARTS and isinstance(part.get("text"), str):
+        return str(part["text"])
+    for word, what in _OTHER_PARTS:
+        if isinstance(kind, str) and word in kind:
+            raise OptionError(
+                f"message {number} has {what} in it (a part of type {kind!r})",
+                "Models are asked in text here; leave it out, or put its text there.",
+            )
+    raise OptionError(
+        f"message {number} has a part that is no text: {part!r:.80}",
+        'Give {"type": "text", "text": "…"}.',
+    )
