@@ -61,7 +61,8 @@ if TYPE_CHECKING:
     )
     from localspec.speculative.ratio_estimate import RatioEstimate
     from localspec.streaming.async_stream import AsyncStream
-    from localspec.streaming.stream import AnswerOptions, Piece, Reply, Stream
+    from localspec.streaming.options import AnswerOptions
+    from localspec.streaming.stream import Piece, Reply, Stream
 
 __version__ = "0.1.0"
 
@@ -119,7 +120,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "AnswerOptions": "streaming.stream",
+    "AnswerOptions": "streaming.options",
     "AsyncStream": "streaming.async_stream",
     "Chat": "chat.chat",
     "DraftOff": "speculative.policy_api",

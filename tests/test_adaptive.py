@@ -235,6 +235,17 @@ def test_costs_belong_to_a_number_of_threads():
     assert made.target_cost.target_only_s == 1.2
 
 
+def test_nothing_is_estimated_of_a_number_of_threads_before_it_was_asked_for():
+    """Its times are known from another run; an answer that ends now has none looked up."""
+    made = policy()
+    run(made, at_random(0.9), Q4_0)
+    assert made.estimate() is not None
+    made.use_threads(2)
+    made.learn(target_only_step(1.0))
+    assert made.target_cost.target_only_s == 1.0
+    assert made.estimate() is None
+
+
 def test_costs_of_each_number_of_threads_are_kept():
     made = policy()
     for count, ratio in ((1, 2.0), (2, 1.5)):

@@ -18,7 +18,7 @@ from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import PooledCache
 from localspec.errors import CacheError
 from localspec.llama.cache_state import CacheState
-from localspec.streaming.stream import AnswerOptions
+from localspec.streaming.options import AnswerOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
 QUESTIONS = ("Tell me a story about a fox.", "And then?", "What is 2 times 3?")

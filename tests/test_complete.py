@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 
 import pytest
@@ -208,7 +209,7 @@ def test_a_chat_goes_on_after_a_stop_and_not_after_a_change(engine):
 def test_thoughts_that_were_cut_go_on_as_thoughts(tmp_path):
     """And speech begins where the mark comes, also where only that is new."""
     said = ["[ask]", "<think>", "one", "two", "</think>", "three", "four"]
-    script = dict(zip(said, said[1:], strict=False))
+    script = dict(itertools.pairwise(said))
     path = write_scripted_model(tmp_path / "thinker.gguf", script, user_defined=("[ask]",))
     template = "{% for m in messages %}{{ m.content }}{% endfor %}[ask]{# <think> </think> #}"
     with localspec.load(target=path) as engine:

@@ -23,7 +23,7 @@ from localspec.errors import (
     PresetError,
 )
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, FixedDraftPolicy
-from localspec.streaming.stream import AnswerKeywords, AnswerOptions
+from localspec.streaming.options import AnswerKeywords, AnswerOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
 STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
@@ -160,10 +160,11 @@ def test_logprobs_are_those_of_a_decode_of_the_text(engine, params):
             exact -= exact.max()
             exact -= np.log(np.exp(exact).sum())
             assert each.before == pytest.approx(exact[each.token_id], abs=0.1)
-            best = [exact[token] for token, _ in each.top_before]
-            assert [value for _, value in each.top_before] == pytest.approx(best, abs=0.1)
+            best = [exact[top.token_id] for top in each.top_before]
+            assert [top.logprob for top in each.top_before] == pytest.approx(best, abs=0.1)
             assert best[0] == pytest.approx(exact.max(), abs=0.05)
-            assert (each.token_id in dict(each.top_after)) or len(each.top_after) == 4
+            listed = [top.token_id for top in each.top_after]
+            assert each.token_id in listed or len(listed) == 4
             row = loop.target.decode([each.token_id], 1)[0]
 
 
@@ -179,8 +180,10 @@ def test_logprobs_are_there_when_asked_for_only(engine):
 
 def test_keywords_and_options_of_an_answer_are_the_same():
     """Two spellings of one list: for signatures, and with defaults and checks."""
-    hints = typing.get_type_hints(AnswerKeywords)
-    assert hints == typing.get_type_hints(AnswerOptions)
+    keywords, sampling = map(typing.get_type_hints, (AnswerKeywords, localspec.SamplingParams))
+    options = typing.get_type_hints(AnswerOptions)
+    del options["changes"]  # which holds those that are sampling's
+    assert keywords == sampling | options
     with pytest.raises(TypeError, match="temperatur"):
         AnswerOptions(temperatur=1)
 

@@ -14,7 +14,8 @@ from localspec.chat.template import Message, template_source
 from localspec.errors import ContextError, EngineError, OptionError, TemplateLimitError
 from localspec.streaming.async_stream import AsyncStream, whole_reply
 from localspec.streaming.cancellation import Unwanted, never
-from localspec.streaming.stream import AnswerKeywords, AnswerOptions, Exchange, Reply, Stream
+from localspec.streaming.options import AnswerKeywords, AnswerOptions
+from localspec.streaming.stream import Exchange, Reply, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on

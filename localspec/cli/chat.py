@@ -11,7 +11,8 @@ from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.screen import error_lines, legend, note, use_colour
 from localspec.cli.standard_input import holds_conversation, piped_lines
 from localspec.errors import LocalspecError, OptionError
-from localspec.streaming.stream import AnswerOptions, Reply, Stream
+from localspec.streaming.options import AnswerOptions
+from localspec.streaming.stream import Reply, Stream
 
 
 @click.command()

@@ -23,7 +23,8 @@ from localspec.cli.screen import error_lines, note
 from localspec.engine.engine import Engine
 from localspec.errors import CacheError, ContextError, OptionError, SessionError
 from localspec.speculative.policy_api import DraftPolicy
-from localspec.streaming.stream import AnswerOptions, Reply, Stream
+from localspec.streaming.options import AnswerOptions
+from localspec.streaming.stream import Reply, Stream
 
 ThoughtView = Literal["show", "dim", "hide"]
 

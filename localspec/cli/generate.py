@@ -117,7 +117,7 @@ def _as_object(reply: Reply, engine: Engine) -> dict[str, Any]:
         "completion_tokens": stats.completion_tokens,
         "seed": reply.seed,
         "verify": reply.verify,
-        **_logprobs(reply, engine),
+        **_logprobs(reply),
         "draft_tokens": (
             policy.num_draft_tokens if isinstance(policy, FixedDraftPolicy) else "auto"
         ),
@@ -125,22 +125,20 @@ def _as_object(reply: Reply, engine: Engine) -> dict[str, Any]:
     }
 
 
-def _logprobs(reply: Reply, engine: Engine) -> dict[str, Any]:
+def _logprobs(reply: Reply) -> dict[str, Any]:
     """Of each token, if asked for: the model's own distribution, and after the chain."""
     if reply.logprobs is None:
         return {}
 
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        text = engine.vocabulary.piece(token).decode("utf-8", errors="replace")
-        return {"token_id": token, "text": text, "logprob": logprob}
-
     return {
         "logprobs": [
             {
-                **entry(each.token_id, each.before),
+                "token_id": each.token_id,
+                "text": each.text,
+                "logprob": each.before,
                 "logprob_after": each.after,
-                "top": [entry(*other) for other in each.top_before],
-                "top_after": [entry(*other) for other in each.top_after],
+                "top": [top._asdict() for top in each.top_before],
+                "top_after": [top._asdict() for top in each.top_after],
             }
             for each in reply.logprobs
         ]

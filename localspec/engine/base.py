@@ -22,7 +22,8 @@ from localspec.errors import ClosedError, EngineError, OptionError, TemplateErro
 from localspec.fork_guard import OwnProcess
 from localspec.streaming.async_stream import AsyncStream, whole_reply
 from localspec.streaming.cancellation import Unwanted, never
-from localspec.streaming.stream import AnswerKeywords, AnswerOptions, Exchange, Reply, Stream
+from localspec.streaming.options import AnswerKeywords, AnswerOptions
+from localspec.streaming.stream import Exchange, Reply, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
@@ -42,7 +43,7 @@ class BaseEngine(abc.ABC):
     """Streams, whole answers, their asynchronous twins and conversations, all from `answer`.
 
     The base of `Engine` and `IsolatedEngine`. options: by keyword, the fields of
-    `stream.AnswerOptions`: sampling, seed, verify, max_tokens, stop, logprobs; and those of
+    `options.AnswerOptions`: sampling, seed, verify, max_tokens, stop, logprobs; and those of
     `SamplingParams`, each by itself: temperature, top_k …
 
     Leaving its `with` block ends what is being answered, in any thread, and closes it; so

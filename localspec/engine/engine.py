@@ -34,7 +34,8 @@ from localspec.speculative.policy_api import Drafting, DraftPolicy
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
 from localspec.streaming.cancellation import Unwanted
-from localspec.streaming.stream import AnswerOptions, AnswerRun, Exchange, Reply, Stream
+from localspec.streaming.options import AnswerOptions
+from localspec.streaming.stream import AnswerRun, Exchange, Reply, Stream
 
 if TYPE_CHECKING:
     from localspec.llama.vocabulary import Vocabulary

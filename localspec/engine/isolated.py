@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.chat.prompt import Prompt
 from localspec.engine.access import busy, still_answering
-from localspec.engine.base import BaseEngine
+from localspec.engine.base import BaseEngine, TextTokenizer
 from localspec.engine.child_process import ChildProcess
 from localspec.engine.isolated_child import EngineFacts
 from localspec.errors import ClosedError, EngineError, Interrupted, OptionError
@@ -24,7 +24,8 @@ from localspec.speculative.metrics import Meter
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.streaming.cancellation import Cancellation, Unwanted
-from localspec.streaming.stream import AnswerOptions, Exchange, Piece, Reply, Stream
+from localspec.streaming.options import AnswerOptions
+from localspec.streaming.stream import Exchange, Piece, Reply, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -110,7 +111,7 @@ class IsolatedEngine(BaseEngine):
         self._facts = self._process.facts
 
     @property
-    def vocabulary(self) -> _RemoteVocabulary:
+    def vocabulary(self) -> TextTokenizer:
         """The target's tokens."""
         return _RemoteVocabulary(self, self._facts)  # kept here it would keep the engine
 

@@ -21,7 +21,8 @@ from localspec.engine.engine import Engine
 from localspec.engine.loading import load
 from localspec.errors import EngineError
 from localspec.sampling.params import SamplingParams
-from localspec.streaming.stream import AnswerOptions, Exchange, Piece, Reply, Stream
+from localspec.streaming.options import AnswerOptions
+from localspec.streaming.stream import Exchange, Piece, Reply, Stream
 
 if TYPE_CHECKING:
     from localspec.engine.loading import LoadKeywords

@@ -311,12 +311,14 @@ class AdaptiveDraftPolicy:
     def estimate(self) -> PolicyEstimate | None:
         """See `DraftPolicy.estimate`. Of the proposer that came nearest to paying."""
         target_only_s = self.target_cost.target_only_s
-        if self._nearest is None or target_only_s is None:
+        steps = self._times.latest.tolist()
+        # Of a number of threads that was chosen just now no step's time was looked up yet.
+        if self._nearest is None or target_only_s is None or not steps[1]:
             return None
         prospect, confidence = self._nearest
         acceptance = prospect.acceptance
         draft_s = prospect.cost.token_s(target_only_s)
-        costs = Curve(self._times.latest.tolist(), draft_s)
+        costs = Curve(steps, draft_s)
         return PolicyEstimate(
             prospect.kind,
             float(acceptance.expected(acceptance.weights, confidence)[1]),

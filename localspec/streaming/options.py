@@ -1,0 +1,86 @@
+"""What a caller asks of one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from localspec.errors import OptionError
+from localspec.sampling.params import SamplingKeywords, SamplingParams
+from localspec.speculative.rules import RuleName
+from localspec.streaming.stops import checked_stop_strings
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
+
+
+class AnswerKeywords(SamplingKeywords, total=False):
+    """The keywords of every method that asks for an answer.
+
+    The fields of `AnswerOptions`, and those of `SamplingParams` one by one, which count
+    beside `sampling`: temperature=0.2 leaves the others as they are.
+    """
+
+    sampling: SamplingParams | None
+    seed: int | None
+    verify: RuleName | None
+    max_tokens: int | None
+    stop: str | Sequence[str] | None
+    logprobs: int | None
+    on_prompt: Callable[[int, int], None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """What a caller asks of one answer; None means the default.
+
+    sampling: by default the preset's. changes: other values of some of its fields, by name.
+    seed: 0 … 2**63 - 1. verify: the rule by which draft tokens are judged (see
+    `rules.make_rule`): with greedy and coupled a seed means the same text whatever the draft
+    does; with token and block only while the number of draft tokens is the same. max_tokens:
+    by default what the context has room for. stop: text that ends the answer and is left out
+    of it, or several. logprobs: how many of the best tokens to list with every token's
+    log-probability, 0 for its own alone; by default none of it. on_prompt: called in the
+    thread that reads the answer with how many tokens of the prompt are decoded, and how many
+    there are, after each batch of a prompt of several; raising in it ends the answer.
+
+    Raises OptionError for sampling and stop of another type, a max_tokens that is no whole
+    number above 0, or logprobs that is none from 0 on.
+    """
+
+    sampling: SamplingParams | None = None
+    seed: int | None = None
+    verify: RuleName | None = None
+    max_tokens: int | None = None
+    stop: str | Sequence[str] | None = ()
+    logprobs: int | None = None
+    on_prompt: Callable[[int, int], None] | None = None
+    changes: Mapping[str, object] = field(default_factory=dict, hash=False)
+
+    @classmethod
+    def of(cls, **keywords: Unpack[AnswerKeywords]) -> Self:
+        """What the keywords of a method say. Raises OptionError as the class does."""
+        rest: dict[str, Any] = {**keywords}
+        names = SamplingKeywords.__annotations__.keys() & rest.keys()
+        changes = {name: rest.pop(name) for name in names}
+        return cls(**rest, changes=changes)
+
+    def sampling_from(self, default: SamplingParams) -> SamplingParams:
+        """How to sample where `default` is what the engine does by itself."""
+        return (self.sampling or default).changed(self.changes)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sampling, SamplingParams | None):
+            raise OptionError(f"sampling is {self.sampling!r}", "Give a SamplingParams.")
+        self.sampling_from(SamplingParams())
+        checked_stop_strings(self.stop)
+        if self.on_prompt is not None and not callable(self.on_prompt):
+            raise OptionError(
+                f"on_prompt is {self.on_prompt!r}", "Give a function of two numbers."
+            )
+        for name, lowest in (("max_tokens", 1), ("logprobs", 0)):
+            value = getattr(self, name)
+            is_count = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and (not is_count or value < lowest):
+                raise OptionError(f"{name} is {value!r}", f"Choose {lowest} or more.")
