@@ -89,6 +89,41 @@ def test_an_interrupt_leaves_an_index_of_the_text(place):
     assert lookup.state(text) == Lookup(never).state(text)
 
 
+@settings(deadline=None)
+@given(
+    reference=st.lists(st.integers(0, 3), max_size=30),
+    text=st.lists(st.integers(0, 3), max_size=12),
+)
+def test_a_reference_is_looked_up_beside_the_text(reference, text):
+    """Its longest match wins where the text has none as long; nothing comes after its end."""
+    lookup = Lookup(never)
+    lookup.refer_to(reference)
+    found = proposed(lookup, text, 4)
+    of_text = longest_match(text)
+    of_reference = max(
+        (
+            length
+            for length in range(2, len(text) + 1)
+            if any(
+                reference[i : i + length] == text[len(text) - length :]
+                for i in range(len(reference) - length)
+            )
+        ),
+        default=0,
+    )
+    if max(of_text, of_reference) == 0:
+        assert found == []
+    elif of_reference > of_text and len(reference) <= 16:  # so that all places are compared
+        joined = [*text[len(text) - of_reference :], *found]
+        assert any(
+            reference[i : i + len(joined)] == joined
+            and (len(found) == 4 or i + len(joined) == len(reference))
+            for i in range(len(reference))
+        )
+    lookup.refer_to([])
+    assert lookup.state(text) == Lookup(never).state(text)
+
+
 def test_it_proposes_what_followed_the_longest_match():
     text = [1, 2, 3, 4, 9, 2, 3, 5, 6, 1, 2, 3]
     assert proposed(Lookup(never), text, 3) == [4, 9, 2]

@@ -163,7 +163,7 @@ class BaseEngine(abc.ABC):
         if isinstance(prompt, str):
             tokens = self.with_bos(self.vocabulary.tokenize(prompt, parse_special=True))
         else:
-            tokens = _token_ids(prompt)
+            tokens = token_ids(prompt)
         return self.answer(Prompt(tokens), AnswerOptions.of(**options), Exchange())
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Reply:
@@ -293,7 +293,7 @@ class BaseEngine(abc.ABC):
 
         special: with the texts of control tokens. Raises OptionError for what is no id.
         """
-        return self.vocabulary.detokenize(_token_ids(tokens), special=special)
+        return self.vocabulary.detokenize(token_ids(tokens), special=special)
 
     def save_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
         """Keep on disk what the caches hold of a conversation; False if that is nothing.
@@ -370,12 +370,13 @@ def _require_chat(chat: object) -> None:
         raise OptionError(f"the chat is {chat!r}", "Give one of this engine's chats.")
 
 
-def _token_ids(prompt: Sequence[int]) -> list[int]:
+def token_ids(prompt: Sequence[int]) -> list[int]:
+    """The ids as plain ints. Raises OptionError for what is none."""
     try:
         if isinstance(prompt, bytes):
             raise TypeError("bytes")
         return [operator.index(token) for token in prompt]
     except TypeError as error:
         raise OptionError(
-            f"the prompt is neither text nor token ids: {error}", "Give a str or ints."
+            f"neither text nor token ids: {error}", "Give a str or ints."
         ) from error

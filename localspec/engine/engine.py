@@ -7,17 +7,17 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from localspec.chat.prompt import Prompt
 from localspec.engine.access import Access, busy, still_answering
-from localspec.engine.base import BaseEngine
+from localspec.engine.base import BaseEngine, token_ids
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.memory import EngineMemory
 from localspec.engine.models import Models
 from localspec.engine.prefill import prepare
-from localspec.engine.proposer_choice import choose_policies, choose_proposers
+from localspec.engine.proposer_choice import answer_policy, choose_policies, choose_proposers
 from localspec.errors import (
     CacheError,
     ContextError,
@@ -29,6 +29,7 @@ from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.threads import AdaptiveThreads
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.resolver import Resolver
+from localspec.speculative.lookup import LONGEST_MATCH, Lookup
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import Drafting, DraftPolicy
 from localspec.speculative.randomness import Randomness, fresh_seed
@@ -143,6 +144,7 @@ class Engine(BaseEngine):
             )
         params = options.sampling_from(self.sampling)
         seed = fresh_seed() if options.seed is None else options.seed
+        policy, kinds = answer_policy(options.drafting, self._decoder.proposers)
         request = Request(
             chain=self._resolver.chain(params, len(prompt.tokens)),
             rule=make_rule(
@@ -153,6 +155,7 @@ class Engine(BaseEngine):
             ),
             max_tokens=min(room, options.max_tokens or room),
             is_end=self.vocabulary.is_end,
+            kinds=kinds,
         )
         answer = AnswerRun(
             decoder=self._decoder,
@@ -161,10 +164,24 @@ class Engine(BaseEngine):
             request=request,
             vocabulary=self.vocabulary,
             options=options,
-            lease=_Lease(self, exchange, options.on_prompt, len(prompt.tokens)),
+            lease=_Lease(self, exchange, self._plan(prompt, options, policy)),
             num_said=prompt.num_said,
         )
         return self._listed(Stream(answer))
+
+    def _plan(
+        self, prompt: Prompt, options: AnswerOptions, policy: DraftPolicy | None
+    ) -> _Plan:
+        prediction: list[int] = []
+        if isinstance(options.prediction, str):
+            prediction = self.vocabulary.tokenize(options.prediction, parse_special=False)
+        elif options.prediction is not None:
+            prediction = token_ids(options.prediction)
+        reference: list[int] = []
+        if prediction:
+            # What the prompt ends with comes before it, so that its begin is found.
+            reference = [*prompt.tokens[-LONGEST_MATCH:], *prediction]
+        return _Plan(options.on_prompt, len(prompt.tokens), policy, reference)
 
     def save_caches_of(self, owner: object, path: Path) -> bool:
         """See `BaseEngine.save_caches_of`."""
@@ -290,20 +307,26 @@ class Engine(BaseEngine):
             self._access.release()
 
 
+class _Plan(NamedTuple):
+    """What of the engine is an answer's own while it is produced.
+
+    policy: of drafting, if not the usual one. reference: see `Lookup.refer_to`.
+    """
+
+    on_prompt: Callable[[int, int], None] | None
+    num_prompt_tokens: int
+    policy: DraftPolicy | None
+    reference: list[int]
+
+
 class _Lease:
     """See `stream.Lease`."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        exchange: Exchange,
-        on_prompt: Callable[[int, int], None] | None,
-        num_prompt_tokens: int,
-    ) -> None:
+    def __init__(self, engine: Engine, exchange: Exchange, plan: _Plan) -> None:
         self._engine = engine
         self._exchange = exchange
-        self._on_prompt = on_prompt
-        self._num_prompt_tokens = num_prompt_tokens
+        self._plan = plan
+        self._usual_policy: DraftPolicy | None = None
 
     def take(self) -> None:
         self._engine._acquire()
@@ -311,18 +334,33 @@ class _Lease:
     def begin(self) -> None:
         self._exchange.begin()
         self._engine._cache_pool.switch_to(self._exchange.owner)
-        if self._on_prompt is not None:
+        if self._plan.on_prompt is not None:
             self._engine._target.on_batch = self._report
+        decoder = self._engine._decoder
+        if self._plan.policy is not None:
+            self._usual_policy = decoder.draft_policy
+            decoder.draft_policy = self._plan.policy
+        if self._plan.reference:
+            self._refer_to(self._plan.reference)
 
     def interrupt(self) -> None:
         self._engine.cancel()
 
     def _report(self, num_cached: int) -> None:
-        assert self._on_prompt is not None
-        self._on_prompt(num_cached, self._num_prompt_tokens)
+        assert self._plan.on_prompt is not None
+        self._plan.on_prompt(num_cached, self._plan.num_prompt_tokens)
+
+    def _refer_to(self, reference: list[int]) -> None:
+        for proposer in self._engine._decoder.proposers:
+            if isinstance(proposer, Lookup):
+                proposer.refer_to(reference)
 
     def give_back(self, reply: Reply | None) -> None:
         self._engine._target.on_batch = None
+        if self._usual_policy is not None:
+            self._engine._decoder.draft_policy = self._usual_policy
+        if self._plan.reference:
+            self._refer_to([])
         self._engine._access.release()
         if reply is not None:
             self._engine._save_profile()

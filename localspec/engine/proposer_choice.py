@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from localspec.engine.models import Models
 from localspec.engine.thread_choice import choose_thread_policy
+from localspec.errors import OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.policy.threads import AdaptiveThreads
@@ -62,6 +63,31 @@ def _of_head(head: LlamaHead | MedusaHeads, is_end: Callable[[int], bool]) -> Pr
     from localspec.llama.medusa import MedusaHeads  # loads libllama
 
     return Medusa(head, is_end) if isinstance(head, MedusaHeads) else Head(head, is_end)
+
+
+def answer_policy(
+    drafting: Drafting | None, proposers: Sequence[Proposer]
+) -> tuple[DraftPolicy | None, frozenset[ProposerKind] | None]:
+    """What an answer asks for: a policy of its own, and the only kinds that may propose.
+
+    None is the engine's, and whoever can. Raises OptionError for a proposer that is not there.
+    """
+    if drafting is None:
+        return None, None
+    if drafting.is_off:
+        return FixedDraftPolicy(0), None
+    count = drafting.num_draft_tokens
+    policy = None if count is None else FixedDraftPolicy(count)
+    if drafting.proposer == "auto":
+        return policy, None
+    kind = ProposerKind(drafting.proposer)
+    here = [proposer.kind.value for proposer in proposers]
+    if kind not in here:
+        raise OptionError(
+            f"this engine has no proposer {kind.value!r}",
+            f"It has {', '.join(here) or 'none'}; load it with proposer={kind.value!r}.",
+        )
+    return policy, frozenset([kind])
 
 
 def choose_policies(

@@ -2,12 +2,14 @@
 
 Saxena, "Prompt Lookup Decoding" (2023). Costs next to nothing and pays where text is copied:
 summaries, edits, code. The index grows with the text and shrinks when the text is cut; it
-is never built again.
+is never built again. A reference, such as the text that an answer is expected to be, is looked
+up beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,12 +27,73 @@ from localspec.speculative.proposers import Draw, Proposal
 
 _LONG, _SHORT = 3, 2  # tokens that are looked up: the long key first
 _NUM_PLACES = 16  # of the same key that are compared
-_MAX_MATCH = 32  # tokens beyond which a longer match says nothing more
+LONGEST_MATCH = 32  # tokens beyond which a longer match says nothing more
 _LOOK_BACK = 16  # tokens that a replay judges at most
 
 
+class Index:
+    """Where the tokens of a text follow on which few before them."""
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+        # Key → ends of its occurrences, ascending: the position after each.
+        self._places: dict[tuple[int, ...], list[int]] = {}
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Index what is new: a key is known once there is a token after it."""
+        text = self.text
+        try:
+            for position in range(len(text), len(tokens)):
+                for size in (_LONG, _SHORT):
+                    if position >= size:
+                        key = tuple(text[position - size : position])
+                        self._places.setdefault(key, []).append(position)
+                text.append(tokens[position])
+        except BaseException:  # of a signal handler: the two may not agree any more
+            self.text, self._places = [], {}
+            raise
+
+    def truncate(self, num_tokens: int) -> None:
+        """Keep the first num_tokens."""
+        while len(self.text) > num_tokens:
+            for size in (_LONG, _SHORT):
+                key = tuple(self.text[-size - 1 : -1])
+                if len(key) == size:
+                    places = self._places[key]
+                    places.pop()
+                    if not places:
+                        del self._places[key]
+            self.text.pop()
+
+    def longest_match(self, end: Sequence[int]) -> Match:
+        """The place that follows on most of the last tokens of `end`, among equals the last.
+
+        `end` may be the text itself, whose end follows on nothing.
+        """
+        text, best, best_length = self.text, -1, 0
+        for size in (_LONG, _SHORT):
+            for place in reversed(self._places.get(tuple(end[-size:]), [])[-_NUM_PLACES:]):
+                length = size
+                most = min(place, len(end), LONGEST_MATCH)
+                while length < most and text[place - length - 1] == end[-length - 1]:
+                    length += 1
+                if length > best_length:
+                    best, best_length = place, length
+            if best >= 0:
+                break
+        return Match(text, best, best_length)
+
+
+class Match(NamedTuple):
+    """What may come next: a text, the position in it, and how many tokens before agree."""
+
+    text: list[int]
+    place: int
+    length: int
+
+
 class Lookup:
-    """Proposes from the text itself.
+    """Proposes from the text itself, and from a reference.
 
     Its confidence in what it finds is 1 - 1 / (1 + n), where the last n tokens agree.
     is_end: the target's end-of-generation test; nothing is proposed after such a token.
@@ -40,23 +103,28 @@ class Lookup:
 
     def __init__(self, is_end: Callable[[int], bool]) -> None:
         self._is_end = is_end
-        self._text: list[int] = []
-        # Key → ends of its occurrences, ascending: the position after each.
-        self._places: dict[tuple[int, ...], list[int]] = {}
-        self._found_at = -1
-        self._match_length = 0
+        self._own = Index()
+        self._reference = Index()
+        self._found = Match([], -1, 0)
         self._judged = 0  # tokens at the front of the text that no replay judges again
+
+    def refer_to(self, tokens: Sequence[int]) -> None:
+        """Look these up, too, from now on; none drops what was referred to."""
+        self._reference = Index()
+        self._reference.read(tokens)
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """See `Proposer.state`."""
-        self._read(tokens)
-        self._found_at, self._match_length = self._longest_match()
-        if self._found_at < 0:
+        self._own.read(tokens)
+        own = self._own.longest_match(self._own.text)
+        other = self._reference.longest_match(self._own.text)
+        self._found = own if own.length > other.length else other
+        if self._found.place < 0:
             return ProposerState(0, draft_off=DraftOff.NOTHING_REPEATS)
         return ProposerState(
             MAX_DRAFT_TOKENS,
             num_unjudged=max(len(tokens) - self._judged, 0),
-            confidence=1.0 - 1.0 / (1 + self._match_length),
+            confidence=1.0 - 1.0 / (1 + self._found.length),
         )
 
     def propose(
@@ -70,9 +138,11 @@ class Lookup:
         drafted = proposal.draft_tokens
         while (num_worth := extent.num_worth(len(drafted), state.confidence)) > 0:
             # After the end of the text stands what was just proposed: a period goes on.
-            place = self._found_at + len(drafted)
-            known = len(self._text)
-            token = self._text[place] if place < known else drafted[place - known]
+            place = self._found.place + len(drafted)
+            known = len(self._found.text)
+            if place >= known and self._found.text is not self._own.text:
+                break
+            token = self._found.text[place] if place < known else drafted[place - known]
             drafted.append(token)
             proposal.distributions.append(Distribution(np.array([token]), CERTAIN))
             proposal.confidences.append(state.confidence)
@@ -93,7 +163,7 @@ class Lookup:
             if state.confidence is not None:
                 # A distribution of one token x accepts x whatever the target's distribution of
                 # it is.
-                hit = self._text[self._found_at] == tokens[position]
+                hit = self._found.text[self._found.place] == tokens[position]
                 chances.append((state.confidence, float(hit)))
         self._judged = len(tokens)
         self.state(tokens)
@@ -105,46 +175,4 @@ class Lookup:
     def truncate(self, num_tokens: int) -> None:
         """See `Proposer.truncate`."""
         self._judged = min(self._judged, num_tokens)
-        while len(self._text) > num_tokens:
-            for size in (_LONG, _SHORT):
-                key = tuple(self._text[-size - 1 : -1])
-                if len(key) == size:
-                    places = self._places[key]
-                    places.pop()
-                    if not places:
-                        del self._places[key]
-            self._text.pop()
-
-    def _read(self, tokens: Sequence[int]) -> None:
-        """Index what is new: a key is known once there is a token after it."""
-        text = self._text
-        try:
-            for position in range(len(text), len(tokens)):
-                for size in (_LONG, _SHORT):
-                    if position >= size:
-                        key = tuple(text[position - size : position])
-                        self._places.setdefault(key, []).append(position)
-                text.append(tokens[position])
-        except BaseException:  # of a signal handler: the two may not agree any more
-            self._text, self._places = [], {}
-            raise
-
-    def _longest_match(self) -> tuple[int, int]:
-        """The position after the longest earlier match of the text's end, and its length.
-
-        Among equals the last. (-1, 0) if there is none.
-        """
-        text, best, best_length = self._text, -1, 0
-        for size in (_LONG, _SHORT):
-            for place in reversed(self._places.get(tuple(text[-size:]), [])[-_NUM_PLACES:]):
-                length = size
-                while (
-                    length < min(place, _MAX_MATCH)
-                    and text[place - length - 1] == text[-length - 1]
-                ):
-                    length += 1
-                if length > best_length:
-                    best, best_length = place, length
-            if best >= 0:
-                break
-        return best, best_length
+        self._own.truncate(num_tokens)

@@ -6,7 +6,7 @@ The loop sees token ids, models and numbers; never a string, a path or a clock o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from localspec.sampling.chain import SamplerChain
@@ -21,6 +21,7 @@ from localspec.speculative.policy_api import (
     DraftPolicy,
     PolicyContext,
     ProposerKind,
+    ProposerState,
     ReplayScores,
 )
 from localspec.speculative.proposers import Proposal, Proposer
@@ -31,12 +32,17 @@ from localspec.speculative.verify import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one answer asks of the loop. is_end: the target's end-of-generation test."""
+    """What one answer asks of the loop.
+
+    is_end: the target's end-of-generation test. kinds: the only ones that may propose; None is
+    whoever can.
+    """
 
     chain: SamplerChain
     rule: Rule
     max_tokens: int
     is_end: Callable[[int], bool]
+    kinds: Collection[ProposerKind] | None = None
 
     @property
     def params(self) -> SamplingParams:
@@ -236,13 +242,21 @@ class SpeculativeDecoder:
         replay_s = 0.0
         # A replay leaves its proposer nothing to replay, so this ends.
         while True:
-            decision = self.draft_policy.choose(self._context(room, num_remaining))
+            context = self._context(request.kinds, room, num_remaining)
+            decision = self.draft_policy.choose(context)
             if not decision.replays:
                 return decision, replay_s
             replay_s += self._replay(decision, request)
 
-    def _context(self, room: int, num_remaining: int) -> PolicyContext:
-        states = tuple(proposer.state(self.tokens) for proposer in self.proposers)
+    def _context(
+        self, kinds: Collection[ProposerKind] | None, room: int, num_remaining: int
+    ) -> PolicyContext:
+        states = tuple(
+            proposer.state(self.tokens)
+            if kinds is None or proposer.kind in kinds
+            else ProposerState(0)
+            for proposer in self.proposers
+        )
         return PolicyContext(self.target.num_cached, room, num_remaining, states)
 
     def _replay(self, decision: Decision, request: Request) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -52,7 +53,8 @@ class Stats:
     """What an answer cost, in wall time. Tuples per position are (MAX_DRAFT_TOKENS,).
 
     steps_per_length: (1 + MAX_DRAFT_TOKENS,) steps that proposed 0, 1, 2 … tokens.
-    steps_per_proposer: steps in which each kind proposed something. draft_off: why the last
+    steps_per_proposer: steps in which each kind proposed something; drafted_per_proposer and
+    accepted_per_proposer: tokens of each. draft_off: why the last
     step that did not draft did not; draft_off_steps: steps per reason. outlook: what the
     automatic policy expects at the end of the answer; None of any other policy. speedup: times
     as fast as plain decoding, with its interval; None unless drafted and target-only steps of
@@ -82,6 +84,8 @@ class Stats:
     total_time_s: float
     steps_per_length: tuple[int, ...]
     steps_per_proposer: Mapping[ProposerKind, int]
+    drafted_per_proposer: Mapping[ProposerKind, int]
+    accepted_per_proposer: Mapping[ProposerKind, int]
     draft_off: DraftOff | None
     draft_off_steps: Mapping[DraftOff, int]
     outlook: PolicyEstimate | None
@@ -149,7 +153,9 @@ class Meter:
     target_time_s: float = 0.0
     sampler_time_s: float = 0.0
     lengths: list[int] = field(default_factory=lambda: [0] * (MAX_DRAFT_TOKENS + 1))
-    proposers: dict[ProposerKind, int] = field(default_factory=dict)
+    proposers: Counter[ProposerKind] = field(default_factory=Counter)
+    drafted_by: Counter[ProposerKind] = field(default_factory=Counter)
+    accepted_by: Counter[ProposerKind] = field(default_factory=Counter)
     draft_off: DraftOff | None = None
     draft_off_steps: dict[DraftOff, int] = field(default_factory=dict)
     steps_per_threads: dict[int, int] = field(default_factory=dict)
@@ -170,7 +176,9 @@ class Meter:
         self.num_steps += 1
         self.lengths[step.num_draft_tokens] += 1
         if step.num_draft_tokens and step.kind is not None:
-            self.proposers[step.kind] = self.proposers.get(step.kind, 0) + 1
+            self.proposers[step.kind] += 1
+            self.drafted_by[step.kind] += step.num_draft_tokens
+            self.accepted_by[step.kind] += step.num_accepted
         for position in range(step.num_draft_tokens):
             self.drafted[position] += 1
             self.accepted[position] += position < step.num_accepted
@@ -208,6 +216,8 @@ class Meter:
             total_time_s=total_time_s,
             steps_per_length=tuple(self.lengths),
             steps_per_proposer=dict(self.proposers),
+            drafted_per_proposer=dict(self.drafted_by),
+            accepted_per_proposer=dict(self.accepted_by),
             draft_off=self.draft_off,
             draft_off_steps=dict(self.draft_off_steps),
             outlook=outlook,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.errors import OptionError
 from localspec.sampling.params import SamplingKeywords, SamplingParams
+from localspec.speculative.policy_api import Drafting, ProposerName
 from localspec.speculative.rules import RuleName
 from localspec.streaming.stops import checked_stop_strings
 
@@ -29,6 +30,9 @@ class AnswerKeywords(SamplingKeywords, total=False):
     stop: str | Sequence[str] | None
     logprobs: int | None
     on_prompt: Callable[[int, int], None] | None
+    draft_tokens: int | None
+    proposer: ProposerName | None
+    prediction: str | Sequence[int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,10 @@ class AnswerOptions:
     log-probability, 0 for its own alone; by default none of it. on_prompt: called in the
     thread that reads the answer with how many tokens of the prompt are decoded, and how many
     there are, after each batch of a prompt of several; raising in it ends the answer.
+    draft_tokens: proposed per step in this answer, 0 is plain decoding; proposer: who proposes
+    in it, among those that the engine was loaded with; by default both are the engine's.
+    prediction: what the answer is expected to be for the most part, as an edited text: it is
+    proposed where the answer follows it, by the lookup, and changes nothing that is said.
 
     Raises OptionError for sampling and stop of another type, a max_tokens that is no whole
     number above 0, or logprobs that is none from 0 on.
@@ -56,7 +64,17 @@ class AnswerOptions:
     stop: str | Sequence[str] | None = ()
     logprobs: int | None = None
     on_prompt: Callable[[int, int], None] | None = None
+    draft_tokens: int | None = None
+    proposer: ProposerName | None = None
+    prediction: str | Sequence[int] | None = None
     changes: Mapping[str, object] = field(default_factory=dict, hash=False)
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """What is asked of drafting; None is what the engine does by itself."""
+        if self.draft_tokens is None and self.proposer is None:
+            return None
+        return Drafting(self.draft_tokens, self.proposer or "auto")
 
     @classmethod
     def of(cls, **keywords: Unpack[AnswerKeywords]) -> Self:
@@ -74,6 +92,7 @@ class AnswerOptions:
         if not isinstance(self.sampling, SamplingParams | None):
             raise OptionError(f"sampling is {self.sampling!r}", "Give a SamplingParams.")
         self.sampling_from(SamplingParams())
+        _ = self.drafting
         checked_stop_strings(self.stop)
         if self.on_prompt is not None and not callable(self.on_prompt):
             raise OptionError(
