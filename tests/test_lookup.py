@@ -121,7 +121,7 @@ def test_a_reference_is_looked_up_beside_the_text(reference, text):
             for i in range(len(reference))
         )
     lookup.refer_to([])
-    assert lookup.state(text) == Lookup(never).state(text)
+    assert proposed(lookup, text, 4) == proposed(Lookup(never), text, 4)
 
 
 def test_it_proposes_what_followed_the_longest_match():
