@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from localspec.sampling.chain import SamplerChain
-from localspec.sampling.params import CERTAIN, Distribution
+from localspec.sampling.distribution import CERTAIN, Distribution
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     DraftOff,

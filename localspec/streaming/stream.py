@@ -15,7 +15,7 @@ from localspec.sampling.logprobs import TokenLogprobs, token_logprobs
 from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Meter, Provenance, Stats, Step
-from localspec.speculative.rules import RuleName
+from localspec.speculative.rule_name import RuleName
 from localspec.streaming.answer_text import AnswerText, Pieces
 from localspec.streaming.cancellation import Cancellation
 from localspec.streaming.stops import checked_stop_strings
