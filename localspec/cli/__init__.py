@@ -69,7 +69,7 @@ def main() -> None:
         localspec chat                 talk to the demo pair, offline
         localspec chat --target T.gguf --draft D.gguf
         localspec generate "Why is the sky blue?"
-        localspec explain qwen2-7b     whether it fits and pays, before any download
+        localspec explain qwen2-7b     will it fit, will it pay: before a download
         localspec download qwen2-7b    fetch a preset's files
         localspec doctor               what is here, and what could be better
     """
