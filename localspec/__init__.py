@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         SessionError,
         TemplateError,
         TemplateLimitError,
+        UnknownPresetError,
     )
     from localspec.llama.options import LlamaOptions
     from localspec.models.downloads import download
@@ -111,6 +112,7 @@ __all__ = [
     "TemplateLimitError",
     "TokenLogprob",
     "TokenLogprobs",
+    "UnknownPresetError",
     "download",
     "explain",
     "load",

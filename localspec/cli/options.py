@@ -15,7 +15,7 @@ from localspec.cli import device_options, sampling_options
 from localspec.cli.completion import complete_model, complete_preset, complete_template
 from localspec.cli.download import offer_download
 from localspec.cli.waiting import waiting
-from localspec.errors import OptionError, TemplateError
+from localspec.errors import OptionError
 from localspec.llama.options import LlamaOptions
 from localspec.models.presets import DEFAULT_PRESET
 from localspec.sampling.params import SamplingParams
@@ -76,13 +76,13 @@ class PairOptions:
         return sampling_options.changed_sampling(engine, self.sampling_changes)
 
     def template(self) -> str | None:
-        """A built-in template's name or the source in a file."""
+        """A built-in template, or the source in a file. Raises OptionError for neither."""
         if self.chat_template is None or self.chat_template in BUILT_IN:
             return self.chat_template
         try:
             return Path(self.chat_template).read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
-            raise TemplateError(
+            raise OptionError(
                 f"--chat-template {self.chat_template}: {error}",
                 f"Name one of {', '.join(BUILT_IN)}, or a Jinja file.",
             ) from error
