@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -39,16 +40,24 @@ def names(*words: str) -> list[str]:
     return [value for kind, value in completed(*words) if kind == "plain"]
 
 
-PRESETS = [
-    ("chat", "--preset"), ("generate", "--preset"), ("bench", "--preset"), ("explain",),
-    ("verify", "--preset"), ("download",), ("models", "path"), ("models", "remove"),
-    ("models", "verify"),
-]  # fmt: skip
-MODELS = [
-    (*command, option)
-    for command in (("chat",), ("generate",), ("explain",), ("models", "add", "x"))
-    for option in ("--target", "--draft", "--head")
-]
+def places(*wanted: str) -> list[tuple[str, ...]]:
+    """Where parameters of these names are asked for: what a person has typed by then."""
+    found = []
+
+    def look(command: click.Command, *words: str) -> None:
+        for name, inner in getattr(command, "commands", {}).items():
+            look(inner, *words, name)
+        for param in command.params:
+            if param.name in wanted:
+                is_option = isinstance(param, click.Option)
+                found.append((*words, max(param.opts, key=len)) if is_option else words)
+
+    look(main)
+    return found
+
+
+PRESETS = places("preset", "presets")
+MODELS = places("model", "target", "draft", "head")
 
 
 @pytest.mark.parametrize("words", [*PRESETS, *MODELS], ids=" ".join)
@@ -64,11 +73,8 @@ def test_presets_those_on_this_machine_first(hub: StandinHub, words, tmp_path, d
 
 
 @pytest.mark.parametrize(
-    "words",
-    [*MODELS, ("generate", "-f"), ("bench", "--prompts"), ("bench", "--plot"),
-     ("verify", "--prompts"), ("chat", "--chat-template")],
-    ids=" ".join,
-)  # fmt: skip
+    "words", [*MODELS, *places("files", "prompts", "plot", "chat_template")], ids=" ".join
+)
 def test_files_are_left_to_the_shell(words):
     assert completed(*words, "no")[0] == ("file", "no")
 
@@ -91,14 +97,15 @@ def test_values_commands_and_options(words, expected):
     assert names(*words) == expected
 
 
-def test_sessions(tmp_path, monkeypatch):
+@pytest.mark.parametrize("words", places("session", "sessions"), ids=" ".join)
+def test_sessions(tmp_path, monkeypatch, words):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert names("chat", "--session", "") == []
+    assert names(*words, "") == []
     folder = tmp_path / "localspec" / "sessions"
     folder.mkdir(parents=True)
     for name in ("french", "work", "french-2"):
         (folder / f"{name}.json").write_text("{}")
-    assert names("chat", "--session", "fr") == ["french", "french-2"]
+    assert names(*words, "fr") == ["french", "french-2"]
 
 
 def test_a_broken_file_of_presets_breaks_no_line(hub: StandinHub, tmp_path):
