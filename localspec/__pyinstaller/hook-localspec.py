@@ -6,8 +6,7 @@ from PyInstaller.utils.hooks import collect_data_files, collect_dynamic_libs, co
 
 import localspec
 
-# The shipped presets and the demo pair; what libllama's Metal backend compiles.
-datas = collect_data_files("localspec") + collect_data_files("llama_cpp")
+datas = collect_data_files("localspec")  # the shipped presets and the demo pair
 # `localspec doctor` states the versions of what localspec requires.
 datas += copy_metadata("localspec", recursive=True)
 
