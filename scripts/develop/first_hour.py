@@ -67,8 +67,8 @@ class Newcomer:
         child.send(f"{line}\t")
         child.expect_exact(wanted)
         child.sendintr()
-        child.sendeof()
-        end(child, 130)
+        child.sendline("exit 0")
+        end(child)
 
 
 def choose_model(person: Newcomer) -> None:
