@@ -31,7 +31,10 @@ class Newcomer:
         self._environment = {
             "HOME": str(home),
             "PATH": f"{localspec.parent}{os.pathsep}{os.environ['PATH']}",
-            **{f"XDG_{name}_HOME": str(home / name) for name in ("DATA", "CONFIG", "STATE")},
+            **{
+                f"XDG_{name}_HOME": str(home / name)
+                for name in ("DATA", "CONFIG", "STATE", "CACHE")
+            },
         }
 
     def starts(self, line: str) -> pexpect.spawn:
