@@ -91,9 +91,9 @@ def completion(context: click.Context, *, shell: str) -> None:
     first), sessions and files. A new shell has it after one of these:
 
     \b
+        localspec completion fish > ~/.config/fish/completions/localspec.fish
         echo 'eval "$(localspec completion bash)"' >> ~/.bashrc
         echo 'eval "$(localspec completion zsh)"' >> ~/.zshrc
-        localspec completion fish > ~/.config/fish/completions/localspec.fish
     """
     script_of = get_completion_class(shell)
     assert script_of is not None
