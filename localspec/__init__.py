@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         SessionError,
         TemplateError,
         TemplateLimitError,
+        UnknownPresetError,
     )
     from localspec.llama.options import LlamaOptions
     from localspec.models.downloads import download
@@ -114,6 +115,7 @@ __all__ = [
     "TemplateLimitError",
     "TokenLogprob",
     "TokenLogprobs",
+    "UnknownPresetError",
     "download",
     "explain",
     "load",

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from localspec.sampling.params import Distribution
+from localspec.sampling.distribution import Distribution
 
 
 class Enumeration:

@@ -10,7 +10,8 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 
-from localspec.sampling.params import Logits, Probs, SamplingParams
+from localspec.sampling.distribution import Logits, Probs
+from localspec.sampling.params import SamplingParams
 
 TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 

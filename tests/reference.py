@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.sampling.params import Logits, SamplingParams
+from localspec.sampling.distribution import Logits
+from localspec.sampling.params import SamplingParams
 from toy import TableModel
 
 Row = NDArray[np.float64]

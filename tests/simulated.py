@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from localspec.sampling.chain import SamplerChain
-from localspec.sampling.params import CERTAIN, Distribution, Logits, SamplingParams
+from localspec.sampling.distribution import CERTAIN, Distribution, Logits
+from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,

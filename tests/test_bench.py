@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import localspec
 from localspec.checks.bench import Comparison, Outcome, Side, run_bench
 from localspec.cli import main
-from localspec.cli.bench import verdict
+from localspec.cli.bench_report import verdict
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import DraftOff

@@ -25,7 +25,7 @@ def error_classes(
 
 
 for _module in pkgutil.walk_packages(localspec.__path__, "localspec."):
-    if not _module.name.endswith("__main__"):
+    if ".__" not in _module.name:  # what Python and PyInstaller run
         importlib.import_module(_module.name)
 
 CLASSES = sorted(set(error_classes()), key=lambda cls: cls.__qualname__)

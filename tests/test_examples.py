@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -95,6 +96,80 @@ def test_the_asyncio_application_serves_several_at_once(engine):
     assert all(len(answer) > 20 for answer in (*first, *second))
     assert first == second == [answer.replace("\n", " ") + "\n" for answer in expected]
     assert engine.generate("Hi", max_tokens=2).token_ids
+
+
+QUESTIONS = ("Write a haiku about the sea.", "Another one!")
+
+
+def answers_of(engine: localspec.Engine) -> list[str]:
+    """What a visitor gets who is alone."""
+    chat = engine.chat(system="You are terse.")
+    return [chat.send(question).text for question in QUESTIONS]
+
+
+def test_the_flask_application_serves_several_threads(engine):
+    """Each visitor has a conversation; one hangs up in the middle of an answer."""
+    pytest.importorskip("flask", reason="flask is not installed")
+    app = load_example("flask_app").make_app(engine)
+    expected = answers_of(engine)
+
+    def ask(visitor: str) -> list[str]:
+        client = app.test_client()
+        return [client.post(f"/{visitor}", data=each).text for each in QUESTIONS]
+
+    left = app.test_client().post("/eve", data="Tell me a long story.", buffered=False)
+    assert next(left.iter_encoded())
+    with ThreadPoolExecutor() as threads:
+        waiting = [threads.submit(ask, visitor) for visitor in ("anna", "ben")]
+        left.close()
+        assert [each.result() for each in waiting] == [expected, expected]
+    engine.close()
+    assert "(I cannot answer: " in ask("anna")[0]
+
+
+def test_the_starlette_application_serves_several_tasks(engine):
+    """As its server calls it; one visitor hangs up in the middle of an answer."""
+    pytest.importorskip("starlette", reason="starlette is not installed")
+    app = load_example("starlette_app").make_app(engine)
+    expected = answers_of(engine)
+
+    async def post(visitor: str, question: str, *, hangs_up: bool = False) -> str:
+        began, sent = asyncio.Event(), b""
+        requests = iter([{"type": "http.request", "body": question.encode()}])
+
+        async def receive() -> dict[str, object]:
+            if (request := next(requests, None)) is not None:
+                return request
+            await (began.wait() if hangs_up else asyncio.Future())
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, object]) -> None:
+            nonlocal sent
+            sent += message.get("body", b"")
+            if sent:
+                began.set()
+
+        scope = {
+            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "method": "POST", "path": f"/{visitor}", "headers": [], "query_string": b"",
+        }  # fmt: skip
+        await app(scope, receive, send)
+        return sent.decode()
+
+    async def ask(visitor: str) -> list[str]:
+        return [await post(visitor, question) for question in QUESTIONS]
+
+    async def everybody() -> list[object]:
+        hung_up = post("eve", "Tell me a long story.", hangs_up=True)
+        return await asyncio.gather(ask("anna"), hung_up, ask("ben"))
+
+    first, cut, second = asyncio.run(everybody())
+    assert first == second == expected
+    whole = engine.chat(system="You are terse.").send("Tell me a long story.").text
+    assert cut
+    assert len(cut) < len(whole)
+    engine.close()
+    assert "(I cannot answer: " in asyncio.run(ask("anna"))[0]
 
 
 def test_a_batch_goes_on_where_it_was(tmp_path):

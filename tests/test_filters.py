@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.errors import DecodeError
+from localspec.sampling.distribution import Distribution
 from localspec.sampling.filters import filtered_distribution
-from localspec.sampling.params import Distribution, SamplingParams
+from localspec.sampling.params import SamplingParams
 from reference import target_probs
 from toy import TableModel
 

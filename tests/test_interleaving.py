@@ -10,7 +10,8 @@ from simulated import Q4_0, Q4_K, VOCAB, Clock, TimedModel, at_random
 
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import SamplerChain
-from localspec.sampling.params import Logits, SamplingParams
+from localspec.sampling.distribution import Logits
+from localspec.sampling.params import SamplingParams
 from localspec.speculative.interleaving import Interleaving
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import REPLAY_TOKENS, ProposerKind, StepRecord

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from localspec.sampling.distribution import Distribution
 from localspec.sampling.filters import filtered_distribution
 from localspec.sampling.logprobs import token_logprobs, top_of_distribution, top_of_row
-from localspec.sampling.params import Distribution, SamplingParams
+from localspec.sampling.params import SamplingParams
 
 
 @pytest.mark.parametrize("size", [5, 3000, 152_064])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from localspec.errors import OptionError
-from localspec.sampling.params import Distribution
+from localspec.sampling.distribution import Distribution
 from localspec.speculative.randomness import MAX_SEED, Randomness, fresh_seed
 
 IDS = np.arange(40)

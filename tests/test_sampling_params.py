@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from localspec.errors import OptionError
-from localspec.sampling.params import Distribution, SamplingParams
+from localspec.sampling.distribution import Distribution
+from localspec.sampling.params import SamplingParams
 
 
 def test_draw_follows_the_distribution():

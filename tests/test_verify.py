@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from enumeration import Enumeration
-from localspec.sampling.params import Distribution
+from localspec.sampling.distribution import Distribution
 from localspec.speculative import verify
 
 Row = np.ndarray

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from localspec.errors import CacheError, ContextError, DecodeError
-from localspec.sampling.params import Logits
+from localspec.sampling.distribution import Logits
 from localspec.speculative.shared_vocabulary import Difference, SharedVocabulary
 
 

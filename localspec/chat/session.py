@@ -12,14 +12,16 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 from filelock import FileLock, Timeout
 
 from localspec.atomic_write import write_whole
-from localspec.chat.chat import Chat, is_count
 from localspec.errors import OptionError, SessionError
+
+if TYPE_CHECKING:
+    from localspec.chat.chat import Chat
 
 FORMAT, VERSION = "localspec-session", 1
 MAX_BYTES = 512_000_000  # of a file, written or read: what people say in years is less
@@ -151,6 +153,8 @@ def lock_session(name: str) -> FileLock:
 
 
 def _session(name: str, path: Path, content: Any) -> Session:
+    from localspec.chat.chat import is_count  # late: names of sessions are listed without it
+
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise _unreadable(path, "it is no session of localspec")
     if content.get("version") != VERSION:

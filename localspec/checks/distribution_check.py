@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 
 from localspec.checks.martingale import CategoryTest
 from localspec.sampling.chain import SamplerChain
-from localspec.sampling.params import Logits, Probs, SamplingParams
+from localspec.sampling.distribution import Logits, Probs
+from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.model import Model
 from localspec.speculative.policy_api import FixedDraftPolicy
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness, fresh_seed
-from localspec.speculative.rules import RuleName, make_rule
+from localspec.speculative.rule_name import RuleName
+from localspec.speculative.rules import make_rule
 
 RULES: tuple[RuleName, ...] = ("token", "block", "coupled")
 VIEWS = ("rank", "token id", "overrated by the draft")  # the last one not of lookup

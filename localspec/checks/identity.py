@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from localspec.checks.rounding import Rounding, single_rows
 from localspec.sampling.chain import SamplerChain
-from localspec.sampling.params import Logits
+from localspec.sampling.distribution import Logits
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Provenance
 from localspec.speculative.policy_api import FixedDraftPolicy

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.sampling.params import Probs
+from localspec.sampling.distribution import Probs
 
 
 class CategoryTest:

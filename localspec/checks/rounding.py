@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localspec.sampling.params import Logits
+from localspec.sampling.distribution import Logits
 from localspec.speculative.model import Model
 
 _NEAR_TOP = 10.0  # logits: only tokens so close to the best have a part in a choice

@@ -14,10 +14,12 @@ from localspec import __version__
 from localspec.cli import exit_codes
 from localspec.cli.bench import bench
 from localspec.cli.chat import chat
+from localspec.cli.completion import completion
 from localspec.cli.doctor import doctor
 from localspec.cli.download import download
 from localspec.cli.explain import explain
 from localspec.cli.generate import generate
+from localspec.cli.help import Group
 from localspec.cli.models import models
 from localspec.cli.screen import error_lines
 from localspec.cli.verify import verify
@@ -26,7 +28,7 @@ from localspec.errors import LocalspecError, OptionError
 _READER_GONE = (errno.EPIPE, errno.EINVAL)  # the second from Windows
 
 
-class _Group(click.Group):
+class _Main(Group):
     """Turns every failure into two lines and an exit code: 1 failed, 2 usage, 130 Ctrl-C."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -54,21 +56,22 @@ class _Group(click.Group):
         sys.exit(code)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Main,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Tab completes all of this in bash, zsh and fish: localspec completion --help",
+)
 @click.version_option(__version__, prog_name="localspec")
 def main() -> None:
     """Lossless speculative decoding for llama.cpp models on your own machine.
 
     \b
-        localspec chat                        talk to the demo pair, offline
+        localspec chat                 talk to the demo pair, offline
         localspec chat --target T.gguf --draft D.gguf
         localspec generate "Why is the sky blue?"
-        localspec bench                       how much faster than plain decoding
-        localspec verify                      check that drafting changes nothing
-        localspec models                      the presets, and what is on this machine
-        localspec download qwen2-7b           fetch a preset's files
-        localspec explain qwen2-7b            will it fit, will it pay: before any download
-        localspec doctor                      what is here, and what could be better
+        localspec explain qwen2-7b     will it fit, will it pay: before a download
+        localspec download qwen2-7b    fetch a preset's files
+        localspec doctor               what is here, and what could be better
     """
 
 
@@ -80,3 +83,4 @@ main.add_command(download)
 main.add_command(models)
 main.add_command(explain)
 main.add_command(doctor)
+main.add_command(completion)

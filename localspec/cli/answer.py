@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.screen import marked, printable, use_colour
-from localspec.streaming.stream import Reply, Stream
+
+if TYPE_CHECKING:
+    from localspec.streaming.stream import Reply, Stream
 
 
 def write_answer(stream: Stream, *, show_draft: bool) -> Reply:

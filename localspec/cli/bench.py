@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from localspec.checks import prompts as questions
-from localspec.checks.bench import Bench, Comparison, Outcome, run_bench
-from localspec.cli.bars import readable_bytes
+from localspec.cli.completion import complete_file
+from localspec.cli.help import Command
 from localspec.cli.options import PairOptions, pair_options, prompt_tokens
 from localspec.cli.plot import check_plot, write_plot
-from localspec.cli.screen import printable, why_off
-from localspec.cli.stats_object import stats_as_object
-from localspec.engine.engine import Engine
-from localspec.speculative.ratio_estimate import RatioEstimate
 
 _DEFAULT_TOKENS = 128
-_SIZES = (0.1, 0.05, 0.02, 0.01)  # of differences, to say what it takes to see one
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--prompts",
     metavar="FILE|builtin",
     default="builtin",
     show_default=True,
+    shell_complete=complete_file,
     help="Prompts, one a line.",
 )
 @click.option(
@@ -38,11 +31,19 @@ _SIZES = (0.1, 0.05, 0.02, 0.01)  # of differences, to say what it takes to see 
     type=click.IntRange(min=1),
     default=5,
     show_default=True,
-    help="How often each prompt is answered by either side; more see smaller differences.",
+    help="How often each prompt is answered by either side. One round says nothing of its "
+    "noise, and each takes its time: five are a compromise. Where no difference was seen, the "
+    "verdict says how many rounds would show a smaller one.",
 )
 @click.option("--details", is_flag=True, help="Show what was measured as well.")
 @click.option("--json", "as_json", is_flag=True, help="One object with everything measured.")
-@click.option("--plot", type=Path, metavar="FILE.png|.html", help="Draw costs and speed-ups.")
+@click.option(
+    "--plot",
+    type=Path,
+    metavar="FILE.png|.html",
+    shell_complete=complete_file,
+    help="Draw costs and speed-ups.",
+)
 @pair_options
 def bench(
     options: PairOptions,
@@ -53,16 +54,22 @@ def bench(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """Measure how much faster than plain decoding it is: your pair, your machine.
+    """Measure how much faster than plain decoding it is.
 
-    Plain and speculative answers to the same prompts, in turn. In brackets stands the interval
-    that holds the true ratio 95 times in 100; if it holds 1, no difference was seen. What is
-    learned about costs is kept for later runs.
+    With your pair, on your machine: plain and speculative answers to the same prompts, in
+    turn. A round is one answer of either side to each prompt, and gives one ratio of their
+    speeds. In brackets stands the interval that holds the true ratio 95 times in 100; if it
+    holds 1, no difference was seen, and more rounds narrow it. What is learned about costs is
+    kept for later runs.
 
     \b
         localspec bench
         localspec bench --target T.gguf --draft D.gguf --plot costs.png
     """
+    # Late, as everything that needs an engine: completion loads none.
+    from localspec.checks.bench import run_bench
+    from localspec.cli.bench_report import as_object, as_text
+
     if plot is not None:
         check_plot(plot)
     texts = (
@@ -86,168 +93,8 @@ def bench(
                 progress=show,
             )
         if as_json:
-            click.echo(json.dumps(_as_object(found)))
+            click.echo(json.dumps(as_object(found)))
         else:
-            click.echo(_as_text(found, engine, details=details))
+            click.echo(as_text(found, engine, details=details))
     if plot is not None:
         write_plot(found, plot)
-
-
-def _as_text(found: Bench, engine: Engine, *, details: bool) -> str:
-    lines = verdict(found.comparisons)
-    if details:
-        lines += ["", *_details(found, engine)]
-    else:
-        num_rounds = len(found.comparisons[0].ratios)
-        rounds = "1 round" if num_rounds == 1 else f"{num_rounds} rounds"
-        lines.append(f"Measured in {rounds}. Costs and the rest: --details.")
-    return printable("\n".join(lines))
-
-
-def verdict(comparisons: Sequence[Comparison]) -> list[str]:
-    """What the measurement says, at first; then what to do about it."""
-    outcomes = {c.outcome: c for c in comparisons}
-    if len(outcomes) == 1:
-        [outcome] = outcomes
-        ratios = ", ".join(f"{c.name} {_times(c)}" for c in comparisons)
-        headline = f"{outcome.value.capitalize()}: {ratios}."
-    else:
-        headline = " ".join(
-            f"{c.name.capitalize()}: {c.outcome.value}, {_times(c)}." for c in comparisons
-        )
-    advice = [_advice(outcome, comparison) for outcome, comparison in outcomes.items()]
-    if len(outcomes) > 1:  # it then is of one of them
-        names = [comparison.name.capitalize() for comparison in outcomes.values()]
-        advice = [
-            f"{name}: {said}" if said else "" for name, said in zip(names, advice, strict=True)
-        ]
-    if Outcome.NO_DIFFERENCE in outcomes:
-        advice.append(_what_it_takes(comparisons))
-    return [headline, *filter(None, advice)]
-
-
-def _times(found: Comparison) -> str:
-    """With the interval in brackets, where there is one."""
-    estimate = found.estimate
-    interval = "" if estimate is None else f" ({estimate.low:.2f} to {estimate.high:.2f})"
-    return f"{found.speedup:.2f} times plain{interval}"
-
-
-def _advice(outcome: Outcome, found: Comparison) -> str:
-    if outcome is Outcome.SLOWER:
-        return "Drafting costs more than it gains here: --no-draft decodes plainly."
-    if outcome is Outcome.ONE_ROUND:
-        return "Take two --rounds or more: one says nothing of its noise."
-    if outcome is Outcome.NOTHING_DRAFTED:
-        reason = "" if found.draft_off is None else f" ({why_off(found.draft_off)})"
-        return f"Without draft tokens{reason} both sides are plain decoding."
-    return ""
-
-
-def _what_it_takes(comparisons: Sequence[Comparison]) -> str:
-    """To see a smaller difference than could have been seen."""
-    unclear = [
-        c.estimate for c in comparisons if c.outcome is Outcome.NO_DIFFERENCE and c.estimate
-    ]
-    noisiest = max(unclear, key=lambda estimate: estimate.visible)
-    aim = next((size for size in _SIZES if size < noisiest.visible), _SIZES[-1])
-    num_rounds = noisiest.rounds_to_see(aim)
-    seconds = num_rounds * sum(comparison.round_s for comparison in comparisons)
-    return (
-        f"A difference of {noisiest.visible:.0%} would have been seen 9 times in 10; to see "
-        f"one of {aim:.0%} take --rounds {num_rounds}, about {_duration(seconds)}."
-    )
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
-
-
-def _details(found: Bench, engine: Engine) -> list[str]:
-    lines = [engine.description, ""]
-    for comparison in found.comparisons:
-        lines += _comparison_lines(comparison)
-    ratios = "  ".join(f"{n}: {ratio:.2f}" for n, ratio in enumerate(found.costs.ratios, 1))
-    lines.append(f"A decode of n tokens, in target-only steps:  {ratios}")
-    target_only_s = found.costs.target_s[0]
-    lines.append(f"A target-only step: {1000 * target_only_s:.2f} ms")
-    if found.costs.draft_token_s is not None:
-        lines.append(
-            f"A draft token: {1000 * found.costs.draft_token_s:.2f} ms, "
-            f"{found.costs.draft_token_s / target_only_s:.2f} target-only steps"
-        )
-        edge = found.break_even
-        lines.append(
-            "No acceptance would pay at these costs."
-            if edge is None
-            else f"At these costs it pays from an acceptance of {edge:.2f}."
-        )
-    if found.sweep:
-        each = "  ".join(f"K {k}: {ratio:.2f}" for k, ratio in found.sweep.items())
-        lines.append(
-            f"A fixed number of draft tokens, greedy, times plain, by one answer each:  {each}"
-        )
-    return [*lines, f"Peak memory: {readable_bytes(found.peak_memory_bytes)}"]
-
-
-def _comparison_lines(found: Comparison) -> list[str]:
-    lengths = ", ".join(
-        f"{k}: {count}" for k, count in enumerate(found.steps_per_length) if count
-    )
-    rounds = "  ".join(f"{ratio:.2f}" for ratio in found.ratios)
-    lines = [f"{found.name.capitalize()}: {_times(found)}; by round:  {rounds}"]
-    for name, side in (("plain", found.plain), ("speculative", found.speculative)):
-        rates = sorted(side.tokens_per_s)
-        lines.append(
-            f"  {name:<12}{rates[len(rates) // 2]:8.1f} tokens/s ({rates[0]:.1f} to "
-            f"{rates[-1]:.1f}), first token after {1000 * side.time_to_first_token_s:.0f} ms"
-        )
-    lines.append(
-        f"  {found.acceptance_rate:.0%} of drafted tokens accepted; steps by number of draft "
-        f"tokens: {lengths}"
-    )
-    return [*lines, ""]
-
-
-def _as_object(found: Bench) -> dict[str, Any]:
-    return {
-        "comparisons": [
-            {
-                "name": comparison.name,
-                "outcome": comparison.outcome.value,
-                "speedup": comparison.speedup,
-                "estimate": _estimate_as_object(comparison.estimate),
-                "round_s": comparison.round_s,
-                "ratios": comparison.ratios,
-                "acceptance_rate": comparison.acceptance_rate,
-                "steps_per_length": comparison.steps_per_length,
-                **{
-                    name: {
-                        "tokens_per_s": side.tokens_per_s,
-                        "time_to_first_token_s": side.time_to_first_token_s,
-                        "answers": [stats_as_object(stats) for stats in side.stats],
-                    }
-                    for name, side in (
-                        ("plain", comparison.plain),
-                        ("speculative", comparison.speculative),
-                    )
-                },
-            }
-            for comparison in found.comparisons
-        ],
-        "costs": {**dataclasses.asdict(found.costs), "ratios": found.costs.ratios},
-        "break_even": found.break_even,
-        "sweep": found.sweep,
-        "peak_memory_bytes": found.peak_memory_bytes,
-    }
-
-
-def _estimate_as_object(estimate: RatioEstimate | None) -> dict[str, Any] | None:
-    """rounds_to_see: how many rounds it takes, by the size of a difference."""
-    if estimate is None:
-        return None
-    return {
-        **dataclasses.asdict(estimate),
-        "visible": estimate.visible,
-        "rounds_to_see": {size: estimate.rounds_to_see(size) for size in _SIZES},
-    }

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from localspec.cli import exit_codes
 from localspec.cli.answer import write_answer
-from localspec.cli.conversation import Conversation
+from localspec.cli.completion import complete_session
+from localspec.cli.help import Command
 from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.screen import error_lines, legend, note, use_colour
 from localspec.cli.standard_input import holds_conversation, piped_lines
 from localspec.errors import LocalspecError, OptionError
-from localspec.streaming.options import AnswerOptions
-from localspec.streaming.stream import Reply, Stream
+
+if TYPE_CHECKING:
+    from localspec.cli.conversation import Conversation
+    from localspec.streaming.stream import Reply, Stream
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
-    "--session", metavar="NAME", help="Go on with a conversation, and keep it under this name."
+    "--session",
+    metavar="NAME",
+    shell_complete=complete_session,
+    help="Go on with a conversation, and keep it under this name.",
 )
 @click.option(
     "--keep-caches",
@@ -41,6 +49,10 @@ def chat(
     """
     if keep_caches and session is None:
         raise click.UsageError("--keep-caches needs a --session.")
+    # Late, as everything that needs an engine: completion loads none.
+    from localspec.cli.conversation import Conversation
+    from localspec.streaming.options import AnswerOptions
+
     with options.open_engine() as engine:
         is_dialogue = holds_conversation()
         write = _write_plain

@@ -53,7 +53,7 @@ OPTIONS = [
         help="Shares of the GPUs, in their order. [default: as they have memory]",
     ),
 ]
-_NAMES = (
+NAMES = (
     "threads", "threads_batch", "draft_threads", "gpu_layers", "draft_gpu_layers", "cpu_moe",
     "flash_attn", "cache_type_k", "cache_type_v", "draft_cache_type_k", "draft_cache_type_v",
     "mmap", "mlock", "main_gpu", "tensor_split",
@@ -65,7 +65,7 @@ def take_model_options(values: dict[str, Any]) -> tuple[LlamaOptions, LlamaOptio
 
     Raises OptionError for a value outside its range, UsageError for an unreadable split.
     """
-    given = {name: values.pop(name) for name in _NAMES}
+    given = {name: values.pop(name) for name in NAMES}
     common: dict[str, Any] = {
         "num_batch_threads": given["threads_batch"],
         "flash_attention": given["flash_attn"],

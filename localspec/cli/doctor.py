@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from localspec.cli.bars import readable_bytes
+from localspec.cli.help import Command
 from localspec.cli.places import place_lines
 from localspec.cli.screen import printable
 from localspec.machine import Cores
@@ -16,7 +17,7 @@ from localspec.preflight.installation import Installation, inspect_installation
 from localspec.preflight.problems import Problem, find_problems
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="One object with everything found.")
 def doctor(*, as_json: bool) -> None:
     """Show what is here, and what could be better.

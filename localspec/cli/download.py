@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from localspec.cli.bars import fetch_with_bars, readable_bytes, shows_bars
+from localspec.cli.completion import complete_preset
+from localspec.cli.help import Command
 from localspec.cli.standard_input import on_terminal
 from localspec.cli.waiting import waiting
 from localspec.models.downloads import Plan, plan_download
@@ -15,8 +17,10 @@ from localspec.models.hub import missing_files
 from localspec.models.presets import find_preset
 
 
-@click.command()
-@click.argument("presets", nargs=-1, required=True, metavar="PRESET...")
+@click.command(cls=Command)
+@click.argument(
+    "presets", nargs=-1, required=True, metavar="PRESET...", shell_complete=complete_preset
+)
 @click.option(
     "--local-dir",
     type=click.Path(file_okay=False, path_type=Path),

@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from localspec.cli.bars import readable_bytes
+from localspec.cli.completion import complete_model, complete_preset
+from localspec.cli.help import Command
 from localspec.cli.places import place_lines
 from localspec.cli.screen import printable
 from localspec.cli.waiting import waiting
-from localspec.preflight import explanation
-from localspec.preflight.explanation import Explanation, HeadReport, ModelFacts
+
+if TYPE_CHECKING:
+    from localspec.preflight.explanation import Explanation, HeadReport, ModelFacts
 
 _NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
 
 
-@click.command()
-@click.argument("preset", required=False)
-@click.option("--target", metavar="MODEL", help="A GGUF file, or a name as for chat.")
-@click.option("--draft", metavar="MODEL", help="A small model of the same family.")
-@click.option("--head", metavar="MODEL", help="A trained head in a file of its own.")
+@click.command(cls=Command)
+@click.argument("preset", required=False, shell_complete=complete_preset)
+@click.option(
+    "--target",
+    metavar="MODEL",
+    shell_complete=complete_model,
+    help="A GGUF file, or a name as for chat.",
+)
+@click.option(
+    "--draft",
+    metavar="MODEL",
+    shell_complete=complete_model,
+    help="A small model of the same family.",
+)
+@click.option(
+    "--head",
+    metavar="MODEL",
+    shell_complete=complete_model,
+    help="A trained head in a file of its own.",
+)
 @click.option("--ctx", type=click.IntRange(min=1), help="Context in tokens. [default: as chat]")
 @click.option(
     "--gpu-layers",
@@ -50,6 +68,8 @@ def explain(  # noqa: PLR0913  each is an option of the command
         localspec explain --target T.gguf --head H.gguf
         localspec explain --target bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0 --json
     """
+    from localspec.preflight import explanation  # late: completion needs none of it
+
     with waiting(lambda: "Looking at the models …"):
         found = explanation.explain(
             preset,

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from localspec.chat.attachment import attached, read_attachment
 from localspec.cli.answer import write_answer
+from localspec.cli.completion import complete_file
+from localspec.cli.help import Command
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.screen import legend, use_colour
 from localspec.cli.standard_input import on_terminal, read_text
 from localspec.cli.stats_object import stats_as_object
-from localspec.engine.engine import Engine
 from localspec.speculative.policy_api import FixedDraftPolicy
-from localspec.streaming.stream import Reply, Stream
+
+if TYPE_CHECKING:
+    from localspec.engine.engine import Engine
+    from localspec.streaming.stream import Reply, Stream
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("prompt", required=False)
 @click.option(
     "--raw", is_flag=True, help="Continue the prompt as it is, without a chat template."
@@ -42,6 +46,7 @@ from localspec.streaming.stream import Reply, Stream
     multiple=True,
     type=Path,
     metavar="FILE",
+    shell_complete=complete_file,
     help="A text file that goes before the prompt. Repeatable.",
 )
 @pair_options

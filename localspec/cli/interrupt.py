@@ -7,8 +7,10 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from localspec.streaming.stream import Stream
+if TYPE_CHECKING:
+    from localspec.streaming.stream import Stream
 
 
 @contextlib.contextmanager

@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 from localspec.cli.bars import readable_bytes
+from localspec.cli.completion import complete_model, complete_preset
+from localspec.cli.help import Group
 from localspec.cli.screen import printable
 from localspec.cli.waiting import waiting
 from localspec.errors import DownloadError
@@ -19,7 +21,7 @@ from localspec.models.presets import find_preset, load_presets, user_presets_fil
 from localspec.models.user_presets import NewPreset, add_preset
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="One array with all that is known.")
 @click.pass_context
 def models(context: click.Context, *, as_json: bool) -> None:
@@ -50,7 +52,7 @@ def models(context: click.Context, *, as_json: bool) -> None:
 
 
 @models.command()
-@click.argument("preset")
+@click.argument("preset", shell_complete=complete_preset)
 def path(*, preset: str) -> None:
     """Print the paths of a preset's target, draft and head, a line each."""
     for found in locate(find_preset(preset)).by_role().values():
@@ -59,11 +61,33 @@ def path(*, preset: str) -> None:
 
 @models.command()
 @click.argument("name")
-@click.option("--target", required=True, metavar="MODEL", help="The model that answers.")
-@click.option("--draft", metavar="MODEL", help="A small model of the same family.")
-@click.option("--head", metavar="MODEL", help="A trained head in a file of its own.")
+@click.option(
+    "--target",
+    required=True,
+    metavar="MODEL",
+    shell_complete=complete_model,
+    help="The model that answers.",
+)
+@click.option(
+    "--draft",
+    metavar="MODEL",
+    shell_complete=complete_model,
+    help="A small model of the same family.",
+)
+@click.option(
+    "--head",
+    metavar="MODEL",
+    shell_complete=complete_model,
+    help="A trained head in a file of its own.",
+)
 @click.option("--description", default="", help="For the list of models.")
-@click.option("--ctx", type=click.IntRange(min=1), default=8192, show_default=True)
+@click.option(
+    "--ctx",
+    type=click.IntRange(min=1),
+    default=8192,
+    show_default=True,
+    help="Context in tokens.",
+)
 def add(
     *, name: str, target: str, draft: str | None, head: str | None, description: str, ctx: int
 ) -> None:
@@ -74,7 +98,8 @@ def add(
 
     \b
         localspec models add mine --target T.gguf --draft D.gguf
-        localspec models add qwen --target Qwen/Qwen2.5-7B-Instruct-GGUF:Q8_0 --draft qwen2.5-7b
+        localspec models add qwen --draft qwen2.5-7b \\
+            --target Qwen/Qwen2.5-7B-Instruct-GGUF:Q8_0
     """
     new = NewPreset(
         name=name,
@@ -90,7 +115,7 @@ def add(
 
 
 @models.command()
-@click.argument("preset")
+@click.argument("preset", shell_complete=complete_preset)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def remove(*, preset: str, yes: bool) -> None:
     """Delete the files that localspec fetched for a preset.
@@ -114,7 +139,7 @@ def remove(*, preset: str, yes: bool) -> None:
 
 
 @models.command()
-@click.argument("presets", nargs=-1, metavar="[PRESET]...")
+@click.argument("presets", nargs=-1, metavar="[PRESET]...", shell_complete=complete_preset)
 def verify(*, presets: tuple[str, ...]) -> None:
     """Read files again and compare them with their sums; without names, all that are here."""
     chosen = (

@@ -6,22 +6,24 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from localspec.chat.template import BUILT_IN
 from localspec.cli import device_options, sampling_options
+from localspec.cli.completion import complete_model, complete_preset, complete_template
 from localspec.cli.download import offer_download
 from localspec.cli.waiting import waiting
-from localspec.engine.engine import Engine
-from localspec.engine.loading import load
-from localspec.errors import OptionError, TemplateError
+from localspec.errors import OptionError
 from localspec.llama.options import LlamaOptions
 from localspec.models.presets import DEFAULT_PRESET
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, Drafting, ProposerName
-from localspec.speculative.rules import RuleName
+from localspec.speculative.rule_name import RuleName
+
+if TYPE_CHECKING:
+    from localspec.engine.engine import Engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class PairOptions:
 
     def open_engine(self) -> Engine:
         """Load the pair. Raises what `localspec.load` raises."""
+        from localspec.engine.loading import load  # late: completion loads no engine
+
         if self.target is None:
             offer_download(self.preset or DEFAULT_PRESET)
         loaded = [0.0]  # the share so far, read by another thread
@@ -72,13 +76,13 @@ class PairOptions:
         return sampling_options.changed_sampling(engine, self.sampling_changes)
 
     def template(self) -> str | None:
-        """A built-in template's name or the source in a file."""
+        """A built-in template, or the source in a file. Raises OptionError for neither."""
         if self.chat_template is None or self.chat_template in BUILT_IN:
             return self.chat_template
         try:
             return Path(self.chat_template).read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
-            raise TemplateError(
+            raise OptionError(
                 f"--chat-template {self.chat_template}: {error}",
                 f"Name one of {', '.join(BUILT_IN)}, or a Jinja file.",
             ) from error
@@ -145,20 +149,26 @@ _OPTIONS = [
     click.option(
         "--preset",
         metavar="NAME",
+        shell_complete=complete_preset,
         help=f"A named pair; 'localspec models' lists them. [default: {DEFAULT_PRESET}]",
     ),
     click.option(
         "--target",
         metavar="MODEL",
+        shell_complete=complete_model,
         help="The model whose answers you get: a GGUF file, hf:owner/repo/file.gguf, "
         "owner/repo:QUANT, or a preset's.",
     ),
     click.option(
-        "--draft", metavar="MODEL", help="A small model of the same family, named likewise."
+        "--draft",
+        metavar="MODEL",
+        shell_complete=complete_model,
+        help="A small model of the same family, named likewise.",
     ),
     click.option(
         "--head",
         metavar="MODEL",
+        shell_complete=complete_model,
         help="A trained head (MTP, EAGLE-3, Medusa) of the target in a file of its own, named "
         "likewise. [default: the one in the target's file, if there is one]",
     ),
@@ -185,6 +195,7 @@ _OPTIONS = [
     click.option(
         "--chat-template",
         metavar="NAME|FILE",
+        shell_complete=complete_template,
         help=f"{', '.join(BUILT_IN)}, or a Jinja file. [default: the model file's own]",
     ),
     *sampling_options.OPTIONS,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from localspec.checks.bench import Bench
 from localspec.errors import OptionError
+
+if TYPE_CHECKING:
+    from localspec.checks.bench import Bench
 
 
 def check_plot(path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from localspec.engine.engine import Engine
 from localspec.errors import OptionError
 from localspec.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from localspec.engine.engine import Engine
 
 _DEFAULTS = SamplingParams()
 
@@ -84,18 +86,20 @@ OPTIONS = [
     ),
     *(click.option(flag, hidden=True) for flag in _REFUSED),
 ]
+NAMES = (
+    *(field for _, field, _ in _VALUES),
+    *("ignore_eos", "logit_bias", "ban", "dry_sequence_breakers"),
+    *(flag.removeprefix("--").replace("-", "_") for flag in _REFUSED),
+)
 
 
 def take_changes(values: dict[str, Any]) -> dict[str, Any]:
     """Move the sampling options out of a command's `values`: those that were given."""
-    fields = [field for _, field, _ in _VALUES]
-    fields += ["ignore_eos", "logit_bias", "ban", "dry_sequence_breakers"]
-    fields += [flag.removeprefix("--").replace("-", "_") for flag in _REFUSED]
-    taken = {field: values.pop(field) for field in fields}
+    taken = {name: values.pop(name) for name in NAMES}
     # Not given is None, False or empty; 0 is a value.
     return {
-        field: value
-        for field, value in taken.items()
+        name: value
+        for name, value in taken.items()
         if value is not None and value is not False and value not in ((), {})
     }
 

@@ -7,13 +7,16 @@ import shutil
 import sys
 import textwrap
 import unicodedata
+from typing import TYPE_CHECKING
 
 import click
 
 from localspec.errors import LocalspecError
 from localspec.speculative.metrics import Provenance, Stats
 from localspec.speculative.policy_api import DraftOff, ProposerKind
-from localspec.streaming.stream import Piece
+
+if TYPE_CHECKING:
+    from localspec.streaming.stream import Piece
 
 _COLOURS = {
     Provenance.ACCEPTED: "green",
@@ -95,18 +98,21 @@ def note(text: str) -> None:
 
 def marked(piece: Piece) -> str:
     """The piece's text, showing where it came from: coloured, or in brackets without colour."""
-    text = printable(piece.text)
+    return _marked(printable(piece.text), piece.provenance)
+
+
+def _marked(text: str, provenance: Provenance) -> str:
     if not text or _is_colourful():
-        colour = _COLOURS[piece.provenance]
+        colour = _COLOURS[provenance]
         return click.style(text, fg=colour) if colour else text
-    opening, closing = _BRACKETS[piece.provenance]
+    opening, closing = _BRACKETS[provenance]
     return f"{opening}{text}{closing}"
 
 
 def legend() -> str:
     """What the marks of `marked` mean."""
     return "\n".join(
-        marked(Piece(provenance.value, (), provenance)) + f"  {meaning}"
+        _marked(provenance.value, provenance) + f"  {meaning}"
         for provenance, meaning in _MEANINGS.items()
     )
 

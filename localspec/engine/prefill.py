@@ -12,7 +12,7 @@ from itertools import islice
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import TargetCost
 from localspec.sampling.chain import SamplerChain
-from localspec.sampling.params import Distribution
+from localspec.sampling.distribution import Distribution
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.model import Model
 from localspec.speculative.policy_api import UpTo

@@ -47,7 +47,8 @@ def leave_out_if_wrong(lib: Any) -> bool:
 
 def _are_right(library: str) -> bool:
     # A frozen application, or one that embeds Python, would be started a second time.
-    if not Path(sys.executable or "").name.startswith("python"):
+    is_frozen = hasattr(sys, "frozen")
+    if is_frozen or not Path(sys.executable or "").name.startswith("python"):
         return False
     try:
         tried = subprocess.run(

@@ -22,7 +22,7 @@ from localspec.llama.model import LlamaModel
 from localspec.llama.nextn import require_nextn_functions
 from localspec.llama.options import LlamaOptions
 from localspec.llama.thread_count import ThreadCount
-from localspec.sampling.params import Logits
+from localspec.sampling.distribution import Logits
 
 
 class LlamaHead:

@@ -17,7 +17,7 @@ from localspec.errors import ModelFileError
 from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.medusa import BF16, F16, F32, INT64, medusa_tensors, names_of_tokens
 from localspec.llama.model import LlamaModel
-from localspec.sampling.params import Logits
+from localspec.sampling.distribution import Logits
 
 _TYPES = {F32: "<f4", F16: "<f2", BF16: "<u2", INT64: "<i8"}
 

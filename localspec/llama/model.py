@@ -44,7 +44,7 @@ from localspec.llama.opening import load_weights, new_context, open_watched
 from localspec.llama.options import LlamaOptions, context_to_open
 from localspec.llama.thread_count import ThreadCount
 from localspec.llama.vocabulary import Vocabulary
-from localspec.sampling.params import Logits
+from localspec.sampling.distribution import Logits
 
 __all__ = ["Llama", "LlamaModel"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localspec.errors import DownloadError, OptionError, PresetError
+from localspec.errors import DownloadError, OptionError, UnknownPresetError
 from localspec.models.cache import Folder, HubCache, Place, Slot
 from localspec.models.disk import check_disk, free_bytes, same_disk
 from localspec.models.download_job import DownloadJob
@@ -179,7 +179,7 @@ def _files_of(source: str, on_progress: OnProgress) -> list[HubFile]:
         return find_quantization(model.repo, model.quantization, lambda: on_progress(waiting))
     if isinstance(model, HubModel):
         return list(model.files)
-    raise PresetError(
+    raise UnknownPresetError(
         f"there is no preset {source!r}",
         "localspec models lists them; or name hf:owner/repo/file.gguf or owner/repo:QUANT.",
     )

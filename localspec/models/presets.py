@@ -10,7 +10,7 @@ from pathlib import Path
 
 import platformdirs
 
-from localspec.errors import OptionError, PresetError
+from localspec.errors import OptionError, PresetError, UnknownPresetError
 from localspec.models.preset import Preset
 from localspec.models.preset_file import read_presets
 
@@ -49,11 +49,13 @@ def _shipped_presets() -> Mapping[str, Preset]:
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of that name. Raises PresetError if there is none."""
+    """The preset of that name. Raises UnknownPresetError if there is none."""
     presets = load_presets()
     if not isinstance(name, str) or name not in presets:
         plain = [known for known in presets if "@" not in known]
-        raise PresetError(f"there is no preset {name!r}", f"Choose one of: {', '.join(plain)}.")
+        raise UnknownPresetError(
+            f"there is no preset {name!r}", f"Choose one of: {', '.join(plain)}."
+        )
     return presets[name]
 
 

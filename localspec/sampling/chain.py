@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from localspec.sampling.distribution import Distribution, Logits, TokenIds
 from localspec.sampling.filters import filtered_distribution
-from localspec.sampling.params import Distribution, Logits, SamplingParams, TokenIds
+from localspec.sampling.params import SamplingParams
 from localspec.sampling.penalties import Breakers, penalise_repeats, penalise_tokens
 
 

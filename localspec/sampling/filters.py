@@ -12,14 +12,8 @@ import math
 import numpy as np
 
 from localspec.errors import DecodeError
-from localspec.sampling.params import (
-    CERTAIN,
-    Distribution,
-    Logits,
-    Probs,
-    SamplingParams,
-    TokenIds,
-)
+from localspec.sampling.distribution import CERTAIN, Distribution, Logits, Probs, TokenIds
+from localspec.sampling.params import SamplingParams
 
 # Above this size a cut by mass finds its threshold in a histogram before it sorts.
 _SORTED_AT_ONCE = 2048

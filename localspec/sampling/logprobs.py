@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from localspec.sampling.distribution import Distribution, Logits, Probs, TokenIds
 from localspec.sampling.filters import top_k
-from localspec.sampling.params import Distribution, Logits, Probs, TokenIds
 
 
 class TopTokens(NamedTuple):

@@ -1,7 +1,6 @@
-"""What shapes the distribution of the next token, and such a distribution itself.
+"""What shapes the distribution of the next token: the settings of all samplers, checked.
 
-`filters` and `chain` turn the one into the other. Nothing here knows a model, a draft
-or a random stream.
+Nothing here needs NumPy: presets have such settings, and are listed without it.
 """
 
 from __future__ import annotations
@@ -11,19 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, NamedTuple, TypedDict
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, TypedDict
 
 from localspec.errors import OptionError
-
-Logits = NDArray[np.float32]
-Probs = NDArray[np.float64]
-TokenIds = NDArray[np.int64]
-
-CERTAIN: Probs = np.ones(1)  # the probabilities of every distribution that leaves one token
-CERTAIN.setflags(write=False)
 
 _LARGEST_BIAS = 1e9  # far beyond any logit, and far from overflowing a float32
 _INT32_MAX = 2**31 - 1
@@ -187,30 +176,3 @@ def _checked_breakers(breakers: tuple[str, ...]) -> tuple[str, ...]:
                 f"a dry_sequence_breaker is {text!r}", "Choose a text of 1 to 40 bytes."
             )
     return tuple(breakers)
-
-
-class Distribution(NamedTuple):
-    """A distribution over the vocabulary, kept by its survivors.
-
-    ids: (m,) strictly ascending token ids. probs: (m,) float64, sum 1; every id that is not
-    listed has probability 0.
-    """
-
-    ids: TokenIds
-    probs: Probs
-
-    def prob(self, token: int) -> float:
-        """Probability of one token id."""
-        index = int(self.ids.searchsorted(token))
-        if index < len(self.ids) and self.ids[index] == token:
-            return float(self.probs[index])
-        return 0.0
-
-    def draw(self, uniform: float) -> int:
-        """The token whose share of the unit interval holds `uniform`, from [0, 1)."""
-        if len(self.ids) == 1:
-            return int(self.ids[0])
-        mass = self.probs.cumsum()
-        index = int(mass.searchsorted(uniform * mass[-1], side="right"))
-        # uniform * total can round up to total: stay on the last token that has any mass.
-        return int(self.ids[min(index, int(mass.searchsorted(mass[-1])))])

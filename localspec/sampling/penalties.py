@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from localspec.sampling.params import Logits, SamplingParams, TokenIds
+from localspec.sampling.distribution import Logits, TokenIds
+from localspec.sampling.params import SamplingParams
 
 # Sequences no repeat reaches across: first token → what must follow it, perhaps nothing.
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from localspec.sampling.chain import SamplerChain
-from localspec.sampling.params import CERTAIN, Distribution
+from localspec.sampling.distribution import CERTAIN, Distribution
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     DraftOff,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from localspec.sampling.chain import SamplerChain
-from localspec.sampling.params import Logits
+from localspec.sampling.distribution import Logits
 from localspec.speculative.policy_api import (
     REPLAY_TOKENS,
     DraftOff,

@@ -6,8 +6,8 @@ import enum
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from localspec.sampling.params import Distribution, Logits
 from localspec.speculative.interleaving import Interleaving
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
@@ -18,6 +18,9 @@ from localspec.speculative.policy_api import (
 )
 from localspec.speculative.ratio_estimate import RatioEstimate
 from localspec.speculative.thread_policy import ThreadUse
+
+if TYPE_CHECKING:
+    from localspec.sampling.distribution import Distribution, Logits
 
 
 class Provenance(str, enum.Enum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from localspec.sampling.params import Logits
+from localspec.sampling.distribution import Logits
 
 
 class Model(Protocol):

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from localspec.sampling.chain import SamplerChain
-from localspec.sampling.params import Distribution, Logits
+from localspec.sampling.distribution import Distribution, Logits
 from localspec.speculative.model import Model
 from localspec.speculative.policy_api import (
     DraftOff,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.errors import OptionError
-from localspec.sampling.params import Distribution, Probs, TokenIds
+from localspec.sampling.distribution import Distribution, Probs, TokenIds
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
 
 MAX_SEED = 2**63 - 1

@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import NamedTuple, Protocol, get_args
 
 from localspec.errors import OptionError
-from localspec.sampling.params import Distribution
+from localspec.sampling.distribution import Distribution
 from localspec.speculative import verify
 from localspec.speculative.proposers import Draw, Proposal
 from localspec.speculative.randomness import Purpose, Randomness
+from localspec.speculative.rule_name import RuleName
 from localspec.speculative.verify import Verdict
-
-RuleName = Literal["greedy", "token", "block", "coupled"]
 
 
 class Place(NamedTuple):

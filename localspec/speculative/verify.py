@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localspec.sampling.params import Distribution, Probs
+from localspec.sampling.distribution import Distribution, Probs
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from localspec.errors import OptionError
 from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.speculative.policy_api import Drafting, ProposerName
-from localspec.speculative.rules import RuleName
+from localspec.speculative.rule_name import RuleName
 from localspec.streaming.stops import checked_stop_strings
 
 if TYPE_CHECKING:

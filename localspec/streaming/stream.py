@@ -14,7 +14,7 @@ from localspec.errors import EngineError, Interrupted
 from localspec.sampling.logprobs import TokenLogprobs, token_logprobs
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Meter, Provenance, Stats, Step
-from localspec.speculative.rules import RuleName
+from localspec.speculative.rule_name import RuleName
 from localspec.streaming.answer_text import AnswerText, Pieces
 from localspec.streaming.cancellation import Cancellation
 from localspec.streaming.options import AnswerOptions

@@ -31,11 +31,12 @@ def imported_by(source: str) -> set[str]:
 def package_imports(folder: Path) -> dict[str, set[str]]:
     """Which packages, or modules beside them, each imports; `localspec` itself is no part.
 
+    Nor is what Python and PyInstaller run, `__main__` and `__pyinstaller`.
     folder: of the package localspec.
     """
     rooms = {path.stem for path in folder.iterdir() if path.suffix == ".py"}
     rooms |= {path.parent.name for path in folder.glob("*/__init__.py")}
-    rooms -= {"__init__", "__main__"}
+    rooms = {room for room in rooms if not room.startswith("__")}
     imports: dict[str, set[str]] = {room: set() for room in rooms}
     for path in folder.rglob("*.py"):
         room = path.relative_to(folder).with_suffix("").parts[0]

@@ -10,50 +10,14 @@ not as a person would expect.
 
 from __future__ import annotations
 
-import argparse
-import os
-import resource
-import subprocess
-import sys
-import tempfile
-import time
-import venv
 from pathlib import Path
 
-import pexpect
-
-ROOT = Path(__file__).parents[2]
-PROMPT = "\x1b[?2004h"  # the line editor is there
-
-
-def install(folder: Path) -> Path:
-    """A fresh environment in `folder` with localspec from the checkout; its bin directory."""
-    started = time.monotonic()
-    venv.create(folder, with_pip=True)
-    scripts = folder / ("Scripts" if os.name == "nt" else "bin")
-    subprocess.run(
-        [scripts / "python", "-m", "pip", "install", "--quiet", str(ROOT)],
-        check=True,
-        cwd=folder,
-    )
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    seconds = time.monotonic() - started
-    print(f"installed in {seconds:.0f} s; largest process {peak:.0f} MiB")
-    return scripts
+from newcomer import PROMPT, end, on_terminal, play
 
 
 def talk(localspec: Path) -> None:
-    """The conversation; raises pexpect.ExceptionPexpect where it does not go as expected."""
-    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
-    child = pexpect.spawn(
-        str(localspec),
-        ["chat"],
-        encoding="utf-8",
-        timeout=60,
-        env=environment,
-        dimensions=(24, 90),
-    )
-    child.logfile_read = sys.stdout
+    """The conversation."""
+    child = on_terminal(localspec, "chat")
     child.expect_exact("Ctrl-D leaves")
     for message in ("hi there", "Tell me a story about a fox and a lantern."):
         child.expect_exact(PROMPT)
@@ -69,22 +33,8 @@ def talk(localspec: Path) -> None:
     child.expect(r"\d+ tokens/s")
     child.expect_exact(PROMPT)
     child.sendeof()
-    child.expect(pexpect.EOF)
-    child.close()
-    if child.exitstatus != 0:
-        raise SystemExit(f"localspec chat ended with {child.exitstatus}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Play a new user's first minute.")
-    parser.add_argument("--installed", type=Path, help="a localspec to talk to, not a new one")
-    chosen = parser.parse_args().installed
-    if chosen is not None:
-        talk(chosen)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        talk(install(Path(folder)) / "localspec")
+    end(child)
 
 
 if __name__ == "__main__":
-    main()
+    play("Play a new user's first minute.", talk)

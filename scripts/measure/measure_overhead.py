@@ -20,7 +20,8 @@ import numpy as np
 
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import SamplerChain
-from localspec.sampling.params import Logits, SamplingParams
+from localspec.sampling.distribution import Logits
+from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import DraftPolicy, FixedDraftPolicy, ProposerKind
 from localspec.speculative.proposers import DraftModel

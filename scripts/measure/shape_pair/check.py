@@ -16,8 +16,9 @@ from localspec.gguf_file.head import head_facts
 from localspec.llama.head import LlamaHead
 from localspec.llama.head_opening import open_head
 from localspec.llama.model import LlamaModel, LlamaOptions
+from localspec.sampling.distribution import Logits
 from localspec.sampling.filters import filtered_distribution
-from localspec.sampling.params import Logits, SamplingParams
+from localspec.sampling.params import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)
 _OPEN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

@@ -1,0 +1,19 @@
+"""What PyInstaller packs with localspec beside what it finds by itself (docs/freezing.md)."""
+
+from __future__ import annotations
+
+from PyInstaller.utils.hooks import collect_data_files, collect_dynamic_libs, copy_metadata
+
+import localspec
+
+datas = collect_data_files("localspec")  # the shipped presets and the demo pair
+# `localspec doctor` states the versions of what localspec requires.
+datas += copy_metadata("localspec", recursive=True)
+
+# libllama is opened by ctypes, and its libraries name each other by their versions.
+binaries = collect_dynamic_libs("llama_cpp", search_patterns=["*.dll", "*.dylib", "lib*.so*"])
+
+# Public names are imported when they are asked for, those of the hub's client, too. The
+# command line is no part of an application that does not import it.
+hiddenimports = sorted({f"localspec.{module}" for module in localspec._MODULE_OF.values()})
+hiddenimports += ["huggingface_hub.file_download", "huggingface_hub.hf_api"]

@@ -1,0 +1,101 @@
+"""What a shell completes where a name is asked for, and `localspec completion`.
+
+A person has just pressed Tab: nothing here may be slow, ask the network, or fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from localspec.chat.session import session_names
+from localspec.chat.template import BUILT_IN
+from localspec.cli.help import Command
+from localspec.errors import LocalspecError
+from localspec.models.installed import state_of
+from localspec.models.presets import load_presets
+
+_STATES = {"ready": "on this machine", "partial": "in part on this machine", "absent": ""}
+
+
+def complete_file(
+    _context: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The shell's own completion of paths."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def complete_preset(
+    _context: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Presets, those on this machine first."""
+    items: list[CompletionItem] = []
+    with _quietly():
+        near = [
+            preset for name, preset in load_presets().items() if name.startswith(incomplete)
+        ]
+        states = {preset.name: state_of(preset).state for preset in near}
+        for wanted, meaning in _STATES.items():
+            items += [
+                CompletionItem(name, help=meaning)
+                for name, state in states.items()
+                if state == wanted
+            ]
+    return items
+
+
+def complete_model(
+    context: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Presets and files. In this order bash shows files only where no preset begins so."""
+    return [
+        *complete_file(context, param, incomplete),
+        *complete_preset(context, param, incomplete),
+    ]
+
+
+def complete_session(
+    _context: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Sessions that are there."""
+    with _quietly():
+        return [CompletionItem(n) for n in session_names() if n.startswith(incomplete)]
+    return []
+
+
+def complete_template(
+    context: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Built-in chat templates, and files."""
+    names = [CompletionItem(name) for name in BUILT_IN if name.startswith(incomplete)]
+    return [*complete_file(context, param, incomplete), *names]
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without names rather than with a traceback in the middle of a person's line."""
+    with contextlib.suppress(LocalspecError, OSError):
+        yield
+
+
+@click.command(cls=Command)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, *, shell: str) -> None:
+    """Print the script that lets a shell complete.
+
+    Tab then completes commands, options and their values, presets (those on this machine
+    first), sessions and files. A new shell has it after one of these:
+
+    \b
+        localspec completion fish > ~/.config/fish/completions/localspec.fish
+        echo 'eval "$(localspec completion bash)"' >> ~/.bashrc
+        echo 'eval "$(localspec completion zsh)"' >> ~/.zshrc
+    """
+    script_of = get_completion_class(shell)
+    assert script_of is not None
+    root = context.find_root().command
+    click.echo(script_of(root, {}, "localspec", "_LOCALSPEC_COMPLETE").source())

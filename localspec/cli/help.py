@@ -1,0 +1,67 @@
+"""Commands whose --help has the options in groups: the same ones everywhere, in one order."""
+
+from __future__ import annotations
+
+import click
+
+from localspec.cli import device_options, sampling_options
+
+# Options by what they are about. What stands nowhere here is the command's own: it comes first.
+_HEADINGS = {
+    "Model": ("model", "preset", "target", "draft", "head", "ctx", "force"),
+    "Drafting": ("proposer", "draft_tokens", "no_draft", "rule"),
+    "Prompt and answer": ("system", "chat_template", "max_tokens", "seed"),
+    "Sampling": sampling_options.NAMES,
+    "Device": device_options.NAMES,
+    "Output": ("as_json", "logprobs", "details", "plot", "stats", "show_draft"),
+}
+_WHOLE = 1000  # characters of a command's summary: it is wrapped, never cut
+
+
+class Command(click.Command):
+    """A command with its options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups that the command has options in."""
+        _write_options(self, ctx, formatter)
+
+
+class Group(click.Group):
+    """Several commands, each with its whole summary."""
+
+    command_class = Command
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in groups, then the commands."""
+        _write_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a line or more for each command."""
+        names = self.list_commands(ctx)
+        commands = {name: self.get_command(ctx, name) for name in names}
+        rows = [
+            (name, command.get_short_help_str(limit=_WHOLE))
+            for name, command in commands.items()
+            if command is not None and not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _write_options(
+    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
+) -> None:
+    records = {}
+    for param in command.get_params(ctx):
+        record = param.get_help_record(ctx)
+        if record is not None:  # neither an argument nor hidden
+            records[param.name] = record
+    grouped = {
+        heading: [records.pop(name) for name in names if name in records]
+        for heading, names in _HEADINGS.items()
+    }
+    for heading, rows in {"Options": list(records.values()), **grouped}.items():
+        if rows:
+            with formatter.section(heading):
+                formatter.write_dl(rows)

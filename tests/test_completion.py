@@ -1,0 +1,191 @@
+"""What Tab brings in a shell: names of presets, sessions, files, rules; and quickly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from localspec.cli import main
+from localspec.models.presets import load_presets
+from standin_hub import StandinHub
+
+LOCALSPEC = Path(sys.executable).with_name("localspec")
+
+
+def completed(*words: str) -> list[tuple[str, str]]:
+    """What stands for the last of the words: pairs of a kind (plain, file) and a text."""
+    done = CliRunner().invoke(
+        main,
+        env={
+            "_LOCALSPEC_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(["localspec", *words]),
+            "COMP_CWORD": str(len(words)),
+        },
+        prog_name="localspec",
+    )
+    assert done.exit_code == 0
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    return [(kind, value) for kind, _, value in (line.partition(",") for line in lines)]
+
+
+def names(*words: str) -> list[str]:
+    return [value for kind, value in completed(*words) if kind == "plain"]
+
+
+def places(*wanted: str) -> list[tuple[str, ...]]:
+    """Where parameters of these names are asked for: what a person has typed by then."""
+    found = []
+
+    def look(command: click.Command, *words: str) -> None:
+        for name, inner in getattr(command, "commands", {}).items():
+            look(inner, *words, name)
+        for param in command.params:
+            if param.name in wanted:
+                is_option = isinstance(param, click.Option)
+                found.append((*words, max(param.opts, key=len)) if is_option else words)
+
+    look(main)
+    return found
+
+
+PRESETS = places("preset", "presets")
+MODELS = places("model", "target", "draft", "head")
+
+
+@pytest.mark.parametrize("words", [*PRESETS, *MODELS], ids=" ".join)
+def test_presets_those_on_this_machine_first(hub: StandinHub, words, tmp_path, demo_target):
+    presets = tmp_path / "config/localspec/models.toml"
+    mine = f'[zz]\ndescription = "d"\ncontext_length = 5\n[zz.target]\npath = "{demo_target}"\n'
+    presets.write_text(presets.read_text() + mine)
+    assert names(*words, "")[:2] == ["demo", "zz"]
+    assert names(*words, "") != list(load_presets())
+    assert sorted(names(*words, "")) == sorted(load_presets())
+    assert names(*words, "z") == ["zz"]
+    assert names(*words, "nothing begins so") == []
+
+
+@pytest.mark.parametrize(
+    "words", [*MODELS, *places("files", "prompts", "plot", "chat_template")], ids=" ".join
+)
+def test_files_are_left_to_the_shell(words):
+    assert completed(*words, "no")[0] == ("file", "no")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("chat", "--rule", ""), ["greedy", "token", "block", "coupled"]),
+        (("chat", "--proposer", "l"), ["lookup"]),
+        (("chat", "--chat-template", "g"), ["gemma"]),
+        (("chat", "--cache-type-k", "q8"), ["q8_0"]),
+        (("completion", ""), ["bash", "zsh", "fish"]),
+        (("doc",), ["doctor"]),
+        (("models", "pa"), ["path"]),
+        (("chat", "--top-"), ["--top-k", "--top-p", "--top-n-sigma"]),
+    ],
+    ids=str,
+)
+def test_values_commands_and_options(words, expected):
+    assert names(*words) == expected
+
+
+@pytest.mark.parametrize("words", places("session", "sessions"), ids=" ".join)
+def test_sessions(tmp_path, monkeypatch, words):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert names(*words, "") == []
+    folder = tmp_path / "localspec" / "sessions"
+    folder.mkdir(parents=True)
+    for name in ("french", "work", "french-2"):
+        (folder / f"{name}.json").write_text("{}")
+    assert names(*words, "fr") == ["french", "french-2"]
+
+
+def test_a_broken_file_of_presets_breaks_no_line(hub: StandinHub, tmp_path):
+    (tmp_path / "config/localspec/models.toml").write_text("[oops")
+    completed("chat", "--preset", "")
+
+
+@pytest.mark.parametrize(
+    "words", ["", "chat --pre", "chat --preset ", "chat --session ", "generate --target q",
+              "bench --rule ", "verify -", "explain ", "download ", "models remove "]
+)  # fmt: skip
+def test_completing_loads_no_library_of_models(words):
+    """In a process of its own, as a shell does it."""
+    code = (
+        "import sys, atexit; sys.argv[0] = 'localspec';"
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr));"
+        "from localspec.__main__ import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **os.environ,
+            "_LOCALSPEC_COMPLETE": "bash_complete",
+            "COMP_WORDS": f"localspec {words}",
+            "COMP_CWORD": str(len(f"localspec {words}".split(" ")) - 1),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout
+    loaded = set(done.stderr.split())
+    assert "localspec.cli.chat" in loaded
+    slow = {"llama_cpp", "numpy", "gguf", "requests", "rich", "prompt_toolkit"}
+    assert not slow & loaded
+
+
+def test_help_loads_no_numpy():
+    code = (
+        "import sys; from click.testing import CliRunner; from localspec.cli import main;"
+        "CliRunner().invoke(main, ['chat', '--help'], catch_exceptions=False);"
+        "print('numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stdout.split() == [b"False"]
+
+
+TYPED = {
+    "bash": """
+        eval "$(localspec completion bash)"
+        COMP_WORDS=(localspec chat --preset dem) COMP_CWORD=3 COMPREPLY=()
+        _localspec_completion localspec dem --preset
+        printf '%s\\n' "${COMPREPLY[@]}"
+    """,
+    "zsh": """
+        autoload -U compinit && compinit -D
+        eval "$(localspec completion zsh)"
+        words=(localspec chat --preset dem) CURRENT=4
+        _describe() { print -l ${(P)3} ${(P)2}; }
+        compadd() { print -l $@; }
+        _localspec_completion
+    """,
+    "fish": """
+        localspec completion fish | source
+        complete --do-complete "localspec chat --preset dem"
+    """,
+}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="click completes in Unix shells")
+@pytest.mark.parametrize("shell", TYPED)
+def test_in_a_real_shell(shell):
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"{shell} is not installed")
+    done = subprocess.run(
+        [path, "-c", TYPED[shell]],
+        env={**os.environ, "PATH": f"{LOCALSPEC.parent}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert any(line.split("\t")[0].split(":")[0] == "demo" for line in done.stdout.splitlines())

@@ -1,0 +1,98 @@
+"""--help of every command: options in groups, nothing cut, nothing wider than a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from localspec.cli import main
+
+HEADINGS = ["Options", "Model", "Drafting", "Prompt and answer", "Sampling", "Device", "Output"]
+
+
+def all_commands(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
+    """The words of each command and group below this one."""
+    for name, command in group.commands.items():
+        yield (*path, name)
+        if isinstance(command, click.Group):
+            yield from all_commands(command, *path, name)
+
+
+def help_of(*words: str, columns: int = 80) -> str:
+    done = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, [*words, "--help"])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def groups_of(text: str) -> dict[str, list[str]]:
+    """The options below each heading, in their order."""
+    groups: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            groups[line[:-1]] = []
+        elif groups and line.startswith("  -"):
+            groups[list(groups)[-1]].append(line.split("--")[1].split()[0])
+    return groups
+
+
+@pytest.mark.parametrize("words", list(all_commands(main)), ids=" ".join)
+def test_options_stand_in_groups_in_one_order(words):
+    groups = groups_of(help_of(*words))
+    found = [heading for heading in groups if heading != "Commands"]
+    assert found == [heading for heading in HEADINGS if heading in found]
+    whole = groups_of(help_of("chat"))
+    for heading in HEADINGS[1:]:
+        known = whole.get(heading, [])
+        shared = [option for option in groups.get(heading, []) if option in known]
+        assert shared == [option for option in known if option in shared]
+
+
+def test_options_of_a_pair_stand_under_what_they_are_about():
+    groups = groups_of(help_of("generate"))
+    assert list(groups) == HEADINGS
+    for heading, some in {
+        "Options": {"file", "raw", "help"},
+        "Model": {"preset", "target", "draft", "head", "ctx"},
+        "Drafting": {"proposer", "draft-tokens", "rule"},
+        "Prompt and answer": {"system", "max-tokens", "seed"},
+        "Sampling": {"temperature", "top-k", "ban", "ignore-eos"},
+        "Device": {"threads", "gpu-layers", "mlock"},
+        "Output": {"json", "show-draft"},
+    }.items():
+        assert some <= set(groups[heading])
+
+
+def test_no_option_is_missing_or_shown_twice():
+    for words in all_commands(main):
+        command: click.Command = main
+        for word in words:
+            assert isinstance(command, click.Group)
+            command = command.commands[word]
+        context = click.Context(command)
+        shown = [name for group in groups_of(help_of(*words)).values() for name in group]
+        visible = [
+            max(param.opts, key=len).removeprefix("--")
+            for param in command.get_params(context)
+            if isinstance(param, click.Option) and not param.hidden and param.name != "rule"
+        ]
+        assert sorted(name for name in shown if name != "rule") == sorted(visible)
+
+
+@pytest.mark.parametrize("words", [(), ("models",)], ids=str)
+def test_summaries_are_whole(words):
+    for columns in (80, 50):
+        assert "..." not in help_of(*words, columns=columns).partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("words", [(), *all_commands(main)], ids=" ".join)
+def test_nothing_is_wider_than_a_terminal(words):
+    assert max(map(len, help_of(*words).splitlines())) <= 80
+
+
+def test_bench_says_what_a_round_is():
+    text = " ".join(help_of("bench").split())
+    assert "A round is one answer of either side to each prompt" in text
+    assert "five are a compromise" in text
