@@ -28,6 +28,7 @@ same after a way through pickle or copy, as out of another process.
 from __future__ import annotations
 
 import copyreg
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -117,3 +118,13 @@ class CrashedError(EngineError):
 
 class ForkedError(EngineError):
     """The engine belongs to the process that this one was forked from."""
+
+
+def perhaps(name: str, names: Iterable[str]) -> str:
+    """The begin of a hint about an unknown name: those that may be meant, or nothing."""
+    import difflib
+
+    known = list(names)
+    longer = [each for each in known if name and each.startswith(name)]
+    near = longer[:3] or difflib.get_close_matches(name, known, n=1)
+    return f"Perhaps {' or '.join(near)}? " if near else ""

@@ -6,7 +6,13 @@ import os
 
 import pytest
 
-from localspec.chat.attachment import MAX_BYTES, Attachment, attached, read_attachment
+from localspec.chat.attachment import (
+    MAX_BYTES,
+    Attachment,
+    attached,
+    read_attachment,
+    without_files,
+)
 from localspec.errors import OptionError
 
 
@@ -19,6 +25,17 @@ def test_a_file_comes_before_the_question_between_fences(tmp_path):
         "notes.md:\n````\nGrüße\n```py\nx\n```\n````\n\na:\n```\nb\n```\n\nWhy?"
     )
     assert attached("Why?", []) == "Why?"
+
+
+def test_the_question_is_told_from_the_files_before_it():
+    """Whatever stands in them, fences too; a question that begins with a fence is whole."""
+    files = [Attachment("a: b", "x\n\n```\n\ny"), Attachment("empty", ""), Attachment("c", "z")]
+    for question in ("Why?", "", "two\n\nlines", "```\ncode\n```\n\nWhy?"):
+        whole = attached(question, files)
+        before, found = without_files(whole)
+        assert found == question
+        assert before + found == whole
+        assert without_files(question) == ("", question)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +51,54 @@ def test_what_is_no_text_of_bearable_size_is_refused(tmp_path, content, words):
     path.write_bytes(content)
     with pytest.raises(OptionError, match=words):
         read_attachment(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("photo.png", b"\x89PNG\r\n\x1a\n\0\0", "photo.png is an image (PNG)"),
+        ("photo.txt", b"\xff\xd8\xff\xe0\0\x10JFIF", "photo.txt is an image (JPEG)"),
+        ("x", b"GIF89a\1\0\1\0\0\0\0", "x is an image (GIF)"),
+        ("x", b"RIFF\x24\0\0\0WEBPVP8 ", "x is an image (WebP)"),
+        ("x", b"RIFF\x24\0\0\0WAVEfmt ", "x is an audio file (WAV)"),
+        ("x", b"RIFF\x24\0\0\0AVI LIST", "x is a video (AVI)"),
+        ("x", b"\0\0\0\x18ftypheic", "x is an image (HEIC)"),
+        ("x", b"\0\0\0\x18ftypM4A ", "x is an audio file (M4A)"),
+        ("x", b"\0\0\0\x14ftypqt  ", "x is a video (MOV)"),
+        ("x", b"\0\0\0\x18ftypisom", "x is a video (MP4)"),
+        ("x", b"ID3\x04\0\0\0\0", "x is an audio file (MP3)"),
+        ("x", b"\xff\xfb\x90\0", "x is an audio file (MP3)"),
+        ("x", b"OggS\0\2", "x is an audio file (Ogg)"),
+        ("x", b"\x1aE\xdf\xa3\x9f", "x is a video (Matroska or WebM)"),
+        ("x.txt", b"%PDF-1.7\nonly characters of text", "x.txt is a PDF"),
+        ("large.png", b"\x89PNG\r\n\x1a\n" + bytes(MAX_BYTES), "is an image (PNG)"),
+        ("odd.mov", b"\1\0\2", "odd.mov is a video (MOV)"),  # by its ending
+        ("odd.pdf", b"\1\0\2", "odd.pdf is a PDF"),
+    ],
+)
+def test_images_sound_videos_and_pdfs_are_refused_by_their_kind(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(OptionError, match=r"; this model reads text$") as caught:
+        read_attachment(tmp_path / name)
+    assert said in str(caught.value)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.ts", "let x"),  # the ending is a video's, too
+        ("photo.png", "no picture"),
+        ("x", "GIF89a is a format, and ID3 a tag; BMP, OggS, RIFF"),
+        ("x", "BM and more"),
+        ("x", "é" * 4096),  # the end of what is looked at is in the midst of one
+        ("x", "a" + "é" * 4096),
+        ("picture.svg", "<svg/>"),
+    ],
+)
+def test_text_is_text_whatever_it_is_called_and_begins_with(tmp_path, name, text):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert read_attachment(tmp_path / name).text == text
 
 
 def test_a_path_that_is_no_file_is_refused(tmp_path):

@@ -10,6 +10,7 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.chat.template import BUILT_IN
 from localspec.errors import ContextError, EngineError, OptionError, TemplateError
+from localspec.streaming.stream import AnswerOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
 
@@ -201,6 +202,22 @@ def test_retry_answers_the_last_question_anew(engine):
     assert retried != first.text
     assert chat.messages == (*before[:-1], {"role": "assistant", "content": retried})
     assert chat.num_asked == 3
+
+
+def test_another_question_takes_the_place_of_the_last_one(engine):
+    """As soon as its answer says anything."""
+    chat = engine.chat()
+    with pytest.raises(OptionError, match="no question"):
+        _ = chat.last_question
+    chat.send("Hello", max_tokens=5)
+    chat.send("Tell me a story.", max_tokens=9)
+    before, options = chat.messages, AnswerOptions(max_tokens=9)
+    assert chat.last_question == "Tell me a story."
+    chat.answer_instead("Tell me a riddle.", options).close()
+    assert chat.messages == before
+    said = "".join(piece.text for piece in chat.answer_instead("Tell me a riddle.", options))
+    assert chat.messages[:-2] == before[:-2]
+    assert [message["content"] for message in chat.messages[-2:]] == ["Tell me a riddle.", said]
 
 
 def test_a_retry_that_says_nothing_keeps_the_old_answer(engine, monkeypatch):

@@ -98,6 +98,73 @@ def test_generate_puts_files_before_the_prompt(tmp_path):
     assert with_file["prompt_tokens"] > 20
 
 
+def asked(stdin: str | None, *arguments: object) -> tuple[str, int]:
+    """The answer, and how many tokens were asked."""
+    result = run("generate", "--json", *TERSE, *arguments, stdin=stdin)
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    return answer["text"], answer["prompt_tokens"]
+
+
+def test_generate_puts_what_is_piped_in_before_the_prompt_as_a_file(tmp_path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("remember the milk")
+    log = "stdin:\n```\nerror 7\n```\n\n"
+    file = "notes.txt:\n```\nremember the milk\n```\n\n"
+    assert asked("error 7\n", "Why?") == asked(None, f"{log}Why?")
+    assert asked("error 7\n", "-f", notes, "Why?") == asked(None, f"{file}{log}Why?")
+    assert asked("error 7", "-f", "-", "-f", notes, "Why?") == asked(None, f"{log}{file}Why?")
+    assert asked(" \n", "Why?") == asked(None, "Why?")
+
+
+def test_without_a_prompt_the_last_text_is_the_prompt(tmp_path):
+    notes, question = tmp_path / "notes.txt", tmp_path / "question.txt"
+    notes.write_text("remember the milk")
+    question.write_text("Why?")
+    file = "notes.txt:\n```\nremember the milk\n```\n\n"
+    whole = asked(None, f"{file}Why?")
+    assert asked(None, "-f", question) == asked(None, "Why?")
+    assert asked(None, "-f", notes, "-f", question) == whole
+    assert asked("Why?", "-f", notes) == whole
+    assert asked("Why?", "-f", notes, "-f", "-") == whole
+    assert asked("Why?", "-f", "-") == asked(None, "Why?")
+    raw = asked(None, "--raw", "Why?")
+    assert asked(None, "--raw", "-f", question) == asked("Why?", "--raw") == raw
+
+
+def test_generate_refuses_an_image_by_its_kind(tmp_path):
+    (tmp_path / "x.txt").write_bytes(b"\x89PNG\r\n\x1a\n\0")
+    result = run("generate", "-f", tmp_path / "x.txt", "Why?")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "x.txt is an image (PNG); this model reads text" in result.stderr
+
+
+def test_generate_says_what_it_cost_if_asked():
+    result = run("generate", *TERSE, "--stats", "Hello!")
+    assert "tokens/s" in result.stderr
+    assert "context" in result.stderr
+    assert result.stdout == run("generate", *TERSE, "Hello!").stdout
+
+
+def test_generate_tells_a_pipe_that_the_context_is_full_not_of_its_own_limit():
+    result = run("generate", "--ctx", 64, "--ignore-eos", "Hello!")
+    assert result.exit_code == 0
+    assert "Cut off: the context of 64 tokens is full" in result.stderr
+    assert run("generate", "--max-tokens", 3, "Hello!").stderr == ""
+    lines = run("chat", "--ctx", 64, "--ignore-eos", stdin="Hello!\n")
+    assert "Cut off: the context of 64 tokens is full" in lines.stderr
+    assert run("chat", "--max-tokens", 3, stdin="Hello!\n").stderr == ""
+
+
+def test_chat_on_a_pipe_has_no_commands(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run("chat", *TERSE, "--session", "s", stdin="exit\n/quit\n").exit_code == 0
+    (saved,) = tmp_path.rglob("s.json")
+    contents = [message["content"] for message in json.loads(saved.read_text())["messages"]]
+    assert contents[::2] == ["exit", "/quit"]
+
+
 def test_chat_keeps_a_session_on_a_pipe(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -181,6 +248,7 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
         (["generate", "x", "--chat-template", "absent"], 1, "--chat-template absent"),
         (["generate", "x", "-f", "absent"], 2, "absent does not exist"),
         (["generate", "x", "--raw", "-f", __file__], 2, "--raw has no place"),
+        (["generate", "-f", "-"], 2, "Give a PROMPT"),
         (["chat", "--session", "../x"], 2, "no name for a session"),
         (["chat", "--no-think"], 1, "no switch for thinking"),
         (["generate", "word " * 3000], 1, "the context holds 2048"),

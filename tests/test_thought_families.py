@@ -308,6 +308,27 @@ def test_the_command_writes_thoughts_elsewhere(files, tmp_path):
     assert (answer["text"], answer["thoughts"]) == ("Hello.", "Hm.")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+@pytest.mark.parametrize(
+    ("max_tokens", "shown"),
+    [(50, "Hm.\nHello."), (2, "Hm.\nCut off after 2 tokens. For more: --max-tokens")],
+)
+def test_on_a_terminal_the_last_word_of_the_thoughts_comes_before_the_answer(
+    files, tmp_path, max_tokens, shown
+):
+    """Or before the end, where nothing was said; both streams are wrapped there as one."""
+    from terminal import Terminal
+
+    (tmp_path / "template.jinja").write_text(MODELS["Mistral"].template)
+    terminal = Terminal(
+        tmp_path, "generate", "hi", "--target", str(files["Mistral"]), "--chat-template",
+        "template.jinja", "--temperature", "0", "--max-tokens", str(max_tokens),
+    )  # fmt: skip
+    assert terminal.ended() == 0
+    assert terminal.text().startswith(shown)
+    terminal.close()
+
+
 def pieces(*texts: tuple[str, bool]) -> list[Piece]:
     return [Piece(text, (0,), Provenance.PLAIN, is_thought=thought) for text, thought in texts]
 

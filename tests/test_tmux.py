@@ -62,15 +62,19 @@ def engine():
 
 @pytest.fixture(scope="module")
 def answers(engine):
-    """What a conversation says to its messages: the library's greedy answers."""
+    """What comes of a conversation's messages: the library's greedy answers, and for each that
+    was cut off the line that says so."""
 
     def ask(*messages, max_tokens=MAX_TOKENS, **more):
         sampling = dataclasses.replace(engine.sampling, temperature=0.0, **more)
         conversation = engine.chat()
-        return [
-            conversation.send(message, sampling=sampling, max_tokens=max_tokens).text
+        more = "--max-tokens, or /set max_tokens in a chat"
+        cut = f"\nCut off after {max_tokens} tokens. For more: {more}."
+        replies = [
+            conversation.send(message, sampling=sampling, max_tokens=max_tokens)
             for message in messages
         ]
+        return [reply.text + cut * (reply.finish_reason == "length") for reply in replies]
 
     return ask
 

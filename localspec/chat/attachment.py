@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from localspec.chat.media import refuse_media
 from localspec.errors import OptionError
 
 MAX_BYTES = 8_000_000  # of one file: more than any context holds
+# A file as `attached` writes it. Its text holds no line of as many backticks.
+_ATTACHED = re.compile(r"[^\n]+:\n(?P<fence>`{3,})\n(?:.*?\n)?(?P=fence)\n\n", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,10 @@ class Attachment:
 
 
 def read_attachment(path: Path) -> Attachment:
-    """The file's text. Raises OptionError if it is absent, too large, or no UTF-8 text."""
+    """The file's text. Raises OptionError if it is absent, too large, or no UTF-8 text.
+
+    What it is instead is said of images, audio, videos and PDFs.
+    """
     try:
         if not path.is_file():
             reason = "is no file" if path.exists() else "does not exist"
@@ -33,6 +39,7 @@ def read_attachment(path: Path) -> Attachment:
             raise
         reason = getattr(error, "strerror", None) or str(error)
         raise OptionError(f"{path} cannot be read: {reason}", "Check the path.") from error
+    refuse_media(path, data)
     if len(data) > MAX_BYTES:
         raise OptionError(
             f"{path} has more than {MAX_BYTES} bytes", "Attach the part that matters."
@@ -46,6 +53,14 @@ def read_attachment(path: Path) -> Attachment:
     if "\0" in text:
         raise OptionError(f"{path} is no text: it has zero bytes", "Convert it to text first.")
     return Attachment(path.name, text.replace("\r\n", "\n"))
+
+
+def without_files(question: str) -> tuple[str, str]:
+    """What `attached` has put before a question, and the question."""
+    at = 0
+    while found := _ATTACHED.match(question, at):
+        at = found.end()
+    return question[:at], question[at:]
 
 
 def attached(question: str, attachments: Sequence[Attachment]) -> str:

@@ -115,6 +115,13 @@ class Chat:
         """How many answers were begun. The next one has the random numbers of this turn."""
         return self._num_asked
 
+    @property
+    def last_question(self) -> str:
+        """Of the last turn. Raises OptionError if there is none."""
+        if not self._turns:
+            raise OptionError("there is no question yet", "Ask one.")
+        return self._turns[-1][0]["content"]
+
     def stream(self, text: str, **options: Unpack[AnswerKeywords]) -> Stream:
         """The answer to `text`, piece by piece. Options as for `Engine.stream`.
 
@@ -138,9 +145,14 @@ class Chat:
 
     def answer_again(self, options: AnswerOptions) -> Stream:
         """`retry`, with the options as one object."""
-        if not self._turns:
-            raise OptionError("there is no question to answer again", "Ask one.")
-        return self._ask(self._turns[-1][0], self._turns[:-1], options)
+        return self.answer_instead(self.last_question, options)
+
+    def answer_instead(self, text: str, options: AnswerOptions) -> Stream:
+        """The answer to `text`, in place of the last question and its answer if there are any.
+
+        It takes their place as soon as it says anything. Raises what `stream` raises.
+        """
+        return self._ask(_question(text), self._turns[:-1], options)
 
     @property
     def can_go_on(self) -> bool:

@@ -8,8 +8,10 @@ not part of a conversation.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from localspec.atomic_write import write_whole
-from localspec.errors import OptionError, SessionError
+from localspec.errors import OptionError, SessionError, perhaps
 
 if TYPE_CHECKING:
     from localspec.chat.chat import Chat
@@ -42,6 +44,26 @@ class Session:
     num_asked: int
     num_forgotten: int
     pending: str
+
+    @property
+    def num_turns(self) -> int:
+        """Questions that were answered, with those that the model does not see any more."""
+        return sum(message["role"] == "user" for message in self.messages)
+
+    def as_json(self) -> bytes:
+        """The session as it is kept in its file."""
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "messages": self.messages,
+            "num_asked": self.num_asked,
+            "num_forgotten": self.num_forgotten,
+            "pending": self.pending,
+        }
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        # A message can hold half of a surrogate pair, which UTF-8 cannot: Python's escape for
+        # it is JSON's, too.
+        return text.encode(errors="backslashreplace")
 
     def resume(self, chat: Chat) -> None:
         """Let the chat go on from here. Raises SessionError if the messages are no turns."""
@@ -70,7 +92,45 @@ def caches_file(name: str) -> Path:
 
 def session_names() -> list[str]:
     """Names of the sessions that are there, sorted."""
-    return sorted(path.stem for path in _folder().glob("*.json"))
+    return sorted(path.stem for path in _folder().glob("*.json") if _NAME.fullmatch(path.stem))
+
+
+def check_exists(name: str) -> None:
+    """Raise OptionError if there is no session of that name."""
+    if not session_file(name).exists():
+        raise OptionError(
+            f"there is no session {name!r}",
+            f"{perhaps(name, session_names())}'localspec sessions' lists them, and so does "
+            "/sessions in a chat.",
+        )
+
+
+def session_bytes(name: str) -> int:
+    """What the session's file takes on disk, and its caches."""
+    return sum(path.stat().st_size for path in _files(name) if path.exists())
+
+
+def is_open(name: str) -> bool:
+    """Whether a process has the session's lock."""
+    try:
+        lock_session(name).release()
+    except SessionError:
+        return True
+    return False
+
+
+def remove_sessions(names: Sequence[str]) -> None:
+    """Delete the sessions and their caches.
+
+    Raises SessionError if one of them is open, and then none is deleted; OSError, and
+    OptionError for a name that is none.
+    """
+    with contextlib.ExitStack() as locks:
+        for name in names:
+            locks.callback(lock_session(name).release)
+        for name in names:
+            for path in _files(name):
+                path.unlink(missing_ok=True)
 
 
 def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
@@ -80,21 +140,10 @@ def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
     for a conversation so long that `read_session` would refuse it.
     """
     path = session_file(name)
-    content = {
-        "format": FORMAT,
-        "version": VERSION,
-        "messages": [
-            {"role": message["role"], "content": message["content"]}
-            for message in chat.transcript
-        ],
-        "num_asked": chat.num_asked,
-        "num_forgotten": chat.num_forgotten,
-        "pending": pending,
-    }
-    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    # A message can hold half of a surrogate pair, which UTF-8 cannot: Python's escape for it
-    # is JSON's, too.
-    data = text.encode(errors="backslashreplace")
+    messages = [
+        {"role": message["role"], "content": message["content"]} for message in chat.transcript
+    ]
+    data = Session(name, messages, chat.num_asked, chat.num_forgotten, pending).as_json()
     if len(data) > MAX_BYTES:
         raise SessionError(
             f"the session {name!r} would have {len(data)} bytes; {MAX_BYTES} are the most "
@@ -150,6 +199,11 @@ def lock_session(name: str) -> FileLock:
     except OSError as error:
         raise _unwritable(path, error) from error
     return lock
+
+
+def _files(name: str) -> tuple[Path, Path]:
+    """The session goes last: while it is there its caches can be removed."""
+    return caches_file(name), session_file(name)
 
 
 def _session(name: str, path: Path, content: Any) -> Session:

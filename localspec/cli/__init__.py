@@ -22,6 +22,7 @@ from localspec.cli.generate import generate
 from localspec.cli.help import Group
 from localspec.cli.models import models
 from localspec.cli.screen import error_lines
+from localspec.cli.sessions import sessions
 from localspec.cli.verify import verify
 from localspec.errors import LocalspecError, OptionError
 
@@ -71,6 +72,7 @@ def main() -> None:
         localspec generate "Why is the sky blue?"
         localspec explain qwen2-7b     will it fit, will it pay: before a download
         localspec download qwen2-7b    fetch a preset's files
+        localspec sessions             the conversations that were kept
         localspec doctor               what is here, and what could be better
     """
 
@@ -78,6 +80,7 @@ def main() -> None:
 main.add_command(bench)
 main.add_command(chat)
 main.add_command(generate)
+main.add_command(sessions)
 main.add_command(verify)
 main.add_command(download)
 main.add_command(models)

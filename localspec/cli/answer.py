@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from localspec.cli.bars import shows_bars
 from localspec.cli.interrupt import cancel_on_interrupt
-from localspec.cli.screen import marked, printable, use_colour
+from localspec.cli.screen import cut_line, has_all_tokens, mark, note, printable
 
 if TYPE_CHECKING:
     from localspec.streaming.stream import Reply, Stream
@@ -18,15 +21,49 @@ def write_answer(stream: Stream, *, show_draft: bool) -> Reply:
 
     Ctrl-C stops it and keeps what was said.
     """
-    was_thought = False
+    said = text_writer(err=False)
+    # What stands on one terminal is wrapped by one writer.
+    are_one = _is_terminal(sys.stdout) and _is_terminal(sys.stderr)
+    thought = said if are_one else text_writer(err=True)
+    was_thought: bool | None = None
     with cancel_on_interrupt(stream), stream:
         for piece in stream:
             if not piece.text:
                 continue
-            if was_thought and not piece.is_thought:
-                click.echo(err=True)
+            is_other = was_thought is not None and was_thought != piece.is_thought
+            if is_other and (was_thought or are_one):
+                thought("\n", None)
             was_thought = piece.is_thought
-            text = marked(piece) if show_draft else printable(piece.text)
-            click.echo(text, nl=False, err=piece.is_thought, color=use_colour())
-    click.echo()
+            text, colour = mark(piece) if show_draft else (printable(piece.text), None)
+            write = thought if piece.is_thought else said
+            write(text, colour)
+    if was_thought and not are_one:
+        thought("\n", None)
+    said("\n", None)
     return stream.reply
+
+
+def tell_cut(reply: Reply, max_tokens: int | None, context_length: int) -> None:
+    """Say on stderr that an answer was cut off. A pipe is not told of what it asked for."""
+    line = cut_line(reply, max_tokens, context_length)
+    if line and (shows_bars() or not has_all_tokens(reply, max_tokens)):
+        note(line)
+
+
+def text_writer(*, err: bool) -> Callable[[str, str | None], None]:
+    """What writes text in a colour to stdout, or to stderr.
+
+    On a terminal lines end between words, the last of which is written with what follows it.
+    Elsewhere the text is as it is, without colour.
+    """
+    if not _is_terminal(sys.stderr if err else sys.stdout):
+        return lambda text, _colour: click.echo(text, nl=False, err=err)
+    # Here, so that a pipe does without the library that knows how wide characters are.
+    from localspec.cli.terminal.wrapping import Style, terminal_writer
+
+    out = terminal_writer(err=err)
+    return lambda text, colour: out.lines(text, Style(colour=colour))
+
+
+def _is_terminal(file: TextIO | None) -> bool:
+    return file is not None and file.isatty()

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from localspec.cli import exit_codes
-from localspec.cli.answer import write_answer
+from localspec.cli.answer import tell_cut, write_answer
 from localspec.cli.completion import complete_session
 from localspec.cli.help import Command
 from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.screen import error_lines, legend, note, use_colour
+from localspec.cli.sessions import tell_resumed
 from localspec.cli.standard_input import holds_conversation, piped_lines
 from localspec.errors import LocalspecError, OptionError
 
@@ -39,8 +40,9 @@ def chat(
 ) -> None:
     """Hold a conversation.
 
-    On a terminal, Ctrl-C stops an answer, Ctrl-D leaves, and /help lists what else can be
-    typed. On a pipe, every line of the input is a message.
+    On a terminal, Ctrl-C stops an answer, Ctrl-D or /quit leaves, and /help lists what else
+    can be typed. On a pipe, every line of the input is a message. 'localspec sessions' lists
+    the conversations that were kept.
 
     \b
         localspec chat
@@ -71,8 +73,7 @@ def chat(
             show_draft=options.show_draft,
             keeps_caches=keep_caches,
         )
-        if session is not None:
-            conversation.resume(session, must_exist=False)
+        is_resumed = session is not None and conversation.resume(session, must_exist=False)
         if options.system is not None:
             conversation.chat.system = options.system
         if options.show_draft:
@@ -83,6 +84,10 @@ def chat(
             return
         note(f"{engine.description}.")
         note("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+        if is_resumed:
+            tell_resumed(conversation)
+        elif session is not None:
+            note(f"{session} is a new session.")
         converse(conversation)
         conversation.leave()
 
@@ -107,4 +112,6 @@ def _write_plain(conversation: Conversation, stream: Stream) -> Reply:
     reply = write_answer(stream, show_draft=conversation.show_draft)
     if reply.finish_reason == "cancelled":
         raise click.Abort
+    context_length = conversation.engine.context_length
+    tell_cut(reply, conversation.options.max_tokens, context_length)
     return reply

@@ -10,10 +10,11 @@ from typing import Literal
 import click
 from filelock import FileLock
 
-from localspec.chat.attachment import Attachment, attached
+from localspec.chat.attachment import Attachment, attached, without_files
 from localspec.chat.chat import Chat
 from localspec.chat.session import (
     caches_file,
+    check_exists,
     lock_session,
     read_session,
     save_session,
@@ -21,7 +22,7 @@ from localspec.chat.session import (
 )
 from localspec.cli.screen import error_lines, note
 from localspec.engine.engine import Engine
-from localspec.errors import CacheError, ContextError, OptionError, SessionError
+from localspec.errors import CacheError, ContextError, SessionError
 from localspec.speculative.policy_api import DraftPolicy
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.stream import Reply, Stream
@@ -34,7 +35,8 @@ class Conversation:
     """A chat with the options of its next answer, kept as a session if it has a name.
 
     write: shows an answer, and returns its reply. think: how thoughts are shown.
-    attachments: files that go with the next question. pending: a question that a killed
+    attachments: files that go with the next question. is_editing: the next question takes the
+    place of the last one, and of its answer. pending: a question that a killed
     process left without an answer. last: the latest reply. draft_policy: the engine's own
     while the draft is switched off. lock: the session's, held as long as it is kept.
     keeps_caches: the session's caches are kept, too, when it is left. is_saved: the session's
@@ -49,6 +51,7 @@ class Conversation:
     think: ThoughtView = "dim"
     session: str | None = None
     pending: str = ""
+    is_editing: bool = False
     attachments: list[Attachment] = field(default_factory=list)
     last: Reply | None = None
     draft_policy: DraftPolicy | None = None
@@ -62,10 +65,13 @@ class Conversation:
         They stay attached for as long as no question with them is part of the conversation.
         Raises ContextError if it does not fit; the conversation then is as it was.
         """
-        num_messages = len(self.chat.transcript)
+        question, answer = attached(text, self.attachments), self.chat.answer
+        if self.is_editing:
+            files, _ = without_files(self.chat.last_question)
+            question, answer = files + question, self.chat.answer_instead
+            self.is_editing = False
         try:
-            question = attached(text, self.attachments)
-            self._answer(self.chat.answer(question, self.options), text)
+            self._answer(answer(question, self.options), text)
         except ContextError as error:
             if not self.attachments:
                 raise
@@ -74,10 +80,14 @@ class Conversation:
                 f"{error.hint} /file none drops the files.",
             ) from error
         finally:
-            if len(self.chat.transcript) > num_messages:
+            if [message["content"] for message in self.chat.messages[-2:-1]] == [question]:
                 self.attachments.clear()
         if self.attachments:
             note(f"{self.file_names()}: still for the next message; /file none drops them.")
+
+    def edited_text(self) -> str:
+        """What was typed as the last question. Raises OptionError if there was none."""
+        return without_files(self.chat.last_question)[1]
 
     def attach(self, attachment: Attachment) -> None:
         """Let a file go with the next question. Raises ContextError if there is no room."""
@@ -159,17 +169,17 @@ class Conversation:
         self._adopt(name, lock)
         return True
 
-    def resume(self, name: str, *, must_exist: bool) -> None:
-        """Go on with a session, which is kept from now on.
+    def resume(self, name: str, *, must_exist: bool) -> bool:
+        """Go on with a session, which is kept from now on; whether it was there.
 
         Raises SessionError if it cannot be read or is in use, OptionError if it has to be
         there and is not.
         """
+        if must_exist:
+            check_exists(name)
         lock = self._lock(name)
         try:
             session = read_session(name)
-            if session is None and must_exist:
-                raise OptionError(f"there is no session {name!r}", "/load alone lists them.")
             if session is not None:
                 session.resume(self.chat)
                 self.pending = session.pending
@@ -182,6 +192,7 @@ class Conversation:
                 self.engine.load_caches(self.chat, caches_file(name))
             except CacheError as error:
                 note(f"The session is decoded again: {error}.")
+        return session is not None
 
     def _lock(self, name: str) -> FileLock | None:
         """The session's lock; the one that is held already for the session in use."""

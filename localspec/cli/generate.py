@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from localspec.chat.attachment import attached, read_attachment
-from localspec.cli.answer import write_answer
+from localspec.chat.attachment import Attachment, attached, read_attachment
+from localspec.cli.answer import tell_cut, write_answer
 from localspec.cli.completion import complete_file
 from localspec.cli.help import Command
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.options import PairOptions, pair_options
-from localspec.cli.screen import legend, use_colour
+from localspec.cli.screen import legend, note, status_line, use_colour
 from localspec.cli.standard_input import on_terminal, read_text
 from localspec.cli.stats_object import stats_as_object
 from localspec.speculative.policy_api import FixedDraftPolicy
@@ -47,8 +48,10 @@ if TYPE_CHECKING:
     type=Path,
     metavar="FILE",
     shell_complete=complete_file,
-    help="A text file that goes before the prompt. Repeatable.",
+    help="A text file that goes before the prompt; - is stdin. Repeatable. Without a PROMPT "
+    "the last one is the prompt.",
 )
+@click.option("--stats", is_flag=True, help="A line on stderr: how fast, and what held it up.")
 @pair_options
 def generate(  # noqa: PLR0913  each is an option of the command
     options: PairOptions,
@@ -59,9 +62,11 @@ def generate(  # noqa: PLR0913  each is an option of the command
     as_json: bool,
     logprobs: int | None,
     files: tuple[Path, ...],
+    stats: bool,
 ) -> None:
     """Answer PROMPT, or what stdin holds, on stdout.
 
+    With both, what stdin holds goes before PROMPT as a file does, after those of --file.
     Control characters are shown, not sent; --json carries the exact text.
 
     \b
@@ -69,22 +74,21 @@ def generate(  # noqa: PLR0913  each is an option of the command
         localspec generate --temperature 0 --json "What is 7 times 8?"
         localspec generate -f notes.txt "What have I forgotten?"
         echo "Name three colours." | localspec generate
+        tail -n 40 server.log | localspec generate "What went wrong?"
     """
-    if raw and (options.system is not None or options.chat_template is not None or files):
-        raise click.UsageError("--raw has no place for --system, --chat-template or --file.")
+    if raw and (options.system is not None or options.chat_template is not None):
+        raise click.UsageError("--raw has no place for --system or --chat-template.")
     if logprobs is not None and not as_json:
         raise click.UsageError("--logprobs needs --json.")
-    attachments = [read_attachment(path) for path in files]
-    if prompt == "-" or (prompt is None and not on_terminal()):
-        prompt = read_text()
-    if prompt is None or not prompt.strip():
-        raise click.UsageError("Give a PROMPT, or pipe one in.")
+    attachments, question = _asked(prompt, files)
+    if raw and attachments:
+        raise click.UsageError("--raw has no place for files or a pipe beside the prompt.")
     with options.open_engine() as engine:
         asker = (
             engine if raw else engine.chat(system=options.system, template=options.template())
         )
         stream = asker.stream(
-            attached(prompt, attachments),
+            attached(question, attachments),
             sampling=options.sampling(engine),
             seed=options.seed,
             verify=options.rule,
@@ -99,8 +103,30 @@ def generate(  # noqa: PLR0913  each is an option of the command
             if options.show_draft:
                 click.echo(legend(), err=True, color=use_colour())
             reply = write_answer(stream, show_draft=options.show_draft)
-    if reply.finish_reason == "cancelled":
-        raise click.Abort
+        if reply.finish_reason == "cancelled":
+            raise click.Abort
+        tell_cut(reply, options.max_tokens, engine.context_length)
+        if stats:
+            note(status_line(reply.stats, engine.context_length))
+
+
+def _asked(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment], str]:
+    """What goes before the prompt, and the prompt: the last of files, stdin and PROMPT.
+
+    Raises click.UsageError if there is nothing at all, OptionError for a file that is no text.
+    """
+    given = [
+        Attachment("stdin", read_text()) if str(path) == "-" else read_attachment(path)
+        for path in files
+    ]
+    is_read = "-" in map(str, files)
+    if not is_read and (prompt == "-" or not on_terminal()) and (piped := read_text()).strip():
+        given.append(Attachment("stdin", piped))
+    if prompt is not None and prompt != "-" and prompt.strip():
+        given.append(Attachment("PROMPT", prompt))
+    if not given or not given[-1].text.strip():
+        raise click.UsageError("Give a PROMPT, a file (--file), or pipe one in.")
+    return given[:-1], given[-1].text
 
 
 def _finish(stream: Stream) -> Reply:

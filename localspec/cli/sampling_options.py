@@ -33,6 +33,9 @@ _VALUES = [
     ("--min-tokens", "min_tokens", "The answer does not end before."),
 ]
 
+# The field of each flag, by the flag's name as Python would write it.
+FIELDS = {flag.removeprefix("--").replace("-", "_"): field for flag, field, _ in _VALUES}
+
 # What llama.cpp's users may ask for, and get an answer why not.
 _REFUSED = [
     "--xtc-probability", "--xtc-threshold", "--mirostat", "--mirostat-lr", "--mirostat-ent",

@@ -16,7 +16,7 @@ from localspec.speculative.metrics import Provenance, Stats
 from localspec.speculative.policy_api import DraftOff, ProposerKind
 
 if TYPE_CHECKING:
-    from localspec.streaming.stream import Piece
+    from localspec.streaming.stream import Piece, Reply
 
 _COLOURS = {
     Provenance.ACCEPTED: "green",
@@ -89,32 +89,41 @@ def use_colour() -> bool | None:
 
 def note(text: str) -> None:
     """Something of ours on stderr, told apart from what the model says, and harmless."""
-    text = printable(text)
-    if sys.stderr is not None and sys.stderr.isatty():
-        width = max(shutil.get_terminal_size().columns - 1, 1)
-        text = "\n".join(textwrap.fill(line, width) for line in text.split("\n"))
-    click.echo(click.style(text, dim=True), err=True, color=use_colour())
+    click.echo(click.style(_fitted(printable(text)), dim=True), err=True, color=use_colour())
 
 
-def marked(piece: Piece) -> str:
-    """The piece's text, showing where it came from: coloured, or in brackets without colour."""
-    return _marked(printable(piece.text), piece.provenance)
+def _fitted(text: str) -> str:
+    """Text for stderr: if that is a terminal, in lines that end between words."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return text
+    width = max(shutil.get_terminal_size().columns - 1, 1)
+    # An option's name stays whole, and a path, which is left to the terminal.
+    wrapper = textwrap.TextWrapper(width, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(map(wrapper.fill, text.split("\n")))
 
 
-def _marked(text: str, provenance: Provenance) -> str:
+def mark(piece: Piece) -> tuple[str, str | None]:
+    """The piece's text, and a colour that shows where it came from.
+
+    Without colours brackets show it, which are part of the text.
+    """
+    return _mark(printable(piece.text), piece.provenance)
+
+
+def _mark(text: str, provenance: Provenance) -> tuple[str, str | None]:
     if not text or _is_colourful():
-        colour = _COLOURS[provenance]
-        return click.style(text, fg=colour) if colour else text
+        return text, _COLOURS[provenance]
     opening, closing = _BRACKETS[provenance]
-    return f"{opening}{text}{closing}"
+    return f"{opening}{text}{closing}", None
 
 
 def legend() -> str:
-    """What the marks of `marked` mean."""
-    return "\n".join(
-        _marked(provenance.value, provenance) + f"  {meaning}"
-        for provenance, meaning in _MEANINGS.items()
-    )
+    """What the marks of `mark` mean."""
+    lines = []
+    for provenance, meaning in _MEANINGS.items():
+        text, colour = _mark(provenance.value, provenance)
+        lines.append(f"{click.style(text, fg=colour) if colour else text}  {meaning}")
+    return "\n".join(lines)
 
 
 def _is_colourful() -> bool:
@@ -141,6 +150,21 @@ def status_line(stats: Stats, context_length: int) -> str:
         parts.append(held_up)
     parts.append(f"context {used}/{context_length}")
     return " · ".join(parts)
+
+
+def cut_line(reply: Reply, max_tokens: int | None, context_length: int) -> str:
+    """Why an answer was cut off, and what gives more of it; empty if it was not."""
+    if reply.finish_reason != "length":
+        return ""
+    if has_all_tokens(reply, max_tokens):
+        more = "--max-tokens, or /set max_tokens in a chat"
+        return f"Cut off after {max_tokens} tokens. For more: {more}."
+    return f"Cut off: the context of {context_length} tokens is full. For more: --ctx."
+
+
+def has_all_tokens(reply: Reply, max_tokens: int | None) -> bool:
+    """Whether the answer has as many tokens as it was given."""
+    return max_tokens is not None and len(reply.token_ids) >= max_tokens
 
 
 def _why_off(stats: Stats) -> list[str]:
@@ -226,6 +250,6 @@ def stats_lines(stats: Stats) -> list[str]:
 
 
 def error_lines(error: LocalspecError) -> str:
-    """What is wrong, and what to do next."""
+    """What is wrong, and what to do next, for stderr."""
     lines = [f"Error: {error}"] + ([f"Hint: {error.hint}"] if error.hint else [])
-    return printable("\n".join(lines))
+    return _fitted(printable("\n".join(lines)))

@@ -132,15 +132,20 @@ class SamplingParams:
         for name in changes:
             if name in self.__dataclass_fields__:
                 continue
-            for prefix, reason in _NO_DISTRIBUTIONS.items():
-                if name.startswith(prefix):
-                    raise OptionError(
-                        f"{name} cannot be set: {reason}, so no draft can be verified exactly",
-                        "Leave it out; min_p, top_n_sigma or the temperature may serve.",
-                    )
+            check_has_distribution(name)
             known = ", ".join(self.__dataclass_fields__)
             raise OptionError(f"{name} is no sampling option", f"Choose from: {known}.")
         return dataclasses.replace(self, **changes)
+
+
+def check_has_distribution(name: str) -> None:
+    """Raise OptionError for an option of llama.cpp's samplers that no draft is verified for."""
+    for prefix, reason in _NO_DISTRIBUTIONS.items():
+        if name.startswith(prefix):
+            raise OptionError(
+                f"{name} cannot be set: {reason}, so no draft can be verified exactly",
+                "Leave it out; min_p, top_n_sigma or the temperature may serve.",
+            )
 
 
 def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import Protocol
-
-import click
 
 from localspec.cli.conversation import ThoughtView
 from localspec.cli.interrupt import cancel_on_interrupt
-from localspec.cli.screen import marked, printable, use_colour
+from localspec.cli.screen import mark, printable
 from localspec.cli.terminal.markdown import MarkdownWriter
 from localspec.cli.terminal.modes import echo_off
-from localspec.cli.terminal.wrapping import Style, WrappedWriter
+from localspec.cli.terminal.wrapping import Style, terminal_writer
 from localspec.cli.waiting import waiting
 from localspec.engine.engine import Engine
 from localspec.streaming.stream import Piece, Reply, Stream
@@ -51,6 +48,7 @@ class MarkedView:
     """Every token as it is, marked by where it came from; thoughts on lines of their own."""
 
     def __init__(self) -> None:
+        self._out = terminal_writer(err=False)
         self._shown: Piece | None = None
 
     def push(self, piece: Piece) -> None:
@@ -58,13 +56,14 @@ class MarkedView:
         if not piece.text:
             return
         if self._shown is not None and self._shown.is_thought != piece.is_thought:
-            click.echo()
+            self._out.newline()
         self._shown = piece
-        click.echo(marked(piece), nl=False, color=use_colour())
+        text, colour = mark(piece)
+        self._out.lines(text, Style(colour=colour))
 
     def finish(self) -> None:
         """End the line."""
-        click.echo()
+        self._out.newline()
 
 
 class RenderedView:
@@ -75,9 +74,7 @@ class RenderedView:
         self._has_thought = False
         self._has_said = False
         self._is_plain = os.environ.get("TERM") == "dumb"
-        self._out = WrappedWriter(
-            _write, _columns, colourful=use_colour() is None and not self._is_plain
-        )
+        self._out = terminal_writer(err=False)
         self._markdown = MarkdownWriter(self._out)
 
     def push(self, piece: Piece) -> None:
@@ -109,7 +106,7 @@ class RenderedView:
         if self._think == "hide":
             text = "" if self._has_thought else "(thinking)"
         self._has_thought = True
-        self._show_lines(text, style)
+        self._out.lines(text, style)
 
     def _show_said(self, text: str) -> None:
         if not text:
@@ -120,22 +117,6 @@ class RenderedView:
             self._out.newline()
         self._has_said = True
         if self._is_plain:
-            self._show_lines(text, Style())
+            self._out.lines(text, Style())
         else:
             self._markdown.push(text)
-
-    def _show_lines(self, text: str, style: Style) -> None:
-        """Text as it is, wrapped."""
-        first, *more = text.split("\n")
-        self._out.words(first, style)
-        for line in more:
-            self._out.newline()
-            self._out.words(line, style)
-
-
-def _write(text: str) -> None:
-    click.echo(text, nl=False)
-
-
-def _columns() -> int:
-    return shutil.get_terminal_size().columns

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
-import difflib
 import os
 import re
+import shutil
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import click
@@ -16,14 +18,18 @@ from localspec.chat.attachment import read_attachment
 from localspec.chat.session import session_names
 from localspec.cli.conversation import Conversation
 from localspec.cli.screen import legend, note, stats_lines, use_colour
-from localspec.cli.terminal.line_editor import Values
+from localspec.cli.sessions import session_lines, tell_resumed
+from localspec.cli.terminal.line_editor import Values, can_edit
 from localspec.cli.terminal.settings import change_setting, setting_names, settings_lines
-from localspec.errors import OptionError
+from localspec.errors import OptionError, perhaps
 from localspec.speculative.policy_api import FixedDraftPolicy
 
 # A path such as /etc/hosts is a message, and so is what begins with a space.
-_COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*))?", re.DOTALL)
+_COMMAND = re.compile(r"(/(?:[a-z]+|\?))(?:\s+(.*))?", re.DOTALL)
+_ALIASES = {"/?": "/help", "/exit": "/quit", "/bye": "/quit", "exit": "/quit", "quit": "/quit"}
+_BETWEEN = re.compile(r"[\s=]+")  # a setting and its value
 _MAX_COPIED = 74_000  # bytes; many terminals ignore a longer sequence
+_LEAST_COLUMN = 16  # columns of the window for what is explained
 _SHOWN = 60  # characters of a text that is quoted
 
 
@@ -37,23 +43,28 @@ class Command:
     values: Values = tuple
 
 
+class Leave(Exception):
+    """The person wants to end the conversation."""
+
+
 def run_command(conversation: Conversation, text: str) -> bool:
     """Do what the text commands; whether it is a command at all.
 
-    Raises OptionError for an unknown one, and what the command raises.
+    Raises OptionError for an unknown one, Leave, and what the command raises.
     """
-    found = _COMMAND.fullmatch(text.rstrip())
+    text = text.rstrip()
+    found = _COMMAND.fullmatch(_ALIASES.get(text, text))
     if found is None:
         return False
-    name, argument = found[1], (found[2] or "").strip()
+    name, argument = _ALIASES.get(found[1], found[1]), (found[2] or "").strip()
     command = COMMANDS.get(name)
     if command is None:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"Perhaps {near[0]}? " if near else ""
         raise OptionError(
             f"there is no command {name}",
-            f"{hint}/help lists them; a space before the slash makes it a message.",
+            f"{perhaps(name, COMMANDS)}/help lists them; a space before the slash makes it a "
+            "message.",
         )
+    conversation.is_editing = False
     command.run(conversation, argument)
     conversation.save()
     return True
@@ -61,10 +72,19 @@ def run_command(conversation: Conversation, text: str) -> bool:
 
 def _help(_conversation: Conversation, _argument: str) -> None:
     names = {name: f"{name} {command.argument}".strip() for name, command in COMMANDS.items()}
-    width = max(map(len, names.values()))
-    lines = [f"{shown:{width}}  {COMMANDS[name].help}" for name, shown in names.items()]
+    width = max(map(len, names.values())) + 2
+    # Where there is little room, what is explained stands in a column of its own.
+    room = max(shutil.get_terminal_size().columns - 1 - width, _LEAST_COLUMN)
+    lines = []
+    for name, shown in names.items():
+        parts = textwrap.wrap(COMMANDS[name].help, room)
+        lines += [
+            f"{begin:{width}}{part}"
+            for begin, part in zip_longest([shown], parts, fillvalue="")
+        ]
     lines += [
         "Alt-Enter, or a backslash at the end, begins another line of a message.",
+        "A space before a command makes it a message.",
         "Ctrl-C stops an answer or empties the line; Ctrl-D leaves.",
     ]
     note("\n".join(lines))
@@ -77,13 +97,14 @@ def _stats(conversation: Conversation, _argument: str) -> None:
 
 
 def _set(conversation: Conversation, argument: str) -> None:
-    name, _, value = argument.partition(" ")
-    if not value.strip():
-        lines = settings_lines(conversation)
-        chosen = [line for line in lines if not name or line.split()[0] == name]
-        note("\n".join(chosen or lines))
-        return
-    note(change_setting(conversation, name, value.strip()))
+    name, *rest = _BETWEEN.split(argument, maxsplit=1)
+    if f"/{name}" in COMMANDS:
+        raise OptionError(f"{name} is no setting", f"It is a command of its own: /{name}.")
+    value = "".join(rest)
+    if value:
+        note(change_setting(conversation, name, value))
+    else:
+        note("\n".join(settings_lines(conversation, name)))
 
 
 def _system(conversation: Conversation, argument: str) -> None:
@@ -94,6 +115,19 @@ def _system(conversation: Conversation, argument: str) -> None:
 
 def _retry(conversation: Conversation, _argument: str) -> None:
     conversation.retry()
+
+
+def _edit(conversation: Conversation, _argument: str) -> None:
+    if not can_edit():
+        raise OptionError(
+            "this terminal cannot bring the question back", "/undo takes it back: ask anew."
+        )
+    conversation.edited_text()
+    conversation.is_editing = True
+
+
+def _quit(_conversation: Conversation, _argument: str) -> None:
+    raise Leave
 
 
 def _undo(conversation: Conversation, _argument: str) -> None:
@@ -112,17 +146,20 @@ def _save(conversation: Conversation, argument: str) -> None:
         note("Nothing was saved. /load goes on with that session.")
 
 
+def _sessions(_conversation: Conversation, _argument: str) -> None:
+    note("\n".join(session_lines()))
+
+
 def _load(conversation: Conversation, argument: str) -> None:
     if not argument:
-        note("Sessions: " + (", ".join(session_names()) or "none"))
+        _sessions(conversation, argument)
         return
     is_kept = conversation.is_saved or not conversation.chat.transcript
     if not is_kept and not _agrees("This conversation is not saved and would be lost. Go on?"):
         note("Nothing was loaded. /save NAME keeps this conversation.")
         return
     conversation.resume(argument, must_exist=True)
-    num_turns = sum(message["role"] == "user" for message in conversation.chat.messages)
-    note(f"Going on with {argument}: {num_turns} turns.")
+    tell_resumed(conversation)
 
 
 def _agrees(question: str) -> bool:
@@ -186,12 +223,16 @@ def _file(conversation: Conversation, argument: str) -> None:
 COMMANDS = {
     "/help": Command(_help, "", "these commands"),
     "/stats": Command(_stats, "", "what the last answer cost"),
-    "/set": Command(_set, "[NAME VALUE]", "sampling, seed, max_tokens, think", setting_names),
+    "/set": Command(
+        _set, "[NAME VALUE]", "sampling, seed, max_tokens, think, as in --help", setting_names
+    ),
     "/system": Command(_system, "[TEXT|none]", "the system message"),
+    "/edit": Command(_edit, "", "change the last question, and ask it anew"),
     "/retry": Command(_retry, "", "another answer to the last question"),
     "/undo": Command(_undo, "", "take the last turn back"),
     "/save": Command(_save, "[NAME]", "keep the conversation as a session", session_names),
     "/load": Command(_load, "[NAME]", "go on with a session", session_names),
+    "/sessions": Command(_sessions, "", "the conversations that were kept"),
     "/draft": Command(
         _draft, "[on|off]", "let the draft propose, or not", lambda: ("on", "off")
     ),
@@ -199,6 +240,7 @@ COMMANDS = {
     "/copy": Command(_copy, "", "the last answer to the clipboard"),
     "/show": Command(_show, "", "mark tokens by where they came from, or not"),
     "/file": Command(_file, "[PATH|none]", "a text file for the next message", None),
+    "/quit": Command(_quit, "", "leave; also /exit, /bye, exit and quit"),
 }
 
 

@@ -12,9 +12,10 @@ import click
 
 from localspec.chat.chat import Chat
 from localspec.cli.conversation import Conversation
-from localspec.cli.screen import error_lines, note, status_line
+from localspec.cli.screen import cut_line, error_lines, note, status_line
 from localspec.cli.terminal.answer_view import AnswerView, MarkedView, RenderedView, show_answer
-from localspec.cli.terminal.chat_commands import COMMANDS, run_command
+from localspec.cli.terminal.chat_commands import COMMANDS, Leave, run_command
+from localspec.cli.terminal.dropped import refuse_dropped_media
 from localspec.cli.terminal.line_editor import LineEditor
 from localspec.cli.terminal.modes import modes_kept
 from localspec.engine.engine import Engine
@@ -30,10 +31,8 @@ def converse(conversation: Conversation) -> None:
     """Answer messages and do commands. No failure of either ends the conversation."""
     editor = LineEditor({name: command.values for name, command in COMMANDS.items()})
 
-    def prefill() -> str:
-        if conversation.pending:
-            note("This question was not answered yet; Enter asks it again.")
-        return conversation.pending
+    def prefill(was_emptied: bool) -> str:  # noqa: FBT001  its only argument
+        return _begun(conversation, was_emptied=was_emptied)
 
     def meanwhile() -> contextlib.AbstractContextManager[None]:
         return idle_time(conversation.engine, conversation.chat)
@@ -42,7 +41,10 @@ def converse(conversation: Conversation) -> None:
         for text in editor.messages(prefill, meanwhile):
             try:
                 if not run_command(conversation, text):
+                    refuse_dropped_media(text)
                     conversation.ask(text)
+            except Leave:
+                return
             except ContextError as error:
                 click.echo(error_lines(error), err=True)
                 note("The conversation goes on as it was; ↑ brings back what you typed.")
@@ -53,6 +55,21 @@ def converse(conversation: Conversation) -> None:
                 note("(stopped)")
 
 
+def _begun(conversation: Conversation, *, was_emptied: bool) -> str:
+    """What the line holds at first, said why."""
+    if was_emptied:
+        if conversation.is_editing:
+            note("The question stays as it was.")
+        conversation.is_editing = False
+        return ""
+    if conversation.is_editing:
+        note("Enter asks it anew, in place of the old one; Ctrl-C leaves it as it was.")
+        return conversation.edited_text()
+    if conversation.pending:
+        note("This question was not answered yet; Enter asks it again.")
+    return conversation.pending
+
+
 def write_rendered(conversation: Conversation, stream: Stream) -> Reply:
     """Show an answer, and a line about it."""
     view: AnswerView = MarkedView()
@@ -61,7 +78,10 @@ def write_rendered(conversation: Conversation, stream: Stream) -> Reply:
     reply = show_answer(conversation.engine, stream, view)
     if reply.finish_reason == "cancelled":
         note("(stopped)")
-    note(status_line(reply.stats, conversation.engine.context_length))
+    context_length = conversation.engine.context_length
+    if cut := cut_line(reply, conversation.options.max_tokens, context_length):
+        note(cut)
+    note(status_line(reply.stats, context_length))
     return reply
 
 

@@ -28,6 +28,11 @@ Values = Callable[[], Iterable[str]] | None
 PROMPT = "> "
 
 
+def can_edit() -> bool:
+    """Whether this terminal can show a text to be changed."""
+    return not is_dumb_terminal()
+
+
 class LineEditor:
     """Messages typed on the terminal; on a dumb one, as its own line editing brings them.
 
@@ -35,25 +40,25 @@ class LineEditor:
     """
 
     def __init__(self, commands: Mapping[str, Values]) -> None:
-        self._session = None if is_dumb_terminal() else _session(commands)
+        self._session = _session(commands) if can_edit() else None
         self._is_reading = False
         self._ending: BaseException | None = None
 
     def messages(
         self,
-        prefill: Callable[[], str],
+        prefill: Callable[[bool], str],
         meanwhile: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> Iterator[str]:
         """What is typed, until Ctrl-D. Ctrl-C empties the line.
 
-        prefill: asked before every message for what the line holds at first, unless it was
-        emptied. A dumb terminal shows it above the line, and Enter alone means it. meanwhile:
-        entered whenever the person's turn begins, and left when it ends.
+        prefill: asked before every message for what the line holds at first, and told whether
+        the person has just emptied it. A dumb terminal shows it above the line, and Enter alone
+        means it. meanwhile: entered whenever the person's turn begins, and left when it ends.
         """
         was_emptied = False
         while True:
             click.echo()
-            begun = "" if was_emptied else prefill()
+            begun = prefill(was_emptied)
             try:
                 with meanwhile():
                     text = self._read(begun)

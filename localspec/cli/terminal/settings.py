@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import get_args
+from typing import Any, get_args
+
+import click
 
 from localspec.cli.conversation import Conversation, ThoughtView
-from localspec.errors import OptionError
-from localspec.sampling.params import SamplingParams
+from localspec.cli.sampling_options import FIELDS
+from localspec.errors import OptionError, perhaps
+from localspec.sampling.params import SamplingParams, check_has_distribution
+from localspec.speculative.randomness import Randomness
+from localspec.speculative.rules import make_rule
+from localspec.streaming.stream import AnswerOptions
 
 _SWITCHES = {"on": True, "true": True, "off": False, "false": False}
 _NONE = "none"
@@ -20,39 +26,73 @@ def setting_names() -> Iterable[str]:
     return (*_sampling_names(), *_OTHERS)
 
 
-def settings_lines(conversation: Conversation) -> list[str]:
-    """Every setting with its value."""
+def settings_lines(conversation: Conversation, name: str) -> list[str]:
+    """One setting with its value, or every one if the name is empty.
+
+    Raises OptionError for a name that is no setting.
+    """
     options = conversation.options
-    values = {name: getattr(options.sampling, name) for name in _sampling_names()}
+    values = {each: getattr(options.sampling, each) for each in _sampling_names()}
     values |= {"seed": options.seed, "max_tokens": options.max_tokens}
     values["think"] = conversation.think
-    return [f"{name} {_written(value)}" for name, value in values.items()]
+    chosen = [_known(name)] if name else list(values)
+    return [f"{each} {_written(values[each])}" for each in chosen]
 
 
 def change_setting(conversation: Conversation, name: str, text: str) -> str:
-    """Set one; the line that says so. Raises OptionError for what is no setting or value."""
+    """Set one; the line that says so. Raises OptionError for what is no setting or value.
+
+    name: as in `setting_names`, or a flag's of the command line.
+    """
+    name = _known(name)
     options = conversation.options
-    value: bool | float | str | None = text
+    value: Any = text
     if name == "think":
         conversation.think = _thought_view(text)
-    elif name == "seed":
-        value = _optional_number(name, text)
-        conversation.options = dataclasses.replace(options, seed=value)
-    elif name == "max_tokens":
-        value = _optional_number(name, text)
-        conversation.options = dataclasses.replace(options, max_tokens=value)
+        return f"{name} {text}"
+    if name in _OTHERS:
+        value = None if text == _NONE else _number(text, int)
+        options = dataclasses.replace(options, **{name: value})
     else:
         assert options.sampling is not None
-        if name in _sampling_names():
-            value = _value(name, text, getattr(options.sampling, name))
-        elif name in SamplingParams.__dataclass_fields__:
-            flag = name.replace("_", "-")
-            raise OptionError(
-                f"{name} is no single value", f"Give it when the chat begins: --{flag}."
-            )
+        value = _value(name, text, getattr(options.sampling, name))
         sampling = options.sampling.changed({name: value})
-        conversation.options = dataclasses.replace(options, sampling=sampling)
+        options = dataclasses.replace(options, sampling=sampling)
+    _check_answerable(options)
+    conversation.options = options
     return f"{name} {_written(value)}"
+
+
+def _known(name: str) -> str:
+    """The setting that a person means. Raises OptionError if there is none."""
+    written = name.removeprefix("--").replace("-", "_")
+    setting = FIELDS.get(written, written)
+    if setting in setting_names():
+        return setting
+    for option in click.get_current_context().command.params:
+        flag = option.opts[0]
+        is_meant = setting == option.name or name.removeprefix("--") == flag.removeprefix("--")
+        if is_meant and flag.startswith("--") and not getattr(option, "hidden", False):
+            raise OptionError(
+                f"{flag} is no setting of a chat that runs",
+                f"Give it when the chat begins: localspec chat {flag} …",
+            )
+    check_has_distribution(setting)
+    raise OptionError(
+        f"there is no setting {name!r}",
+        f"{perhaps(setting, setting_names())}/set alone lists them.",
+    )
+
+
+def _check_answerable(options: AnswerOptions) -> None:
+    """Raise OptionError for what the next answer would be refused for."""
+    assert options.sampling is not None
+    make_rule(
+        options.verify,
+        is_greedy=options.sampling.is_greedy,
+        seed=options.seed,
+        randomness=Randomness(options.seed or 0),
+    )
 
 
 def _sampling_names() -> list[str]:
@@ -73,24 +113,20 @@ def _thought_view(text: str) -> ThoughtView:
     raise OptionError(f"think is {text!r}", f"Choose {', '.join(get_args(ThoughtView))}.")
 
 
-def _optional_number(name: str, text: str) -> int | None:
-    return None if text == _NONE else int(_number(name, text, int))
-
-
-def _value(name: str, text: str, old: object) -> bool | float:
+def _value(name: str, text: str, old: object) -> bool | float | str:
     if isinstance(old, bool):
         if text not in _SWITCHES:
             raise OptionError(f"{name} is {text!r}", "Choose on or off.")
         return _SWITCHES[text]
-    return _number(name, text, int if isinstance(old, int) else float)
+    return _number(text, int if isinstance(old, int) else float)
 
 
-def _number(name: str, text: str, kind: type[int | float]) -> int | float:
+def _number(text: str, kind: type[int | float]) -> int | float | str:
+    """The number; what is none as it is, to be refused by those who know the range."""
     try:
         return kind(text)
     except ValueError:
-        word = "a whole number" if kind is int else "a number"
-        raise OptionError(f"{name} is {text!r}", f"Give {word}.") from None
+        return text
 
 
 def _written(value: object) -> str:

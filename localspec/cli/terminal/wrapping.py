@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import click
 from rich.cells import cell_len, get_character_cell_size
+
+from localspec.cli.screen import use_colour
 
 _TAB = "    "
 _JOINER = "\u200d"
@@ -41,7 +44,7 @@ class WrappedWriter:
     """Appends text to `write`; a word that does not fit begins a new line.
 
     width: asked for at every word, in columns. colourful: whether styles may have colours.
-    The text is harmless already (`screen.printable`) and has no newlines.
+    The text is harmless already (`screen.printable`).
     """
 
     def __init__(
@@ -61,8 +64,16 @@ class WrappedWriter:
         self._column = cell_len(prefix)
         self._indent = " " * self._column
 
+    def lines(self, text: str, style: Style) -> None:
+        """More text, which may have several lines."""
+        first, *more = text.split("\n")
+        self.words(first, style)
+        for line in more:
+            self.newline()
+            self.words(line, style)
+
     def words(self, text: str, style: Style) -> None:
-        """More of the line. A word waits until it is whole."""
+        """More of the line, without newlines. A word waits until it is whole."""
         for character in text:
             if character in " \t":
                 self._flush_word()
@@ -131,3 +142,12 @@ class WrappedWriter:
             italic=style.italic or None,
             dim=style.dim or None,
         )
+
+
+def terminal_writer(*, err: bool) -> WrappedWriter:
+    """Writes to the terminal that stdout is, or stderr."""
+    return WrappedWriter(
+        lambda text: click.echo(text, nl=False, err=err),
+        lambda: shutil.get_terminal_size().columns,
+        colourful=use_colour() is None,
+    )

@@ -1,0 +1,248 @@
+"""`localspec sessions`: the conversations that were kept, and what can be done with them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localspec.atomic_write import write_whole
+from localspec.chat.attachment import without_files
+from localspec.chat.session import (
+    Session,
+    check_exists,
+    is_open,
+    read_session,
+    remove_sessions,
+    session_bytes,
+    session_file,
+    session_names,
+)
+from localspec.cli.answer import text_writer
+from localspec.cli.bars import readable_bytes
+from localspec.cli.completion import complete_file, complete_session
+from localspec.cli.help import Group
+from localspec.cli.screen import note, printable
+from localspec.cli.standard_input import on_terminal
+from localspec.errors import OptionError, SessionError
+
+if TYPE_CHECKING:
+    from localspec.chat.template import Message
+    from localspec.cli.conversation import Conversation
+
+_SHOWN = 240  # characters of a text of the last turn
+_SPEAKERS = {"system": "System message", "user": "You", "assistant": "Model"}  # by role
+_FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
+
+
+@click.group(cls=Group, invoke_without_command=True)
+@click.pass_context
+def sessions(context: click.Context) -> None:
+    """List, show, export and remove conversations that were kept.
+
+    'localspec chat --session NAME' begins one or goes on with it, and /save NAME keeps the
+    conversation of a chat.
+
+    \b
+        localspec sessions
+        localspec sessions show french
+        localspec sessions export french french.md
+        localspec sessions remove french
+    """
+    if context.invoked_subcommand is None:
+        context.invoke(list_sessions, as_json=False)
+
+
+@sessions.command("list")
+@click.option("--json", "as_json", is_flag=True, help="One array with all that is known.")
+def list_sessions(*, as_json: bool) -> None:
+    """List the sessions: turns, last use, size with kept caches, whether it is open."""
+    if as_json:
+        click.echo(json.dumps([_as_object(name) for name in session_names()]))
+        return
+    for line in session_lines():
+        click.echo(line)
+
+
+@sessions.command()
+@click.argument("name", shell_complete=complete_session)
+def show(*, name: str) -> None:
+    """Print what was said, as the chat shows it."""
+    session = _session(name)
+    write = text_writer(err=False)
+    for message in session.messages:
+        if message["role"] == "assistant":
+            _show_answer(message["content"], write)
+            continue
+        begin = "> " if message["role"] == "user" else f"{_speaker(message)}: "
+        text = printable(message["content"]).replace("\n", "\n  ")
+        write(f"{begin}{text}\n\n", None)
+    if session.pending:
+        write(f"> {printable(session.pending)}\n\n", None)
+        note("(not answered yet)")
+
+
+@sessions.command()
+@click.argument("name", shell_complete=complete_session)
+@click.argument(
+    "file", required=False, type=click.Path(path_type=Path), shell_complete=complete_file
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="JSON, as sessions are kept, instead of Markdown; also by a FILE that ends in .json.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace FILE if it is there.")
+def export(*, name: str, file: Path | None, as_json: bool, overwrite: bool) -> None:
+    """Write what was said to FILE, or to stdout."""
+    session = _session(name)
+    if as_json or (file is not None and file.suffix.lower() == ".json"):
+        data = session.as_json()
+    else:
+        data = _as_markdown(session).encode(errors="replace")
+    if file is None:
+        is_seen = sys.stdout.isatty()
+        click.echo(printable(data.decode()) if is_seen else data, nl=False)
+        return
+    if file.exists() and not (overwrite and file.is_file()):
+        hint = "Choose another name, or --overwrite it." if file.is_file() else "Name a file."
+        raise OptionError(f"{file} is there already", hint)
+    write_whole(file, data, durable=False)
+    click.echo(f"{name} exported to {file}", err=True)
+
+
+@sessions.command()
+@click.argument(
+    "names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_session
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def remove(*, names: tuple[str, ...], yes: bool) -> None:
+    """Delete sessions, and the caches that were kept with them.
+
+    None is deleted if one of them is open in a chat.
+    """
+    chosen = list(dict.fromkeys(names))
+    for name in chosen:
+        check_exists(name)
+        click.echo(f"{name}: {readable_bytes(session_bytes(name))}", err=True)
+    if not yes:
+        if not on_terminal():
+            raise click.UsageError("Nobody can be asked here: --yes removes without asking.")
+        click.confirm(f"Remove {_counted(len(chosen), 'session')}?", abort=True, err=True)
+    remove_sessions(chosen)
+    click.echo(f"{_counted(len(chosen), 'session')} removed", err=True)
+
+
+def session_lines() -> list[str]:
+    """A line for every session: turns, last use, size, and whether it is open."""
+    rows = []
+    for each in map(_as_object, session_names()):
+        turns = (
+            "unreadable" if each["num_turns"] is None else _counted(each["num_turns"], "turn")
+        )
+        size = readable_bytes(each["size_bytes"])
+        mark = "open" if each["is_open"] else ""
+        rows.append((each["name"], turns, each["last_used"][:10], size, mark))
+    if not rows:
+        return ["There are no sessions yet; 'localspec chat --session NAME' begins one."]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        f"{name:{widths[0]}}  {turns:>{widths[1]}}  {day}  {size:>{widths[3]}}  {mark}".rstrip()
+        for name, turns, day, size, mark in rows
+    ]
+
+
+def tell_resumed(conversation: Conversation) -> None:
+    """Say which session goes on, and its last turn, as far as a few lines hold it."""
+    messages = conversation.chat.transcript
+    num_turns = sum(message["role"] == "user" for message in messages)
+    said = f"Going on with {conversation.session}: {_counted(num_turns, 'turn')}."
+    if not num_turns:
+        note(said)
+        return
+    _, question = without_files(messages[-2]["content"])
+    answer = " ".join(messages[-1]["content"].split())
+    if len(answer) > _SHOWN:  # its end is what comes before the next question
+        answer = "… " + answer[-_SHOWN:].partition(" ")[2]
+    question = " ".join(question.split())
+    if len(question) > _SHOWN:
+        question = question[:_SHOWN].rpartition(" ")[0] + " …"
+    note(f"{said} The last one:\n> {question}\n{answer}")
+
+
+def _session(name: str) -> Session:
+    """Raises OptionError if there is none of that name, SessionError if it cannot be read."""
+    check_exists(name)
+    session = read_session(name)
+    if session is None:
+        raise SessionError(f"the session {name!r} was removed meanwhile")
+    return session
+
+
+def _as_object(name: str) -> dict[str, Any]:
+    """What is known of a session; num_turns is null if it cannot be read."""
+    try:
+        num_turns = _session(name).num_turns
+    except SessionError:
+        num_turns = None
+    path = session_file(name)
+    last_used = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
+    return {
+        "name": name,
+        "num_turns": num_turns,
+        "last_used": last_used.isoformat(timespec="seconds"),
+        "size_bytes": session_bytes(name),
+        "is_open": is_open(name),
+        "path": str(path),
+    }
+
+
+def _show_answer(text: str, write: Callable[[str, str | None], None]) -> None:
+    if not sys.stdout.isatty():
+        write(f"{printable(text)}\n\n", None)
+        return
+    # Here, so that a pipe does without the libraries that draw.
+    from localspec.cli.terminal.answer_view import RenderedView
+    from localspec.speculative.metrics import Provenance
+    from localspec.streaming.stream import Piece
+
+    view = RenderedView("show")
+    view.push(Piece(text, (), Provenance.PLAIN))
+    view.finish()
+    click.echo()
+
+
+def _as_markdown(session: Session) -> str:
+    parts = [f"# {session.name}"]
+    for message in session.messages:
+        parts += [f"## {_speaker(message)}", _closed(message["content"].strip())]
+    if session.pending:
+        parts += [f"## {_SPEAKERS['user']} (not answered)", _closed(session.pending.strip())]
+    return "\n\n".join(parts) + "\n"
+
+
+def _speaker(message: Message) -> str:
+    """Who says it; a file that somebody edited can name anyone."""
+    return _SPEAKERS.get(message["role"], message["role"])
+
+
+def _closed(text: str) -> str:
+    """The text with the fence closed that an answer left open which was cut off."""
+    fence = ""
+    for line in text.split("\n"):
+        if not fence and (found := _FENCE.match(line)):
+            fence = found[1]
+        elif fence and len(line.strip()) >= len(fence) and set(line.strip()) == {fence[0]}:
+            fence = ""
+    return f"{text}\n{fence}" if fence else text
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
