@@ -6,6 +6,7 @@
     ├── MemoryLimitError   models that need more memory than there is
     ├── PairError          target and draft do not fit together
     ├── PresetError        an unknown or malformed preset, or files not there yet
+    │   └── UnknownPresetError  nothing has that name (also an OptionError)
     ├── DownloadError      files could not be fetched, or not what they should be
     ├── TemplateError      a chat template is missing or broken
     │   └── TemplateLimitError  it does more work than any template may
@@ -60,6 +61,10 @@ class PairError(LocalspecError):
 
 class PresetError(LocalspecError):
     """An unknown or malformed preset, or one whose files are not on this machine."""
+
+
+class UnknownPresetError(PresetError, OptionError):
+    """No preset, alias or file has that name."""
 
 
 class DownloadError(LocalspecError):

@@ -14,7 +14,7 @@ import click
 from localspec.checks import prompts as questions
 from localspec.checks.bench import Bench, Comparison, Outcome, run_bench
 from localspec.cli.bars import readable_bytes
-from localspec.cli.options import PairOptions, pair_options, prompt_tokens
+from localspec.cli.options import PairOptions, model_argument, pair_options, prompt_tokens
 from localspec.cli.plot import check_plot, write_plot
 from localspec.cli.screen import printable, why_off
 from localspec.cli.stats_object import stats_as_object
@@ -26,6 +26,7 @@ _SIZES = (0.1, 0.05, 0.02, 0.01)  # of differences, to say what it takes to see 
 
 
 @click.command()
+@model_argument
 @click.option(
     "--prompts",
     metavar="FILE|builtin",
@@ -57,11 +58,11 @@ def bench(
 
     Plain and speculative answers to the same prompts, in turn. In brackets stands the interval
     that holds the true ratio 95 times in 100; if it holds 1, no difference was seen. What is
-    learned about costs is kept for later runs.
+    learned about costs is kept for later runs. MODEL: as for chat.
 
     \b
         localspec bench
-        localspec bench --target T.gguf --draft D.gguf --plot costs.png
+        localspec bench T.gguf --draft D.gguf --plot costs.png
     """
     if plot is not None:
         check_plot(plot)

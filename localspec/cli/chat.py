@@ -7,7 +7,7 @@ import click
 from localspec.cli import exit_codes
 from localspec.cli.answer import write_answer
 from localspec.cli.conversation import Conversation
-from localspec.cli.options import PairOptions, pair_options
+from localspec.cli.options import PairOptions, model_argument, pair_options
 from localspec.cli.screen import error_lines, legend, note, use_colour
 from localspec.cli.standard_input import holds_conversation, piped_lines
 from localspec.errors import LocalspecError, OptionError
@@ -15,6 +15,7 @@ from localspec.streaming.stream import AnswerOptions, Reply, Stream
 
 
 @click.command()
+@model_argument
 @click.option(
     "--session", metavar="NAME", help="Go on with a conversation, and keep it under this name."
 )
@@ -33,10 +34,14 @@ def chat(
     On a terminal, Ctrl-C stops an answer, Ctrl-D leaves, and /help lists what else can be
     typed. On a pipe, every line of the input is a message.
 
+    MODEL is a preset, an alias, a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT;
+    without one it is that of LOCALSPEC_MODEL, of 'localspec models default', or the demo pair.
+
     \b
         localspec chat
+        localspec chat qwen3-8b
         localspec chat --session french --system "You teach me French."
-        localspec chat --target big.gguf --draft small.gguf --show-draft
+        localspec chat big.gguf --draft small.gguf --show-draft
     """
     if keep_caches and session is None:
         raise click.UsageError("--keep-caches needs a --session.")

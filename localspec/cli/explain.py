@@ -9,9 +9,11 @@ from typing import Any
 import click
 
 from localspec.cli.bars import readable_bytes
+from localspec.cli.options import model_argument
 from localspec.cli.places import place_lines
 from localspec.cli.screen import printable
 from localspec.cli.waiting import waiting
+from localspec.models.choice import choose_model
 from localspec.preflight import explanation
 from localspec.preflight.explanation import Explanation, HeadReport, ModelFacts
 
@@ -19,7 +21,7 @@ _NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
 
 
 @click.command()
-@click.argument("preset", required=False)
+@model_argument
 @click.option("--target", metavar="MODEL", help="A GGUF file, or a name as for chat.")
 @click.option("--draft", metavar="MODEL", help="A small model of the same family.")
 @click.option("--head", metavar="MODEL", help="A trained head in a file of its own.")
@@ -32,7 +34,7 @@ _NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
 @click.option("--json", "as_json", is_flag=True, help="One object with everything found.")
 def explain(  # noqa: PLR0913  each is an option of the command
     *,
-    preset: str | None,
+    model: str | None,
     target: str | None,
     draft: str | None,
     head: str | None,
@@ -42,18 +44,21 @@ def explain(  # noqa: PLR0913  each is an option of the command
 ) -> None:
     """Will it fit, will it pay, and why: before any download.
 
-    Of models that are not here a few megabytes are read: the headers of their files.
+    Of models that are not here a few megabytes are read: the headers of their files. MODEL:
+    as for chat.
 
     \b
         localspec explain qwen2-7b
-        localspec explain --target T.gguf --draft D.gguf --ctx 16384
-        localspec explain --target T.gguf --head H.gguf
-        localspec explain --target bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0 --json
+        localspec explain T.gguf --draft D.gguf --ctx 16384
+        localspec explain T.gguf --head H.gguf
+        localspec explain bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0 --json
     """
+    is_target = draft is not None or head is not None
+    preset, chosen = choose_model(model, None, target, is_target=is_target)
     with waiting(lambda: "Looking at the models …"):
         found = explanation.explain(
             preset,
-            target=target,
+            target=chosen,
             draft=draft,
             head=head,
             context_length=ctx,
@@ -74,6 +79,8 @@ def _lines(found: Explanation) -> list[tuple[str, str]]:
     if found.draft is not None:
         lines += _model_lines("Draft", found.draft)
         lines.append(("Tokens", found.misfit or str(found.vocabulary)))
+        if found.size_warning:
+            lines.append(("Sizes", found.size_warning))
     if found.head is not None:
         lines.append(("Head", _head(found.head)))
     if found.draft is None and found.head is None:

@@ -18,6 +18,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.loading import load
 from localspec.errors import OptionError, TemplateError
 from localspec.llama.options import LlamaOptions
+from localspec.models.choice import VARIABLE, choose_model
 from localspec.models.presets import DEFAULT_PRESET
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, Drafting, ProposerName
@@ -28,6 +29,7 @@ from localspec.speculative.rules import RuleName
 class PairOptions:
     """The options of a command that runs a pair; None means the default."""
 
+    model: str | None
     preset: str | None
     target: str | None
     draft: str | None
@@ -48,14 +50,16 @@ class PairOptions:
     show_draft: bool
 
     def open_engine(self) -> Engine:
-        """Load the pair. Raises what `localspec.load` raises."""
-        if self.target is None:
-            offer_download(self.preset or DEFAULT_PRESET)
+        """Load the pair. Raises what `localspec.load` and `choose_model` raise."""
+        is_target = self.draft is not None or self.head is not None
+        preset, target = choose_model(self.model, self.preset, self.target, is_target=is_target)
+        if self.target is None and not is_target:
+            offer_download(target or preset or DEFAULT_PRESET)
         loaded = [0.0]  # the share so far, read by another thread
         with waiting(lambda: f"Loading the models: {loaded[-1]:.0%} …"):
             return load(
-                self.preset,
-                target=self.target,
+                preset,
+                target=target,
                 draft=self.draft,
                 head=self.head,
                 draft_tokens=0 if self.no_draft else self.draft_tokens,
@@ -141,16 +145,25 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_options
 
 
+model_argument = click.argument("model", required=False)
+model_option = click.option(
+    "-m",
+    "--model",
+    metavar="MODEL",
+    help="A preset, an alias, a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT. "
+    f"[default: {VARIABLE}, 'localspec models default', or {DEFAULT_PRESET}]",
+)
+
 _OPTIONS = [
     click.option(
         "--preset",
         metavar="NAME",
-        help=f"A named pair; 'localspec models' lists them. [default: {DEFAULT_PRESET}]",
+        help="A named pair, and nothing else; 'localspec models' lists them.",
     ),
     click.option(
         "--target",
         metavar="MODEL",
-        help="The model whose answers you get: a GGUF file, hf:owner/repo/file.gguf, "
+        help="The model whose answers you get, alone: a GGUF file, hf:owner/repo/file.gguf, "
         "owner/repo:QUANT, or a preset's.",
     ),
     click.option(

@@ -16,7 +16,7 @@ from localspec.checks.distribution_check import ALPHA, BIAS, VIEWS
 from localspec.checks.identity import ENOUGH_ACCEPTED
 from localspec.checks.selfcheck import Finding, Report, check
 from localspec.cli import exit_codes
-from localspec.cli.options import PairOptions, pair_options, prompt_tokens
+from localspec.cli.options import PairOptions, model_argument, pair_options, prompt_tokens
 from localspec.cli.screen import printable
 from localspec.engine.engine import Engine
 
@@ -28,6 +28,7 @@ def _no_nan(_context: click.Context, _option: click.Parameter, value: float) -> 
 
 
 @click.command()
+@model_argument
 @click.option("--prompts", type=Path, metavar="FILE", help="Prompts of your own, one a line.")
 @click.option(
     "--samples",
@@ -60,11 +61,11 @@ def verify(
     Identity: greedy and seeded text with drafting must be the text without it, up to near
     ties that rounding decides. Statistics: sampled text must follow the target's own
     distributions. It ends when both have evidence enough. Exit code 0: lossless, 1: not, 3: not
-    enough evidence in the time.
+    enough evidence in the time. MODEL: as for chat.
 
     \b
         localspec verify
-        localspec verify --target T.gguf --draft D.gguf --seconds 600
+        localspec verify T.gguf --draft D.gguf --seconds 600
     """
     texts = questions.BUILT_IN if prompts is None else questions.read_prompts(prompts)
     with options.open_engine() as engine:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
     from localspec.engine.loading import LoadKeywords
+    from localspec.models.preset import Preset
 
 _POLL_S = 0.02  # between two looks at whether idle work goes on
 
@@ -74,7 +75,7 @@ class IsolatedEngine(BaseEngine):
 
     def __init__(
         self,
-        preset: str | None = None,
+        preset: str | Preset | None = None,
         *,
         progress: Callable[[float], None] | None = None,
         **arguments: Unpack[LoadKeywords],

@@ -288,7 +288,8 @@ def _told(repo: str, file: HubFile | None, error: Exception) -> DownloadError:
         )
     if isinstance(error, RevisionNotFoundError):
         return DownloadError(
-            f"{repo} has no revision {file.revision if file else 'main'!r}", "Check the preset."
+            f"{repo} has no revision {(file and file.revision) or 'main'!r}",
+            f"Give a branch, a tag or a commit that {endpoint}/{repo} has.",
         )
     if isinstance(error, EntryNotFoundError) and status == 404:
         return DownloadError(

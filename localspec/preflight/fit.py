@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from localspec.errors import MemoryLimitError
+from localspec.gguf_file.context_length import context_to_open
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import repacked_types
-from localspec.llama.options import context_to_open
 from localspec.llama.placement import is_in_main_memory, usable_gpus
 from localspec.machine import memory_here
 from localspec.models.preset import HubModel, Preset
