@@ -121,4 +121,4 @@ def _lasting(name: str) -> str:
     if not isinstance(model, LocalModel):
         return name
     check_model_file(model.path)
-    return str(model.path.resolve())
+    return os.path.abspath(model.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -203,7 +204,8 @@ def _length_lines(wanted: int | None, headers: dict[Role, Header]) -> list[str]:
 def _model_lines(new: NewPreset, role: Role, model: Model) -> list[str]:
     table = ["", f"[{quoted(new.name)}.{role}]"]
     if isinstance(model, PackagedModel | LocalModel):
-        return [*table, f"path = {quoted(str(model.path.resolve()))}"]
+        # Not what a link leads to: the parts of a split model are found by their names.
+        return [*table, f"path = {quoted(os.path.abspath(model.path))}"]
     files = [_pinned(file) for file in model.files]
     common = [f"repo = {quoted(files[0].repo)}", f'revision = "{files[0].revision}"']
     if len(files) == 1:
