@@ -61,7 +61,8 @@ def main() -> None:
 
     \b
         localspec chat                        talk to the demo pair, offline
-        localspec chat --target T.gguf --draft D.gguf
+        localspec chat qwen2-7b               a preset, a GGUF file or a name of the hub's
+        localspec chat T.gguf --draft D.gguf
         localspec generate "Why is the sky blue?"
         localspec bench                       how much faster than plain decoding
         localspec verify                      check that drafting changes nothing

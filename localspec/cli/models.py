@@ -10,7 +10,7 @@ import click
 from localspec.cli.bars import readable_bytes
 from localspec.cli.own_models import add, alias, default, import_models
 from localspec.cli.screen import note, printable
-from localspec.errors import DownloadError
+from localspec.errors import DownloadError, PresetError
 from localspec.models import installed
 from localspec.models.choice import usual_model
 from localspec.models.hub import locate
@@ -69,22 +69,22 @@ def models(context: click.Context, *, as_json: bool) -> None:
 @models.command()
 @click.argument("preset")
 def path(*, preset: str) -> None:
-    """Print the paths of a preset's target, draft and head, a line each."""
+    """Print the paths of target, draft and head, a line each."""
     for found in locate(find_preset(preset)).by_role().values():
         click.echo(found)
 
 
 @models.command()
 @click.argument("preset")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask: remove both.")
 def remove(*, preset: str, yes: bool) -> None:
-    """Delete the files that localspec fetched for a preset, and a preset of your own.
+    """Delete the fetched files of a preset, and a preset of your own.
 
     Files that another preset uses, that another tool put into the cache, or that lie in
     folders of yours stay. A preset that you added is asked about by itself.
     """
     chosen = find_preset(preset)
-    is_own = chosen.name in user_presets()
+    is_own = _is_own(chosen.name)
     removal = installed.removal_of(chosen)
     for file, users in removal.shared.items():
         click.echo(f"{file.name} stays: {', '.join(users)} uses it", err=True)
@@ -96,6 +96,14 @@ def remove(*, preset: str, yes: bool) -> None:
         _remove_preset(chosen.name, yes=yes)
     elif not removal.owned:
         click.echo("Nothing to remove.", err=True)
+
+
+def _is_own(name: str) -> bool:
+    """Whether the preset stands in the user's file; of a malformed one nothing counts."""
+    try:
+        return name in user_presets()
+    except PresetError:
+        return False
 
 
 def _remove_files(removal: installed.Removal, *, yes: bool) -> None:
@@ -121,7 +129,7 @@ def _remove_preset(name: str, *, yes: bool) -> None:
 @models.command()
 @click.argument("presets", nargs=-1, metavar="[PRESET]...")
 def verify(*, presets: tuple[str, ...]) -> None:
-    """Read files again and compare them with their sums; without names, all that are here."""
+    """Compare files with their sums; without names, all that are here."""
     chosen = (
         [find_preset(name) for name in presets]
         if presets

@@ -158,12 +158,12 @@ _OPTIONS = [
     click.option(
         "--preset",
         metavar="NAME",
-        help="A named pair, and nothing else; 'localspec models' lists them.",
+        help="A named pair; 'localspec models' lists them.",
     ),
     click.option(
         "--target",
         metavar="MODEL",
-        help="The model whose answers you get, alone: a GGUF file, hf:owner/repo/file.gguf, "
+        help="The model whose answers you get: a GGUF file, hf:owner/repo/file.gguf, "
         "owner/repo:QUANT, or a preset's.",
     ),
     click.option(

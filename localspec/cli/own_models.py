@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
+from localspec.cli import exit_codes
 from localspec.cli.bars import readable_bytes
 from localspec.cli.screen import printable
 from localspec.cli.standard_input import on_terminal
 from localspec.cli.waiting import waiting
+from localspec.errors import LocalspecError
 from localspec.models.choice import drop_alias, set_alias, set_default, usual_model
-from localspec.models.folder_import import FolderContent, search_folder
+from localspec.models.folder_import import FolderContent, Proposal, search_folder
 from localspec.models.names import read_names
 from localspec.models.presets import DEFAULT_PRESET, user_presets_file
 from localspec.models.user_presets import NewPreset, add_preset
@@ -89,7 +91,14 @@ def import_models(*, folder: Path, yes: bool) -> None:
         return
     if not yes:
         click.confirm(f"Add {what} to {user_presets_file()}?", abort=True, err=True)
-    for one in found.proposals:
+    num_added = sum(map(_add_proposal, found.proposals))
+    if num_added < count:
+        raise click.exceptions.Exit(exit_codes.FAILED)
+
+
+def _add_proposal(one: Proposal) -> bool:
+    """Whether the preset could be added; what is wrong with one does not hold up the others."""
+    try:
         add_preset(
             NewPreset(
                 name=one.name,
@@ -99,7 +108,11 @@ def import_models(*, folder: Path, yes: bool) -> None:
                 context_length=None,
             )
         )
-        click.echo(one.name)
+    except LocalspecError as error:
+        click.echo(printable(f"{one.name} is not added: {error}"), err=True)
+        return False
+    click.echo(one.name)
+    return True
 
 
 def _found_lines(found: FolderContent) -> list[str]:
@@ -110,9 +123,7 @@ def _found_lines(found: FolderContent) -> list[str]:
     lines += [f"{path} is there already: {name}" for path, name in found.known.items()]
     lines += [f"Skipped: {reason}" for reason in found.skipped.values()]
     if not found.is_whole:
-        lines.append(
-            "Not all was looked at: there are too many files, too deep, or unreadable."
-        )
+        lines.append("Not all was looked at: files are too many, too deep, or cannot be read.")
     return lines
 
 
@@ -146,7 +157,7 @@ def default(*, name: str | None, clear: bool) -> None:
 @click.argument("name", required=False)
 @click.option("--clear", is_flag=True, help="Forget the alias SHORT.")
 def alias(*, short: str | None, name: str | None, clear: bool) -> None:
-    """Let a short name stand for a preset or a model; without names, list them.
+    """Give a preset or a model a short name; alone, list them.
 
     \b
         localspec models alias

@@ -65,7 +65,8 @@ def search_folder(folder: Path) -> FolderContent:
     }
     headers: dict[Path, Header] = {}
     names: dict[Path, str] = {}
-    known, skipped = {}, {}
+    known: dict[Path, str] = {}
+    skipped: dict[Path, str] = {}
     seen: set[Path] = set()
     for path, name in walk.models(folder.absolute()):
         content = path.resolve()  # which may have several names; ours tells its parts

@@ -289,7 +289,7 @@ def _told(repo: str, file: HubFile | None, error: Exception) -> DownloadError:
     if isinstance(error, RevisionNotFoundError):
         return DownloadError(
             f"{repo} has no revision {(file and file.revision) or 'main'!r}",
-            f"Give a branch, a tag or a commit that {endpoint}/{repo} has.",
+            f"Give a branch, tag or commit of {endpoint}/{repo}, in the name or the preset.",
         )
     if isinstance(error, EntryNotFoundError) and status == 404:
         return DownloadError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from localspec.errors import OptionError, PresetError, UnknownPresetError
 from localspec.models.names import config_folder, read_names
 from localspec.models.preset import Preset
-from localspec.models.preset_file import read_presets
+from localspec.models.preset_file import header_of, read_presets
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +29,16 @@ def load_presets() -> dict[str, Preset]:
     """All presets by name: the shipped ones in their order, then the user's.
 
     A preset of the user's takes the place of a shipped one with its name. A malformed file
-    of the user's is told by a warning, and counts as empty.
+    of the user's is told by a warning; what it names is not there then.
     """
+    text, shipped = "", _shipped_presets()
     try:
-        return {**_shipped_presets(), **user_presets()}
+        text = _users_text()
+        return {**shipped, **read_presets(str(user_presets_file()), text, shipped)}
     except PresetError as error:
         _warn(f"{error}; presets of yours are left out. {error.hint}")
-        return dict(_shipped_presets())
+        theirs = {header_of(line)[:1] for line in text.split("\n")}
+        return {name: one for name, one in shipped.items() if (name,) not in theirs}
 
 
 def user_presets() -> dict[str, Preset]:
@@ -43,16 +46,20 @@ def user_presets() -> dict[str, Preset]:
 
     Raises PresetError, naming file, line and key, if it is malformed.
     """
+    return read_presets(str(user_presets_file()), _users_text(), _shipped_presets())
+
+
+def _users_text() -> str:
+    """Of the user's file, empty if there is none. Raises PresetError."""
     path = user_presets_file()
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
             raise PresetError(f"{path} is no regular file", "Remove it.")
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        return {}
+        return ""
     except (OSError, UnicodeDecodeError) as error:
         raise PresetError(f"{path} cannot be read: {error}", "Correct or remove it.") from error
-    return read_presets(str(path), text, _shipped_presets())
 
 
 @functools.cache

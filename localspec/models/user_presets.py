@@ -167,15 +167,25 @@ def _changing() -> Iterator[Path]:
 
 
 def _without(text: str, name: str) -> str:
-    """The lines of the text but for those of the preset's tables."""
-    kept, is_its = [], False
+    """The lines of the text but for those of the preset's tables.
+
+    Comments before the next table are taken for that one's.
+    """
+    kept: list[str] = []
+    between: list[str] = []  # blank lines and comments, of which it is not known yet
+    is_its = False
     for line in text.split("\n"):
+        if not line.strip() or line.lstrip().startswith("#"):
+            between.append(line)
+            continue
         header = header_of(line)
-        if header:
-            is_its = header[0] == name
+        was_its, is_its = is_its, header[0] == name if header else is_its
+        if not (was_its and is_its):
+            kept += between
+        between = []
         if not is_its:
             kept.append(line)
-    return "\n".join(kept)
+    return "\n".join([*kept, *between])
 
 
 def _check_together(headers: dict[Role, Header]) -> None:
