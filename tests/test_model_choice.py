@@ -139,13 +139,15 @@ def test_an_unknown_name_is_a_usage_error_with_near_names(arguments):
 
 def test_what_names_an_unknown_model_is_said(monkeypatch):
     monkeypatch.setenv("LOCALSPEC_MODEL", "qwen3-8")
-    with pytest.raises(UnknownPresetError, match=r"^LOCALSPEC_MODEL: there is no preset"):
+    with pytest.raises(UnknownPresetError, match=r"^LOCALSPEC_MODEL: there is no") as caught:
         chosen()
+    assert caught.value.hint.startswith("Set it to another name, or unset it. Did you mean qw")
     monkeypatch.delenv("LOCALSPEC_MODEL")
     names_file().parent.mkdir(parents=True)
     names_file().write_text('default = "gone"')
-    with pytest.raises(UnknownPresetError, match=r"names\.toml: there is no preset 'gone'"):
+    with pytest.raises(UnknownPresetError, match=r"names\.toml: .* no preset 'gone'") as caught:
         chosen()
+    assert "localspec models default NAME, or --clear" in caught.value.hint
 
 
 def test_default_shows_what_counts(monkeypatch, model):

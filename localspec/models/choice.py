@@ -26,10 +26,11 @@ class Choice(NamedTuple):
 
 
 class Named(NamedTuple):
-    """The model that is used where none is named, and what says so."""
+    """The model that is used where none is named, what says so, and how to change that."""
 
     name: str
     origin: str
+    remedy: str
 
 
 def choose_model(
@@ -53,7 +54,8 @@ def choose_model(
     try:
         return _meant(usual.name, is_target=False)
     except LocalspecError as error:
-        raise type(error)(f"{usual.origin}: {error}", error.hint) from error
+        hint = f"{usual.remedy} {error.hint}"
+        raise type(error)(f"{usual.origin}: {error}", hint) from error
 
 
 def usual_model() -> Named | None:
@@ -62,9 +64,12 @@ def usual_model() -> Named | None:
     Raises PresetError if the file of names is malformed.
     """
     if chosen := os.environ.get(VARIABLE):
-        return Named(chosen, VARIABLE)
+        return Named(chosen, VARIABLE, "Set it to another name, or unset it.")
     default = read_names().default
-    return None if default is None else Named(default, f"the default of {names_file()}")
+    if default is None:
+        return None
+    remedy = "Choose another: localspec models default NAME, or --clear."
+    return Named(default, f"the default of {names_file()}", remedy)
 
 
 def set_default(name: str | None) -> None:
