@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from localspec.chat.chat import Chat
+    from localspec.engine.disk_usage import DiskUsage, disk_usage, free_disk
     from localspec.engine.engine import Engine
     from localspec.engine.isolated import IsolatedEngine
     from localspec.engine.loading import load
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
     )
     from localspec.llama.options import LlamaOptions
     from localspec.models.downloads import download
-    from localspec.models.preset import Preset
+    from localspec.models.installed import PresetState, list_models, preset_state
+    from localspec.models.preset import HubFile, HubModel, LocalModel, Preset
+    from localspec.models.presets import find_preset
     from localspec.models.progress import Progress
     from localspec.preflight.explanation import ExpectedGain, Explanation, ModelFacts, explain
     from localspec.preflight.memory import MemoryEstimate
@@ -77,6 +80,7 @@ __all__ = [
     "ContextError",
     "CrashedError",
     "DecodeError",
+    "DiskUsage",
     "DownloadError",
     "DraftOff",
     "DraftPolicy",
@@ -87,9 +91,12 @@ __all__ = [
     "Explanation",
     "FixedDraftPolicy",
     "ForkedError",
+    "HubFile",
+    "HubModel",
     "Interrupted",
     "IsolatedEngine",
     "LlamaOptions",
+    "LocalModel",
     "LocalspecError",
     "MemoryEstimate",
     "MemoryLimitError",
@@ -102,6 +109,7 @@ __all__ = [
     "PolicyEstimate",
     "Preset",
     "PresetError",
+    "PresetState",
     "Progress",
     "ProposerKind",
     "Provenance",
@@ -116,15 +124,21 @@ __all__ = [
     "TokenLogprob",
     "TokenLogprobs",
     "UnknownPresetError",
+    "disk_usage",
     "download",
     "explain",
+    "find_preset",
+    "free_disk",
+    "list_models",
     "load",
+    "preset_state",
 ]
 
 _MODULE_OF = {
     "AnswerOptions": "streaming.options",
     "AsyncStream": "streaming.async_stream",
     "Chat": "chat.chat",
+    "DiskUsage": "engine.disk_usage",
     "DraftOff": "speculative.policy_api",
     "DraftPolicy": "speculative.policy_api",
     "Engine": "engine.engine",
@@ -132,14 +146,18 @@ _MODULE_OF = {
     "ExpectedGain": "preflight.explanation",
     "Explanation": "preflight.explanation",
     "FixedDraftPolicy": "speculative.policy_api",
+    "HubFile": "models.preset",
+    "HubModel": "models.preset",
     "IsolatedEngine": "engine.isolated",
     "LlamaOptions": "llama.options",
+    "LocalModel": "models.preset",
     "MemoryEstimate": "preflight.memory",
     "ModelFacts": "preflight.explanation",
     "PairMemory": "preflight.room",
     "Piece": "streaming.stream",
     "PolicyEstimate": "speculative.policy_api",
     "Preset": "models.preset",
+    "PresetState": "models.installed",
     "Progress": "models.progress",
     "ProposerKind": "speculative.policy_api",
     "Provenance": "speculative.metrics",
@@ -150,9 +168,14 @@ _MODULE_OF = {
     "Stream": "streaming.stream",
     "TokenLogprob": "sampling.logprobs",
     "TokenLogprobs": "sampling.logprobs",
+    "disk_usage": "engine.disk_usage",
     "download": "models.downloads",
     "explain": "preflight.explanation",
+    "find_preset": "models.presets",
+    "free_disk": "engine.disk_usage",
+    "list_models": "models.installed",
     "load": "engine.loading",
+    "preset_state": "models.installed",
 }
 
 

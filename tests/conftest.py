@@ -48,9 +48,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is measured in tests, on a busy machine, is not for the user's own runs."""
+    """What is measured in tests, on a busy machine, is not for the user's own runs.
+
+    And what the user chose is not for the tests.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.delenv("LOCALSPEC_MODEL", raising=False)
         yield
 
 

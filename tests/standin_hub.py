@@ -86,6 +86,7 @@ class StandinHub:
 
     def __init__(self) -> None:
         self.files: dict[tuple[str, str], Served] = {}
+        self.revisions = {"main": COMMIT}  # branches and tags, each with its commit
         self.faults: dict[str, list[Fault]] = defaultdict(list)
         self.seen: list[Seen] = []
         self.num_sent: dict[str, int] = defaultdict(int)  # bytes of bodies, by file
@@ -222,10 +223,11 @@ class _HubHandler(_Handler):
         served = self.hub.files.get((repo, file))
         if not any(repo == known for known, _ in self.hub.files):
             return self.reply(404, {"X-Error-Code": "RepoNotFound"})
-        if revision not in ("main", COMMIT):
+        commit = self.hub.revisions.get(revision, revision)
+        if commit not in self.hub.revisions.values():
             return self.reply(404, {"X-Error-Code": "RevisionNotFound"})
         if served is None:
-            return self.reply(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+            return self.reply(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
         name = file.rsplit("/", 1)[-1]
         on_head = self.command == "HEAD"
         if fault := self.next_fault(name, on_head=on_head, at_hub=not on_head):
@@ -235,7 +237,7 @@ class _HubHandler(_Handler):
                 self.close_connection = True
                 return None
             if fault.redirect is not None:
-                return self.reply(302, {"Location": fault.redirect, "X-Repo-Commit": COMMIT})
+                return self.reply(302, {"Location": fault.redirect, "X-Repo-Commit": commit})
             if fault.status:
                 return self.reply(fault.status, fault.headers)
             served = Served(fault.content or served.content)
@@ -243,8 +245,8 @@ class _HubHandler(_Handler):
             return self.reply(
                 307,
                 {
-                    "Location": f"/api/resolve-cache/models/{repo}/{COMMIT}/{file}",
-                    "X-Repo-Commit": COMMIT,
+                    "Location": f"/api/resolve-cache/models/{repo}/{commit}/{file}",
+                    "X-Repo-Commit": commit,
                     "X-Linked-Etag": f'"{served.etag}"',
                 },
             )
@@ -253,7 +255,7 @@ class _HubHandler(_Handler):
             302,
             {
                 "Location": f"{self.hub.cdn}/{repo}/{file}?expires={expires}",
-                "X-Repo-Commit": COMMIT,
+                "X-Repo-Commit": commit,
                 "X-Linked-Etag": f'"{served.etag}"',
                 "X-Linked-Size": str(len(served.content)),
                 "Accept-Ranges": "bytes",

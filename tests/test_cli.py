@@ -241,7 +241,7 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
         (["generate", "x", "--threads", "0"], 2, "threads is 0"),
         (["generate", "x", "--gpu-layers", "-2"], 2, "GPU layers is -2"),
         (["generate", "x", "--draft-tokens", "17"], 2, "draft tokens is 17"),
-        (["generate", "x", "--preset", "nope"], 1, "no preset 'nope'"),
+        (["generate", "x", "--preset", "nope"], 2, "no preset 'nope'"),
         (["generate", "x", "--target", "absent.gguf"], 1, "does not exist"),
         (["generate", "x", "--draft", "absent.gguf"], 2, "without a target"),
         (["generate", "x", "--target", __file__], 1, "not a GGUF file"),
@@ -252,7 +252,7 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
         (["chat", "--session", "../x"], 2, "no name for a session"),
         (["chat", "--no-think"], 1, "no switch for thinking"),
         (["generate", "word " * 3000], 1, "the context holds 2048"),
-        (["chat", "--preset", "nope"], 1, "no preset 'nope'"),
+        (["chat", "--preset", "nope"], 2, "no preset 'nope'"),
         (["nonsense"], 2, "No such command"),
     ],
 )

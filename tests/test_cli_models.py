@@ -13,7 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from localspec.cli import main
-from localspec.models.presets import find_preset, load_presets, user_presets_file
+from localspec.models.presets import (
+    find_preset,
+    load_presets,
+    user_presets,
+    user_presets_file,
+)
 from localspec.models.user_presets import NewPreset, add_preset
 from standin_hub import COMMIT, StandinHub
 
@@ -95,6 +100,27 @@ def test_chat_on_a_terminal_offers_to_fetch(hub: StandinHub, tmp_path, answer):
         assert hub.gets(TARGET) == []
     child.close()
     assert child.exitstatus == (0 if answer == "y" else 1)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pseudo-terminal")
+def test_a_model_of_the_hub_is_offered_like_a_preset(hub: StandinHub):
+    import pexpect
+
+    name = "Qwen/Qwen2-0.5B-Instruct-GGUF:Q4_K_M"
+    child = pexpect.spawn(
+        str(LOCALSPEC),
+        ["generate", "-m", name, "--max-tokens", "4", "Hello!"],
+        env={**os.environ, **hub.environment},
+        timeout=60,
+        encoding="utf-8",
+        dimensions=(40, 200),
+    )
+    child.expect(rf"{name} is not on this machine. Fetch 2.\d MB into")
+    child.sendline("y")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    assert len(hub.gets(DRAFT)) == 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pseudo-terminal")
@@ -186,10 +212,11 @@ def test_remove_asks_and_says_what_it_frees(hub: StandinHub):
     assert refused.exit_code == 130
     assert "10.3 MB" in refused.stderr
     assert run("models", "path", "qwen2-7b").exit_code == 0
-    done = run("models", "remove", "qwen2-7b", stdin="y\n")
+    done = run("models", "remove", "qwen2-7b", stdin="y\nn\n")
+    assert done.exit_code == 0
     assert "10.3 MB freed" in done.stderr
     assert run("models", "path", "qwen2-7b").exit_code == 1
-    assert "Nothing to remove" in run("models", "remove", "qwen2-7b").stderr
+    assert "qwen2-7b" in user_presets()
     assert "Nothing to remove" in run("models", "remove", "demo").stderr
 
 
@@ -323,13 +350,13 @@ def test_an_addition_that_cannot_be_written_leaves_the_file_and_nothing_else(
     ("arguments", "code", "words"),
     [
         (["download"], 2, "Missing argument"),
-        (["download", "nope"], 1, "no preset 'nope'"),
-        (["download", "../../x"], 1, "no preset '../../x'"),
+        (["download", "nope"], 2, "no preset 'nope'"),
+        (["download", "../../x"], 2, "no preset '../../x'"),
         (["download", "hf:o"], 2, "names no file"),
         (["download", "qwen2-7b", "--local-dir", __file__], 2, "is a file"),
-        (["models", "path", "nope"], 1, "no preset 'nope'"),
-        (["models", "verify", "nope"], 1, "no preset 'nope'"),
-        (["models", "remove", "../x"], 1, "no preset '../x'"),
+        (["models", "path", "nope"], 2, "no preset 'nope'"),
+        (["models", "verify", "nope"], 2, "no preset 'nope'"),
+        (["models", "remove", "../x"], 2, "no preset '../x'"),
         (["models", "add", "../x", "--target", "t"], 2, "no name for a preset"),
         (["models", "add", "x"], 2, "--target"),
         (["models", "add", "x", "--target", "absent.gguf"], 1, "does not exist"),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +18,9 @@ from localspec.cli import main
 from localspec.cli.explain import as_text
 from localspec.engine.loading import load
 from localspec.errors import DownloadError, ModelFileError, OptionError
+from localspec.models.pairing import is_small_enough
+from localspec.models.preset import HubModel
+from localspec.models.presets import load_presets
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.preflight.explanation import explain
@@ -205,3 +211,60 @@ def test_json_has_all_of_it():
 def test_what_names_no_pair_is_refused(arguments, error):
     with pytest.raises(error):
         explain(**arguments)
+
+
+@pytest.mark.parametrize("wrong", [{"context_length": 0}, {"num_gpu_layers": -1}], ids=str)
+def test_numbers_that_load_refuses_are_refused(wrong):
+    for ask in (explain, load):
+        with pytest.raises(OptionError):
+            ask(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("widths", "words"),
+    [((128, 128), "100% of its size"), ((64, 256), "is larger"), ((256, 64), "")],
+)
+def test_a_pair_of_wrong_sizes_is_warned_of(tmp_path, demo_target, caplog, widths, words):
+    """By explain, and by load where the draft is used."""
+    target, draft = (
+        str(write_random_model(tmp_path / f"{role}.gguf", demo_target, width=width))
+        for role, width in zip(("target", "draft"), widths, strict=True)
+    )
+    found = explain(target=target, draft=draft)
+    shown = run("--target", target, "--draft", draft)
+    load(target=target, draft=draft, draft_tokens=0).close()
+    assert not caplog.records
+    load(target=target, draft=draft, num_threads=1).close()
+    if words:
+        assert found.size_warning.startswith("draft.gguf drafts for target.gguf and ")
+        assert words in found.size_warning
+        assert f"Sizes      {found.size_warning}" in shown
+        (record,) = caplog.records
+        assert record.getMessage() == found.size_warning
+    else:
+        assert found.size_warning == ""
+        assert "Sizes" not in shown
+        assert not caplog.records
+
+
+def test_generate_warns_of_sizes_on_stderr(tmp_path, demo_target):
+    """One line, of the installed command, whose own standard error it is."""
+    draft = write_random_model(tmp_path / "draft.gguf", demo_target, width=1024)
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("localspec"), "generate", "-m", demo_target,
+            "--draft", draft, "--max-tokens", "2", "Hello!",
+        ],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("draft.gguf drafts for target.gguf and is larger")
+
+
+def test_the_presets_are_no_pairs_of_wrong_sizes():
+    for preset in load_presets().values():
+        models = preset.target, preset.draft
+        if all(isinstance(model, HubModel) and model.size_bytes for model in models):
+            target, draft = models
+            assert is_small_enough(draft.size_bytes, target.size_bytes), preset.name

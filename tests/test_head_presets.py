@@ -13,7 +13,7 @@ import localspec
 from localspec.cli import main
 from localspec.errors import DownloadError, ModelFileError, OptionError, PresetError
 from localspec.models.hub import Located, locate
-from localspec.models.installed import damaged_files, state_of
+from localspec.models.installed import damaged_files, preset_state
 from localspec.models.preset import LocalModel
 from localspec.models.presets import (
     find_preset,
@@ -115,7 +115,7 @@ def test_a_head_is_fetched_checked_and_removed_like_the_others(headed):
     preset = find_preset("headed")
     size = sum(len(headed.files[REPO, name].content) for name in (TARGET, HEAD))
     assert run("download", f"hf:{REPO}/{TARGET}").exit_code == 0
-    assert (state_of(preset).state, state_of(preset).size_bytes) == ("partial", size)
+    assert (preset_state(preset).state, preset_state(preset).size_bytes) == ("partial", size)
     absent = run("models", "path", "headed")
     assert f"needs {HEAD}, not" in absent.stderr
     progress = []
@@ -124,7 +124,7 @@ def test_a_head_is_fetched_checked_and_removed_like_the_others(headed):
     assert {one.file.name for one in progress} == {HEAD}
     assert locate(preset) == Located(target=paths[0], draft=None, head=paths[1])
     assert run("models", "path", "headed").stdout.splitlines() == [str(p) for p in paths]
-    assert state_of(preset).state == "ready"
+    assert preset_state(preset).state == "ready"
     assert run("models", "verify", "headed").stdout == "headed: ok\n"
     content = bytearray(paths[1].read_bytes())
     content[-1] ^= 1

@@ -22,7 +22,12 @@ from localspec.models.preset import (
     hub_files,
 )
 from localspec.models.preset_file import read_presets
-from localspec.models.presets import find_preset, load_presets, user_presets_file
+from localspec.models.presets import (
+    find_preset,
+    load_presets,
+    user_presets,
+    user_presets_file,
+)
 from localspec.models.source import Quantized, parse_source
 from localspec.sampling.params import SamplingParams
 
@@ -189,14 +194,14 @@ def test_presets_are_the_files_now_whatever_a_caller_did_with_the_last(users_fil
 def test_a_users_file_that_cannot_be_read_is_an_error(users_file):
     users_file.write_bytes(b"\xff")
     with pytest.raises(PresetError, match="cannot be read"):
-        load_presets()
+        user_presets()
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = " + "9" * 10_000])
 def test_a_users_file_beyond_all_bounds_is_an_error(users_file, text):
     users_file.write_text(text)
     with pytest.raises(PresetError, match=r"models\.toml"):
-        load_presets()
+        user_presets()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes and devices have no names here")
@@ -204,11 +209,11 @@ def test_a_users_file_that_is_no_file_is_an_error(users_file):
     """Neither waited for nor read without end."""
     os.mkfifo(users_file)
     with pytest.raises(PresetError, match="no regular file"):
-        load_presets()
+        user_presets()
     users_file.unlink()
     users_file.symlink_to("/dev/zero")
     with pytest.raises(PresetError, match="no regular file"):
-        load_presets()
+        user_presets()
 
 
 @pytest.mark.parametrize("path", ["~nouser/x.gguf", "a\\u0000b", "", "absent.gguf"])
@@ -281,6 +286,10 @@ def test_a_malformed_file_names_file_line_and_key(text, line, words):
         ("o/m:Q4_K_M", Quantized("o/m", "Q4_K_M")),
         ("hf:o/m:Q4_K_M", Quantized("o/m", "Q4_K_M")),
         ("hf:o/m/x.gguf", HubModel(files=(HubFile(repo="o/m", file="x.gguf"),))),
+        (
+            "hf:o/m@v1.0/x.gguf",
+            HubModel(files=(HubFile(repo="o/m", file="x.gguf", revision="v1.0"),)),
+        ),
         ("hf:o/m/d/x.gguf", HubModel(files=(HubFile(repo="o/m", file="d/x.gguf"),))),
         ("C:\\models\\x.gguf", LocalModel(path=Path("C:\\models\\x.gguf"))),
     ],
@@ -299,7 +308,10 @@ def test_what_exists_is_a_path(tmp_path, monkeypatch):
     assert parse_source("qwen3-8b", "target") == LocalModel(path=Path("qwen3-8b"))
 
 
-@pytest.mark.parametrize("text", ["hf:", "hf:o", "hf:o/m", "hf:o/m/", "hf:o/m/x.bin"])
+@pytest.mark.parametrize(
+    "text",
+    ["hf:", "hf:o", "hf:o/m", "hf:o/m/", "hf:o/m/x.bin", "hf:o/m@/x.gguf", "hf:o/m@../x.gguf"],
+)
 def test_half_a_hub_name_is_refused(text):
     with pytest.raises(OptionError):
         parse_source(text, "target")

@@ -10,7 +10,7 @@ import localspec
 from localspec.errors import LocalspecError, OptionError, PresetError
 from localspec.models.hub import locate
 from localspec.models.hub_api import list_files
-from localspec.models.installed import state_of
+from localspec.models.installed import preset_state
 from localspec.models.preset import HubFile, HubModel, all_parts
 from localspec.models.preset_file import read_presets
 from localspec.models.presets import load_presets
@@ -133,7 +133,7 @@ def test_a_preset_of_no_path_leaves_the_others(hub: StandinHub, tmp_path, path):
     presets.write_text(
         f'[a]\ndescription = "d"\ncontext_length = 5\n[a.target]\npath = "{path}"\n'
     )
-    assert state_of(load_presets()["a"]).state == "absent"
+    assert preset_state(load_presets()["a"]).state == "absent"
     locate(load_presets()["demo"])
     with pytest.raises(PresetError, match="preset 'a': there is no file") as caught:
         localspec.load("a")

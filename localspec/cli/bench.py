@@ -11,13 +11,14 @@ import click
 from localspec.checks import prompts as questions
 from localspec.cli.completion import complete_file
 from localspec.cli.help import Command
-from localspec.cli.options import PairOptions, pair_options, prompt_tokens
+from localspec.cli.options import PairOptions, model_argument, pair_options, prompt_tokens
 from localspec.cli.plot import check_plot, write_plot
 
 _DEFAULT_TOKENS = 128
 
 
 @click.command(cls=Command)
+@model_argument
 @click.option(
     "--prompts",
     metavar="FILE|builtin",
@@ -60,11 +61,11 @@ def bench(
     turn. A round is one answer of either side to each prompt, and gives one ratio of their
     speeds. In brackets stands the interval that holds the true ratio 95 times in 100; if it
     holds 1, no difference was seen, and more rounds narrow it. What is learned about costs is
-    kept for later runs.
+    kept for later runs. MODEL: as for chat.
 
     \b
         localspec bench
-        localspec bench --target T.gguf --draft D.gguf --plot costs.png
+        localspec bench T.gguf --draft D.gguf --plot costs.png
     """
     # Late, as everything that needs an engine: completion loads none.
     from localspec.checks.bench import run_bench

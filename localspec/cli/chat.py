@@ -10,7 +10,7 @@ from localspec.cli import exit_codes
 from localspec.cli.answer import tell_cut, write_answer
 from localspec.cli.completion import complete_session
 from localspec.cli.help import Command
-from localspec.cli.options import PairOptions, pair_options
+from localspec.cli.options import PairOptions, model_argument, pair_options
 from localspec.cli.screen import error_lines, legend, note, use_colour
 from localspec.cli.sessions import tell_resumed
 from localspec.cli.standard_input import holds_conversation, piped_lines
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
+@model_argument
 @click.option(
     "--session",
     metavar="NAME",
@@ -44,10 +45,14 @@ def chat(
     can be typed. On a pipe, every line of the input is a message. 'localspec sessions' lists
     the conversations that were kept.
 
+    MODEL is a preset, an alias, a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT;
+    without one it is that of LOCALSPEC_MODEL, of 'localspec models default', or the demo pair.
+
     \b
         localspec chat
+        localspec chat qwen3-8b
         localspec chat --session french --system "You teach me French."
-        localspec chat --target big.gguf --draft small.gguf --show-draft
+        localspec chat big.gguf --draft small.gguf --show-draft
     """
     if keep_caches and session is None:
         raise click.UsageError("--keep-caches needs a --session.")

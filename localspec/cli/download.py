@@ -13,8 +13,7 @@ from localspec.cli.help import Command
 from localspec.cli.standard_input import on_terminal
 from localspec.cli.waiting import waiting
 from localspec.models.downloads import Plan, plan_download
-from localspec.models.hub import missing_files
-from localspec.models.presets import find_preset
+from localspec.models.hub import is_missing
 
 
 @click.command(cls=Command)
@@ -40,8 +39,8 @@ def download(
 
     A file that is here already is used. An interrupted download goes on where it stopped, and
     every file is checked against its sha256. What stands in DIR under a file's name already is
-    compared with it, and never replaced. Besides presets: hf:owner/repo/file.gguf and
-    owner/repo:QUANT.
+    compared with it, and never replaced. Besides presets: hf:owner/repo/file.gguf,
+    hf:owner/repo@revision/file.gguf and owner/repo:QUANT.
 
     \b
         localspec download qwen2-7b
@@ -83,11 +82,11 @@ def _ask_reuse(plan: Plan) -> bool:
 
 
 def offer_download(name: str) -> None:
-    """On a terminal, ask whether to fetch what is missing, and do so.
+    """On a terminal, ask whether to fetch what is missing of a preset or model, and do so.
 
-    Elsewhere, and after a no, it does nothing: loading the preset tells what to type.
+    Elsewhere, and after a no, it does nothing: loading it tells what to type.
     """
-    if not missing_files(find_preset(name)) or not (on_terminal() and shows_bars()):
+    if not is_missing(name) or not (on_terminal() and shows_bars()):
         return
     plan = _plan([name], None)
     question = (

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli.bars import readable_bytes
-from localspec.cli.completion import complete_model, complete_preset
+from localspec.cli.completion import complete_model
 from localspec.cli.help import Command
+from localspec.cli.options import model_argument
 from localspec.cli.places import place_lines
 from localspec.cli.screen import printable
 from localspec.cli.waiting import waiting
+from localspec.models.choice import choose_model
 
 if TYPE_CHECKING:
     from localspec.preflight.explanation import Explanation, HeadReport, ModelFacts
@@ -22,7 +24,7 @@ _NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
 
 
 @click.command(cls=Command)
-@click.argument("preset", required=False, shell_complete=complete_preset)
+@model_argument
 @click.option(
     "--target",
     metavar="MODEL",
@@ -50,7 +52,7 @@ _NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
 @click.option("--json", "as_json", is_flag=True, help="One object with everything found.")
 def explain(  # noqa: PLR0913  each is an option of the command
     *,
-    preset: str | None,
+    model: str | None,
     target: str | None,
     draft: str | None,
     head: str | None,
@@ -60,20 +62,23 @@ def explain(  # noqa: PLR0913  each is an option of the command
 ) -> None:
     """Will it fit, will it pay, and why: before any download.
 
-    Of models that are not here a few megabytes are read: the headers of their files.
+    Of models that are not here a few megabytes are read: the headers of their files. MODEL:
+    as for chat.
 
     \b
         localspec explain qwen2-7b
-        localspec explain --target T.gguf --draft D.gguf --ctx 16384
-        localspec explain --target T.gguf --head H.gguf
-        localspec explain --target bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0 --json
+        localspec explain T.gguf --draft D.gguf --ctx 16384
+        localspec explain T.gguf --head H.gguf
+        localspec explain bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0 --json
     """
     from localspec.preflight import explanation  # late: completion needs none of it
 
+    is_target = draft is not None or head is not None
+    preset, chosen = choose_model(model, None, target, is_target=is_target)
     with waiting(lambda: "Looking at the models …"):
         found = explanation.explain(
             preset,
-            target=target,
+            target=chosen,
             draft=draft,
             head=head,
             context_length=ctx,
@@ -94,6 +99,8 @@ def _lines(found: Explanation) -> list[tuple[str, str]]:
     if found.draft is not None:
         lines += _model_lines("Draft", found.draft)
         lines.append(("Tokens", found.misfit or str(found.vocabulary)))
+        if found.size_warning:
+            lines.append(("Sizes", found.size_warning))
     if found.head is not None:
         lines.append(("Head", _head(found.head)))
     if found.draft is None and found.head is None:

@@ -14,7 +14,7 @@ from localspec.cli.answer import tell_cut, write_answer
 from localspec.cli.completion import complete_file
 from localspec.cli.help import Command
 from localspec.cli.interrupt import cancel_on_interrupt
-from localspec.cli.options import PairOptions, pair_options
+from localspec.cli.options import PairOptions, model_option, pair_options
 from localspec.cli.screen import legend, note, status_line, use_colour
 from localspec.cli.standard_input import on_terminal, read_text
 from localspec.cli.stats_object import stats_as_object
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("prompt", required=False)
+@model_option
 @click.option(
     "--raw", is_flag=True, help="Continue the prompt as it is, without a chat template."
 )
@@ -71,6 +72,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
 
     \b
         localspec generate "Tell me a story about an owl."
+        localspec generate -m qwen3-8b "Why is the sky blue?"
         localspec generate --temperature 0 --json "What is 7 times 8?"
         localspec generate -f notes.txt "What have I forgotten?"
         echo "Name three colours." | localspec generate

@@ -8,128 +8,107 @@ from typing import Any
 import click
 
 from localspec.cli.bars import readable_bytes
-from localspec.cli.completion import complete_model, complete_preset
+from localspec.cli.completion import complete_preset
 from localspec.cli.help import Group
-from localspec.cli.screen import printable
-from localspec.cli.waiting import waiting
-from localspec.errors import DownloadError
+from localspec.cli.own_models import add, alias, default, import_models
+from localspec.cli.screen import note, printable
+from localspec.errors import DownloadError, PresetError
 from localspec.models import installed
+from localspec.models.choice import usual_model
 from localspec.models.hub import locate
-from localspec.models.installed import PresetState, damaged_files, state_of
+from localspec.models.installed import PresetState, damaged_files, list_models, preset_state
 from localspec.models.preset import HubModel, PackagedModel
-from localspec.models.presets import find_preset, load_presets, user_presets_file
-from localspec.models.user_presets import NewPreset, add_preset
+from localspec.models.presets import (
+    DEFAULT_PRESET,
+    find_preset,
+    load_presets,
+    user_presets,
+    user_presets_file,
+)
+from localspec.models.user_presets import drop_preset, extended_by
+from localspec.preflight.fit import fits_by_size, room_here
+from localspec.preflight.room import Room
 
 
 @click.group(cls=Group, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="One array with all that is known.")
 @click.pass_context
 def models(context: click.Context, *, as_json: bool) -> None:
-    """List the presets: state, size, licence.
+    """List the presets: state, size, whether they fit into the free memory, licence.
 
     A * marks presets with facts that rest on one source or none; --json says which.
 
     \b
         localspec models
+        localspec models default qwen2-7b
         localspec models path qwen2-7b
         localspec models add mine --target T.gguf --draft D.gguf
+        localspec models import ~/.lmstudio/models
     """
     if context.invoked_subcommand is not None:
         return
-    states = [state_of(preset) for preset in load_presets().values()]
+    states, room = list_models(), room_here()
     if as_json:
-        click.echo(json.dumps([_as_object(state) for state in states]))
+        click.echo(json.dumps([_as_object(state, room) for state in states]))
         return
-    width = max(len(state.preset.name) for state in states)
+    width = max(len(state.name) for state in states) + 2
+    click.echo(f"{'PRESET':<{width}}{'STATE':<8}{'SIZE':>9}  {'FITS':<6}LICENCE")
     for state in states:
-        preset = state.preset
-        mark = "*" if preset.unconfirmed else " "
-        license = preset.target.license or "-"
+        name = state.name + ("*" if state.preset.unconfirmed else "")
         size = readable_bytes(state.size_bytes)
-        click.echo(
-            printable(f"{preset.name + mark:<{width + 2}}{state.state:<8}{size:>9}  {license}")
-        )
+        fits = {None: "-", True: "yes", False: "no"}[_fits(state, room)]
+        license = state.preset.target.license or "-"
+        click.echo(printable(f"{name:<{width}}{state.state:<8}{size:>9}  {fits:<6}{license}"))
+    usual = usual_model()
+    note(
+        "FITS: into the memory that is free now, by the sizes of the files; "
+        "'localspec explain PRESET' looks closer.\n"
+        "*: some of its facts rest on one source or on none; --json says which.\n"
+        f"Without a name it is {DEFAULT_PRESET if usual is None else usual.name}."
+    )
 
 
 @models.command()
 @click.argument("preset", shell_complete=complete_preset)
 def path(*, preset: str) -> None:
-    """Print the paths of a preset's target, draft and head, a line each."""
+    """Print the paths of target, draft and head, a line each."""
     for found in locate(find_preset(preset)).by_role().values():
         click.echo(found)
 
 
 @models.command()
-@click.argument("name")
-@click.option(
-    "--target",
-    required=True,
-    metavar="MODEL",
-    shell_complete=complete_model,
-    help="The model that answers.",
-)
-@click.option(
-    "--draft",
-    metavar="MODEL",
-    shell_complete=complete_model,
-    help="A small model of the same family.",
-)
-@click.option(
-    "--head",
-    metavar="MODEL",
-    shell_complete=complete_model,
-    help="A trained head in a file of its own.",
-)
-@click.option("--description", default="", help="For the list of models.")
-@click.option(
-    "--ctx",
-    type=click.IntRange(min=1),
-    default=8192,
-    show_default=True,
-    help="Context in tokens.",
-)
-def add(
-    *, name: str, target: str, draft: str | None, head: str | None, description: str, ctx: int
-) -> None:
-    """Name a pair of your own.
-
-    A MODEL is a GGUF file, hf:owner/repo/file.gguf, owner/repo:QUANT, or a preset's. Models
-    of the hub are pinned to what it has now.
-
-    \b
-        localspec models add mine --target T.gguf --draft D.gguf
-        localspec models add qwen --draft qwen2.5-7b \\
-            --target Qwen/Qwen2.5-7B-Instruct-GGUF:Q8_0
-    """
-    new = NewPreset(
-        name=name,
-        target=target,
-        draft=draft,
-        head=head,
-        description=description or name,
-        context_length=ctx,
-    )
-    with waiting(lambda: "Looking at the models …"):
-        add_preset(new)
-    click.echo(f"{name} added to {user_presets_file()}", err=True)
-
-
-@models.command()
 @click.argument("preset", shell_complete=complete_preset)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask: remove both.")
 def remove(*, preset: str, yes: bool) -> None:
-    """Delete the files that localspec fetched for a preset.
+    """Delete the fetched files of a preset, and a preset of your own.
 
-    Files that another preset uses, or that another tool put into the cache, stay.
+    Files that another preset uses, that another tool put into the cache, or that lie in
+    folders of yours stay. A preset that you added is asked about by itself.
     """
-    removal = installed.removal_of(find_preset(preset))
+    chosen = find_preset(preset)
+    is_own = _is_own(chosen.name)
+    removal = installed.removal_of(chosen)
     for file, users in removal.shared.items():
         click.echo(f"{file.name} stays: {', '.join(users)} uses it", err=True)
     for file in removal.foreign:
         click.echo(f"{file.name} stays: another tool put it there", err=True)
-    if not removal.owned:
+    if removal.owned:
+        _remove_files(removal, yes=yes)
+    if is_own:
+        _remove_preset(chosen.name, yes=yes)
+    elif not removal.owned:
         click.echo("Nothing to remove.", err=True)
-        return
+
+
+def _is_own(name: str) -> bool:
+    """Whether the preset stands in the user's file; of a malformed one nothing counts."""
+    try:
+        return name in user_presets()
+    except PresetError:
+        return False
+
+
+def _remove_files(removal: installed.Removal, *, yes: bool) -> None:
     for file, size in removal.owned.items():
         click.echo(f"{file.repo} {file.file}: {readable_bytes(size)}", err=True)
     if not yes:
@@ -138,14 +117,25 @@ def remove(*, preset: str, yes: bool) -> None:
     click.echo(f"{readable_bytes(installed.remove(removal))} freed", err=True)
 
 
+def _remove_preset(name: str, *, yes: bool) -> None:
+    """Take a preset out of the user's file, unless another needs it or the user does not."""
+    if users := extended_by(name):
+        click.echo(f"The preset {name} stays: {', '.join(users)} extends it", err=True)
+        return
+    question = f"Remove the preset {name} from {user_presets_file()}?"
+    if yes or click.confirm(question, err=True):
+        drop_preset(name)
+        click.echo(f"{name} is removed from {user_presets_file()}", err=True)
+
+
 @models.command()
 @click.argument("presets", nargs=-1, metavar="[PRESET]...", shell_complete=complete_preset)
 def verify(*, presets: tuple[str, ...]) -> None:
-    """Read files again and compare them with their sums; without names, all that are here."""
+    """Compare files with their sums; without names, all that are here."""
     chosen = (
         [find_preset(name) for name in presets]
         if presets
-        else [p for p in load_presets().values() if state_of(p).state == "ready"]
+        else [p for p in load_presets().values() if preset_state(p).state == "ready"]
     )
     damaged = []
     for preset in chosen:
@@ -159,13 +149,21 @@ def verify(*, presets: tuple[str, ...]) -> None:
         )
 
 
-def _as_object(state: PresetState) -> dict[str, Any]:
+def _fits(state: PresetState, room: Room) -> bool | None:
+    """Whether it is likely to fit; None if its size is not known."""
+    return None if state.size_bytes is None else fits_by_size(state.size_bytes, room)
+
+
+def _as_object(state: PresetState, room: Room) -> dict[str, Any]:
     preset = state.preset
     return {
         "name": preset.name,
         "description": preset.description,
         "state": state.state,
         "size_bytes": state.size_bytes,
+        "disk_bytes": state.disk_bytes,
+        "paths": [str(path) for path in state.paths],
+        "fits": _fits(state, room),
         "context_length": preset.context_length,
         "max_context_length": preset.max_context_length,
         "notes": preset.notes,
@@ -187,3 +185,7 @@ def _model_object(model: Any) -> dict[str, Any]:
         return {"kind": "hub", **common, "files": files}
     kind = "packaged" if isinstance(model, PackagedModel) else "local"
     return {"kind": kind, **common, "path": str(model.path)}
+
+
+for _command in (add, import_models, default, alias):
+    models.add_command(_command)

@@ -17,6 +17,7 @@ from localspec.cli.download import offer_download
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
 from localspec.llama.options import LlamaOptions
+from localspec.models.choice import VARIABLE, choose_model
 from localspec.models.presets import DEFAULT_PRESET
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, Drafting, ProposerName
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 class PairOptions:
     """The options of a command that runs a pair; None means the default."""
 
+    model: str | None
     preset: str | None
     target: str | None
     draft: str | None
@@ -50,16 +52,18 @@ class PairOptions:
     show_draft: bool
 
     def open_engine(self) -> Engine:
-        """Load the pair. Raises what `localspec.load` raises."""
+        """Load the pair. Raises what `localspec.load` and `choose_model` raise."""
         from localspec.engine.loading import load  # late: completion loads no engine
 
-        if self.target is None:
-            offer_download(self.preset or DEFAULT_PRESET)
+        is_target = self.draft is not None or self.head is not None
+        preset, target = choose_model(self.model, self.preset, self.target, is_target=is_target)
+        if self.target is None and not is_target:
+            offer_download(target or preset or DEFAULT_PRESET)
         loaded = [0.0]  # the share so far, read by another thread
         with waiting(lambda: f"Loading the models: {loaded[-1]:.0%} …"):
             return load(
-                self.preset,
-                target=self.target,
+                preset,
+                target=target,
                 draft=self.draft,
                 head=self.head,
                 draft_tokens=0 if self.no_draft else self.draft_tokens,
@@ -145,12 +149,22 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_options
 
 
+model_argument = click.argument("model", required=False, shell_complete=complete_model)
+model_option = click.option(
+    "-m",
+    "--model",
+    metavar="MODEL",
+    shell_complete=complete_model,
+    help="A preset, an alias, a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT. "
+    f"[default: {VARIABLE}, 'localspec models default', or {DEFAULT_PRESET}]",
+)
+
 _OPTIONS = [
     click.option(
         "--preset",
         metavar="NAME",
         shell_complete=complete_preset,
-        help=f"A named pair; 'localspec models' lists them. [default: {DEFAULT_PRESET}]",
+        help="A named pair; 'localspec models' lists them.",
     ),
     click.option(
         "--target",

@@ -13,7 +13,7 @@ from localspec.checks import prompts as questions
 from localspec.cli import exit_codes
 from localspec.cli.completion import complete_file
 from localspec.cli.help import Command
-from localspec.cli.options import PairOptions, pair_options, prompt_tokens
+from localspec.cli.options import PairOptions, model_argument, pair_options, prompt_tokens
 
 
 def _no_nan(_context: click.Context, _option: click.Parameter, value: float) -> float:
@@ -23,6 +23,7 @@ def _no_nan(_context: click.Context, _option: click.Parameter, value: float) -> 
 
 
 @click.command(cls=Command)
+@model_argument
 @click.option(
     "--prompts",
     type=Path,
@@ -61,11 +62,11 @@ def verify(
     With your models, on your machine. Identity: greedy and seeded text with drafting must be
     the text without it, up to near ties that rounding decides. Statistics: sampled text must
     follow the target's own distributions. It ends when both have evidence enough. Exit code 0:
-    lossless, 1: not, 3: not enough evidence in the time.
+    lossless, 1: not, 3: not enough evidence in the time. MODEL: as for chat.
 
     \b
         localspec verify
-        localspec verify --target T.gguf --draft D.gguf --seconds 600
+        localspec verify T.gguf --draft D.gguf --seconds 600
     """
     # Late, as everything that needs an engine: completion loads none.
     from localspec.checks.selfcheck import Finding, check

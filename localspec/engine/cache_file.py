@@ -45,6 +45,18 @@ def write_caches(path: Path, kept: PooledCache, identities: Sequence[str]) -> No
     write_whole(path, json.dumps(head).encode("ascii"), b"\n", *parts, durable=True)
 
 
+def identities_in(path: Path) -> list[str]:
+    """Whose caches a file holds; nobody's if it is damaged or gone."""
+    try:
+        with path.open("rb") as file:
+            head = json.loads(file.readline(_MAX_HEAD))
+        if (head["format"], head["version"]) == (FORMAT, VERSION):
+            return [str(identity) for identity in head["identities"]]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        pass  # as good as none
+    return []
+
+
 def read_caches(
     path: Path, identities: Sequence[str], make_room: Callable[[int], None]
 ) -> PooledCache | None:

@@ -14,6 +14,7 @@ from localspec.errors import CrashedError, EngineError
 
 if TYPE_CHECKING:
     from localspec.engine.loading import LoadKeywords
+    from localspec.models.preset import Preset
 
 _PATIENCE_S = 10.0  # for the process to free its models, before it is killed
 
@@ -23,7 +24,7 @@ class ChildProcess:
 
     def __init__(
         self,
-        preset: str | None,
+        preset: str | Preset | None,
         arguments: LoadKeywords,
         progress: Callable[[float], None] | None,
     ) -> None:

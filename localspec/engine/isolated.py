@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from localspec.engine.loading import LoadKeywords
     from localspec.engine.memory import EngineMemory
+    from localspec.models.preset import Preset
 
 _POLL_S = 0.02  # between two looks at whether idle work goes on
 
@@ -82,7 +83,7 @@ class IsolatedEngine(BaseEngine):
 
     def __init__(
         self,
-        preset: str | None = None,
+        preset: str | Preset | None = None,
         *,
         progress: Callable[[float], None] | None = None,
         **arguments: Unpack[LoadKeywords],

@@ -27,6 +27,7 @@ from localspec.streaming.stream import Exchange, Piece, Reply, Stream
 if TYPE_CHECKING:
     from localspec.engine.loading import LoadKeywords
     from localspec.engine.memory import EngineMemory
+    from localspec.models.preset import Preset
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ class Served:
 
 
 def serve(
-    calls: Connection, cancels: Connection, preset: str | None, arguments: LoadKeywords
+    calls: Connection, cancels: Connection, preset: str | Preset | None, arguments: LoadKeywords
 ) -> None:
     """Load an engine, then answer requests until the other process closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from localspec.llama.head import LlamaHead
     from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
+    from localspec.models.preset import Preset
 
 
 class LoadKeywords(TypedDict, total=False):
@@ -57,7 +58,7 @@ class LoadKeywords(TypedDict, total=False):
 
 
 def load(  # noqa: PLR0913  the one door to the library: every argument has a default
-    preset: str | None = None,
+    preset: str | Preset | None = None,
     *,
     target: ModelSource | None = None,
     draft: ModelSource | None = None,
@@ -75,13 +76,13 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
 ) -> Engine:
     """An engine for a preset, or for a target of your own and perhaps what drafts for it.
 
-    target, draft: paths of GGUF files (of a split model the first part), names as
-    `hf:owner/repo/file.gguf` and `owner/repo:QUANT` of files that were downloaded, or
-    `llama_cpp.Llama` objects, which keep their settings and are given back by
-    `Engine.close`. With neither preset nor target it is the demo pair. One file may be both
-    target and draft, however it is named, and is opened twice then; one `Llama` may not.
-    head: a trained head in a file of its own, named likewise; without one that in the target's
-    file is used, if there is one.
+    preset: its name, or one made in code. target, draft: paths of GGUF files (of a split model
+    the first part), names as `hf:owner/repo/file.gguf` and `owner/repo:QUANT` of files that
+    were downloaded, or `llama_cpp.Llama` objects, which keep their settings and are given back
+    by `Engine.close`. With neither it is the demo pair, whatever a person chose for commands.
+    One file may be target and draft, and is opened twice then; one `Llama` may not. head: a
+    trained head in a file of its own, named likewise; without one that in the target's file is
+    used, if there is one.
     draft_tokens: proposed per step; None is as many as pay, 0 is plain decoding and leaves
     the draft unloaded. proposer: "draft", "head", "lookup" (of what the text repeats), "auto"
     or "none".

@@ -17,6 +17,7 @@ from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.header import Header
 from localspec.llama.options import LlamaOptions
 from localspec.models.hub import locate, locate_source
+from localspec.models.pairing import size_warning
 from localspec.models.preset import Preset, Role
 from localspec.models.presets import preset_to_load
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS, Drafting
@@ -39,7 +40,7 @@ class Source(NamedTuple):
 
 
 def named_sources(
-    preset: str | None, named: dict[Role, ModelSource | None]
+    preset: str | Preset | None, named: dict[Role, ModelSource | None]
 ) -> tuple[dict[Role, ModelSource], Preset | None]:
     """A path or a `Llama` for each role that is there, and the preset that names them, if any.
 
@@ -112,6 +113,8 @@ def chosen_sources(
         _check_head(target, head)
     if not drafting.needs_draft_model:
         draft = None
+    if draft is not None:
+        _warn_of_sizes(target, draft)
     if head is not None or not can_have_head:
         target = target._replace(options=replace(target.options, with_head=False))
     return [source for source in (target, draft, head) if source is not None]
@@ -157,6 +160,14 @@ def _check_head(target: Source, head: Source) -> None:
             "Choose the head that was made for this very model, or leave it out.",
         )
     check_own_vocabulary(head.header)
+
+
+def _warn_of_sizes(target: Source, draft: Source) -> None:
+    """Of files: the size of an application's model is its own affair."""
+    if target.header is not None and draft.header is not None:
+        warning = size_warning(target.header, draft.header)
+        if warning:
+            logger.warning("%s", warning)
 
 
 def _can_compute_head(source: Source) -> bool:

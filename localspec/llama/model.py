@@ -25,6 +25,7 @@ from localspec.errors import (
     Interrupted,
     ModelFileError,
 )
+from localspec.gguf_file.context_length import context_to_open
 from localspec.llama import params as llama_params
 from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import Cache
@@ -41,7 +42,7 @@ from localspec.llama.library import (
 )
 from localspec.llama.native import LoadWatch
 from localspec.llama.opening import load_weights, new_context, open_watched
-from localspec.llama.options import LlamaOptions, context_to_open
+from localspec.llama.options import LlamaOptions
 from localspec.llama.thread_count import ThreadCount
 from localspec.llama.vocabulary import Vocabulary
 from localspec.sampling.distribution import Logits

@@ -17,7 +17,6 @@ BATCH_SIZE = 512  # tokens that one call of libllama takes
 # 0.5B on one core; flash attention takes 4.3).
 _STEP_WITHOUT_FLASH = 128
 
-DEFAULT_CONTEXT_LENGTH = 8192
 # Tokens of a hybrid's last decode that can be taken back: a state of tens of MB for each.
 DEFAULT_SNAPSHOTS = 8
 NUM_KEPT_ROWS = 512  # of a target: a head that has rested that long begins anew
@@ -122,19 +121,6 @@ class LlamaOptions:
             f"{f', experts of {experts} layers in main memory' if experts else ''}"
             f"{', with its head' if self.with_head else ''}"
         )
-
-
-def context_to_open(wanted: int | None, trained: int, name: str) -> int:
-    """The tokens to open a model's context for; wanted None leaves the choice to us.
-
-    trained: tokens that the model was trained for. Raises OptionError beyond them.
-    """
-    if wanted is not None and wanted > trained:
-        raise OptionError(
-            f"a context of {wanted} tokens is asked for; {name} was trained for {trained}",
-            f"Choose --ctx {trained} or less.",
-        )
-    return wanted or min(trained, DEFAULT_CONTEXT_LENGTH)
 
 
 def graph_batch_size(flash_attention: FlashAttention, context_length: int) -> int:

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localspec.errors import DownloadError, OptionError, UnknownPresetError
+from localspec.errors import DownloadError, OptionError
 from localspec.models.cache import Folder, HubCache, Place, Slot
 from localspec.models.disk import check_disk, free_bytes, same_disk
 from localspec.models.download_job import DownloadJob
 from localspec.models.hub_api import RemoteFile, find_quantization, pinned_file, remote_file
 from localspec.models.other_caches import Candidate, find_elsewhere
 from localspec.models.patience import BEAT_S
-from localspec.models.preset import HubFile, HubModel, hub_files
-from localspec.models.presets import load_presets
+from localspec.models.preset import HubFile, HubModel, Preset, hub_files
+from localspec.models.presets import load_presets, no_such_preset, stands_for
 from localspec.models.progress import OnProgress, Progress, ProgressBoard
 from localspec.models.source import Quantized, parse_source
 
@@ -47,7 +47,7 @@ class Plan:
 
 
 def download(
-    source: str,
+    source: str | Preset,
     *,
     local_dir: str | os.PathLike[str] | None = None,
     reuse: bool = False,
@@ -57,7 +57,8 @@ def download(
 
     Files that are here already cost nothing. What an earlier call received is kept and
     continued; every file is checked against its sha256 before it gets its name. source: a
-    preset, hf:owner/repo/file.gguf, or owner/repo:QUANT. local_dir: a plain folder instead of
+    preset or its name, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf, or
+    owner/repo:QUANT. local_dir: a plain folder instead of
     the hub's cache; what stands there under a file's name is compared with its sha256, and
     refused if it is something else. reuse: take files that LM Studio, Ollama or llama.cpp
     keep, after the same check. on_progress: called in this thread when a file has come
@@ -76,7 +77,9 @@ def download(
 
 
 def plan_download(
-    sources: Sequence[str], local_dir: str | os.PathLike[str] | None, on_progress: OnProgress
+    sources: Sequence[str | Preset],
+    local_dir: str | os.PathLike[str] | None,
+    on_progress: OnProgress,
 ) -> Plan:
     """Ask the hub about every file that is not known to be there.
 
@@ -163,26 +166,25 @@ def _run_together(
             yield job
 
 
-def _files_of(source: str, on_progress: OnProgress) -> list[HubFile]:
+def _files_of(source: str | Preset, on_progress: OnProgress) -> list[HubFile]:
     """The hub's files of a preset, or of one model named hf:… or owner/repo:QUANT.
 
     The latter asks the hub; on_progress is called in this thread while there is no answer.
     Raises PresetError or OptionError for what is no preset and no such name, DownloadError.
     """
+    if isinstance(source, Preset):
+        return hub_files(source.models)
     model = parse_source(source, "target")
-    presets = load_presets()
-    if source in presets:
-        return hub_files(presets[source].models)
+    presets, meant = load_presets(), stands_for(source)
+    if meant in presets:
+        return hub_files(presets[meant].models)
     if isinstance(model, Quantized):
         sought = HubFile(repo=model.repo, file=f"{model.quantization}.gguf")
         waiting = Progress(file=sought, state="waiting", received_bytes=0, total_bytes=0)
         return find_quantization(model.repo, model.quantization, lambda: on_progress(waiting))
     if isinstance(model, HubModel):
         return list(model.files)
-    raise UnknownPresetError(
-        f"there is no preset {source!r}",
-        "localspec models lists them; or name hf:owner/repo/file.gguf or owner/repo:QUANT.",
-    )
+    raise no_such_preset(source)
 
 
 def _place_for(local_dir: str | os.PathLike[str] | None) -> Place:

@@ -19,7 +19,7 @@ from localspec.models.preset import (
     choose_quantization,
     hub_files,
 )
-from localspec.models.presets import user_presets_file
+from localspec.models.presets import load_presets, stands_for, user_presets_file
 from localspec.models.source import Quantized, parse_source
 
 
@@ -49,16 +49,19 @@ def locate(preset: Preset) -> Located:
     absent = missing_files(preset)
     if absent:
         names = " and ".join(file.name for file in absent)
+        is_known = load_presets().get(preset.name) == preset
         raise PresetError(
             f"preset {preset.name!r} needs {names}, not on this machine",
-            f"Fetch with: localspec download {preset.name}",
+            f"Fetch with: localspec download {preset.name}"
+            if is_known
+            else "Fetch with localspec.download(preset).",
         )
     paths = {role: path_of(model) for role, model in preset.by_role().items()}
     for path in paths.values():
         if not os.path.isfile(path):
             raise PresetError(
                 f"preset {preset.name!r}: there is no file {str(path)!r}",
-                f"Correct its path in {user_presets_file()}.",
+                f"Correct its path, in {user_presets_file()} if the preset stands there.",
             )
     return Located(paths["target"], paths.get("draft"), paths.get("head"))
 
@@ -78,6 +81,19 @@ def locate_source(text: str, role: Role) -> Path:
             f"{text} is not on this machine", f"Fetch with: localspec download {text}"
         )
     return path_of(model)
+
+
+def is_missing(name: str) -> bool:
+    """Whether the hub's files of a preset, or of a model named otherwise, are not all here.
+
+    Asks no network. Raises what naming a model raises.
+    """
+    presets, meant = load_presets(), stands_for(name)
+    if meant in presets:
+        return bool(missing_files(presets[meant]))
+    named = parse_source(name, "target")
+    model = cached_quantization(named) if isinstance(named, Quantized) else named
+    return model is None or bool(missing_files(model))
 
 
 def missing_files(wanted: Preset | Model) -> list[HubFile]:

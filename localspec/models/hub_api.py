@@ -288,7 +288,8 @@ def _told(repo: str, file: HubFile | None, error: Exception) -> DownloadError:
         )
     if isinstance(error, RevisionNotFoundError):
         return DownloadError(
-            f"{repo} has no revision {file.revision if file else 'main'!r}", "Check the preset."
+            f"{repo} has no revision {(file and file.revision) or 'main'!r}",
+            f"Give a branch, tag or commit of {endpoint}/{repo}, in the name or the preset.",
         )
     if isinstance(error, EntryNotFoundError) and status == 404:
         return DownloadError(

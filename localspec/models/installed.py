@@ -11,8 +11,8 @@ from localspec.gguf_file.check import check_model_file
 from localspec.models.cache import HubCache
 from localspec.models.hub import locate, missing_files
 from localspec.models.hub_api import RemoteFile
-from localspec.models.preset import HubFile, HubModel, Model, Preset, hub_files
-from localspec.models.presets import load_presets
+from localspec.models.preset import HubFile, HubModel, Model, Preset, all_parts, hub_files
+from localspec.models.presets import as_preset, load_presets
 from localspec.models.transfer import hash_file
 
 
@@ -20,12 +20,30 @@ from localspec.models.transfer import hash_file
 class PresetState:
     """A preset and whether its files are here: "ready", "partial" or "absent".
 
-    size_bytes: of all its files, None if one of them is not known.
+    size_bytes: of all its files, None if one of them is not known. paths: where those are
+    that are here, whoever put them there; disk_bytes: what they take.
     """
 
     preset: Preset
     state: str
     size_bytes: int | None
+    paths: tuple[Path, ...]
+    disk_bytes: int
+
+    @property
+    def name(self) -> str:
+        """The preset's."""
+        return self.preset.name
+
+    @property
+    def description(self) -> str:
+        """The preset's, for people."""
+        return self.preset.description
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether all its files are here."""
+        return self.state == "ready"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +64,32 @@ class Removal:
         return sum(self.owned.values())
 
 
-def state_of(preset: Preset) -> PresetState:
-    """Whether the preset's files are here. Asks no network and reads no content."""
-    num_here = [_num_here(model) for model in preset.models]
-    num_files = [len(hub_files([model])) or 1 for model in preset.models]
-    state = "ready" if num_here == num_files else "partial" if any(num_here) else "absent"
+def list_models() -> list[PresetState]:
+    """All presets, the shipped ones first, and whether their files are here.
+
+    Asks no network and reads no content. A malformed file of the user's is told by a warning,
+    and counts as empty.
+    """
+    return [preset_state(preset) for preset in load_presets().values()]
+
+
+def preset_state(preset: str | Preset) -> PresetState:
+    """Whether the files of a preset are here. Asks no network and reads no content.
+
+    Raises UnknownPresetError for a name that nothing has.
+    """
+    preset = as_preset(preset)
+    found = [path for model in preset.models for path in _files_of(model)]
+    paths = tuple(dict.fromkeys(path for path in found if path is not None))
+    state = "absent" if not paths else "partial" if None in found else "ready"
     sizes = [_size_of(model) for model in preset.models]
-    total = None if None in sizes else sum(size or 0 for size in sizes)
-    return PresetState(preset=preset, state=state, size_bytes=total)
+    return PresetState(
+        preset=preset,
+        state=state,
+        size_bytes=None if None in sizes else sum(size or 0 for size in sizes),
+        paths=paths,
+        disk_bytes=sum(path.stat().st_size for path in paths),
+    )
 
 
 def removal_of(preset: Preset) -> Removal:
@@ -115,14 +151,17 @@ def _as_stored(file: HubFile, named: Path) -> RemoteFile:
     )
 
 
-def _num_here(model: Model) -> int:
-    """How many of the model's files are here."""
+def _files_of(model: Model) -> list[Path | None]:
+    """Where each of the model's files is, None for one that is not here."""
     if isinstance(model, HubModel):
-        return len(model.files) - len(missing_files(model))
-    return int(os.path.exists(model.path))
+        cache = HubCache()
+        return [cache.find(file) for file in model.files]
+    paths = [model.path.with_name(name) for name in all_parts(model.path.name)]
+    return [path if os.path.isfile(path) else None for path in paths]
 
 
 def _size_of(model: Model) -> int | None:
     if isinstance(model, HubModel):
         return model.size_bytes
-    return os.path.getsize(model.path) if os.path.exists(model.path) else None
+    sizes = [None if path is None else path.stat().st_size for path in _files_of(model)]
+    return None if None in sizes else sum(size or 0 for size in sizes)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, get_args
 
 from localspec.errors import DownloadError, OptionError
 from localspec.sampling.params import SamplingParams
@@ -110,11 +110,18 @@ class PackagedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModel:
-    """A model file of the user's own; of a split model its first part."""
+    """A model file of the user's own; of a split model its first part.
+
+    Raises OptionError for what is no path.
+    """
 
     path: Path
     quantization: str = ""
     license: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, Path):
+            raise OptionError(f"the path is {self.path!r}", "Give a pathlib.Path.")
 
 
 Role = Literal["target", "draft", "head"]
@@ -125,22 +132,37 @@ Model = HubModel | PackagedModel | LocalModel
 class Preset:
     """A target, what drafts for it, and what the makers of the model recommend.
 
+    It has a name in a file of presets, or is made by an application and given to `load`,
+    `explain` and `download` in place of a name.
+
     head: a trained head in a file of its own; one inside the target's file is not named.
     context_length: tokens it is opened with. max_context_length: tokens that all models
     were trained for, None if no source says. unconfirmed: which of its facts rest on one
-    source or on none; empty if all are confirmed.
+    source or on none; empty if all are confirmed. Raises OptionError for a model that is none
+    and a length that no context can have.
     """
 
     name: str
-    description: str
+    description: str = ""
     target: Model
-    draft: Model | None
-    head: Model | None
+    draft: Model | None = None
+    head: Model | None = None
     context_length: int
-    max_context_length: int | None
-    sampling: SamplingParams
-    notes: str
-    unconfirmed: str
+    max_context_length: int | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    notes: str = ""
+    unconfirmed: str = ""
+
+    def __post_init__(self) -> None:
+        for role in get_args(Role):
+            model = getattr(self, role)
+            may_lack = role != "target" and model is None
+            if not may_lack and not isinstance(model, HubModel | PackagedModel | LocalModel):
+                raise OptionError(
+                    f"the {role} of preset {self.name!r} is {model!r}",
+                    "Give a HubModel or a LocalModel.",
+                )
+        check_context_length(self.context_length)
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -155,6 +177,15 @@ class Preset:
             "head": self.head,
         }
         return {role: model for role, model in models.items() if model is not None}
+
+
+def check_context_length(length: object) -> None:
+    """Raises OptionError for what no context can have as its length."""
+    if type(length) is not int or not 1 <= length <= MAX_CONTEXT_LENGTH:
+        raise OptionError(
+            f"context_length is {length!r}",
+            f"Give a number of tokens from 1 to {MAX_CONTEXT_LENGTH}.",
+        )
 
 
 def is_repo(text: str) -> bool:

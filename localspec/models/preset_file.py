@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -21,12 +20,8 @@ from localspec.models.preset import (
     Preset,
     Role,
 )
+from localspec.models.toml_text import parse_toml
 from localspec.sampling.params import SamplingParams
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 PRESET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9._-]+)?")
 
@@ -51,14 +46,6 @@ _PRESET = {
     "draft": dict,
     "head": dict,
 }
-_DEFAULTS = {
-    "draft": None,
-    "head": None,
-    "max_context_length": None,
-    "notes": "",
-    "unconfirmed": "",
-    "sampling": SamplingParams(),
-}
 
 
 def read_presets(name: str, text: str, known: Mapping[str, Preset]) -> dict[str, Preset]:
@@ -69,7 +56,7 @@ def read_presets(name: str, text: str, known: Mapping[str, Preset]) -> dict[str,
     """
     found: dict[str, Preset] = {}
     try:
-        for preset_name, table in tomllib.loads(text).items():
+        for preset_name, table in parse_toml(text).items():
             reader = _Reader(name, text, preset_name)
             found[preset_name] = reader.preset(table, {**known, **found})
     except ValueError as error:  # a TOMLDecodeError, or a number of too many digits
@@ -95,7 +82,7 @@ class _Reader:
         if not PRESET_NAME.fullmatch(self._preset):
             raise self._error(here, None, "is no name for a preset")
         self._check(table, _PRESET, ())
-        values = {**_DEFAULTS, **self._base(table, known), **table}
+        values = {**self._base(table, known), **table}
         values.pop("extends", None)
         for role in get_args(Role):
             if role in table:
@@ -187,7 +174,7 @@ class _Reader:
     def _check_lengths(self, values: Table) -> None:
         """There can be contexts of these lengths."""
         for key in ("context_length", "max_context_length"):
-            length = values[key]
+            length = values.get(key)
             if length is not None and length < 1:
                 raise self._error((self._preset,), key, "is below 1")
             if length is not None and length > MAX_CONTEXT_LENGTH:
@@ -203,16 +190,25 @@ class _Reader:
         )
 
 
+def header_of(line: str) -> tuple[str, ...]:
+    """The path of the table that begins with the line; empty if none does."""
+    header = re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line)
+    if header is None:
+        return ()
+    return tuple(a or b for a, b in re.findall(r'"([^"]*)"|([\w-]+)', header[1]))
+
+
 def line_of(text: str, path: tuple[str, ...], key: str | None) -> int:
     """The number of the line where `key` of the table `path` stands, or the table's own.
 
     Tables are searched by their headers, as the parser keeps no positions. 1 if the table
     has no header of its own.
     """
-    found, current = 1, ()
+    found = 1
+    current: tuple[str, ...] = ()
     for number, line in enumerate(text.split("\n"), start=1):
-        if header := re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line):
-            current = tuple(a or b for a, b in re.findall(r'"([^"]*)"|([\w-]+)', header[1]))
+        if header := header_of(line):
+            current = header
             if current == path or (found == 1 and current[: len(path)] == path):
                 found = number
         elif current == path and key is not None:

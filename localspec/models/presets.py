@@ -2,43 +2,70 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import logging
 import stat
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-import platformdirs
-
 from localspec.errors import OptionError, PresetError, UnknownPresetError
+from localspec.models.names import config_folder, read_names
 from localspec.models.preset import Preset
-from localspec.models.preset_file import read_presets
+from localspec.models.preset_file import header_of, read_presets
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PRESET = "demo"
 
 
 def user_presets_file() -> Path:
     """Where a user's own presets stand; the file need not exist."""
-    return platformdirs.user_config_path("localspec", appauthor=False) / "models.toml"
+    return config_folder() / "models.toml"
 
 
 def load_presets() -> dict[str, Preset]:
     """All presets by name: the shipped ones in their order, then the user's.
 
-    A preset of the user's takes the place of a shipped one with its name. Raises
-    PresetError, naming file, line and key, if a file is malformed.
+    A preset of the user's takes the place of a shipped one with its name. A malformed file
+    of the user's is told by a warning; what it names is not there then.
     """
-    shipped = _shipped_presets()
+    text, shipped = "", _shipped_presets()
+    try:
+        text = _users_text()
+        return {**shipped, **read_presets(str(user_presets_file()), text, shipped)}
+    except PresetError as error:
+        _warn(f"{error}; presets of yours are left out. {error.hint}")
+        theirs = {header_of(line)[:1] for line in text.split("\n")}
+        return {name: one for name, one in shipped.items() if (name,) not in theirs}
+
+
+def user_presets() -> dict[str, Preset]:
+    """The presets of the user's own file by name.
+
+    Raises PresetError, naming file, line and key, if it is malformed.
+    """
+    return read_presets(str(user_presets_file()), _users_text(), _shipped_presets())
+
+
+def _users_text() -> str:
+    """Of the user's file, empty if there is none. Raises PresetError."""
     path = user_presets_file()
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
             raise PresetError(f"{path} is no regular file", "Remove it.")
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        return dict(shipped)
+        return ""
     except (OSError, UnicodeDecodeError) as error:
         raise PresetError(f"{path} cannot be read: {error}", "Correct or remove it.") from error
-    return {**shipped, **read_presets(str(path), text, shipped)}
+
+
+@functools.cache
+def _warn(message: str) -> None:
+    """Once: a command asks for presets several times."""
+    logger.warning("%s", message)
 
 
 @functools.cache
@@ -49,18 +76,49 @@ def _shipped_presets() -> Mapping[str, Preset]:
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of that name. Raises UnknownPresetError if there is none."""
+    """The preset of that name, or that an alias of that name stands for.
+
+    Raises UnknownPresetError if there is none, PresetError if the user's file, where it might
+    stand, is malformed.
+    """
     presets = load_presets()
-    if not isinstance(name, str) or name not in presets:
-        plain = [known for known in presets if "@" not in known]
-        raise UnknownPresetError(
-            f"there is no preset {name!r}", f"Choose one of: {', '.join(plain)}."
-        )
-    return presets[name]
+    meant = stands_for(name) if isinstance(name, str) else name
+    if not isinstance(meant, str) or meant not in presets:
+        raise no_such_preset(name)
+    return presets[meant]
+
+
+def stands_for(name: str) -> str:
+    """What an alias of that name stands for; else the name itself.
+
+    Raises PresetError if the file of aliases, where it might stand, is malformed.
+    """
+    return name if name in load_presets() else read_names().aliases.get(name, name)
+
+
+def no_such_preset(name: object) -> PresetError:
+    """What to raise for the name: that nothing has it, or what may hide its preset."""
+    try:
+        user_presets()
+    except PresetError as fault:
+        return fault
+    known = [*load_presets(), *read_names().aliases]
+    near = difflib.get_close_matches(name, known, n=3) if isinstance(name, str) else []
+    plain = ", ".join(each for each in known if "@" not in each)
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"Choose one of: {plain}."
+    return UnknownPresetError(f"there is no preset {name!r}", hint)
+
+
+def as_preset(preset: str | Preset) -> Preset:
+    """The preset itself, or the one of that name. Raises as `find_preset` does."""
+    return preset if isinstance(preset, Preset) else find_preset(preset)
 
 
 def preset_to_load(
-    preset: str | None, target: object | None, draft: object | None, head: object | None
+    preset: str | Preset | None,
+    target: object | None,
+    draft: object | None,
+    head: object | None,
 ) -> Preset | None:
     """What is to be loaded where no target is named: the preset, or the demo pair.
 
@@ -71,7 +129,7 @@ def preset_to_load(
         role = "head" if draft is None else "draft"
         raise OptionError(f"a {role} is given without a target", "Name the target, too.")
     if target is None:
-        return find_preset(preset or DEFAULT_PRESET)
+        return as_preset(DEFAULT_PRESET if preset is None else preset)
     if preset is not None:
         raise OptionError("both a preset and a target are given", "Choose one of them.")
     return None

@@ -1,38 +1,50 @@
-"""Adds a preset to the user's own file."""
+"""Adds presets to the user's own file, and takes them out of it."""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from localspec.atomic_write import write_whole
-from localspec.errors import OptionError, PresetError
-from localspec.gguf_file.check import check_model_file
-from localspec.models.hub_api import find_quantization, remote_file
+from localspec.errors import OptionError, PairError, PresetError
+from localspec.gguf_file.context_length import context_to_open
+from localspec.gguf_file.head import check_target, head_misfit
+from localspec.gguf_file.header import Header
+from localspec.gguf_file.shape import ModelShape
+from localspec.models.hub_api import remote_file
+from localspec.models.model_header import by_what_they_are, find_model, read_model_header
+from localspec.models.names import read_names
+from localspec.models.pairing import compare_vocabularies
 from localspec.models.preset import (
-    MAX_CONTEXT_LENGTH,
     HubFile,
-    HubModel,
     LocalModel,
+    Model,
     PackagedModel,
     Preset,
     Role,
+    check_context_length,
 )
-from localspec.models.preset_file import PRESET_NAME, read_presets
-from localspec.models.presets import load_presets, user_presets_file
-from localspec.models.source import Quantized, parse_source
+from localspec.models.preset_file import PRESET_NAME, header_of, read_presets
+from localspec.models.presets import load_presets, user_presets, user_presets_file
+from localspec.models.toml_text import parse_toml, quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPreset:
-    """What a person says about a preset of their own. The models as in `models.source`."""
+    """What a person says about a preset of their own. The models as in `models.source`.
+
+    context_length: tokens; None is what its models were trained for, up to 8192.
+    """
 
     name: str
     target: str
     draft: str | None
     head: str | None = None
     description: str
-    context_length: int
+    context_length: int | None
 
     def __post_init__(self) -> None:
         for name in ("name", "target", "draft", "head", "description"):
@@ -40,41 +52,46 @@ class NewPreset:
             may_lack = name in ("draft", "head") and value is None
             if not isinstance(value, str) and not may_lack:
                 raise OptionError(f"{name} is {value!r}, no text", "Give a string.")
-        length = self.context_length
-        if type(length) is not int or not 1 <= length <= MAX_CONTEXT_LENGTH:
-            raise OptionError(
-                f"context_length is {length!r}",
-                f"Give a number of tokens from 1 to {MAX_CONTEXT_LENGTH}.",
-            )
+        if self.context_length is not None:
+            check_context_length(self.context_length)
+
+    def by_role(self) -> dict[Role, str]:
+        """The names of the models that are there, the target first."""
+        named: dict[Role, str | None] = {
+            "target": self.target,
+            "draft": self.draft,
+            "head": self.head,
+        }
+        return {role: text for role, text in named.items() if text}
 
 
 def add_preset(new: NewPreset) -> Preset:
     """Write the preset after the others in the user's file, models of the hub pinned.
 
-    Asks the hub about files that it names. Raises OptionError for a name that is none or a
-    text that no file can hold, PresetError if the user's file has it already, ModelFileError
-    for a path without a model, DownloadError if the hub does not know a file.
+    Asks the hub about files that it names, and reads the headers of all. Raises OptionError
+    for a name that is none, a text that no file can hold, or a context that is longer than the
+    target was trained for; PresetError if there is a preset or an alias of that name, or the
+    user's file is malformed; ModelFileError for a path without a model; PairError for a draft
+    or a head that is not the target's; DownloadError if the hub does not know a file.
     """
     if not PRESET_NAME.fullmatch(new.name):
         raise OptionError(
             f"{new.name!r} is no name for a preset", "Use letters, digits, dots and dashes."
         )
-    _check_free(new.name)
+    check_free(new.name)
+    models = {role: find_model(text, role) for role, text in new.by_role().items()}
+    found = by_what_they_are({role: read_model_header(model) for role, model in models.items()})
+    headers = {role: one.header for role, one in found.items()}
+    _check_together(headers)
     lines = [
-        f"[{_quoted(new.name)}]",
-        f"description = {_quoted(new.description)}",
-        f"context_length = {new.context_length}",
-        *_model_lines(new, "target", new.target),
-        *(_model_lines(new, "draft", new.draft) if new.draft else []),
-        *(_model_lines(new, "head", new.head) if new.head else []),
+        f"[{quoted(new.name)}]",
+        f"description = {quoted(new.description)}",
+        *_length_lines(new.context_length, headers),
+        *(line for role, model in models.items() for line in _model_lines(new, role, model)),
     ]
-    import filelock  # late, as this module is imported by every command
-
-    path = user_presets_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Others may add theirs at the same time. Not held while the hub is asked.
-    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
-        _check_free(new.name)
+    with _changing() as path:
+        # Once more, as others may add theirs at the same time.
+        check_free(new.name)
         text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
         text = "\n".join([*([text.rstrip("\n"), ""] if text else []), *lines, ""])
         preset = read_presets(str(path), text, load_presets())[new.name]
@@ -82,27 +99,125 @@ def add_preset(new: NewPreset) -> Preset:
     return preset
 
 
-def _check_free(name: str) -> None:
+def drop_preset(name: str) -> None:
+    """Take a preset out of the user's file, and leave every other line as it is.
+
+    Raises PresetError if it does not stand there under headers of its own, or another preset
+    there extends it.
+    """
+    with _changing() as path:
+        if users := extended_by(name):
+            raise PresetError(
+                f"{', '.join(users)} in {path} extends {name!r}", "Remove that first."
+            )
+        text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
+        left = _without(text, name)
+        expected = {key: table for key, table in parse_toml(text).items() if key != name}
+        try:
+            is_right = name in parse_toml(text) and parse_toml(left) == expected
+        except ValueError:
+            is_right = False
+        if not is_right:
+            raise PresetError(
+                f"{name!r} does not stand in {path} under a header of its own",
+                "Take it out with an editor.",
+            )
+        write_whole(path, left.encode(), durable=True)
+
+
+def extended_by(name: str) -> list[str]:
+    """The presets of the user's file that extend the one of that name, which stands there.
+
+    Raises PresetError if the file is malformed.
+    """
+    user_presets()
+    path = user_presets_file()
+    tables = parse_toml(path.read_text(encoding="utf-8-sig")) if path.exists() else {}
+    return [
+        other
+        for other, table in tables.items()
+        if other != name and table.get("extends") == name
+    ]
+
+
+def check_free(name: str) -> None:
+    """Raises PresetError if a preset or an alias has that name, or a file is malformed."""
+    user_presets()
     if name in load_presets():
         raise PresetError(
             f"there is a preset {name!r} already",
             f"Choose another name, or edit {user_presets_file()}.",
         )
+    if name in read_names().aliases:
+        raise PresetError(
+            f"{name!r} is an alias of {read_names().aliases[name]}",
+            f"Choose another name, or: localspec models alias {name} --clear",
+        )
 
 
-def _model_lines(new: NewPreset, role: Role, source: str) -> list[str]:
-    table = ["", f"[{_quoted(new.name)}.{role}]"]
-    named = parse_source(source, role)
-    if isinstance(named, PackagedModel):
-        named = LocalModel(path=named.path)
-    if isinstance(named, LocalModel):
-        check_model_file(named.path)
-        return [*table, f"path = {_quoted(str(named.path.resolve()))}"]
-    if isinstance(named, Quantized):
-        files = find_quantization(named.repo, named.quantization)
-        named = HubModel(files=tuple(files))
-    files = [_pinned(file) for file in named.files]
-    common = [f"repo = {_quoted(files[0].repo)}", f'revision = "{files[0].revision}"']
+@contextlib.contextmanager
+def _changing() -> Iterator[Path]:
+    """The user's file while nobody else changes it."""
+    import filelock  # late, as this module is imported by every command
+
+    path = user_presets_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+        yield path
+
+
+def _without(text: str, name: str) -> str:
+    """The lines of the text but for those of the preset's tables.
+
+    Comments before the next table are taken for that one's.
+    """
+    kept: list[str] = []
+    between: list[str] = []  # blank lines and comments, of which it is not known yet
+    is_its = False
+    for line in text.split("\n"):
+        if not line.strip() or line.lstrip().startswith("#"):
+            between.append(line)
+            continue
+        header = header_of(line)
+        was_its, is_its = is_its, header[0] == name if header else is_its
+        if not (was_its and is_its):
+            kept += between
+        between = []
+        if not is_its:
+            kept.append(line)
+    return "\n".join([*kept, *between])
+
+
+def _check_together(headers: dict[Role, Header]) -> None:
+    """Raise PairError for what cannot draft for the target, ModelFileError for no target."""
+    target, head = headers["target"], headers.get("head")
+    check_target(target)
+    if "draft" in headers:
+        compare_vocabularies(target, headers["draft"])
+    misfit = "" if head is None else head_misfit(target, head)
+    if head is not None and misfit:
+        raise PairError(
+            f"{head.path} cannot draft for the target: {misfit}",
+            "Choose the head that was made for this very model, or leave it out.",
+        )
+
+
+def _length_lines(wanted: int | None, headers: dict[Role, Header]) -> list[str]:
+    """The context, and what target and draft were trained for. Raises OptionError."""
+    trained = {role: ModelShape(header).context_length for role, header in headers.items()}
+    most = min(trained["target"], trained.get("draft", trained["target"]))
+    name = headers["target"].path.name
+    length = context_to_open(wanted, most if wanted is None else trained["target"], name)
+    return [f"context_length = {length}", f"max_context_length = {most}"]
+
+
+def _model_lines(new: NewPreset, role: Role, model: Model) -> list[str]:
+    table = ["", f"[{quoted(new.name)}.{role}]"]
+    if isinstance(model, PackagedModel | LocalModel):
+        # Not what a link leads to: the parts of a split model are found by their names.
+        return [*table, f"path = {quoted(os.path.abspath(model.path))}"]
+    files = [_pinned(file) for file in model.files]
+    common = [f"repo = {quoted(files[0].repo)}", f'revision = "{files[0].revision}"']
     if len(files) == 1:
         return [*table, *common, *_facts(files[0])]
     parts = [f"  {{ {', '.join(_facts(file))} }}," for file in files]
@@ -119,20 +234,5 @@ def _pinned(file: HubFile) -> HubFile:
 
 
 def _facts(file: HubFile) -> list[str]:
-    facts = [f"file = {_quoted(file.file)}", f"size_bytes = {file.size_bytes}"]
+    facts = [f"file = {quoted(file.file)}", f"size_bytes = {file.size_bytes}"]
     return [*facts, f'sha256 = "{file.sha256}"'] if file.sha256 else facts
-
-
-def _quoted(text: str) -> str:
-    """A TOML string; JSON writes the same escapes, but for DEL.
-
-    Raises OptionError for what is no Unicode text, as the name of a file may be.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise OptionError(
-            f"{text!r} is no Unicode text, which a file of presets has to be",
-            "Give the file or its folder a name of ordinary characters.",
-        ) from None
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

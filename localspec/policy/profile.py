@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,16 @@ class Profile:
 
 def latest_learned(contents: Sequence[str]) -> dict[str, Any] | None:
     """What was learned last of a pair, in any setting. contents: of its files (`content`)."""
+    for _, identity, learned in kept_profiles():
+        if len(identity) == len(contents):
+            begun = zip(identity, contents, strict=True)
+            if all(whole.startswith(f"{content} ·") for whole, content in begun):
+                return learned
+    return None
+
+
+def kept_profiles() -> Iterator[tuple[Path, list[str], dict[str, Any]]]:
+    """The usable files, the latest first: where each is, its identity, what was learned."""
     folder = profiles_folder()
     paths = (
         [path for path in folder.glob("*.json") if path.is_file()] if folder.is_dir() else []
@@ -69,15 +79,12 @@ def latest_learned(contents: Sequence[str]) -> dict[str, Any] | None:
     for path in sorted(paths, key=lambda path: -path.stat().st_mtime):
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
-            identity = kept["identity"]
-            if kept["version"] == VERSION and len(identity) == len(contents):
-                begun = zip(identity, contents, strict=True)
-                if all(whole.startswith(f"{content} ·") for whole, content in begun):
-                    learned: dict[str, Any] = kept["learned"]
-                    return learned
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            version, identity, learned = kept["version"], kept["identity"], kept["learned"]
+            is_usable = version == VERSION and all(isinstance(one, str) for one in identity)
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             continue  # as good as none
-    return None
+        if is_usable:
+            yield path, identity, learned
 
 
 def num_profiles() -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -74,6 +75,15 @@ def content_of_adopted(model: Model, path: str) -> str | None:
         logger.warning("what is loaded cannot be told from its file: %s", error)
         return None
     return None if in_file is None else f"{in_file} {_behaviour(model)}"
+
+
+def are_of(identities: Sequence[str], contents: Sequence[str]) -> bool:
+    """Whether the models of these identities are among those with these contents.
+
+    identities, contents: of the target first; see `LlamaModel.identity`.
+    """
+    begun = [identity.partition(" · ")[0] for identity in identities]
+    return begun[:1] == list(contents[:1]) and set(begun) <= set(contents)
 
 
 def _add_part(digest: hashlib.blake2b, file: BinaryIO, part: Header) -> None:

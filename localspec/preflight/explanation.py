@@ -8,19 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from localspec.errors import PairError
-from localspec.gguf_file.check import check_model_file, check_parts
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
-from localspec.gguf_file.header import Header, read_source_header
-from localspec.gguf_file.header_vocabulary import HeaderVocabulary
+from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import type_name
 from localspec.llama.options import LlamaOptions
-from localspec.models.hub import cached_quantization, missing_files, path_of
-from localspec.models.hub_api import find_quantization, remote_file
-from localspec.models.preset import HubModel, Model, Preset, Role
+from localspec.models.model_header import (
+    FoundHeader,
+    by_what_they_are,
+    find_model,
+    read_model_header,
+)
+from localspec.models.pairing import compare_vocabularies, size_warning
+from localspec.models.preset import Preset, Role
 from localspec.models.presets import load_presets, preset_to_load
-from localspec.models.remote_source import RemoteSource
-from localspec.models.source import Quantized, parse_source
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import latest_learned
 from localspec.policy.speedup import (
@@ -42,7 +43,7 @@ from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.plan import plan_layers
 from localspec.preflight.room import PairMemory, Planned, Room
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
-from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
+from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -101,7 +102,8 @@ class ExpectedGain:
 class Explanation:
     """All that is known of a pair.
 
-    vocabulary: what target and draft share; misfit: why they cannot be a pair.
+    vocabulary: what target and draft share; misfit: why they cannot be a pair. size_warning:
+    why the draft is too large to pay, in a sentence, or empty.
     largest_context: tokens that fit into the memory that is free now. gpu_layers: the most
     layers of the target on GPUs that fit at this context, where another number was asked
     for; None without GPUs, if no number does, or the number is chosen anyway. kept_bytes: what
@@ -117,6 +119,7 @@ class Explanation:
     head: HeadReport | None
     vocabulary: SharedVocabulary | None
     misfit: str
+    size_warning: str
     memory: PairMemory
     room: Room
     largest_context: int
@@ -141,7 +144,7 @@ class Explanation:
 
 
 def explain(
-    preset: str | None = None,
+    preset: str | Preset | None = None,
     *,
     target: str | None = None,
     draft: str | None = None,
@@ -155,8 +158,9 @@ def explain(
     fetched. context_length: tokens; num_gpu_layers: of each model (defaults: as `load`).
 
     Raises what naming and reading a model raises: PresetError, OptionError, ModelFileError,
-    DownloadError.
+    DownloadError; and OptionError for numbers that `load` refuses.
     """
+    asked = LlamaOptions(context_length=context_length, num_gpu_layers=num_gpu_layers)
     description, variants = "", {}
     chosen = preset_to_load(preset, target, draft, head)
     named: dict[Role, str | None] = {"target": target, "draft": draft, "head": head}
@@ -165,15 +169,13 @@ def explain(
         models = chosen.by_role()
         description, variants = chosen.description, _variants(chosen)
         context_length = context_length or chosen.context_length
-    found = _by_what_they_are(
-        {role: read_model_header(model) for role, model in models.items()}
-    )
+    found = by_what_they_are({role: read_model_header(model) for role, model in models.items()})
     its_header = found["target"].header
     check_target(its_header)
     vocabulary, misfit = _compared(found)
     room = room_here()
     with_head = False if "head" in found else None
-    options = LlamaOptions(num_gpu_layers=num_gpu_layers, with_head=with_head)
+    options = replace(asked, context_length=None, with_head=with_head)
     wanted = [Planned(one.header, options, role) for role, one in found.items()]
     length = target_context_length(its_header, context_length)
     memory = plan_layers(wanted, length, room).memory
@@ -190,6 +192,7 @@ def explain(
         head=head_report,
         vocabulary=vocabulary,
         misfit=misfit,
+        size_warning=_size_warning(found),
         memory=memory,
         room=room,
         largest_context=largest_context(wanted, room),
@@ -217,15 +220,6 @@ def expected_gains(costs: Costs) -> tuple[ExpectedGain, ...]:
     return tuple(gains)
 
 
-def _by_what_they_are(found: dict[Role, FoundHeader]) -> dict[Role, FoundHeader]:
-    """The same, with a head's file that is given as a draft taken for what it is."""
-    draft = found.get("draft")
-    facts = None if draft is None else head_facts(draft.header)
-    if draft is not None and facts is not None and facts.is_apart and "head" not in found:
-        return {"target": found["target"], "head": draft}
-    return found
-
-
 def _head_report(found: dict[Role, FoundHeader], *, with_head: bool) -> HeadReport | None:
     """Of the head in a file of its own, or in the target's. with_head: there is room for it."""
     target, own = found["target"], found.get("head")
@@ -250,11 +244,16 @@ def _head_report(found: dict[Role, FoundHeader], *, with_head: bool) -> HeadRepo
 def _compared(found: dict[Role, FoundHeader]) -> tuple[SharedVocabulary | None, str]:
     if "draft" not in found:
         return None, ""
-    pair = (found["target"].header, found["draft"].header)
     try:
-        return shared_vocabulary(*map(HeaderVocabulary, pair)), ""
+        return compare_vocabularies(found["target"].header, found["draft"].header), ""
     except PairError as error:
         return None, str(error)
+
+
+def _size_warning(found: dict[Role, FoundHeader]) -> str:
+    if "draft" not in found:
+        return ""
+    return size_warning(found["target"].header, found["draft"].header)
 
 
 def _variants(chosen: Preset) -> dict[str, str]:
@@ -288,47 +287,6 @@ def _facts(found: FoundHeader) -> ModelFacts:
         can_roll_back=shape.can_roll_back,
         type_bytes=dict(type_bytes.most_common()),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundHeader:
-    """A model's header and the size of its files; is_here: they need no download."""
-
-    header: Header
-    size_bytes: int
-    is_here: bool
-
-
-def read_model_header(model: Model) -> FoundHeader:
-    """The header of a model. Of files on the hub nothing else is fetched.
-
-    Raises ModelFileError or DownloadError.
-    """
-    if isinstance(model, HubModel) and missing_files(model):
-        remotes = [remote_file(file) for file in model.files]
-        parts = [read_source_header(RemoteSource(remote)) for remote in remotes]
-        size = sum(remote.size_bytes for remote in remotes)
-        return FoundHeader(header=check_parts(parts), size_bytes=size, is_here=False)
-    header = check_model_file(path_of(model))
-    # The parts of a split model after the first one hold hardly more than weights.
-    return FoundHeader(
-        header=header, size_bytes=max(header.size_bytes, header.weights_bytes), is_here=True
-    )
-
-
-def find_model(text: str, role: Role) -> Model:
-    """The model that a person names, in any of the ways of `models.source`.
-
-    Asks the hub which file owner/repo:QUANT is, unless it is here. Raises PresetError,
-    OptionError or DownloadError.
-    """
-    named = parse_source(text, role)
-    if not isinstance(named, Quantized):
-        return named
-    found = cached_quantization(named)
-    if found is not None:
-        return found
-    return HubModel(files=tuple(find_quantization(named.repo, named.quantization)))
 
 
 def _costs_of(found: dict[Role, FoundHeader], head: HeadReport | None) -> Curve | None:

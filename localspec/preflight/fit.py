@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from localspec.errors import MemoryLimitError
+from localspec.gguf_file.context_length import context_to_open
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import repacked_types
-from localspec.llama.options import context_to_open
 from localspec.llama.placement import is_in_main_memory, usable_gpus
 from localspec.machine import memory_here
 from localspec.models.preset import HubModel, Preset
@@ -84,15 +84,22 @@ def fitting_preset(room: Room) -> Preset | None:
 
     By its files' sizes.
     """
-    own = sum(gpu.free_bytes for gpu in room.gpus if not is_in_main_memory(gpu))
-    free_bytes = max(own, room.main_bytes)
     sizes: dict[int, Preset] = {}
     for preset in load_presets().values():
         models = [model for model in preset.models if isinstance(model, HubModel)]
         if models and all(model.size_bytes is not None for model in models):
             sizes[sum(model.size_bytes or 0 for model in models)] = preset
-    fitting = [size for size in sizes if size * _OVER_FILES <= free_bytes]
+    fitting = [size for size in sizes if fits_by_size(size, room)]
     return sizes[max(fitting)] if fitting else None
+
+
+def fits_by_size(size_bytes: int, room: Room) -> bool:
+    """Whether models are likely to fit into the GPUs or the main memory alone.
+
+    size_bytes: of their files.
+    """
+    own = sum(gpu.free_bytes for gpu in room.gpus if not is_in_main_memory(gpu))
+    return size_bytes * _OVER_FILES <= max(own, room.main_bytes)
 
 
 def target_context_length(header: Header, wanted: int | None) -> int:

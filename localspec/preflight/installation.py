@@ -21,7 +21,7 @@ from localspec.models.cache import HubCache
 from localspec.models.disk import free_bytes
 from localspec.models.hub import locate, missing_files
 from localspec.models.hub_api import is_offline
-from localspec.models.presets import load_presets, user_presets_file
+from localspec.models.presets import load_presets, user_presets, user_presets_file
 from localspec.policy.profile import num_profiles, profiles_folder
 from localspec.preflight.fit import plan_here, room_here
 from localspec.preflight.room import PairMemory, Planned, Room
@@ -114,18 +114,17 @@ def _processor_flags() -> frozenset[str]:
 def _plans() -> dict[str, PairMemory]:
     """What presets whose files are here would take, by their names; none of faulty ones."""
     plans = {}
-    with contextlib.suppress(PresetError):
-        for name, preset in load_presets().items():
-            if missing_files(preset):
-                continue
-            with contextlib.suppress(LocalspecError):
-                options = LlamaOptions(context_length=preset.context_length)
-                plans[name] = plan_here(
-                    [
-                        Planned(check_model_file(path), options, role)
-                        for role, path in locate(preset).by_role().items()
-                    ]
-                ).memory
+    for name, preset in load_presets().items():
+        if missing_files(preset):
+            continue
+        with contextlib.suppress(LocalspecError):
+            options = LlamaOptions(context_length=preset.context_length)
+            plans[name] = plan_here(
+                [
+                    Planned(check_model_file(path), options, role)
+                    for role, path in locate(preset).by_role().items()
+                ]
+            ).memory
     return plans
 
 
@@ -144,7 +143,7 @@ def _cache_state() -> CacheState:
 
 def _presets_fault() -> tuple[str, str] | None:
     try:
-        load_presets()
+        user_presets()
     except PresetError as error:
         return str(error), error.hint
     return None

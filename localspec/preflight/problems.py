@@ -106,7 +106,7 @@ def _room(found: Installation) -> Iterator[Problem]:
 
 def _leftovers(found: Installation) -> Iterator[Problem]:
     """What downloads have left unfinished."""
-    presets = {} if found.presets_fault else _presets_by_hash()
+    presets = _presets_by_hash()
     for path, size in found.cache.unfinished.items():
         what = f"a download stopped after {size / 1e6:.1f} MB: {path}"
         preset = presets.get(path.name.removesuffix(PART_SUFFIX))

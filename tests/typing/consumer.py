@@ -47,5 +47,21 @@ def in_another_process() -> tuple[int | None, localspec.Reply]:
         raise SystemExit(f"{error} {error.hint}") from error
 
 
+def presets(file: Path) -> int:
+    for state in localspec.list_models():
+        print(state.name, state.is_installed, state.disk_bytes / 2, state.paths[0].name)
+    own = localspec.Preset(
+        name="own",
+        target=localspec.LocalModel(path=file),
+        draft=localspec.HubModel(files=(localspec.HubFile(repo="o/m", file="x.gguf"),)),
+        context_length=512,
+    )
+    print(localspec.preset_state("demo").state, localspec.find_preset("demo").description)
+    print(localspec.explain(own).fits, localspec.download(own)[0].name)
+    localspec.load(own).close()
+    kept: localspec.DiskUsage = localspec.disk_usage(own)
+    return kept.num_bytes - localspec.free_disk(own, "files", "costs")
+
+
 def downloads(progress: localspec.Progress) -> None:
     print(progress)

@@ -12,3 +12,4 @@ engine.generate("Hello").text = "changed"  # wrong
 engine.generate("Hello").stats.draft_off.value  # wrong
 localspec.IsolatedEngine(context_length=None, target=3)  # wrong
 localspec.nothing  # wrong
+localspec.free_disk("demo", "all")  # wrong

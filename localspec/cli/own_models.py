@@ -1,0 +1,197 @@
+"""The commands of `localspec models` that name models: add, import, default, alias."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from localspec.cli import exit_codes
+from localspec.cli.bars import readable_bytes
+from localspec.cli.completion import complete_file, complete_model
+from localspec.cli.help import Command
+from localspec.cli.screen import printable
+from localspec.cli.standard_input import on_terminal
+from localspec.cli.waiting import waiting
+from localspec.errors import LocalspecError
+from localspec.models.choice import drop_alias, set_alias, set_default, usual_model
+from localspec.models.folder_import import FolderContent, Proposal, search_folder
+from localspec.models.names import read_names
+from localspec.models.presets import DEFAULT_PRESET, user_presets_file
+from localspec.models.user_presets import NewPreset, add_preset
+
+
+@click.command(cls=Command)
+@click.argument("name")
+@click.option(
+    "--target",
+    required=True,
+    metavar="MODEL",
+    shell_complete=complete_model,
+    help="The model that answers.",
+)
+@click.option(
+    "--draft",
+    metavar="MODEL",
+    shell_complete=complete_model,
+    help="A small model of the same family.",
+)
+@click.option(
+    "--head",
+    metavar="MODEL",
+    shell_complete=complete_model,
+    help="A trained head in a file of its own.",
+)
+@click.option("--description", default="", help="For the list of models.")
+@click.option(
+    "--ctx",
+    type=click.IntRange(min=1),
+    help="Context in tokens. [default: what target and draft were trained for, up to 8192]",
+)
+def add(
+    *,
+    name: str,
+    target: str,
+    draft: str | None,
+    head: str | None,
+    description: str,
+    ctx: int | None,
+) -> None:
+    """Name a pair of your own.
+
+    A MODEL is a GGUF file, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf,
+    owner/repo:QUANT, or a preset's. Models of the hub are pinned to what it has now. A draft
+    with another tokenizer than the target's is refused.
+
+    \b
+        localspec models add mine --target T.gguf --draft D.gguf
+        localspec models add qwen --target Qwen/Qwen2.5-7B-Instruct-GGUF:Q8_0 --draft qwen2.5-7b
+    """
+    new = NewPreset(
+        name=name,
+        target=target,
+        draft=draft,
+        head=head,
+        description=description or name,
+        context_length=ctx,
+    )
+    with waiting(lambda: "Looking at the models …"):
+        add_preset(new)
+    click.echo(f"{name} added to {user_presets_file()}", err=True)
+
+
+@click.command(cls=Command, name="import")
+@click.argument(
+    "folder", type=click.Path(path_type=Path), metavar="DIR", shell_complete=complete_file
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def import_models(*, folder: Path, yes: bool) -> None:
+    """Make presets of the GGUF files in a folder and below.
+
+    Folders of LM Studio and Ollama are understood. A target gets the smallest model with its
+    tokenizer as a draft, if that has at most a third of its size. What would be added is shown
+    first; nothing is copied or moved.
+
+    \b
+        localspec models import ~/models
+        localspec models import ~/.lmstudio/models --yes
+        localspec models import ~/.ollama/models
+    """
+    with waiting(lambda: "Looking at the models …"):
+        found = search_folder(folder)
+    for line in _found_lines(found):
+        click.echo(printable(line), err=True)
+    if not found.proposals:
+        click.echo("Nothing to add.", err=True)
+        return
+    count = len(found.proposals)
+    what = "1 preset" if count == 1 else f"{count} presets"
+    if not yes and not on_terminal():
+        click.echo(f"To add {what} to {user_presets_file()}: --yes", err=True)
+        return
+    if not yes:
+        click.confirm(f"Add {what} to {user_presets_file()}?", abort=True, err=True)
+    num_added = sum(map(_add_proposal, found.proposals))
+    if num_added < count:
+        raise click.exceptions.Exit(exit_codes.FAILED)
+
+
+def _add_proposal(one: Proposal) -> bool:
+    """Whether the preset could be added; what is wrong with one does not hold up the others."""
+    try:
+        add_preset(
+            NewPreset(
+                name=one.name,
+                target=str(one.target),
+                draft=None if one.draft is None else str(one.draft),
+                description=one.target.name,
+                context_length=None,
+            )
+        )
+    except LocalspecError as error:
+        click.echo(printable(f"{one.name} is not added: {error}"), err=True)
+        return False
+    click.echo(one.name)
+    return True
+
+
+def _found_lines(found: FolderContent) -> list[str]:
+    lines = []
+    for one in found.proposals:
+        draft = "no draft" if one.draft is None else f"draft {one.draft}"
+        lines.append(f"{one.name}: {one.target}, {readable_bytes(one.size_bytes)}, {draft}")
+    lines += [f"{path} is there already: {name}" for path, name in found.known.items()]
+    lines += [f"Skipped: {reason}" for reason in found.skipped.values()]
+    if not found.is_whole:
+        lines.append("Not all was looked at: files are too many, too deep, or cannot be read.")
+    return lines
+
+
+@click.command(cls=Command)
+@click.argument("name", required=False, shell_complete=complete_model)
+@click.option("--clear", is_flag=True, help="Take the demo pair again.")
+def default(*, name: str | None, clear: bool) -> None:
+    """Show or choose the model that is used where none is named.
+
+    NAME is a preset, an alias, a GGUF file, or a name of the hub's. LOCALSPEC_MODEL in the
+    environment counts before it, and both only for commands: localspec.load() in Python stays
+    the demo pair.
+
+    \b
+        localspec models default
+        localspec models default qwen3-8b
+        localspec models default --clear
+    """
+    if clear and name is not None:
+        raise click.UsageError("Give a NAME or --clear.")
+    if clear or name is not None:
+        set_default(name)
+    usual = usual_model()
+    click.echo(printable(DEFAULT_PRESET if usual is None else usual.name))
+    if usual is not None:
+        click.echo(printable(f"That is {usual.origin}."), err=True)
+
+
+@click.command(cls=Command)
+@click.argument("short", required=False)
+@click.argument("name", required=False, shell_complete=complete_model)
+@click.option("--clear", is_flag=True, help="Forget the alias SHORT.")
+def alias(*, short: str | None, name: str | None, clear: bool) -> None:
+    """Give a preset or a model a short name; alone, list them.
+
+    \b
+        localspec models alias
+        localspec models alias q qwen3-8b
+        localspec models alias big ~/models/big.gguf
+        localspec models alias q --clear
+    """
+    if short is None and not clear:
+        for known, meant in read_names().aliases.items():
+            click.echo(printable(f"{known}  {meant}"))
+    elif short is not None and clear and name is None:
+        drop_alias(short)
+    elif short is not None and name is not None and not clear:
+        meant = set_alias(short, name)
+        click.echo(printable(f"{short} stands for {meant}"), err=True)
+    else:
+        raise click.UsageError("Give SHORT and NAME, or SHORT and --clear.")

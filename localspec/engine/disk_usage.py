@@ -1,0 +1,101 @@
+"""What localspec keeps on this machine for the models of a preset, and how to free it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from localspec.chat.session import caches_file, session_names
+from localspec.engine.cache_file import identities_in
+from localspec.errors import LocalspecError, OptionError
+from localspec.gguf_file.check import check_model_file
+from localspec.models import installed
+from localspec.models.cache import HubCache
+from localspec.models.hub import locate
+from localspec.models.preset import Preset
+from localspec.models.presets import as_preset
+from localspec.policy.profile import kept_profiles
+from localspec.preflight.content import FileContent, are_of
+
+DiskUse = Literal["files", "caches", "costs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskUsage:
+    """What could be freed, each file with its bytes.
+
+    files: models that localspec fetched and no other preset uses, and what was received of
+    them. caches: those kept of sessions. costs: what decodes cost here, learned while it ran.
+    The last two are found by the content of the models, so while their files are here.
+    """
+
+    files: Mapping[Path, int]
+    caches: Mapping[Path, int]
+    costs: Mapping[Path, int]
+
+    @property
+    def num_bytes(self) -> int:
+        """All together."""
+        return sum(map(sum, (each.values() for each in (self.files, self.caches, self.costs))))
+
+
+def disk_usage(preset: str | Preset) -> DiskUsage:
+    """What is kept for a preset. Asks no network.
+
+    Raises UnknownPresetError for a name that nothing has.
+    """
+    preset = as_preset(preset)
+    contents = _contents(preset)
+    cache, removal = HubCache(), installed.removal_of(preset)
+    return DiskUsage(
+        files={cache.owned(file)[0]: size for file, size in removal.owned.items()},
+        caches=_sizes(p for p in _caches() if are_of(identities_in(p), contents)),
+        costs=_sizes(p for p, identity, _ in kept_profiles() if are_of(identity, contents)),
+    )
+
+
+def free_disk(preset: str | Preset, *uses: DiskUse) -> int:
+    """Delete what is kept for a preset as "files", "caches" or "costs"; the bytes freed.
+
+    A running engine keeps what it has read, and writes its costs when it is closed. Raises
+    OptionError for another use, UnknownPresetError as `disk_usage`, OSError.
+    """
+    for use in uses:
+        if use not in get_args(DiskUse):
+            raise OptionError(
+                f"nothing is kept as {use!r}", f"Choose of: {', '.join(get_args(DiskUse))}."
+            )
+    preset = as_preset(preset)
+    kept = disk_usage(preset)
+    doomed = {
+        **(kept.caches if "caches" in uses else {}),
+        **(kept.costs if "costs" in uses else {}),
+    }
+    for path in doomed:
+        path.unlink(missing_ok=True)
+    freed = installed.remove(installed.removal_of(preset)) if "files" in uses else 0
+    return freed + sum(doomed.values())
+
+
+def _contents(preset: Preset) -> list[str]:
+    """Of the models, see `content.FileContent`; none where a file is missing or is no model."""
+    try:
+        headers = [check_model_file(path) for path in locate(preset).by_role().values()]
+    except LocalspecError:
+        return []
+    contents = [FileContent(header).digest() for header in headers]
+    return [] if None in contents else [content for content in contents if content]
+
+
+def _caches() -> Iterator[Path]:
+    """The kept caches of all sessions."""
+    for name in session_names():
+        with contextlib.suppress(OptionError):  # a file there that is no session
+            yield caches_file(name)
+
+
+def _sizes(paths: Iterable[Path]) -> dict[Path, int]:
+    return {path: path.stat().st_size for path in paths}

@@ -1,0 +1,129 @@
+"""Which model a person means: named on the command line, in the environment, or before."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import NamedTuple
+
+from localspec.errors import LocalspecError, OptionError
+from localspec.gguf_file.check import check_model_file
+from localspec.models.names import Names, change_names, names_file, read_names
+from localspec.models.preset import LocalModel
+from localspec.models.preset_file import PRESET_NAME
+from localspec.models.presets import load_presets, stands_for
+from localspec.models.source import parse_source
+from localspec.models.user_presets import check_free
+
+VARIABLE = "LOCALSPEC_MODEL"
+
+
+class Choice(NamedTuple):
+    """A preset, or a target as for `localspec.load`; neither is the demo pair."""
+
+    preset: str | None
+    target: str | None
+
+
+class Named(NamedTuple):
+    """The model that is used where none is named, what says so, and how to change that."""
+
+    name: str
+    origin: str
+    remedy: str
+
+
+def choose_model(
+    model: str | None, preset: str | None, target: str | None, *, is_target: bool
+) -> Choice:
+    """What is meant by a model's name, beside the two options that it stands for.
+
+    is_target: a draft or a head is named, so that a preset's name means its target. Where
+    nothing at all is named, the environment counts and then what was chosen before. Raises
+    OptionError if two are named, and what naming a model raises.
+    """
+    ways = {"MODEL": model, "--preset": preset, "--target": target}
+    named = [f"{way} ({text})" for way, text in ways.items() if text is not None]
+    if len(named) > 1:
+        raise OptionError(f"{' and '.join(named)} are named", "Name one of them.")
+    if model is not None:
+        return _meant(model, is_target=is_target)
+    usual = None if named or is_target else usual_model()
+    if usual is None:
+        return Choice(preset, target)
+    try:
+        return _meant(usual.name, is_target=False)
+    except LocalspecError as error:
+        hint = f"{usual.remedy} {error.hint}"
+        raise type(error)(f"{usual.origin}: {error}", hint) from error
+
+
+def usual_model() -> Named | None:
+    """What is used where no model is named; None is the demo pair.
+
+    Raises PresetError if the file of names is malformed.
+    """
+    if chosen := os.environ.get(VARIABLE):
+        return Named(chosen, VARIABLE, "Set it to another name, or unset it.")
+    default = read_names().default
+    if default is None:
+        return None
+    remedy = "Choose another: localspec models default NAME, or --clear."
+    return Named(default, f"the default of {names_file()}", remedy)
+
+
+def set_default(name: str | None) -> None:
+    """Keep what is used where no model is named; None is the demo pair again.
+
+    Raises what naming a model raises, ModelFileError for a file that holds none, PresetError
+    if the file of names is malformed.
+    """
+    meant = None if name is None else _lasting(name)
+    change_names(lambda names: replace(names, default=meant))
+
+
+def set_alias(alias: str, name: str) -> str:
+    """Let a short name stand for a preset or a model; what it stands for.
+
+    Raises OptionError for what is no name, PresetError if it is a preset's, and what
+    `set_default` raises.
+    """
+    if not PRESET_NAME.fullmatch(alias):
+        raise OptionError(f"{alias!r} is no name", "Use letters, digits, dots and dashes.")
+    if alias in load_presets():
+        check_free(alias)
+    meant = stands_for(_lasting(name))
+    change_names(lambda names: replace(names, aliases={**names.aliases, alias: meant}))
+    return meant
+
+
+def drop_alias(alias: str) -> None:
+    """Forget an alias. Raises OptionError if there is none, PresetError as `set_default`."""
+
+    def without(names: Names) -> Names:
+        if alias not in names.aliases:
+            known = ", ".join(names.aliases) or "none"
+            raise OptionError(f"there is no alias {alias!r}", f"There are: {known}.")
+        left = {name: meant for name, meant in names.aliases.items() if name != alias}
+        return replace(names, aliases=left)
+
+    change_names(without)
+
+
+def _meant(name: str, *, is_target: bool) -> Choice:
+    """A preset's name comes before a path: ./name is the file."""
+    meant = stands_for(name)
+    if meant in load_presets() and not is_target:
+        return Choice(meant, None)
+    parse_source(meant, "target")
+    return Choice(None, meant)
+
+
+def _lasting(name: str) -> str:
+    """The name as it is kept: a path does not depend on where one is."""
+    choice = _meant(name, is_target=False)
+    model = None if choice.target is None else parse_source(choice.target, "target")
+    if not isinstance(model, LocalModel):
+        return name
+    check_model_file(model.path)
+    return os.path.abspath(model.path)

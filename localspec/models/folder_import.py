@@ -1,0 +1,175 @@
+"""Models that lie in a folder, and presets that could be made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from localspec.errors import ModelFileError, OptionError, PairError
+from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.head import check_target
+from localspec.gguf_file.header import Header
+from localspec.models.pairing import compare_vocabularies, is_small_enough
+from localspec.models.preset import LocalModel, all_parts
+from localspec.models.presets import load_presets
+
+_MAX_DEPTH = 10  # folders below the one that is named
+_MAX_FILES = 100_000  # of any kind, that are looked at
+_MAX_MANIFEST = 1 << 20  # bytes: Ollama's have some hundred
+_OLLAMA_MODEL = "application/vnd.ollama.image.model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A preset that could be added: its name, and the files of its models."""
+
+    name: str
+    target: Path
+    size_bytes: int
+    draft: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderContent:
+    """What was found in a folder.
+
+    known: targets of presets that are there already, with their names. skipped: files that
+    are of no use, with the reason. is_whole: whether nothing was left out for its bounds.
+    """
+
+    proposals: tuple[Proposal, ...]
+    known: dict[Path, str]
+    skipped: dict[Path, str]
+    is_whole: bool
+
+
+def search_folder(folder: Path) -> FolderContent:
+    """The GGUF models in a folder and below, each with a draft if one is there.
+
+    Of a split model the first part counts. In Ollama's folder models are called by their
+    manifests. A draft is the smallest model with the target's tokenizer, if it has at most a
+    third of the target's size. Raises OptionError for what is no folder.
+    """
+    if not os.path.isdir(folder):
+        raise OptionError(f"{str(folder)!r} is no folder", "Name one that holds GGUF files.")
+    walk = _Walk()
+    presets = load_presets().values()
+    targets = {
+        preset.target.path.resolve(): preset.name
+        for preset in presets
+        if isinstance(preset.target, LocalModel)
+    }
+    headers: dict[Path, Header] = {}
+    names: dict[Path, str] = {}
+    known: dict[Path, str] = {}
+    skipped: dict[Path, str] = {}
+    seen: set[Path] = set()
+    for path, name in walk.models(folder.absolute()):
+        content = path.resolve()  # which may have several names; ours tells its parts
+        if content in seen:
+            continue
+        seen.add(content)
+        try:
+            header = check_model_file(path)
+            check_target(header)
+        except ModelFileError as error:
+            skipped[path] = str(error)
+            continue
+        headers[path] = _with_shared_tokens(header, headers)
+        if content in targets:
+            known[path] = targets[content]
+        else:
+            names[path] = name
+    return FolderContent(
+        proposals=tuple(_proposals(headers, names)),
+        known=known,
+        skipped=skipped,
+        is_whole=walk.is_whole,
+    )
+
+
+class _Walk:
+    """A way through a folder that ends somewhere. is_whole: whether it saw everything."""
+
+    def __init__(self) -> None:
+        self.is_whole = True
+        self._num_left = _MAX_FILES
+
+    def models(self, folder: Path) -> Iterator[tuple[Path, str]]:
+        """Files of models, in the order of their paths, and what each is called."""
+        for here, folders, files in os.walk(folder, onerror=self._note):
+            folders.sort()
+            if len(Path(here).relative_to(folder).parts) >= _MAX_DEPTH and folders:
+                folders.clear()
+                self.is_whole = False
+            self._num_left -= len(files)
+            if self._num_left < 0:
+                self.is_whole = False
+                return
+            for file in sorted(files):
+                path = Path(here, file)
+                if file.lower().endswith(".gguf") and all_parts(file)[0] == file:
+                    yield path, re.sub(r"-00001-of-\d{5}$", "", path.stem)
+                elif "manifests" in Path(here).parts:
+                    yield from _in_manifest(path)
+
+    def _note(self, _error: OSError) -> None:
+        self.is_whole = False
+
+
+def _in_manifest(path: Path) -> Iterator[tuple[Path, str]]:
+    """The model that one of Ollama's manifests names: …/manifests/HOST/LIBRARY/NAME/TAG."""
+    root = next(each for each in path.parents if each.name == "manifests").parent
+    try:
+        if path.stat().st_size > _MAX_MANIFEST:
+            return
+        layers = json.loads(path.read_text(encoding="utf-8"))["layers"]
+        digests = [one["digest"] for one in layers if one["mediaType"] == _OLLAMA_MODEL]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return
+    for digest in digests:
+        if re.fullmatch("sha256:[0-9a-f]{64}", str(digest)):
+            blob = root / "blobs" / digest.replace(":", "-")
+            yield blob, f"{path.parent.name}-{path.name}"
+
+
+def _with_shared_tokens(header: Header, others: dict[Path, Header]) -> Header:
+    """The header with the very list of tokens that an equal one has: they are large."""
+    for other in others.values():
+        if other.tokens == header.tokens:
+            return replace(header, tokens=other.tokens, parts=())
+    return replace(header, parts=())
+
+
+def _proposals(headers: dict[Path, Header], names: dict[Path, str]) -> Iterator[Proposal]:
+    taken = set(load_presets())
+    by_size = sorted(headers.items(), key=lambda item: item[1].weights_bytes)
+    for path, name in names.items():
+        target = headers[path]
+        name = _free_name(name, taken)
+        taken.add(name)
+        draft = next((small for small, one in by_size if _can_draft(one, target)), None)
+        yield Proposal(name=name, target=path, size_bytes=target.weights_bytes, draft=draft)
+
+
+def _can_draft(draft: Header, target: Header) -> bool:
+    if not is_small_enough(draft.weights_bytes, target.weights_bytes):
+        return False
+    try:
+        compare_vocabularies(target, draft)
+    except PairError:
+        return False
+    return True
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """A preset's name that is like the file's."""
+    plain = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._") or "model"
+    number, free = 2, plain
+    while free in taken:
+        number, free = number + 1, f"{plain}-{number}"
+    return free

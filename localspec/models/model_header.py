@@ -1,0 +1,64 @@
+"""The header of a model, wherever its files are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localspec.gguf_file.check import check_model_file, check_parts
+from localspec.gguf_file.head import head_facts
+from localspec.gguf_file.header import Header, read_source_header
+from localspec.models.hub import cached_quantization, missing_files, path_of
+from localspec.models.hub_api import find_quantization, remote_file
+from localspec.models.preset import HubModel, Model, Role
+from localspec.models.remote_source import RemoteSource
+from localspec.models.source import Quantized, parse_source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundHeader:
+    """A model's header and the size of its files; is_here: they need no download."""
+
+    header: Header
+    size_bytes: int
+    is_here: bool
+
+
+def read_model_header(model: Model) -> FoundHeader:
+    """The header of a model. Of files on the hub nothing else is fetched.
+
+    Raises ModelFileError or DownloadError.
+    """
+    if isinstance(model, HubModel) and missing_files(model):
+        remotes = [remote_file(file) for file in model.files]
+        parts = [read_source_header(RemoteSource(remote)) for remote in remotes]
+        size = sum(remote.size_bytes for remote in remotes)
+        return FoundHeader(header=check_parts(parts), size_bytes=size, is_here=False)
+    header = check_model_file(path_of(model))
+    # The parts of a split model after the first one hold hardly more than weights.
+    return FoundHeader(
+        header=header, size_bytes=max(header.size_bytes, header.weights_bytes), is_here=True
+    )
+
+
+def find_model(text: str, role: Role) -> Model:
+    """The model that a person names, in any of the ways of `models.source`.
+
+    Asks the hub which file owner/repo:QUANT is, unless it is here. Raises PresetError,
+    OptionError or DownloadError.
+    """
+    named = parse_source(text, role)
+    if not isinstance(named, Quantized):
+        return named
+    found = cached_quantization(named)
+    if found is not None:
+        return found
+    return HubModel(files=tuple(find_quantization(named.repo, named.quantization)))
+
+
+def by_what_they_are(found: dict[Role, FoundHeader]) -> dict[Role, FoundHeader]:
+    """The same, with a head's file that is given as a draft taken for what it is."""
+    draft = found.get("draft")
+    facts = None if draft is None else head_facts(draft.header)
+    if draft is not None and facts is not None and facts.is_apart and "head" not in found:
+        return {"target": found["target"], "head": draft}
+    return found

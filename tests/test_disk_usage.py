@@ -1,0 +1,139 @@
+"""What an application learns of presets and their files, and what it can free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import localspec
+from gguf_maker import write_random_model
+from localspec.chat.session import caches_file, save_session, session_file
+from localspec.policy.profile import profiles_folder
+from standin_hub import StandinHub
+
+DRAFT = "qwen2-0_5b-instruct-q4_k_m.gguf"
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "LOCALAPPDATA", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+
+
+@pytest.fixture
+def preset(tmp_path: Path, demo_target: Path) -> localspec.Preset:
+    """A pair of files, named by nothing but this object."""
+    models = [
+        localspec.LocalModel(
+            path=write_random_model(tmp_path / f"{width}.gguf", demo_target, width=width)
+        )
+        for width in (192, 64)
+    ]
+    return localspec.Preset(name="mine", target=models[0], draft=models[1], context_length=256)
+
+
+def test_all_presets_are_listed_with_what_is_here(hub: StandinHub):
+    localspec.download(f"hf:Qwen/Qwen2-0.5B-Instruct-GGUF/{DRAFT}")
+    states = {state.name: state for state in localspec.list_models()}
+    demo = states["demo"]
+    assert demo.is_installed
+    assert demo.description.startswith("A tiny pair")
+    assert [path.name for path in demo.paths] == ["target.gguf", "draft.gguf"]
+    assert demo.disk_bytes == demo.size_bytes == sum(p.stat().st_size for p in demo.paths)
+    half = states["qwen2-7b"]
+    assert not half.is_installed
+    assert (half.state, [path.name for path in half.paths]) == ("partial", [DRAFT])
+    assert half.disk_bytes == len(hub.files["Qwen/Qwen2-0.5B-Instruct-GGUF", DRAFT].content)
+    assert (states["qwen3-8b"].paths, states["qwen3-8b"].disk_bytes) == ((), 0)
+
+
+def test_one_preset_is_asked_for_by_name_or_as_it_is(preset):
+    assert localspec.preset_state("demo").is_installed
+    assert localspec.preset_state(preset).is_installed
+    preset.draft.path.unlink()
+    assert localspec.preset_state(preset).state == "partial"
+    for ask in (localspec.preset_state, localspec.disk_usage, localspec.free_disk):
+        with pytest.raises(localspec.UnknownPresetError, match="no preset 'nope'"):
+            ask("nope")
+
+
+def test_a_preset_made_in_code_is_loaded_and_explained(preset):
+    found = localspec.explain(preset)
+    assert (found.target.width, found.draft.width) == (192, 64)
+    assert found.memory.context_length == 256
+    with localspec.load(preset, num_threads=1) as engine:
+        assert engine.context_length == 256
+        assert engine.shared_vocabulary == found.vocabulary
+    assert localspec.download(preset) == []
+
+
+def test_a_preset_made_in_code_goes_into_another_process(preset):
+    with localspec.IsolatedEngine(preset, num_threads=1) as engine:
+        assert engine.context_length == 256
+
+
+def test_a_preset_made_in_code_is_downloaded(hub: StandinHub):
+    file = localspec.HubFile(repo="Qwen/Qwen2-0.5B-Instruct-GGUF", file=DRAFT)
+    preset = localspec.Preset(
+        name="mine", target=localspec.HubModel(files=(file,)), context_length=128
+    )
+    with pytest.raises(localspec.PresetError, match="not on this machine") as caught:
+        localspec.load(preset)
+    assert "localspec.download(preset)" in caught.value.hint
+    (path,) = localspec.download(preset)
+    assert localspec.preset_state(preset).paths == (path,)
+    assert list(localspec.disk_usage(preset).files.values()) == [path.stat().st_size]
+
+
+def use(preset: localspec.Preset, session: str) -> None:
+    """Run a pair so that costs and a session's caches are kept."""
+    with localspec.load(preset, num_threads=1) as engine:
+        chat = engine.chat(template="chatml")
+        chat.send("Hello!", max_tokens=5)
+        save_session(session, chat)
+        assert engine.save_caches(chat, caches_file(session))
+
+
+def test_kept_caches_and_costs_are_those_of_the_models(tmp_path, demo_target, preset):
+    use(preset, "mine")
+    use(localspec.find_preset("demo"), "other")
+    session_file("mine").with_name("two words.json").write_text("{}")  # no session's name
+    kept = localspec.disk_usage(preset)
+    assert kept.files == {}
+    assert kept.caches == {caches_file("mine"): caches_file("mine").stat().st_size}
+    assert len(kept.costs) == 1
+    assert kept.num_bytes == sum(kept.caches.values()) + sum(kept.costs.values())
+    alone = localspec.Preset(name="x", target=preset.target, context_length=256)
+    assert localspec.disk_usage(alone).costs == {}
+    assert localspec.free_disk(preset) == 0
+    assert localspec.free_disk(preset, "costs") == sum(kept.costs.values())
+    assert localspec.free_disk(preset, "files", "caches") == sum(kept.caches.values())
+    assert localspec.disk_usage(preset).num_bytes == 0
+    assert preset.target.path.exists()
+    assert caches_file("other").exists()
+    assert len(list(profiles_folder().glob("*.json"))) == 1
+
+
+def test_damaged_leftovers_are_nobodys(preset):
+    use(preset, "mine")
+    caches_file("mine").write_bytes(b"{")
+    (profiles_folder() / "x.json").write_text('{"version": 6, "identity": 3, "learned": {}}')
+    assert localspec.disk_usage(preset).caches == {}
+    preset.draft.path.unlink()
+    assert localspec.disk_usage(preset).costs == {}
+
+
+def test_fetched_files_are_freed(hub: StandinHub):
+    paths = localspec.download("qwen2-7b")
+    size = sum(path.stat().st_size for path in paths)
+    assert localspec.disk_usage("qwen2-7b").files.keys() == set(paths)
+    assert localspec.free_disk("qwen2-7b", "files") == size
+    assert not any(path.exists() for path in paths)
+    assert localspec.free_disk("demo", "files") == 0
+
+
+def test_what_is_no_use_of_the_disk_is_refused():
+    with pytest.raises(localspec.OptionError, match="nothing is kept as 'all'") as caught:
+        localspec.free_disk("demo", "all")
+    assert "files, caches, costs" in caught.value.hint

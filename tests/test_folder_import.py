@@ -1,0 +1,227 @@
+"""Models that lie in a folder become presets, paired where they can be."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from head_maker import write_head_model
+
+import localspec
+from gguf_maker import split_model, write_random_model
+from localspec.cli import main
+from localspec.models import folder_import
+from localspec.models.folder_import import search_folder
+from localspec.models.presets import find_preset, load_presets
+
+HASHES = ["ab" * 32, "cd" * 32, "ef" * 32]
+
+
+def run(*arguments: object, stdin: str | None = None) -> Result:
+    result = CliRunner().invoke(main, [str(a) for a in arguments], input=stdin)
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture(autouse=True)
+def _own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CONFIG_HOME", "HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, demo_target: Path) -> dict[str, Path]:
+    """A large model, a middle and a small one of its tokenizer, and a small one of another."""
+    folder = tmp_path_factory.mktemp("models")
+    other = {n: f"other{n}" for n in range(1000, 2000)}
+    return {
+        "large": write_random_model(folder / "L.gguf", demo_target, width=256),
+        "middle": write_random_model(folder / "M.gguf", demo_target, width=128),
+        "small": write_random_model(folder / "S.gguf", demo_target, width=64),
+        "other": write_random_model(
+            folder / "O.gguf", demo_target, width=64, quantization="F16", replace_tokens=other
+        ),
+    }
+
+
+@pytest.fixture
+def lm_studio(tmp_path: Path, models: dict[str, Path]) -> Path:
+    """Folders as LM Studio has them, with what is no model and what is broken."""
+    root = tmp_path / "lm"
+    for name, path in {
+        "maker/Big-GGUF/Big Model-Q8_0.gguf": models["large"],
+        "maker/Small-GGUF/small-Q8_0.gguf": models["small"],
+        "maker/Other-GGUF/other.GGUF": models["other"],
+    }.items():
+        (root / name).parent.mkdir(parents=True)
+        shutil.copy(path, root / name)
+    (root / "maker/Small-GGUF/README.md").write_text("no model")
+    (root / "maker/broken.gguf").write_bytes(models["small"].read_bytes()[:5000])
+    return root
+
+
+def test_a_target_gets_the_smallest_model_of_its_tokenizer(tmp_path, models):
+    folder = tmp_path / "x"
+    folder.mkdir()
+    for path in models.values():
+        shutil.copy(path, folder)
+    found = search_folder(folder)
+    drafts = {one.name: one.draft and one.draft.name for one in found.proposals}
+    assert drafts == {"l": "S.gguf", "m": None, "o": None, "s": None}
+
+
+def test_what_would_be_added_is_shown_and_asked(lm_studio):
+    shown = run("models", "import", lm_studio)
+    assert shown.exit_code == 0
+    big = lm_studio / "maker/Big-GGUF/Big Model-Q8_0.gguf"
+    assert f"big-model-q8_0: {big}, " in shown.stderr
+    assert f"draft {lm_studio / 'maker/Small-GGUF/small-Q8_0.gguf'}" in shown.stderr
+    assert f"Skipped: {lm_studio / 'maker/broken.gguf'}" in shown.stderr
+    assert "README" not in shown.stderr
+    assert "To add 3 presets" in shown.stderr
+    assert "--yes" in shown.stderr
+    assert "small-q8_0" not in load_presets()
+
+
+def test_presets_are_added_once(lm_studio):
+    done = run("models", "import", lm_studio, "--yes")
+    assert done.stdout.split() == ["big-model-q8_0", "other", "small-q8_0"]
+    preset = find_preset("big-model-q8_0")
+    assert preset.draft.path.name == "small-Q8_0.gguf"
+    assert preset.context_length == 2048
+    with localspec.load("big-model-q8_0", num_threads=1) as engine:
+        assert engine.shared_vocabulary.size == 4096
+    again = run("models", "import", lm_studio, "--yes")
+    assert f"{preset.target.path} is there already: big-model-q8_0" in again.stderr
+    assert "Nothing to add" in again.stderr
+    assert again.stdout == ""
+
+
+def test_a_relative_folder_is_kept_for_every_folder(lm_studio, monkeypatch):
+    monkeypatch.chdir(lm_studio.parent)
+    run("models", "import", "lm", "--yes")
+    monkeypatch.chdir("/")
+    assert localspec.preset_state("other").is_installed
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_on_a_terminal_it_is_asked(lm_studio, answer):
+    import pexpect
+
+    child = pexpect.spawn(
+        str(Path(sys.executable).with_name("localspec")),
+        ["models", "import", str(lm_studio)],
+        env=dict(os.environ), timeout=60, encoding="utf-8", dimensions=(40, 300),
+    )  # fmt: skip
+    child.expect(r"Add 3 presets to .*models.toml\?")
+    child.sendline(answer)
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == (0 if answer == "y" else 130)
+    assert ("other" in load_presets()) is (answer == "y")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other file names are always Unicode")
+def test_a_file_that_cannot_be_named_does_not_hold_up_the_others(tmp_path, models):
+    folder = tmp_path / "x"
+    folder.mkdir()
+    shutil.copy(models["small"], folder / "a\udcff.gguf")
+    shutil.copy(models["middle"], folder / "b.gguf")
+    done = run("models", "import", folder, "--yes")
+    assert done.exit_code == 1
+    assert "a is not added: " in done.stderr
+    assert "is no Unicode text" in done.stderr
+    assert done.stdout == "b\n"
+
+
+@pytest.fixture
+def ollama(tmp_path: Path, models: dict[str, Path]) -> Path:
+    """Manifests and blobs, as Ollama has them; one blob is gone."""
+    root = tmp_path / "ollama"
+    (root / "blobs").mkdir(parents=True)
+    for name, digest, path in (
+        ("qwen3/8b", HASHES[0], models["large"]),
+        ("qwen3/0.6b", HASHES[1], models["small"]),
+        ("gone/latest", HASHES[2], None),
+    ):
+        manifest = root / "manifests/registry.ollama.ai/library" / name
+        manifest.parent.mkdir(parents=True, exist_ok=True)
+        kind = "application/vnd.ollama.image"
+        layers = [
+            {"mediaType": f"{kind}.model", "digest": f"sha256:{digest}", "size": 1},
+            {"mediaType": f"{kind}.license", "digest": f"sha256:{'00' * 32}", "size": 1},
+        ]
+        manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
+        if path is not None:
+            shutil.copy(path, root / f"blobs/sha256-{digest}")
+    for name, text in (("list", "[]"), ("broken", "{"), ("odd", '{"layers": [3]}')):
+        (root / "manifests" / name).write_text(text)
+    return root
+
+
+def test_models_of_ollama_are_called_by_their_manifests(ollama):
+    done = run("models", "import", ollama, "--yes")
+    assert done.stdout.split() == ["qwen3-0.6b", "qwen3-8b-2"]
+    preset = find_preset("qwen3-8b-2")
+    assert preset.target.path == ollama / f"blobs/sha256-{HASHES[0]}"
+    assert preset.draft.path == ollama / f"blobs/sha256-{HASHES[1]}"
+    assert f"Skipped: {ollama / 'blobs'}/sha256-{HASHES[2]} does not exist" in done.stderr
+    localspec.load("qwen3-8b-2", num_threads=1).close()
+
+
+def test_a_split_model_counts_once(tmp_path, models):
+    folder = tmp_path / "x"
+    folder.mkdir()
+    first = split_model(models["large"], folder)
+    (proposal,) = search_folder(folder).proposals
+    assert (proposal.name, proposal.target) == ("split", first)
+    (folder / "split-00002-of-00002.gguf").unlink()
+    found = search_folder(folder)
+    assert found.proposals == ()
+    assert "split-00002-of-00002.gguf does not exist" in found.skipped[first]
+
+
+def test_a_head_alone_is_named_and_skipped(tmp_path, demo_target):
+    folder = tmp_path / "x"
+    folder.mkdir()
+    head = write_head_model(folder / "mtp.gguf", demo_target, "qwen35", part="head")
+    assert "a head alone" in search_folder(folder).skipped[head]
+
+
+def test_one_content_under_two_names_counts_once(tmp_path, models):
+    folder = tmp_path / "x"
+    folder.mkdir()
+    for name in ("a.gguf", "b.gguf"):
+        (folder / name).symlink_to(models["small"])
+    (proposal,) = search_folder(folder).proposals
+    assert proposal.target == folder / "a.gguf"
+
+
+def test_the_search_is_bounded(tmp_path, models, monkeypatch):
+    deep = tmp_path.joinpath("x", *"abc")
+    deep.mkdir(parents=True)
+    shutil.copy(models["small"], deep)
+    (tmp_path / "x/a/round").symlink_to(tmp_path / "x", target_is_directory=True)
+    found = search_folder(tmp_path / "x")
+    assert (len(found.proposals), found.is_whole) == (1, True)
+    monkeypatch.setattr(folder_import, "_MAX_DEPTH", 2)
+    found = search_folder(tmp_path / "x")
+    assert (found.proposals, found.is_whole) == ((), False)
+    monkeypatch.undo()
+    monkeypatch.setattr(folder_import, "_MAX_FILES", 0)
+    shown = run("models", "import", tmp_path / "x")
+    assert "Not all was looked at" in shown.stderr
+    assert "Nothing to add" in shown.stderr
+
+
+def test_what_is_no_folder_is_a_usage_error(models):
+    for path in ("/nowhere", models["small"]):
+        result = run("models", "import", path)
+        assert result.exit_code == 2
+        assert "is no folder" in result.stderr

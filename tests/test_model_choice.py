@@ -1,0 +1,274 @@
+"""Which model a command takes: named, in the environment, chosen before, or the demo pair."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import localspec
+from gguf_maker import write_random_model
+from localspec.cli import main
+from localspec.errors import PresetError, UnknownPresetError
+from localspec.models.choice import Choice, choose_model, set_alias, set_default
+from localspec.models.names import names_file, read_names
+from localspec.models.presets import find_preset, user_presets_file
+from localspec.models.source import parse_source
+
+TERSE = ["--temperature", "0", "--max-tokens", "4"]
+
+
+def run(*arguments: object, stdin: str | None = None) -> Result:
+    result = CliRunner().invoke(main, [str(a) for a in arguments], input=stdin)
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture(autouse=True)
+def _own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CONFIG_HOME", "HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+
+
+@pytest.fixture
+def model(tmp_path: Path, demo_target: Path) -> Path:
+    """A model that is not the demo's: its vocabulary is larger."""
+    return write_random_model(tmp_path / "other.gguf", demo_target, num_padding=3)
+
+
+def chosen(model: str | None = None) -> Choice:
+    return choose_model(model, None, None, is_target=False)
+
+
+def test_the_order_is_command_line_environment_default_demo(monkeypatch, model):
+    assert chosen() == Choice(None, None)
+    set_default("qwen3-8b")
+    assert chosen() == Choice("qwen3-8b", None)
+    monkeypatch.setenv("LOCALSPEC_MODEL", str(model))
+    assert chosen() == Choice(None, str(model))
+    assert chosen("qwen3-4b") == Choice("qwen3-4b", None)
+    assert choose_model(None, "demo", None, is_target=False) == Choice("demo", None)
+    monkeypatch.setenv("LOCALSPEC_MODEL", "")
+    assert chosen() == Choice("qwen3-8b", None)
+    set_default(None)
+    assert chosen() == Choice(None, None)
+
+
+def test_beside_a_draft_a_presets_name_is_its_target():
+    assert choose_model("demo", None, None, is_target=True) == Choice(None, "demo")
+    set_default("qwen3-8b")
+    assert choose_model(None, None, None, is_target=True) == Choice(None, None)
+
+
+def test_python_does_not_depend_on_a_persons_choice(monkeypatch, model):
+    set_default(str(model))
+    monkeypatch.setenv("LOCALSPEC_MODEL", str(model))
+    assert localspec.explain().description == find_preset("demo").description
+    with localspec.load(draft_tokens=0) as engine:
+        assert engine.vocabulary.size == 4096
+
+
+def prompt_size(*arguments: object) -> str:
+    """What tells which model a command took: its text."""
+    answer = run("generate", "--json", *TERSE, *arguments, "Hello!", stdin="")
+    assert answer.exit_code == 0, answer.output
+    return json.loads(answer.stdout)["text"]
+
+
+def test_generate_takes_the_model_that_is_meant(monkeypatch, demo_draft):
+    """By an option, the environment and a default: here the demo's draft alone."""
+    demo, alone = prompt_size(), prompt_size("--target", demo_draft)
+    assert demo != alone
+    assert prompt_size("-m", demo_draft) == prompt_size("--model", demo_draft) == alone
+    assert run("models", "default", demo_draft).exit_code == 0
+    assert prompt_size() == alone
+    assert prompt_size("-m", "demo") == demo
+    monkeypatch.setenv("LOCALSPEC_MODEL", "demo")
+    assert prompt_size() == demo
+
+
+def test_chat_takes_a_model_by_its_place(demo_draft):
+    answers = {
+        run("chat", *model, *TERSE, stdin="Hello!\n").stdout
+        for model in ([demo_draft], ["--target", demo_draft])
+    }
+    assert len(answers) == 1
+    with_draft = run("chat", "demo", "--draft", demo_draft, *TERSE, stdin="Hello!\n")
+    assert with_draft.stdout == run("chat", *TERSE, stdin="Hello!\n").stdout
+
+
+def test_explain_takes_a_model_by_its_place(model):
+    assert "4099 tokens" in run("explain", model).stdout
+    assert "small talk" in run("explain", "demo").stdout
+
+
+@pytest.mark.parametrize("command", ["chat", "bench", "verify", "explain"])
+def test_two_models_are_one_too_many(command, demo_target):
+    result = run(command, "demo", "--target", demo_target, stdin="")
+    assert result.exit_code == 2
+    assert f"MODEL (demo) and --target ({demo_target}) are named" in result.stderr
+
+
+def test_two_models_are_one_too_many_for_generate():
+    result = run("generate", "-m", "demo", "--preset", "demo", "Hello!")
+    assert result.exit_code == 2
+    assert "MODEL (demo) and --preset (demo) are named" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["chat", "qwen3-8"], ["generate", "-m", "qwen3-8", "x"], ["bench", "qwen3-8"],
+        ["verify", "qwen3-8"], ["explain", "qwen3-8"], ["chat", "--preset", "qwen3-8"],
+        ["chat", "--target", "qwen3-8"], ["download", "qwen3-8"],
+        ["models", "path", "qwen3-8"], ["models", "default", "qwen3-8"],
+        ["models", "alias", "q", "qwen3-8"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_an_unknown_name_is_a_usage_error_with_near_names(arguments):
+    result = run(*arguments, stdin="hi\n")
+    assert result.exit_code == 2
+    assert "there is no preset 'qwen3-8'" in result.stderr
+    assert "Did you mean qwen3-8b" in result.stderr
+    assert not names_file().exists()
+
+
+def test_what_names_an_unknown_model_is_said(monkeypatch):
+    monkeypatch.setenv("LOCALSPEC_MODEL", "qwen3-8")
+    with pytest.raises(UnknownPresetError, match=r"^LOCALSPEC_MODEL: there is no") as caught:
+        chosen()
+    assert caught.value.hint.startswith("Set it to another name, or unset it. Did you mean qw")
+    monkeypatch.delenv("LOCALSPEC_MODEL")
+    names_file().parent.mkdir(parents=True)
+    names_file().write_text('default = "gone"')
+    with pytest.raises(UnknownPresetError, match=r"names\.toml: .* no preset 'gone'") as caught:
+        chosen()
+    assert "localspec models default NAME, or --clear" in caught.value.hint
+
+
+def test_default_shows_what_counts(monkeypatch, model):
+    assert run("models", "default").stdout == "demo\n"
+    assert run("models", "default", "qwen3-8b").stdout == "qwen3-8b\n"
+    shown = run("models", "default")
+    assert shown.stdout == "qwen3-8b\n"
+    assert str(names_file()) in shown.stderr
+    assert "Without a name it is qwen3-8b" in run("models").stderr
+    monkeypatch.setenv("LOCALSPEC_MODEL", "demo")
+    shown = run("models", "default")
+    assert (shown.stdout, shown.stderr) == ("demo\n", "That is LOCALSPEC_MODEL.\n")
+    monkeypatch.delenv("LOCALSPEC_MODEL")
+    assert run("models", "default", "--clear").stdout == "demo\n"
+    assert run("models", "default", "demo", "--clear").exit_code == 2
+
+
+def test_a_path_is_kept_for_every_folder(monkeypatch, tmp_path, model):
+    monkeypatch.chdir(tmp_path)
+    run("models", "default", "other.gguf")
+    run("models", "alias", "o", "other.gguf")
+    monkeypatch.chdir("/")
+    assert chosen() == chosen("o") == Choice(None, str(model))
+    assert parse_source("o", "target").path == model
+
+
+def test_an_alias_stands_for_a_preset_wherever_one_is_named(model):
+    assert run("models", "alias", "d", "demo").exit_code == 0
+    assert run("models", "alias", "e", "d").exit_code == 0
+    assert run("models", "alias").stdout == "d  demo\ne  demo\n"
+    assert find_preset("d") == find_preset("e") == find_preset("demo")
+    assert chosen("d") == Choice("demo", None)
+    assert run("models", "path", "d").stdout == run("models", "path", "demo").stdout
+    set_default("d")
+    assert read_names().default == "d"
+    assert chosen() == Choice("demo", None)
+    assert run("models", "alias", "d", "--clear").exit_code == 0
+    assert run("models", "path", "d").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["a/b", "demo"], "is no name"),
+        (["demo", "qwen3-8b"], "a preset 'demo' already"),
+        (["q", "--clear"], "no alias 'q'"),
+        (["q"], "SHORT and NAME"),
+        (["--clear"], "SHORT and NAME"),
+        (["q", "demo", "--clear"], "SHORT and NAME"),
+        (["q", __file__], "not a GGUF file"),
+        (["q", "absent.gguf"], "does not exist"),
+        (["q", "hf:o/m"], "names no file"),
+    ],
+)
+def test_what_is_no_alias(arguments, words):
+    result = run("models", "alias", *arguments)
+    assert result.exit_code in (1, 2)
+    assert words in result.stderr
+    assert not names_file().exists()
+
+
+def test_a_preset_cannot_take_the_name_of_an_alias(demo_target):
+    set_alias("d", "demo")
+    result = run("models", "add", "d", "--target", demo_target)
+    assert result.exit_code == 1
+    assert "'d' is an alias of demo" in result.stderr
+    assert "localspec models alias d --clear" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["default = 3", "[", "aliases = 3", "\xff", "[aliases]\na=1"])
+def test_a_file_of_names_that_cannot_be_read_is_told(text):
+    names_file().parent.mkdir(parents=True)
+    names_file().write_bytes(text.encode("latin-1"))
+    for ask in (read_names, chosen, lambda: chosen("x")):
+        with pytest.raises(PresetError, match=r"names\.toml cannot be read") as caught:
+            ask()
+        assert caught.value.hint
+    assert chosen("demo") == Choice("demo", None)
+    with pytest.raises(PresetError):
+        set_default("demo")
+
+
+def test_a_broken_file_of_presets_leaves_the_shipped_ones(caplog):
+    user_presets_file().parent.mkdir(parents=True)
+    user_presets_file().write_text('[mine]\ncolour = "red"\n')
+    for _ in range(3):
+        assert find_preset("demo").name == "demo"
+    (record,) = caplog.records
+    assert f"{user_presets_file()}, line 2: [mine] colour: is no key" in record.getMessage()
+    with pytest.raises(PresetError, match="line 2") as caught:
+        find_preset("mine")
+    assert not isinstance(caught.value, UnknownPresetError)
+    with pytest.raises(PresetError, match="line 2"):
+        chosen("mine")
+    assert run("models").exit_code == 0
+    assert "Nothing to remove" in run("models", "remove", "demo", "--yes").stderr
+    assert run("models", "add", "other", "--target", "demo").exit_code == 1
+
+
+def test_a_broken_file_of_presets_is_one_line_on_stderr(tmp_path):
+    """Of the installed command, whose own standard error it is."""
+    import subprocess
+    import sys
+
+    user_presets_file().parent.mkdir(parents=True)
+    user_presets_file().write_text("[mine\n")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("localspec"), "generate", *TERSE, "Hello!"],
+        env=dict(os.environ), cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert done.stdout.strip()
+    (line,) = done.stderr.splitlines()
+    assert str(user_presets_file()) in line
+    assert "line 1" in line
+
+
+def test_a_shipped_preset_that_the_broken_file_names_is_not_the_persons_own():
+    user_presets_file().parent.mkdir(parents=True)
+    user_presets_file().write_text('[qwen3-8b]\nextends = "qwen3-8b"\ncolour = "red"\n')
+    assert find_preset("qwen3-4b").name == "qwen3-4b"
+    for ask in (find_preset, chosen, localspec.download):
+        with pytest.raises(PresetError, match=r"line 3: \[qwen3-8b\] colour"):
+            ask("qwen3-8b")

@@ -1,0 +1,188 @@
+"""Presets of a person's own: what `models add` makes of them, and how they go again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from head_maker import write_head_model
+
+import localspec
+from gguf_maker import write_random_model
+from localspec.cli import main
+from localspec.models.preset import LocalModel
+from localspec.models.presets import find_preset, load_presets, user_presets_file
+from localspec.models.user_presets import drop_preset
+from standin_hub import StandinHub
+
+
+def run(*arguments: object, stdin: str | None = None) -> Result:
+    result = CliRunner().invoke(main, [str(a) for a in arguments], input=stdin)
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture(autouse=True)
+def users_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("XDG_CONFIG_HOME", "HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    user_presets_file().parent.mkdir(parents=True)
+    return user_presets_file()
+
+
+@pytest.fixture
+def make(tmp_path: Path, demo_target: Path):
+    """A model with a trained context of so many tokens."""
+
+    def write(context_length: int, **more) -> Path:
+        path = tmp_path / f"{context_length}{len(more)}.gguf"
+        return write_random_model(path, demo_target, context_length=context_length, **more)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("trained", "context", "most"),
+    [((512, 256), 256, 256), ((256, 512), 256, 256), ((32768, 16384), 8192, 16384)],
+)
+def test_the_smaller_trained_context_is_taken(make, trained, context, most):
+    target, draft = map(make, trained)
+    result = run("models", "add", "mine", "--target", target, "--draft", draft)
+    assert result.exit_code == 0, result.output
+    preset = find_preset("mine")
+    assert (preset.context_length, preset.max_context_length) == (context, most)
+    with localspec.load("mine", draft_tokens=0, num_threads=1) as engine:
+        assert engine.context_length == context
+
+
+def test_the_trained_context_of_a_model_on_the_hub_is_read_of_its_header(hub: StandinHub):
+    run("models", "add", "mine", "--target", "Qwen/Qwen2-7B-Instruct-GGUF:q4_k_m")
+    assert find_preset("mine").context_length == 512
+    assert find_preset("mine").target.files[0].sha256
+
+
+def test_a_context_beyond_the_targets_is_refused_as_by_load(make, users_file):
+    target = make(512)
+    result = run("models", "add", "mine", "--target", target, "--ctx", 513)
+    assert result.exit_code == 2
+    assert "513 tokens is asked for" in result.stderr
+    with pytest.raises(localspec.OptionError, match="513 tokens is asked for"):
+        localspec.load(target=target, context_length=513)
+    assert not users_file.exists()
+
+
+def test_a_draft_with_another_tokenizer_is_refused(make, demo_target, users_file):
+    other = make(512, replace_tokens={n: f"other{n}" for n in range(1000, 2000)})
+    result = run("models", "add", "mine", "--target", demo_target, "--draft", other)
+    assert result.exit_code == 1
+    assert "1000 of 4096 tokens differ" in result.stderr
+    assert not users_file.exists()
+
+
+def test_a_head_of_another_model_is_refused(tmp_path, demo_target, users_file):
+    target, head = (
+        write_head_model(tmp_path / f"{part}.gguf", demo_target, "qwen35", part=part)
+        for part in ("whole", "head")
+    )
+    for role in ("--head", "--draft"):
+        result = run("models", "add", "mine", "--target", demo_target, role, head)
+        assert result.exit_code == 1
+        assert f"{head} cannot draft for the target" in result.stderr
+    result = run("models", "add", "x", "--target", head)
+    assert "holds a head alone" in result.stderr
+    assert not users_file.exists()
+    assert run("models", "add", "mine", "--target", target, "--head", head).exit_code == 0
+
+
+OTHERS = """# mine, by hand
+["other@x"]  # stays
+description = "[mine]"
+context_length = 9
+target = { path = "x.gguf" }
+
+"""
+
+
+@pytest.mark.parametrize("before", ["", OTHERS])
+@pytest.mark.parametrize("after", ["", OTHERS.replace("other@x", "mine2")])
+def test_remove_takes_a_preset_out_and_leaves_the_rest(users_file, demo_target, before, after):
+    users_file.write_text(before)
+    assert run("models", "add", "mine", "--target", demo_target, "--head", "").exit_code == 0
+    users_file.write_text(users_file.read_text() + after)
+    kept = {name for name in load_presets() if name != "mine"}
+    refused = run("models", "remove", "mine", stdin="n\n")
+    assert refused.exit_code == 0
+    assert f"Remove the preset mine from {users_file}?" in refused.stderr
+    assert "mine" in load_presets()
+    done = run("models", "remove", "mine", stdin="y\n")
+    assert done.exit_code == 0, done.output
+    assert demo_target.exists()
+    assert load_presets().keys() == kept
+    assert [line for line in users_file.read_text().splitlines() if line] == [
+        line for line in (before + after).splitlines() if line
+    ]
+    assert run("models", "remove", "mine", "--yes").exit_code == 2
+
+
+def test_a_preset_that_another_extends_stays(users_file, demo_target):
+    run("models", "add", "mine", "--target", demo_target)
+    users_file.write_text(users_file.read_text() + '[twin]\nextends = "mine"\n')
+    result = run("models", "remove", "mine", "--yes")
+    assert "The preset mine stays: twin extends it" in result.stderr
+    with pytest.raises(localspec.PresetError, match=r"twin in .* extends 'mine'"):
+        drop_preset("mine")
+    assert {"mine", "twin"} <= load_presets().keys()
+
+
+def test_a_preset_without_a_header_is_left_to_an_editor(users_file):
+    text = 'mine = { description = "d", context_length = 9, target = { path = "x.gguf" } }\n'
+    users_file.write_text(text)
+    result = run("models", "remove", "mine", "--yes")
+    assert result.exit_code == 1
+    assert "under a header of its own" in result.stderr
+    assert users_file.read_text() == text
+
+
+def test_remove_frees_files_and_takes_out_the_preset(hub: StandinHub):
+    run("models", "add", "mine", "--target", "Qwen/Qwen2-7B-Instruct-GGUF:q4_k_m")
+    run("download", "mine")
+    done = run("models", "remove", "mine", "--yes")
+    assert done.exit_code == 0
+    assert "MB freed" in done.stderr
+    assert "mine is removed from" in done.stderr
+    assert "mine" not in load_presets()
+
+
+def test_the_list_has_a_header_and_says_what_fits(users_file, tmp_path):
+    large, unknown = (
+        f'[{name}]\ndescription = "d"\ncontext_length = 9\n[{name}.target]\nrepo = "o/m"\n'
+        f'file = "x.gguf"\n{size}\n'
+        for name, size in (("large", "size_bytes = 99999999999999"), ("unknown", ""))
+    )
+    users_file.write_text(large + unknown)
+    shown = run("models")
+    first, *lines = shown.stdout.splitlines()
+    assert first.split() == ["PRESET", "STATE", "SIZE", "FITS", "LICENCE"]
+    fits = {line.split()[0]: line[first.index("FITS") :].split()[0] for line in lines}
+    assert (fits["demo"], fits["large"], fits["unknown"]) == ("yes", "no", "-")
+    assert "qwen2-7b*" in fits
+    assert "*: some of its facts rest on one source" in shown.stderr
+    assert "FITS: into the memory" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"target": "x.gguf"}, {"draft": 3}, {"context_length": 0}, {"context_length": "8"},
+        {"target": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_preset_made_in_code_is_checked(wrong, demo_target):
+    facts = {"name": "x", "target": LocalModel(path=demo_target), "context_length": 8}
+    with pytest.raises(localspec.OptionError) as caught:
+        localspec.Preset(**{**facts, **wrong})
+    assert caught.value.hint
+    with pytest.raises(localspec.OptionError, match="the path is"):
+        LocalModel(path=str(demo_target))
