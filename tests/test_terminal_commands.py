@@ -11,6 +11,7 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("there are no pseudo-terminals", allow_module_level=True)
 
+import localspec
 from terminal import Terminal
 
 TERSE = ("--temperature", "0", "--max-tokens", "24", "--draft-tokens", "3")
@@ -48,6 +49,19 @@ def saved_messages(tmp_path, name):
     path = tmp_path / "localspec" / "sessions" / f"{name}.json"
     messages = json.loads(path.read_text())["messages"]
     return [(message["role"][0], message["content"]) for message in messages]
+
+
+def test_an_answer_that_was_cut_goes_on(chat, tmp_path):
+    """As one answer of the conversation, which is then what it would have been at once."""
+    terminal = chat("--session", "s")
+    assert "/continue" in unwrapped(terminal.say(STORY))
+    for _ in range(20):
+        if "there is no answer here that was cut" in unwrapped(terminal.say("/continue")):
+            break
+    with localspec.load(draft_tokens=3) as engine:
+        whole = engine.chat().send(STORY, temperature=0).text
+    assert len(whole) > 100
+    assert saved_messages(tmp_path, "s") == [("u", STORY), ("a", whole)]
 
 
 @pytest.mark.parametrize("typed", ["/quit", "/exit", "/bye", "exit", "quit", "exit "])

@@ -68,7 +68,7 @@ def answers(engine):
     def ask(*messages, max_tokens=MAX_TOKENS, **more):
         sampling = dataclasses.replace(engine.sampling, temperature=0.0, **more)
         conversation = engine.chat()
-        more = "--max-tokens, or /set max_tokens in a chat"
+        more = "--max-tokens; in a chat /continue, or /set max_tokens"
         cut = f"\nCut off after {max_tokens} tokens. For more: {more}."
         replies = [
             conversation.send(message, sampling=sampling, max_tokens=max_tokens)

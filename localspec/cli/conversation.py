@@ -108,6 +108,10 @@ class Conversation:
         """Answer the last question again."""
         self._answer(self.chat.answer_again(self.options), "")
 
+    def go_on(self) -> None:
+        """Answer on where the last answer was cut."""
+        self._answer(self.chat.answer_on(self.options), "")
+
     def _answer(self, stream: Stream, question: str) -> None:
         num_forgotten = self.chat.num_forgotten
         if question:

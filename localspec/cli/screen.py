@@ -157,7 +157,7 @@ def cut_line(reply: Reply, max_tokens: int | None, context_length: int) -> str:
     if reply.finish_reason != "length":
         return ""
     if has_all_tokens(reply, max_tokens):
-        more = "--max-tokens, or /set max_tokens in a chat"
+        more = "--max-tokens; in a chat /continue, or /set max_tokens"
         return f"Cut off after {max_tokens} tokens. For more: {more}."
     return f"Cut off: the context of {context_length} tokens is full. For more: --ctx."
 

@@ -117,6 +117,10 @@ def _retry(conversation: Conversation, _argument: str) -> None:
     conversation.retry()
 
 
+def _continue(conversation: Conversation, _argument: str) -> None:
+    conversation.go_on()
+
+
 def _edit(conversation: Conversation, _argument: str) -> None:
     if not can_edit():
         raise OptionError(
@@ -228,6 +232,7 @@ COMMANDS = {
     ),
     "/system": Command(_system, "[TEXT|none]", "the system message"),
     "/edit": Command(_edit, "", "change the last question, and ask it anew"),
+    "/continue": Command(_continue, "", "more of an answer that was cut off or stopped"),
     "/retry": Command(_retry, "", "another answer to the last question"),
     "/undo": Command(_undo, "", "take the last turn back"),
     "/save": Command(_save, "[NAME]", "keep the conversation as a session", session_names),
