@@ -64,8 +64,8 @@ def test_every_command_does_what_help_says(chat, tmp_path):
     terminal = chat(*TERSE)
     commands = re.findall(r"^(/[a-z]+)", terminal.say("/help"), re.MULTILINE)
     assert set(commands) == {
-        "/help", "/stats", "/set", "/system", "/edit", "/continue", "/retry", "/undo", "/save", "/load",
-        "/sessions", "/draft", "/clear", "/copy", "/show", "/file", "/quit",
+        "/help", "/stats", "/set", "/system", "/edit", "/continue", "/retry", "/undo", "/save",
+        "/load", "/sessions", "/draft", "/clear", "/copy", "/show", "/file", "/quit",
     }  # fmt: skip
     assert "no answer yet" in terminal.say("/stats")
     first = last_part(terminal.say("Hello!"))
