@@ -15,7 +15,7 @@ from localspec.chat.session import session_names
 from localspec.chat.template import BUILT_IN
 from localspec.cli.help import Command
 from localspec.errors import LocalspecError
-from localspec.models.installed import state_of
+from localspec.models.installed import preset_state
 from localspec.models.presets import load_presets
 
 _STATES = {"ready": "on this machine", "partial": "in part on this machine", "absent": ""}
@@ -37,7 +37,7 @@ def complete_preset(
         near = [
             preset for name, preset in load_presets().items() if name.startswith(incomplete)
         ]
-        states = {preset.name: state_of(preset).state for preset in near}
+        states = {preset.name: preset_state(preset).state for preset in near}
         for wanted, meaning in _STATES.items():
             items += [
                 CompletionItem(name, help=meaning)

@@ -27,18 +27,17 @@ def export(
     path: Path,
     *,
     name: str,
-    matrices: Kind,
-    embedding: Kind,
+    kind: Kind,
 ) -> None:
     """Write `model` to `path`; norms stay float32, there is no separate output matrix."""
     shape = model.shape
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_description("Tiny demo model of localspec; knows a few topics only.")
-    _add_header(writer, shape, name, matrices)
+    _add_header(writer, shape, name, kind)
     writer.add_block_count(shape.layers)
     writer.add_feed_forward_length(shape.hidden)
     _add_tokenizer(writer, tokenizer)
-    write_tensors(writer, model.state_dict(), matrices=matrices, embedding=embedding)
+    write_tensors(writer, model.state_dict(), kind)
 
 
 def export_head(
@@ -49,12 +48,12 @@ def export_head(
     writer.add_description("EAGLE-3 head of localspec's demo target.")
     add_head_header(writer, head, name, matrices)
     _add_tokenizer(writer, tokenizer)
-    write_tensors(writer, head.state_dict(), matrices=matrices, embedding=matrices)
+    write_tensors(writer, head.state_dict(), matrices)
 
 
 def export_exact(model: Llama, tokenizer: Tokenizer, path: Path) -> None:
     """Write `model` without any loss, for comparisons."""
-    export(model, tokenizer, path, name=path.stem, matrices=Kind.F32, embedding=Kind.F32)
+    export(model, tokenizer, path, name=path.stem, kind=Kind.F32)
 
 
 def add_head_header(
@@ -86,12 +85,10 @@ def _add_header(writer: gguf.GGUFWriter, shape: Shape, name: str, matrices: Kind
     writer.add_layer_norm_rms_eps(shape.epsilon)
 
 
-def write_tensors(
-    writer: gguf.GGUFWriter, tensors: dict[str, Tensor], *, matrices: Kind, embedding: Kind
-) -> None:
-    """Finish the file: vectors in float32, matrices and the embedding in their types."""
+def write_tensors(writer: gguf.GGUFWriter, tensors: dict[str, Tensor], matrices: Kind) -> None:
+    """Finish the file: vectors in float32, matrices in their type."""
     for key, tensor in tensors.items():
-        kind = Kind.F32 if tensor.ndim == 1 else embedding if "embd" in key else matrices
+        kind = Kind.F32 if tensor.ndim == 1 else matrices
         if kind is Kind.IQ4_NL:
             data = packed_iq4_nl(tensor)
         else:

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from gguf import GGMLQuantizationType as Kind
 from tokenizers import Tokenizer
-from torch import Tensor
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -43,15 +42,13 @@ from demo_pair.training import (
     YOUNG_RECIPE,
     Recipe,
     Trainer,
-    answer_loss,
     distillation_loss,
 )
 
 TOKENIZER_TEXTS = 40_000
-DRAFT_SHARE = 0.1  # of the minutes
-HEAD_SHARE = 0.3
+DRAFT_SHARE = 0.15  # of the minutes
+HEAD_SHARE = 0.15
 YOUNG_SHARE = 0.3  # of the target's
-CORPUS_ALONE = 0.5  # of the draft's run
 MAX_BYTES = 15_000_000
 
 
@@ -89,17 +86,12 @@ def make_target(build: Path, words: Tokenizer, minutes: float) -> Llama:
 def make_draft(build: Path, words: Tokenizer, target: Llama, minutes: float) -> Llama:
     """Distil the draft from the finished target."""
     model = Llama(DRAFT)
+    model.begin_like(target)
     trainer = Trainer(model, words, DRAFT_RECIPE, build / "draft.pt", minutes)
     trainer.resume()
-    from_target = distillation_loss(target)
-
-    def loss(model: Llama, batch: dataset.Batch) -> Tensor:
-        # The corpus alone is a cheap teacher: the target is asked only after the first part.
-        early = trainer.progress < CORPUS_ALONE
-        return answer_loss(model, batch) if early else from_target(model, batch)
-
-    trainer.train(loss)
+    trainer.train(distillation_loss(target))
     export_exact(model, words, build / "draft-f32.gguf")
+    model.bake_quantised()
     return model.eval()
 
 
@@ -115,15 +107,9 @@ def make_head(build: Path, words: Tokenizer, target: Llama, minutes: float) -> E
 def write_pair(out: Path, words: Tokenizer, target: Llama, draft: Llama) -> None:
     """Both files, in types that no build of llama.cpp crashes at."""
     out.mkdir(parents=True, exist_ok=True)
-    for role, model, matrices in (("target", target, Kind.IQ4_NL), ("draft", draft, Kind.Q5_1)):
-        export(
-            model,
-            words,
-            out / f"{role}.gguf",
-            name=f"localspec demo {role}",
-            matrices=matrices,
-            embedding=Kind.Q5_1,
-        )
+    for role, model in (("target", target), ("draft", draft)):
+        path, name = out / f"{role}.gguf", f"localspec demo {role}"
+        export(model, words, path, name=name, kind=Kind.IQ4_NL)
 
 
 def write_head(out: Path, words: Tokenizer, head: EagleHead) -> None:

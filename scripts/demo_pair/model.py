@@ -32,7 +32,9 @@ class Shape:
 # Many thin layers: on two cores a decode of four tokens costs little more than two of one
 # (docs/demo-pair.md, "Why it is deep").
 TARGET = Shape(width=256, layers=24, heads=4, hidden=768)
-DRAFT = Shape(width=128, layers=1, heads=4, hidden=384)
+# As wide as the target, whose embedding it begins with. Two layers, as one cannot look up what
+# followed a word before.
+DRAFT = Shape(width=256, layers=2, heads=4, hidden=512)
 
 
 class Linear(nn.Linear):
@@ -100,6 +102,7 @@ class Llama(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
+        self.quantised = False
         self.token_embd = nn.Embedding(shape.vocab, shape.width)
         self.blk = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.output_norm = nn.RMSNorm(shape.width, eps=shape.epsilon)
@@ -126,26 +129,42 @@ class Llama(nn.Module):
         for number, block in enumerate(self.blk):
             block.load_state_dict(young.blk[number % young.shape.layers].state_dict())
 
+    @torch.no_grad()
+    def begin_like(self, target: Llama) -> None:
+        """Start from the target's embedding, and of its first and last layers what has room."""
+        self.token_embd.load_state_dict(target.token_embd.state_dict())
+        self.output_norm.load_state_dict(target.output_norm.state_dict())
+        for block, source in zip(self.blk, (target.blk[0], target.blk[-1]), strict=True):
+            for own, other in zip(block.parameters(), source.parameters(), strict=True):
+                own.copy_(other[tuple(map(slice, own.shape))])
+
     def pretend_quantised(self, *, on: bool) -> None:
         """Let every matrix act as its IQ4_NL copy, or as itself again."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.quantised = on
+        self.quantised = on
+
+    @property
+    def embedding(self) -> Tensor:
+        """The embedding, (vocab, width), as the file has it where that is pretended."""
+        weight = self.token_embd.weight
+        return fake_iq4_nl(weight) if self.quantised else weight
 
     @torch.no_grad()
     def bake_quantised(self) -> None:
         """Replace every matrix by its IQ4_NL copy, for good."""
         for module in self.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Linear | nn.Embedding):
                 module.weight.copy_(iq4_nl(module.weight))
-                module.quantised = False
+        self.pretend_quantised(on=False)
 
     def layer_inputs(self, tokens: Tensor, mask: Tensor | None = None) -> list[Tensor]:
         """What each layer reads, and what the last one leaves: (rows, length, width) each.
 
         `mask` (rows, 1, length, length) is additive.
         """
-        inputs = [self.token_embd(tokens)]
+        inputs = [functional.embedding(tokens, self.embedding)]
         turn = self.turn[: tokens.shape[1]]
         for block in self.blk:
             inputs.append(block(inputs[-1], turn, mask))
@@ -157,7 +176,7 @@ class Llama(nn.Module):
 
     def head(self, states: Tensor) -> Tensor:
         """Logits of states."""
-        return functional.linear(states, self.token_embd.weight)
+        return functional.linear(states, self.embedding)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.states(tokens))

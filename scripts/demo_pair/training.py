@@ -40,12 +40,10 @@ class Recipe:
 
 # The target begins as a third of its layers, which learn three times as fast, and grows once.
 YOUNG_LAYERS = 8
-YOUNG_RECIPE = Recipe(steps=800, cool_down=0.2, quantise_from=2.0, long_from=2.0)
-TARGET_RECIPE = Recipe(steps=700, warm_up=0.02, cool_down=0.7)
-DRAFT_RECIPE = Recipe(
-    steps=900, matrix_rate=4e-3, other_rate=4e-3, quantise_from=2.0, long_from=0.1
-)
-HEAD_RECIPE = Recipe(steps=260, warm_up=0.02, quantise_from=2.0)
+YOUNG_RECIPE = Recipe(steps=1000, cool_down=0.2, quantise_from=2.0, long_from=2.0)
+TARGET_RECIPE = Recipe(steps=1150, warm_up=0.02, cool_down=0.7)
+DRAFT_RECIPE = Recipe(steps=1400, quantise_from=0.7, long_from=0.1)
+HEAD_RECIPE = Recipe(steps=500, warm_up=0.02, quantise_from=2.0)
 
 
 def seen_part(batch: Batch, states: Tensor) -> tuple[Tensor, Tensor]:

@@ -140,7 +140,7 @@ def write_head(
     copy_tokenizer(writer, target)
     writer.add_tensor("d2t", tokens.numpy())
     tensors = head.state_dict() | {"output.weight": output.weight.detach()}
-    write_tensors(writer, tensors, matrices=Kind.F16, embedding=Kind.F16)
+    write_tensors(writer, tensors, Kind.F16)
 
 
 def main() -> None:
