@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
-from localspec.chat.control_guard import Tokenizer
+from localspec.chat.backend import ChatBackend
 from localspec.chat.forgetting import num_to_forget
 from localspec.chat.prompt import Prompt, PromptMaker
 from localspec.chat.template import Message, template_source
@@ -22,27 +22,6 @@ if TYPE_CHECKING:
 
 MAX_COUNT = 2**31 - 1  # of turns
 MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below this
-
-
-class ChatBackend(Protocol):
-    """The engine, as far as a conversation knows it."""
-
-    @property
-    def vocabulary(self) -> Tokenizer: ...
-
-    @property
-    def context_length(self) -> int: ...
-
-    @property
-    def chat_template(self) -> str | None: ...
-
-    def with_bos(self, tokens: list[int]) -> list[int]: ...
-
-    def answer(self, prompt: Prompt, options: AnswerOptions, exchange: Exchange) -> Stream: ...
-
-    def prepare(
-        self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object
-    ) -> None: ...
 
 
 Turn = tuple[Message, Message]  # question and answer

@@ -68,7 +68,7 @@ def main() -> None:
 
     \b
         localspec chat                 talk to the demo pair, offline
-        localspec chat qwen2-7b        a preset, a GGUF file or a name of the hub's
+        localspec chat qwen2-7b        a preset, a file or a name of the hub's
         localspec chat T.gguf --draft D.gguf
         localspec generate "Why is the sky blue?"
         localspec explain qwen2-7b     will it fit, will it pay: before a download

@@ -65,7 +65,8 @@ def add(
 
     \b
         localspec models add mine --target T.gguf --draft D.gguf
-        localspec models add qwen --target Qwen/Qwen2.5-7B-Instruct-GGUF:Q8_0 --draft qwen2.5-7b
+        localspec models add qwen --draft qwen2.5-7b \\
+            --target Qwen/Qwen2.5-7B-Instruct-GGUF:Q8_0
     """
     new = NewPreset(
         name=name,

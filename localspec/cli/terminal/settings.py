@@ -14,7 +14,7 @@ from localspec.errors import OptionError, perhaps
 from localspec.sampling.params import SamplingParams, check_has_distribution
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
-from localspec.streaming.stream import AnswerOptions
+from localspec.streaming.options import AnswerOptions
 
 _SWITCHES = {"on": True, "true": True, "off": False, "false": False}
 _NONE = "none"

@@ -1,0 +1,33 @@
+"""The engine, as far as a conversation knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from localspec.chat.control_guard import Tokenizer
+from localspec.chat.prompt import Prompt
+from localspec.streaming.cancellation import Unwanted
+from localspec.streaming.options import AnswerOptions
+from localspec.streaming.stream import Exchange, Stream
+
+
+class ChatBackend(Protocol):
+    """The engine, as far as a conversation knows it."""
+
+    @property
+    def vocabulary(self) -> Tokenizer: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    def with_bos(self, tokens: list[int]) -> list[int]: ...
+
+    def answer(self, prompt: Prompt, options: AnswerOptions, exchange: Exchange) -> Stream: ...
+
+    def prepare(
+        self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object
+    ) -> None: ...
