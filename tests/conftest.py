@@ -80,6 +80,17 @@ def demo_draft() -> Path:
 
 
 @pytest.fixture(scope="session")
+def demo_head() -> Path:
+    """The EAGLE-3 head of the demo's target."""
+    from localspec.models.hub import locate
+    from localspec.models.presets import find_preset
+
+    head = locate(find_preset("demo@head"))[2]
+    assert head is not None
+    return head
+
+
+@pytest.fixture(scope="session")
 def unrelated_draft(tmp_path_factory: pytest.TempPathFactory, demo_target: Path) -> Path:
     """A model with the demo pair's tokenizer and random weights."""
     from gguf_maker import write_random_model

@@ -163,3 +163,30 @@ def test_of_a_long_text_it_reads_the_end(made, length):
         loop.draft_policy = localspec.FixedDraftPolicy(0)
         text_of(engine, loop.tokens, sampling=GREEDY, max_tokens=100)
         assert_reads_rightly(engine, made)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 3, 4])
+def test_the_trained_head_of_the_demo_agrees_with_its_target(num_draft_tokens):
+    texts = {}
+    for proposer in ("none", "head"):
+        with localspec.load(
+            preset="demo@head", proposer=proposer, draft_tokens=num_draft_tokens
+        ) as engine:
+            replies = [
+                engine.chat().send(question, sampling=GREEDY)
+                for question in (
+                    "What is speculative decoding?",
+                    "Tell me a story about a fox.",
+                )
+            ]
+        texts[proposer] = [reply.text for reply in replies]
+    assert texts["head"] == texts["none"]
+    drafted, accepted = (
+        [sum(counts) for counts in zip(*rows, strict=True)]
+        for rows in (
+            [reply.stats.drafted_per_position for reply in replies],
+            [reply.stats.accepted_per_position for reply in replies],
+        )
+    )
+    # It was trained for so many places: each keeps more than half of what got so far.
+    assert all(a > 0.5 * d > 0 for a, d in zip(accepted, drafted, strict=True))
