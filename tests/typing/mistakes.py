@@ -5,7 +5,7 @@ from __future__ import annotations
 import localspec
 
 engine = localspec.load(draft_tokens="many")  # wrong
-engine.generate("Hello", temperature=1)  # wrong
+engine.generate("Hello", temperature="hot")  # wrong
 engine.stream("Hello", max_tokens="all")  # wrong
 engine.chat().send("Hello", verify="lossy")  # wrong
 engine.generate("Hello").text = "changed"  # wrong
