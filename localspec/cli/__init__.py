@@ -20,6 +20,7 @@ from localspec.cli.explain import explain
 from localspec.cli.generate import generate
 from localspec.cli.models import models
 from localspec.cli.screen import error_lines
+from localspec.cli.serve import serve
 from localspec.cli.verify import verify
 from localspec.errors import LocalspecError, OptionError
 
@@ -63,6 +64,7 @@ def main() -> None:
         localspec chat                        talk to the demo pair, offline
         localspec chat --target T.gguf --draft D.gguf
         localspec generate "Why is the sky blue?"
+        localspec serve                       a server for OpenAI's and other clients
         localspec bench                       how much faster than plain decoding
         localspec verify                      check that drafting changes nothing
         localspec models                      the presets, and what is on this machine
@@ -75,6 +77,7 @@ def main() -> None:
 main.add_command(bench)
 main.add_command(chat)
 main.add_command(generate)
+main.add_command(serve)
 main.add_command(verify)
 main.add_command(download)
 main.add_command(models)
