@@ -6,9 +6,6 @@ import json
 
 import pytest
 
-pytest.importorskip("starlette", reason="starlette is not installed")
-pytest.importorskip("uvicorn", reason="uvicorn is not installed")
-
 import localspec
 from server_runner import running_server
 

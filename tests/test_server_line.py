@@ -11,9 +11,6 @@ import threading
 import httpx
 import pytest
 
-pytest.importorskip("starlette", reason="starlette is not installed")
-pytest.importorskip("uvicorn", reason="uvicorn is not installed")
-
 from gguf_maker import write_random_model
 from localspec.server.app import Limits
 from server_runner import running_server

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from localspec.cli.client_settings import ready_settings
 from localspec.cli.download import offer_download
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
@@ -106,7 +107,9 @@ def serve(  # noqa: PLR0913  each is an option of the command
         with waiting(lambda: "Loading the models …"):
             models.open_first()
         app = Server(models, Limits()).app(access)
-        runner = Runner(app, lambda: click.echo(f"Listening on {address}", err=True))
+        first = models.all[0]
+        told = ready_settings(address, first.name, first.context_length)
+        runner = Runner(app, lambda: click.echo(told, err=True))
         with contextlib.suppress(KeyboardInterrupt):  # raised again once it has ended
             runner.run(sockets=[listening])
 
@@ -116,7 +119,7 @@ def _require_server() -> None:
         if importlib.util.find_spec(library) is None:
             raise OptionError(
                 f"the server needs {library}, which is not installed",
-                "Install it with: python -m pip install 'localspec[server]'",
+                "Install both: python -m pip install starlette uvicorn",
             )
 
 

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,20 +16,31 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from localspec.server import chat_completions
+from localspec.server import (
+    chat_completions,
+    completions,
+    llama_server,
+    messages,
+    ollama,
+    responses,
+)
 from localspec.server.answering import Service
 from localspec.server.error_shapes import refusal_response
 from localspec.server.fields import Fields, read_fields
 from localspec.server.guard import Access, Guard, read_body
 from localspec.server.line import Line
 from localspec.server.model_list import model_list, model_object
+from localspec.server.question import Question
 from localspec.server.refusal import RequestError, refusal_of
 from localspec.server.served_models import ServedModels
-from localspec.server.writing import Answer, json_response
+from localspec.server.writing import Answer, FormMaker, json_response
 
 _IDLE_CHECKS_S = 15.0  # between two looks at whether a model is used
 
-Reader = Callable[[Fields], Awaitable[Response] | Response]
+_MESSAGES = "/v1/messages"
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+Reader = Callable[[Fields], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +80,24 @@ class Server:
 
     def routes(self) -> list[Route]:
         """Every route, under all of its paths."""
-        gets = {"/health": _health, "/v1/models": self._list, "/v1/models/{name}": self._one}
-        posts: dict[str, Reader] = {"/v1/chat/completions": self._chat}
+        gets: dict[str, Endpoint] = {
+            "/health": _health,
+            "/v1/models": self._list,
+            "/v1/models/{name}": self._one,
+            "/api/version": _version,
+            "/api/tags": self._tags,
+        }
+        posts: dict[str, Reader] = {
+            "/v1/chat/completions": self._chat,
+            "/v1/completions": self._complete,
+            "/v1/responses": self._respond,
+            _MESSAGES: self._message,
+            f"{_MESSAGES}/count_tokens": self._count_tokens,
+            "/tokenize": partial(_json, llama_server.tokenize, self._service),
+            "/detokenize": partial(_json, llama_server.detokenize, self._service),
+            "/apply-template": partial(_json, llama_server.apply_template, self._service),
+            "/api/show": self._show,
+        }
         routes = []
         for path, endpoint in gets.items():
             for each in _with_and_without_version(path):
@@ -105,20 +133,44 @@ class Server:
                 request.receive, self._limits.body_bytes, self._limits.body_s
             )
             fields = read_fields(body)
-            found = reader(fields)
-            response = found if isinstance(found, Response) else await found
+            response = await reader(fields)
             fields.log_unread(path, self._told)
         except Exception as error:
             return refusal_response(path, refusal_of(error))
         return response
 
-    def _chat(self, fields: Fields) -> Response:
+    async def _chat(self, fields: Fields) -> Response:
         question = chat_completions.read_question(fields)
-        options = fields.object("stream_options")
-        has_usage = options is not None and bool(options.flag("include_usage"))
+        has_usage = _wants_usage(fields)
         form = partial(chat_completions.ChatCompletion, question, has_usage=has_usage)
-        path = "/v1/chat/completions"
+        return self._answer("/v1/chat/completions", question, form)
+
+    async def _complete(self, fields: Fields) -> Response:
+        question = completions.read_question(fields)
+        has_usage = _wants_usage(fields)
+        form = partial(completions.Completion, question, has_usage=has_usage)
+        return self._answer("/v1/completions", question, form)
+
+    async def _respond(self, fields: Fields) -> Response:
+        question = responses.read_question(fields)
+        form = partial(responses.ResponseForm, question)
+        return self._answer("/v1/responses", question, form)
+
+    async def _message(self, fields: Fields) -> Response:
+        question = messages.read_question(fields)
+        return self._answer(_MESSAGES, question, messages.MessageForm)
+
+    def _answer(self, path: str, question: Question, form: FormMaker) -> Response:
         return Answer(self._service, question, form, partial(refusal_response, path))
+
+    async def _count_tokens(self, fields: Fields) -> Response:
+        return json_response(await messages.count_tokens(self._service, fields))
+
+    async def _show(self, fields: Fields) -> Response:
+        return json_response(ollama.show(self._models, fields))
+
+    async def _tags(self, _request: Request) -> Response:
+        return json_response(ollama.tags(self._models))
 
     async def _list(self, _request: Request) -> Response:
         return json_response(model_list(self._models))
@@ -133,6 +185,21 @@ class Server:
             code="model_not_found",
         )
         return refusal_response(request.url.path, error)
+
+
+async def _json(
+    make: Callable[[Service, Fields], Awaitable[Any]], service: Service, fields: Fields
+) -> Response:
+    return json_response(await make(service, fields))
+
+
+def _wants_usage(fields: Fields) -> bool:
+    options = fields.object("stream_options")
+    return options is not None and bool(options.flag("include_usage"))
+
+
+async def _version(_request: Request) -> Response:
+    return json_response(ollama.version())
 
 
 async def _health(_request: Request) -> Response:

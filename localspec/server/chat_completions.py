@@ -11,7 +11,7 @@ from typing import Any
 from localspec.chat.messages import checked_messages
 from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
 from localspec.server.answering import Event, Finished, Reading, Said
-from localspec.server.costs import openai_usage, timings_of, usage_of
+from localspec.server.costs import LOWEST_LOGPROB, openai_usage, timings_of, usage_of
 from localspec.server.error_shapes import openai_error
 from localspec.server.fields import Fields
 from localspec.server.question import (
@@ -31,8 +31,6 @@ from localspec.server.writing import event
 
 logger = logging.getLogger(__name__)
 
-LOWEST_LOGPROB = -9999.0  # stands for that of an impossible token: JSON has no infinity
-
 
 def read_question(fields: Fields) -> Question:
     """What a request asks. Raises RequestError."""
@@ -42,8 +40,8 @@ def read_question(fields: Fields) -> Question:
         fields, "max_completion_tokens", "max_tokens", "n_predict"
     )
     options["stop"] = fields.texts("stop")
-    if fields.flag("logprobs"):
-        options["logprobs"] = num_logprobs(fields, "top_logprobs") or 0
+    num_top = num_logprobs(fields, "top_logprobs")
+    options["logprobs"] = num_top or 0 if fields.flag("logprobs") else None
     options["prediction"] = _prediction(fields)
     return Question(
         model=fields.text("model"),
@@ -145,7 +143,7 @@ class ChatCompletion:
         if isinstance(event, Finished):
             self._finished.append(event)
             timings = timings_of(event.reply.stats)
-            return self._chunk(event.index, {}, event.reply.finish_reason, timings=timings)
+            return self._chunk(event.number, {}, event.reply.finish_reason, timings=timings)
         if isinstance(event, Reading):
             progress = {"processed": event.num_decoded, "total": event.num_tokens}
             return self._chunk(0, {}, None, prompt_progress=progress)
@@ -174,7 +172,7 @@ class ChatCompletion:
         logprobs = None
         if piece.logprobs is not None:
             logprobs = {"content": [_logprob(piece.logprobs)], "refusal": None}
-        return self._chunk(said.index, {name: piece.text}, None, logprobs=logprobs)
+        return self._chunk(said.number, {name: piece.text}, None, logprobs=logprobs)
 
     def _chunk(
         self,
@@ -205,7 +203,7 @@ def _choice(finished: Finished) -> dict[str, Any]:
         logprobs = {"content": [_logprob(each) for each in reply.logprobs], "refusal": None}
     thoughts = {"reasoning_content": reply.thoughts} if reply.thoughts else {}
     return {
-        "index": finished.index,
+        "index": finished.number,
         "message": {
             "role": "assistant",
             "content": reply.text,

@@ -11,6 +11,8 @@ from localspec.speculative.metrics import Stats
 from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.reasons import why_mostly_off
 
+LOWEST_LOGPROB = -9999.0  # stands for that of an impossible token: JSON has no infinity
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:

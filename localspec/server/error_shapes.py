@@ -54,4 +54,4 @@ def refusal_response(path: str, error: RequestError) -> Response:
     elif path.startswith("/api/"):
         value = {"error": error.sentence}
     headers = {"retry-after": str(_RETRY_AFTER_S)} if error.status == 503 else {}
-    return json_response(value, error.status, **headers)
+    return json_response(value, error.status, headers)

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _MOST_TEXTS = 32  # that are told apart; how many caches are kept is a matter of memory
-# Of a text that shares less than this share with a prompt, another client may go on with.
-_SHARE = 0.5
+# Tokens with which a template asks for an answer, and which it leaves out once there is one.
+_ASKING = 16
 
 
 class Text:
-    """A text that an answer ended, for whose owner the engine keeps what it computed."""
+    """A prompt and its answer, for whose owner the engine keeps what it computed."""
 
     def __init__(self) -> None:
         self.tokens: Sequence[int] = ()
+        self.num_asked = 0  # of these the prompt's
+
+    def goes_on_in(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt repeats all of this one's; without its thoughts, perhaps."""
+        num_needed = max(self.num_asked - _ASKING, self.num_asked // 2)
+        return common_length(self.tokens, prompt) >= num_needed
 
 
 class Prefixes:
@@ -23,19 +29,18 @@ class Prefixes:
         self._texts: list[Text] = []
 
     def text_for(self, prompt: Sequence[int]) -> Text:
-        """The text of which the prompt repeats most, if that is much of it; else a new one.
+        """The longest of the texts that the prompt goes on with, or else a new one.
 
         So a conversation finds its own again, and a question beside it, which begins alike at
         most, does not take its place.
         """
-        found = max(
-            self._texts, key=lambda text: common_length(text.tokens, prompt), default=None
-        )
-        if found is None or common_length(found.tokens, prompt) < _SHARE * len(found.tokens):
+        candidates = [text for text in self._texts if text.goes_on_in(prompt)]
+        if candidates:
+            found = max(candidates, key=lambda text: common_length(text.tokens, prompt))
+            self._texts.remove(found)
+        else:
             found = Text()
             self._texts = self._texts[1 - _MOST_TEXTS :]
-        else:
-            self._texts.remove(found)
         self._texts.append(found)
         return found
 

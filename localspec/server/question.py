@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from localspec.sampling.params import SamplingParams
 from localspec.server.fields import Fields
@@ -12,7 +12,15 @@ from localspec.server.refusal import RequestError
 from localspec.streaming.options import AnswerOptions
 
 Messages = Sequence[Mapping[str, object]]
-Input = Messages | str | Sequence[int]  # messages, or a raw prompt
+
+
+class RawPrompt(NamedTuple):
+    """A prompt that no template is put around: text, or token ids."""
+
+    prompt: str | Sequence[int]
+
+
+Input = Messages | RawPrompt
 
 MOST_ANSWERS = 16  # to one request: they come one after the other
 MOST_LOGPROBS = 20  # of the best tokens of a place
@@ -97,11 +105,8 @@ def answer_options(fields: Fields) -> dict[str, Any]:
 
 def max_tokens(fields: Fields, *names: str) -> int | None:
     """The first of the fields that is there; -1 stands for none, as in llama.cpp."""
-    for name in names:
-        value = fields.whole(name)
-        if value is not None:
-            return None if value == -1 else value
-    return None
+    given = [value for value in map(fields.whole, names) if value is not None]
+    return given[0] if given and given[0] != -1 else None
 
 
 def num_answers(fields: Fields) -> int:

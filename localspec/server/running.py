@@ -41,6 +41,7 @@ class Runner(uvicorn.Server):
         config = uvicorn.Config(
             app,
             log_config=None,
+            log_level="warning",
             access_log=False,
             server_header=False,
             lifespan="on",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -45,7 +45,9 @@ def json_bytes(value: Any) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def json_response(value: Any, status: int = 200, **headers: str) -> Response:
+def json_response(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     """A whole answer."""
     return Response(json_bytes(value), status, headers, media_type="application/json")
 
@@ -98,7 +100,7 @@ class Answer(Response):
                 await writer.write(form.end())
             else:
                 finished = [each async for each in _finished(answering)]
-                response = json_response(form.whole(finished), **writer.headers)
+                response = json_response(form.whole(finished), headers=writer.headers)
                 await response(scope, receive, send)
         except _ClientGoneError:
             return
