@@ -200,6 +200,7 @@ def write_scripted_model(
     *,
     control: tuple[str, ...] = (),
     user_defined: tuple[str, ...] = (),
+    template: str | None = None,
 ) -> Path:
     """A model that says after each token what the script has there, else its end token.
 
@@ -227,6 +228,8 @@ def write_scripted_model(
     output[follows, np.arange(len(tokens))] = 1
     writer = gguf.GGUFWriter(path, "llama")
     copy_tokenizer(writer, tokenizer)
+    if template is not None:
+        writer.add_chat_template(template)
     writer.add_context_length(2048)
     writer.add_embedding_length(width)
     writer.add_block_count(1)

@@ -22,6 +22,7 @@ from localspec.cli.generate import generate
 from localspec.cli.help import Group
 from localspec.cli.models import models
 from localspec.cli.screen import error_lines
+from localspec.cli.serve import serve
 from localspec.cli.sessions import sessions
 from localspec.cli.verify import verify
 from localspec.errors import LocalspecError, OptionError
@@ -71,6 +72,7 @@ def main() -> None:
         localspec chat qwen2-7b        a preset, a file or a name of the hub's
         localspec chat T.gguf --draft D.gguf
         localspec generate "Why is the sky blue?"
+        localspec serve                a server for OpenAI's and other clients
         localspec explain qwen2-7b     will it fit, will it pay: before a download
         localspec download qwen2-7b    fetch a preset's files
         localspec sessions             the conversations that were kept
@@ -82,6 +84,7 @@ main.add_command(bench)
 main.add_command(chat)
 main.add_command(generate)
 main.add_command(sessions)
+main.add_command(serve)
 main.add_command(verify)
 main.add_command(download)
 main.add_command(models)

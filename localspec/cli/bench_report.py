@@ -8,10 +8,11 @@ from typing import Any
 
 from localspec.checks.bench import Bench, Comparison, Outcome
 from localspec.cli.bars import readable_bytes
-from localspec.cli.screen import printable, why_off
+from localspec.cli.screen import printable
 from localspec.cli.stats_object import stats_as_object
 from localspec.engine.engine import Engine
 from localspec.speculative.ratio_estimate import RatioEstimate
+from localspec.speculative.reasons import why_off
 
 _SIZES = (0.1, 0.05, 0.02, 0.01)  # of differences, to say what it takes to see one
 

@@ -13,7 +13,8 @@ import click
 
 from localspec.errors import LocalspecError
 from localspec.speculative.metrics import Provenance, Stats
-from localspec.speculative.policy_api import DraftOff, ProposerKind
+from localspec.speculative.policy_api import ProposerKind
+from localspec.speculative.reasons import why_mostly_off
 
 if TYPE_CHECKING:
     from localspec.streaming.stream import Piece, Reply
@@ -36,20 +37,6 @@ _MEANINGS = {
     Provenance.BONUS: "the target's own, after all draft tokens were kept",
     Provenance.PLAIN: "nothing was proposed",
 }
-_DRAFT_OFF = {
-    DraftOff.NO_DRAFT: "no draft model",
-    DraftOff.SET_TO_ZERO: "draft off",
-    DraftOff.TARGET_CANNOT_ROLL_BACK: "draft off: the target's cache cannot be cut back",
-    DraftOff.DRAFT_CONTEXT_FULL: "draft off: the text is longer than the draft's context",
-    DraftOff.NO_HEAD: "no head: 'localspec explain' says why",
-    DraftOff.HEAD_LACKS_ROWS: "draft off: the head has to see the text first",
-    DraftOff.TOKEN_UNKNOWN_TO_DRAFT: "draft off: the text has a token the draft lacks",
-    DraftOff.NOTHING_REPEATS: "nothing to look up: the text does not repeat itself",
-    DraftOff.MEASURING: "measuring what a target-only step costs",
-    DraftOff.DOES_NOT_PAY: "draft off where it did not pay",
-    DraftOff.OVER_BUDGET: "draft off for now: trying it would cost more time than it may lose",
-}
-
 _PROPOSERS = {
     ProposerKind.DRAFT: "the draft model",
     ProposerKind.HEAD: "the head",
@@ -145,7 +132,7 @@ def status_line(stats: Stats, context_length: int) -> str:
             f"{stats.acceptance_rate:.0%} of {stats.num_draft_tokens} drafted accepted"
         )
         parts.append(f"{stats.mean_acceptance_length:.1f} tokens per target decode")
-    parts += _why_off(stats)
+    parts += _reason(stats)
     if (held_up := _threads_of(stats)) is not None:
         parts.append(held_up)
     parts.append(f"context {used}/{context_length}")
@@ -167,15 +154,9 @@ def has_all_tokens(reply: Reply, max_tokens: int | None) -> bool:
     return max_tokens is not None and len(reply.token_ids) >= max_tokens
 
 
-def _why_off(stats: Stats) -> list[str]:
-    """Why most steps did not draft, if most did not."""
-    if stats.draft_off is None or 2 * sum(stats.draft_off_steps.values()) < stats.num_steps:
-        return []
-    reason = max(stats.draft_off_steps, key=lambda off: stats.draft_off_steps[off])
-    never_pays = stats.outlook is not None and stats.outlook.break_even is None
-    if never_pays and reason in (DraftOff.DOES_NOT_PAY, DraftOff.OVER_BUDGET):
-        return ["draft off: at what it costs here none would pay"]
-    return [_DRAFT_OFF[reason]]
+def _reason(stats: Stats) -> list[str]:
+    reason = why_mostly_off(stats)
+    return [] if reason is None else [reason]
 
 
 def _threads_of(stats: Stats) -> str | None:
@@ -215,11 +196,6 @@ def _expected(stats: Stats) -> list[str]:
     ]
 
 
-def why_off(reason: DraftOff) -> str:
-    """A reason for not drafting, in words."""
-    return _DRAFT_OFF[reason]
-
-
 def stats_lines(stats: Stats) -> list[str]:
     """All about an answer: what was read, what was written, where the time went."""
     read, written = (
@@ -246,7 +222,7 @@ def stats_lines(stats: Stats) -> list[str]:
         f"seconds: draft {stats.draft_time_s:.2f}, target {stats.target_time_s:.2f}, "
         f"sampler {stats.sampler_time_s:.2f}, in all {stats.total_time_s:.2f}"
     )
-    return lines + _thread_lines(stats) + _expected(stats) + _why_off(stats)
+    return lines + _thread_lines(stats) + _expected(stats) + _reason(stats)
 
 
 def error_lines(error: LocalspecError) -> str:

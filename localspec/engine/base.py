@@ -160,11 +160,7 @@ class BaseEngine(abc.ABC):
 
         Raises ContextError if the prompt does not fit, OptionError for a bad value.
         """
-        if isinstance(prompt, str):
-            tokens = self.with_bos(self.vocabulary.tokenize(prompt, parse_special=True))
-        else:
-            tokens = token_ids(prompt)
-        return self.answer(Prompt(tokens), AnswerOptions.of(**options), Exchange())
+        return self.answer(self.raw_prompt(prompt), AnswerOptions.of(**options), Exchange())
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Reply:
         """The whole answer of `stream`, with the same options."""
@@ -259,6 +255,21 @@ class BaseEngine(abc.ABC):
         *,
         think: bool,
     ) -> Stream:
+        prompt = self.make_prompt(messages, template, is_unwanted, think=think)
+        return self.answer(prompt, options, Exchange())
+
+    def make_prompt(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        template: str | None,
+        is_unwanted: Unwanted,
+        *,
+        think: bool,
+    ) -> Prompt:
+        """What `complete` has the model read. Raises as it does, but for ContextError.
+
+        is_unwanted: ends it soon with Interrupted once it is true.
+        """
         checked = checked_messages(messages)
         maker = self._prompt_maker(template, think=think)
         try:
@@ -268,8 +279,13 @@ class BaseEngine(abc.ABC):
             if len(merged) == len(checked):
                 raise
             prompt = maker.prompt(merged, is_unwanted)
-        prompt = prompt._replace(tokens=self.with_bos(prompt.tokens))
-        return self.answer(prompt, options, Exchange())
+        return prompt._replace(tokens=self.with_bos(prompt.tokens))
+
+    def raw_prompt(self, prompt: str | Sequence[int]) -> Prompt:
+        """What `stream` has the model read. Raises OptionError for what is no prompt."""
+        if isinstance(prompt, str):
+            return Prompt(self.with_bos(self.vocabulary.tokenize(prompt, parse_special=True)))
+        return Prompt(token_ids(prompt))
 
     def _prompt_maker(self, template: str | None, *, think: bool) -> PromptMaker:
         """That of the call before, if it was for the same."""

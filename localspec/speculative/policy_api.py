@@ -18,7 +18,7 @@ REPLAY_TOKENS = 8  # that a draft model judges at once: each takes a row of logi
 
 
 class DraftOff(str, enum.Enum):
-    """Why a step proposed nothing. The words for people are the command line's."""
+    """Why a step proposed nothing. The words for people are in `reasons`."""
 
     NO_DRAFT = "no_draft"
     SET_TO_ZERO = "set_to_zero"

@@ -1,0 +1,1 @@
+"""An HTTP server that existing clients speak to: their protocols over one engine at a time."""

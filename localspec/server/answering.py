@@ -1,0 +1,208 @@
+"""From a question to what happens until it is answered, in its turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from localspec.chat.prompt import Prompt
+from localspec.engine.isolated import IsolatedEngine
+from localspec.server.line import Line
+from localspec.server.question import Input, Messages, Question, RawPrompt
+from localspec.server.refusal import stopping
+from localspec.server.served_models import ServedModels
+from localspec.streaming.async_stream import AsyncStream
+from localspec.streaming.cancellation import Unwanted
+from localspec.streaming.options import AnswerOptions
+from localspec.streaming.stops import checked_stop_strings
+from localspec.streaming.stream import Exchange, Piece, Reply, Stream
+
+
+class Waiting(NamedTuple):
+    """Nothing happened for a while. position: how many are served before, 0 in its turn."""
+
+    position: int
+
+
+class Reading(NamedTuple):
+    """So many tokens of a long prompt are decoded, and so many there are."""
+
+    num_decoded: int
+    num_tokens: int
+
+
+class Said(NamedTuple):
+    """A piece of one of the answers, to a prompt of so many tokens."""
+
+    number: int
+    piece: Piece
+    num_prompt_tokens: int
+
+
+class Finished(NamedTuple):
+    """One of the answers is whole.
+
+    num_thought: of its tokens those of thoughts. stopped_by: the stop string that ended it.
+    """
+
+    number: int
+    reply: Reply
+    num_thought: int
+    stopped_by: str | None
+
+
+Event = Waiting | Reading | Said | Finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What a server has to answer with.
+
+    patience_s: without an event after which the client is told that it waits.
+    """
+
+    models: ServedModels
+    line: Line
+    patience_s: float
+
+    @contextlib.asynccontextmanager
+    async def opened(self, name: str | None) -> AsyncGenerator[IsolatedEngine, None]:
+        """The engine of a model, for what takes no decode and so need not wait for its turn.
+
+        One that is not loaded is in its turn. Raises RequestError, and what loading raises.
+        """
+        model = self.models.named(name)
+        place = None if model.engine is not None else self.line.join()
+        try:
+            if place is not None:
+                await place.is_first.wait()
+            async with self.models.opened(model) as engine:
+                yield engine
+        finally:
+            if place is not None:
+                self.line.leave(place)
+
+
+class Answering:
+    """A question on its way through the line, from when it is made.
+
+    model: that answers. position: how many were before it when it came. Raises RequestError
+    if the model is not there, or too many wait.
+    """
+
+    def __init__(self, service: Service, question: Question) -> None:
+        self._service = service
+        self._question = question
+        self.model = service.models.named(question.model)
+        self._place = service.line.join()
+        self.position = self._place.position
+        self._events: list[Event] = []
+        self._news = asyncio.Event()
+        self._num_prompt_tokens = 0  # of the answer that is being given
+        self._loop = asyncio.get_running_loop()
+        self._work = asyncio.create_task(self._answer_in_turn())
+        self._work.add_done_callback(self._end)
+
+    async def events(self) -> AsyncGenerator[list[Event], None]:
+        """What happens, several events at once where they come faster than they are read.
+
+        Raises what answering raises, once all that came before was read.
+        """
+        while True:
+            if not self._events and not self._work.done():
+                self._news.clear()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), self._service.patience_s)
+            if self._events:
+                happened, self._events = self._events, []
+                yield happened
+            elif self._work.done():
+                await self._work
+                return
+            else:
+                yield [Waiting(self._place.position)]
+
+    async def aclose(self) -> None:
+        """Stop, and let the next one have its turn within one decode. Idempotent."""
+        self._work.cancel()
+        await asyncio.wait([self._work])
+
+    async def _answer_in_turn(self) -> None:
+        await self._place.is_first.wait()
+        async with self._service.models.opened(self.model) as engine:
+            asked = self._question
+            asks = [(each, n) for each in asked.inputs for n in range(asked.num_answers)]
+            for number, (given, again) in enumerate(asks):
+                await self._answer(engine, number, given, asked.options_of(again))
+
+    async def _answer(
+        self, engine: IsolatedEngine, number: int, given: Input, options: AnswerOptions
+    ) -> None:
+        options = replace(options, on_prompt=self._report)
+        opening = functools.partial(self._open, engine, given, options)
+        num_thought = 0
+        async with AsyncStream(opening) as stream:
+            async for piece in stream:
+                num_thought += piece.is_thought and len(piece.token_ids)
+                self._tell(Said(number, piece, self._num_prompt_tokens))
+        if stream.reply.finish_reason == "cancelled":  # and this task is not
+            raise stopping()
+        stopped_by = await asyncio.to_thread(_stopped_by, engine, stream.reply, options)
+        self._tell(Finished(number, stream.reply, num_thought, stopped_by))
+
+    def _open(
+        self,
+        engine: IsolatedEngine,
+        given: Input,
+        options: AnswerOptions,
+        is_unwanted: Unwanted,
+    ) -> Stream:
+        """The answer's stream; in a thread of its own."""
+        if isinstance(given, RawPrompt):
+            if not isinstance(given.prompt, str) and given.prompt:
+                engine.detokenize([min(given.prompt), max(given.prompt)])  # refuses wrong ids
+            prompt = engine.raw_prompt(given.prompt)
+        else:
+            prompt = prompt_of(engine, given, is_unwanted, think=self._question.think)
+        self._num_prompt_tokens = len(prompt.tokens)
+        text = self.model.prefixes.text_for(prompt.tokens)
+
+        def remember(reply: Reply) -> None:
+            text.tokens = [*prompt.tokens, *reply.token_ids]
+            text.num_asked = len(prompt.tokens)
+
+        return engine.answer(prompt, options, Exchange(owner=text, remember=remember))
+
+    def _report(self, num_decoded: int, num_tokens: int) -> None:
+        self._loop.call_soon_threadsafe(self._tell, Reading(num_decoded, num_tokens))
+
+    def _tell(self, event: Event) -> None:
+        self._events.append(event)
+        self._news.set()
+
+    def _end(self, _work: asyncio.Task[None]) -> None:
+        # Here, since a task that is cancelled before its first step runs no line of its own.
+        self._service.line.leave(self._place)
+        self._news.set()
+
+
+def prompt_of(
+    engine: IsolatedEngine, messages: Messages, is_unwanted: Unwanted, *, think: bool
+) -> Prompt:
+    """See `BaseEngine.make_prompt`. A template without a switch for thoughts has none."""
+    has_switch = "enable_thinking" in (engine.chat_template or "")
+    return engine.make_prompt(messages, None, is_unwanted, think=think or not has_switch)
+
+
+def _stopped_by(engine: IsolatedEngine, reply: Reply, options: AnswerOptions) -> str | None:
+    """Which stop string ended an answer; its tokens still hold it."""
+    stop = checked_stop_strings(options.stop)
+    if not stop or reply.finish_reason != "stop":
+        return None
+    said = engine.detokenize(reply.token_ids)
+    found = [text for text in stop if text in said]
+    return min(found, key=said.index, default=None)

@@ -1,0 +1,228 @@
+"""The application: which route leads to which protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from localspec.server import (
+    chat_completions,
+    completions,
+    llama_server,
+    messages,
+    ollama,
+    responses,
+)
+from localspec.server.answering import Service
+from localspec.server.error_shapes import refusal_response
+from localspec.server.fields import Fields, read_fields
+from localspec.server.guard import Access, Guard, read_body
+from localspec.server.line import Line
+from localspec.server.model_list import model_list, model_object
+from localspec.server.question import Question
+from localspec.server.refusal import RequestError, refusal_of
+from localspec.server.served_models import ServedModels
+from localspec.server.writing import Answer, FormMaker, json_response
+
+_IDLE_CHECKS_S = 15.0  # between two looks at whether a model is used
+
+_MESSAGES = "/v1/messages"
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+Reader = Callable[[Fields], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a server takes on.
+
+    body_bytes: of a request; body_s: for its body to arrive. num_waiting: requests that wait
+    for their turn. patience_s: without news after which a client is told that it waits.
+    unload_s: without a question after which a model is closed.
+    """
+
+    body_bytes: int = 32_000_000
+    body_s: float = 60.0
+    num_waiting: int = 64
+    patience_s: float = 10.0
+    unload_s: float = 30 * 60.0
+
+
+class Server:
+    """The routes over some models."""
+
+    def __init__(self, models: ServedModels, limits: Limits) -> None:
+        self._models = models
+        self._limits = limits
+        self._line = Line(limits.num_waiting)
+        self._service = Service(models=models, line=self._line, patience_s=limits.patience_s)
+        self._told: set[str] = set()  # fields that the log has a line on
+
+    def app(self, access: Access) -> ASGIApp:
+        """The application, which those may use whom `access` lets through."""
+        app = Starlette(
+            routes=self.routes(),
+            lifespan=self._lifespan,
+            exception_handlers={HTTPException: _no_route, Exception: _failed},
+        )
+        return Guard(app, access)
+
+    def routes(self) -> list[Route]:
+        """Every route, under all of its paths."""
+        gets: dict[str, Endpoint] = {
+            "/health": _health,
+            "/v1/models": self._list,
+            "/v1/models/{name}": self._one,
+            "/api/version": _version,
+            "/api/tags": self._tags,
+        }
+        posts: dict[str, Reader] = {
+            "/v1/chat/completions": self._chat,
+            "/v1/completions": self._complete,
+            "/v1/responses": self._respond,
+            _MESSAGES: self._message,
+            f"{_MESSAGES}/count_tokens": self._count_tokens,
+            "/tokenize": partial(_json, llama_server.tokenize, self._service),
+            "/detokenize": partial(_json, llama_server.detokenize, self._service),
+            "/apply-template": partial(_json, llama_server.apply_template, self._service),
+            "/api/show": self._show,
+        }
+        routes = []
+        for path, endpoint in gets.items():
+            for each in _with_and_without_version(path):
+                routes.append(Route(each, endpoint, methods=["GET"]))
+        for path, reader in posts.items():
+            for each in _with_and_without_version(path):
+                routes.append(Route(each, partial(self._post, reader), methods=["POST"]))
+        return routes
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncGenerator[None, None]:
+        unloading = asyncio.create_task(self._unload_unused())
+        try:
+            yield
+        finally:
+            unloading.cancel()
+            await self._models.close()
+
+    async def _unload_unused(self) -> None:
+        while True:
+            await asyncio.sleep(min(_IDLE_CHECKS_S, self._limits.unload_s))
+            if self._line.is_empty:
+                place = self._line.join()
+                try:
+                    await self._models.close_unused(self._limits.unload_s)
+                finally:
+                    self._line.leave(place)
+
+    async def _post(self, reader: Reader, request: Request) -> Response:
+        path = request.url.path
+        try:
+            body = await read_body(
+                request.receive, self._limits.body_bytes, self._limits.body_s
+            )
+            fields = read_fields(body)
+            response = await reader(fields)
+            fields.log_unread(path, self._told)
+        except Exception as error:
+            return refusal_response(path, refusal_of(error))
+        return response
+
+    async def _chat(self, fields: Fields) -> Response:
+        question = chat_completions.read_question(fields)
+        has_usage = _wants_usage(fields)
+        form = partial(chat_completions.ChatCompletion, question, has_usage=has_usage)
+        return self._answer("/v1/chat/completions", question, form)
+
+    async def _complete(self, fields: Fields) -> Response:
+        question = completions.read_question(fields)
+        has_usage = _wants_usage(fields)
+        form = partial(completions.Completion, question, has_usage=has_usage)
+        return self._answer("/v1/completions", question, form)
+
+    async def _respond(self, fields: Fields) -> Response:
+        question = responses.read_question(fields)
+        form = partial(responses.ResponseForm, question)
+        return self._answer("/v1/responses", question, form)
+
+    async def _message(self, fields: Fields) -> Response:
+        question = messages.read_question(fields)
+        return self._answer(_MESSAGES, question, messages.MessageForm)
+
+    def _answer(self, path: str, question: Question, form: FormMaker) -> Response:
+        return Answer(self._service, question, form, partial(refusal_response, path))
+
+    async def _count_tokens(self, fields: Fields) -> Response:
+        return json_response(await messages.count_tokens(self._service, fields))
+
+    async def _show(self, fields: Fields) -> Response:
+        return json_response(ollama.show(self._models, fields))
+
+    async def _tags(self, _request: Request) -> Response:
+        return json_response(ollama.tags(self._models))
+
+    async def _list(self, _request: Request) -> Response:
+        return json_response(model_list(self._models))
+
+    async def _one(self, request: Request) -> Response:
+        for model in self._models.all:
+            if model.name == request.path_params["name"]:
+                return json_response(model_object(model))
+        error = RequestError(
+            f"there is no model {request.path_params['name']!r:.80}",
+            status=404,
+            code="model_not_found",
+        )
+        return refusal_response(request.url.path, error)
+
+
+async def _json(
+    make: Callable[[Service, Fields], Awaitable[Any]], service: Service, fields: Fields
+) -> Response:
+    return json_response(await make(service, fields))
+
+
+def _wants_usage(fields: Fields) -> bool:
+    options = fields.object("stream_options")
+    return options is not None and bool(options.flag("include_usage"))
+
+
+async def _version(_request: Request) -> Response:
+    return json_response(ollama.version())
+
+
+async def _health(_request: Request) -> Response:
+    return json_response({"status": "ok"})
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = "no such route" if error.status_code == 404 else str(error.detail)
+    refusal = RequestError(
+        f"{request.method} {request.url.path!r:.200}: {what}",
+        status=error.status_code,
+        code="not_found",
+    )
+    return refusal_response(request.url.path, refusal)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return refusal_response(request.url.path, refusal_of(error))
+
+
+def _with_and_without_version(path: str) -> list[str]:
+    """People leave the /v1 out of base addresses, and some programs put it in."""
+    if path.startswith("/v1"):
+        return [path, path.removeprefix("/v1")]
+    return [path]

@@ -1,0 +1,230 @@
+"""OpenAI's Chat Completions."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from localspec.chat.messages import checked_messages
+from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
+from localspec.server.answering import Event, Finished, Reading, Said
+from localspec.server.costs import LOWEST_LOGPROB, openai_usage, timings_of, usage_of
+from localspec.server.error_shapes import openai_error
+from localspec.server.fields import Fields
+from localspec.server.question import (
+    Messages,
+    Question,
+    answer_options,
+    max_tokens,
+    num_answers,
+    num_logprobs,
+    refuse_format,
+    refuse_tool_choice,
+)
+from localspec.server.refusal import RequestError
+from localspec.server.served_models import ServedModel
+from localspec.server.tool_text import call_as_text, result_as_text
+from localspec.server.writing import event
+
+logger = logging.getLogger(__name__)
+
+
+def read_question(fields: Fields) -> Question:
+    """What a request asks. Raises RequestError."""
+    refuse_what_is_no_text(fields)
+    options = answer_options(fields)
+    options["max_tokens"] = max_tokens(
+        fields, "max_completion_tokens", "max_tokens", "n_predict"
+    )
+    options["stop"] = fields.texts("stop")
+    num_top = num_logprobs(fields, "top_logprobs")
+    options["logprobs"] = num_top or 0 if fields.flag("logprobs") else None
+    options["prediction"] = _prediction(fields)
+    return Question(
+        model=fields.text("model"),
+        inputs=[plain_messages(fields.any("messages"))],
+        options=options,
+        think=thinks(fields),
+        num_answers=num_answers(fields),
+        streams=bool(fields.flag("stream")),
+    )
+
+
+def refuse_what_is_no_text(fields: Fields) -> None:
+    """Raise RequestError for what only other kinds of answers could serve."""
+    tools = fields.objects("tools")
+    if tools:
+        logger.debug("%d tools are passed over: the answer is text", len(tools))
+    choice = fields.any("tool_choice")
+    refuse_tool_choice(choice.get("type") if isinstance(choice, dict) else choice)
+    form = fields.object("response_format")
+    refuse_format(None if form is None else form.any("type"))
+    modalities = fields.texts("modalities")
+    if "audio" in fields or (modalities is not None and modalities != ["text"]):
+        raise RequestError("the answer would be audio", "Ask for text.", param="modalities")
+
+
+def thinks(fields: Fields) -> bool:
+    """Whether a reasoning model may think before it answers."""
+    kwargs = fields.object("chat_template_kwargs")
+    says = None if kwargs is None else kwargs.flag("enable_thinking")
+    return says is not False and fields.text("reasoning_effort") != "none"
+
+
+def plain_messages(messages: object) -> Messages:
+    """Messages of text alone: calls of tools, and what came of them, are text in them.
+
+    Raises OptionError for what are no messages.
+    """
+    checked = checked_messages(messages)
+    assert isinstance(messages, list)
+    return [
+        _plain(original, message["role"], message["content"])
+        for original, message in zip(messages, checked, strict=True)
+    ]
+
+
+def _plain(original: dict[str, Any], role: str, text: str) -> dict[str, str]:
+    if role in ("tool", "function"):
+        return {"role": "user", "content": result_as_text(text)}
+    calls = original.get("tool_calls") if role == "assistant" else None
+    if isinstance(calls, list):
+        functions = [call.get("function") for call in calls if isinstance(call, dict)]
+        texts = [
+            call_as_text(function.get("name"), function.get("arguments"))
+            for function in functions
+            if isinstance(function, dict)
+        ]
+        text = "\n".join([*([text] if text else []), *texts])
+    return {"role": role, "content": text}
+
+
+def _prediction(fields: Fields) -> str | None:
+    prediction = fields.object("prediction")
+    content = None if prediction is None else prediction.any("content")
+    if content is None:
+        return None
+    return checked_messages([{"role": "user", "content": content}])[0]["content"]
+
+
+class ChatCompletion:
+    """An answer as Chat Completions have it; see `writing.Form`."""
+
+    def __init__(self, question: Question, model: ServedModel, *, has_usage: bool) -> None:
+        self._question = question
+        self._has_usage = has_usage
+        self._head = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": model.name,
+            "system_fingerprint": None,
+        }
+        self._has_role: set[int] = set()
+        self._finished: list[Finished] = []
+
+    def whole(self, finished: Sequence[Finished]) -> Any:
+        """See `writing.Form.whole`."""
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [_choice(each) for each in finished],
+            "usage": self._usage(finished),
+            "timings": timings_of(finished[-1].reply.stats),
+        }
+
+    def told(self, event: Event) -> str:
+        """See `writing.Form.told`."""
+        if isinstance(event, Said):
+            return self._piece(event)
+        if isinstance(event, Finished):
+            self._finished.append(event)
+            timings = timings_of(event.reply.stats)
+            return self._chunk(event.number, {}, event.reply.finish_reason, timings=timings)
+        if isinstance(event, Reading):
+            progress = {"processed": event.num_decoded, "total": event.num_tokens}
+            return self._chunk(0, {}, None, prompt_progress=progress)
+        return self._chunk(0, {}, None, queue_position=event.position)
+
+    def end(self) -> str:
+        """See `writing.Form.end`."""
+        usage = {**self._head, "choices": [], "usage": self._usage(self._finished)}
+        return (event(usage) if self._has_usage else "") + event("[DONE]")
+
+    def failure(self, error: RequestError) -> str:
+        """See `writing.Form.failure`."""
+        return event(openai_error(error))
+
+    def _usage(self, finished: Sequence[Finished]) -> dict[str, Any]:
+        asked = self._question
+        return openai_usage(
+            usage_of(finished, asked.num_answers, has_prediction=asked.has_prediction)
+        )
+
+    def _piece(self, said: Said) -> str:
+        piece = said.piece
+        if not piece.text and piece.logprobs is None:
+            return ""
+        name = "reasoning_content" if piece.is_thought else "content"
+        logprobs = None
+        if piece.logprobs is not None:
+            logprobs = {"content": [_logprob(piece.logprobs)], "refusal": None}
+        return self._chunk(said.number, {name: piece.text}, None, logprobs=logprobs)
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        finish_reason: str | None,
+        *,
+        logprobs: Any = None,
+        **more: Any,
+    ) -> str:
+        if index not in self._has_role:
+            self._has_role.add(index)
+            delta = {"role": "assistant", "content": "", **delta}
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        usage = {"usage": None} if self._has_usage else {}
+        return event({**self._head, "choices": [choice], **usage, **more})
+
+
+def _choice(finished: Finished) -> dict[str, Any]:
+    reply = finished.reply
+    logprobs = None
+    if reply.logprobs is not None:
+        logprobs = {"content": [_logprob(each) for each in reply.logprobs], "refusal": None}
+    thoughts = {"reasoning_content": reply.thoughts} if reply.thoughts else {}
+    return {
+        "index": finished.number,
+        "message": {
+            "role": "assistant",
+            "content": reply.text,
+            "refusal": None,
+            **thoughts,
+        },
+        "logprobs": logprobs,
+        "finish_reason": reply.finish_reason,
+    }
+
+
+def _logprob(found: TokenLogprobs) -> dict[str, Any]:
+    own = TokenLogprob(found.token_id, found.before, found.text)
+    return {**_listed(own), "top_logprobs": [_listed(top) for top in found.top_before]}
+
+
+def _listed(token: TokenLogprob) -> dict[str, Any]:
+    is_whole = "\N{REPLACEMENT CHARACTER}" not in token.text
+    return {
+        "id": token.token_id,
+        "token": token.text,
+        "logprob": max(token.logprob, LOWEST_LOGPROB),
+        "bytes": list(token.text.encode()) if is_whole else None,
+    }

@@ -1,0 +1,153 @@
+"""OpenAI's Completions: raw prompts that are gone on with."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from localspec.sampling.logprobs import TokenLogprobs
+from localspec.server.answering import Event, Finished, Reading, Said
+from localspec.server.costs import LOWEST_LOGPROB, openai_usage, timings_of, usage_of
+from localspec.server.error_shapes import openai_error
+from localspec.server.fields import Fields
+from localspec.server.question import (
+    MOST_ANSWERS,
+    Input,
+    Question,
+    RawPrompt,
+    answer_options,
+    max_tokens,
+    num_answers,
+    num_logprobs,
+)
+from localspec.server.refusal import RequestError
+from localspec.server.served_models import ServedModel
+from localspec.server.writing import event
+
+
+def read_question(fields: Fields) -> Question:
+    """What a request asks. Raises RequestError."""
+    if fields.text("suffix"):
+        fields.refuse("suffix", "Leave it out: nothing is filled in between two texts.")
+    if fields.flag("echo"):
+        fields.refuse("echo", "Leave it out: put the prompt before the answer yourself.")
+    options = answer_options(fields)
+    options["max_tokens"] = max_tokens(fields, "max_tokens", "n_predict")
+    options["stop"] = fields.texts("stop")
+    options["logprobs"] = num_logprobs(fields, "logprobs")
+    return Question(
+        model=fields.text("model"),
+        inputs=_prompts(fields),
+        options=options,
+        num_answers=num_answers(fields),
+        streams=bool(fields.flag("stream")),
+    )
+
+
+def _prompts(fields: Fields) -> list[Input]:
+    """One prompt or several, each a text or token ids."""
+    value = fields.any("prompt")
+    if isinstance(value, str) or _is_tokens(value):
+        return [RawPrompt(value)]
+    is_list = isinstance(value, list) and 0 < len(value) <= MOST_ANSWERS
+    if not is_list or not all(isinstance(each, str) or _is_tokens(each) for each in value):
+        fields.refuse(
+            "prompt", f"Give a text, a list of token ids, or up to {MOST_ANSWERS} of these."
+        )
+    return [RawPrompt(each) for each in value]
+
+
+def _is_tokens(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+    )
+
+
+class Completion:
+    """An answer as Completions have it; see `writing.Form`."""
+
+    def __init__(self, question: Question, model: ServedModel, *, has_usage: bool) -> None:
+        self._question = question
+        self._has_usage = has_usage
+        self._head = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model.name,
+        }
+        self._finished: list[Finished] = []
+
+    def whole(self, finished: Sequence[Finished]) -> Any:
+        """See `writing.Form.whole`."""
+        choices = [
+            _choice(each.number, each.reply.text, each.reply.logprobs, each.reply.finish_reason)
+            for each in finished
+        ]
+        timings = timings_of(finished[-1].reply.stats)
+        usage = self._usage(finished)
+        return {**self._head, "choices": choices, "usage": usage, "timings": timings}
+
+    def told(self, event: Event) -> str:
+        """See `writing.Form.told`."""
+        if isinstance(event, Said):
+            piece = event.piece
+            if not piece.text and piece.logprobs is None:
+                return ""
+            logprobs = None if piece.logprobs is None else [piece.logprobs]
+            return self._chunk([_choice(event.number, piece.text, logprobs, None)])
+        if isinstance(event, Finished):
+            self._finished.append(event)
+            reply = event.reply
+            choice = _choice(event.number, "", None, reply.finish_reason)
+            return self._chunk([choice], timings=timings_of(reply.stats))
+        if isinstance(event, Reading):
+            progress = {"processed": event.num_decoded, "total": event.num_tokens}
+            return self._chunk([_choice(0, "", None, None)], prompt_progress=progress)
+        return self._chunk([_choice(0, "", None, None)], queue_position=event.position)
+
+    def end(self) -> str:
+        """See `writing.Form.end`."""
+        usage = self._chunk([], usage=self._usage(self._finished)) if self._has_usage else ""
+        return usage + event("[DONE]")
+
+    def failure(self, error: RequestError) -> str:
+        """See `writing.Form.failure`."""
+        return event(openai_error(error))
+
+    def _usage(self, finished: Sequence[Finished]) -> dict[str, Any]:
+        return openai_usage(
+            usage_of(finished, self._question.num_answers, has_prediction=False)
+        )
+
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
+        return event({**self._head, "choices": choices, **more})
+
+
+def _choice(
+    index: int,
+    text: str,
+    logprobs: Sequence[TokenLogprobs] | None,
+    finish_reason: str | None,
+) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": None if logprobs is None else _logprobs(logprobs),
+        "finish_reason": finish_reason,
+    }
+
+
+def _logprobs(found: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    return {
+        "tokens": [each.text for each in found],
+        "token_logprobs": [max(each.before, LOWEST_LOGPROB) for each in found],
+        "top_logprobs": [
+            {top.text: max(top.logprob, LOWEST_LOGPROB) for top in each.top_before}
+            for each in found
+        ],
+        "text_offset": [],
+    }

@@ -1,0 +1,85 @@
+"""What answers cost, as protocols count it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from localspec.server.answering import Finished
+from localspec.speculative.metrics import Stats
+from localspec.speculative.policy_api import ProposerKind
+from localspec.speculative.reasons import why_mostly_off
+
+LOWEST_LOGPROB = -9999.0  # stands for that of an impossible token: JSON has no infinity
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request: of its prompts, those of them that were cached, of its answers.
+
+    predicted, mispredicted: tokens of a prediction that were proposed, and kept or not.
+    """
+
+    prompt: int
+    cached: int
+    completion: int
+    thought: int
+    predicted: int
+    mispredicted: int
+
+
+def usage_of(finished: Sequence[Finished], num_answers: int, *, has_prediction: bool) -> Usage:
+    """Of all answers; several to one prompt count that once."""
+    stats = [each.reply.stats for each in finished]
+    firsts = stats[::num_answers]
+    lookup = ProposerKind.LOOKUP
+    predicted = sum(each.accepted_per_proposer.get(lookup, 0) for each in stats)
+    proposed = sum(each.drafted_per_proposer.get(lookup, 0) for each in stats)
+    return Usage(
+        prompt=sum(each.prompt_tokens for each in firsts),
+        cached=sum(each.cached_prompt_tokens for each in firsts),
+        completion=sum(each.completion_tokens for each in stats),
+        thought=sum(each.num_thought for each in finished),
+        predicted=predicted if has_prediction else 0,
+        mispredicted=proposed - predicted if has_prediction else 0,
+    )
+
+
+def openai_usage(usage: Usage) -> dict[str, Any]:
+    """As Chat Completions and Completions have it."""
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.thought,
+            "accepted_prediction_tokens": usage.predicted,
+            "rejected_prediction_tokens": usage.mispredicted,
+        },
+    }
+
+
+def timings_of(stats: Stats) -> dict[str, Any]:
+    """As llama-server gives them, and in words why most steps were not drafted for, or None."""
+    num_read = stats.prompt_tokens - stats.cached_prompt_tokens
+    prompt_s, decode_s = stats.time_to_first_token_s, stats.decode_time_s
+    return {
+        "cache_n": stats.cached_prompt_tokens,
+        "prompt_n": num_read,
+        "prompt_ms": 1000 * prompt_s,
+        "prompt_per_token_ms": _ratio(1000 * prompt_s, num_read),
+        "prompt_per_second": _ratio(num_read, prompt_s),
+        "predicted_n": stats.completion_tokens,
+        "predicted_ms": 1000 * decode_s,
+        "predicted_per_token_ms": _ratio(1000 * decode_s, stats.decoded_tokens),
+        "predicted_per_second": _ratio(stats.decoded_tokens, decode_s),
+        "draft_n": stats.num_draft_tokens,
+        "draft_n_accepted": stats.num_accepted,
+        "draft_off": why_mostly_off(stats),
+    }
+
+
+def _ratio(amount: float, by: float) -> float:
+    return amount / by if by else 0.0

@@ -1,0 +1,151 @@
+"""A request's JSON, read field by field. Whatever is wrong with it is a `RequestError`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import reprlib
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from localspec.server.refusal import RequestError
+
+logger = logging.getLogger(__name__)
+
+_MOST_TOLD = 1000  # names that a client makes up cost memory, too
+
+
+class Fields:
+    """An object of a request. A field that is null is as one that is not there.
+
+    path: where in the request it stands, as "stream_options."
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+        self._values = values
+        self._path = path
+        self._read: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return self._value(name) is not None
+
+    def any(self, name: str) -> Any:
+        """The field as it is."""
+        return self._value(name)
+
+    def text(self, name: str) -> str | None:
+        """A str."""
+        value = self._value(name)
+        if value is not None and not isinstance(value, str):
+            self.refuse(name, "Give a text.")
+        return value
+
+    def flag(self, name: str) -> bool | None:
+        """A bool."""
+        value = self._value(name)
+        if value is not None and not isinstance(value, bool):
+            self.refuse(name, "Give true or false.")
+        return value
+
+    def number(self, name: str) -> float | None:
+        """A finite number."""
+        value = self._value(name)
+        if value is not None and not _is_number(value):
+            self.refuse(name, "Give a number.")
+        return None if value is None else float(value)
+
+    def whole(self, name: str) -> int | None:
+        """A whole number; 3.0 is one."""
+        value = self._value(name)
+        if value is not None and not (_is_number(value) and value == int(value)):
+            self.refuse(name, "Give a whole number.")
+        return None if value is None else int(value)
+
+    def texts(self, name: str) -> list[str] | None:
+        """A list of str; a single one is a list of one."""
+        value = self._value(name)
+        if isinstance(value, str):
+            return [value]
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            self.refuse(name, "Give a text, or a list of texts.")
+        return value
+
+    def object(self, name: str) -> Fields | None:
+        """An object."""
+        value = self._value(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            self.refuse(name, "Give an object.")
+        return Fields(value, f"{self._path}{name}.")
+
+    def objects(self, name: str) -> list[Fields] | None:
+        """A list of objects."""
+        value = self._value(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+            self.refuse(name, "Give a list of objects.")
+        return [
+            Fields(each, f"{self._path}{name}[{index}].") for index, each in enumerate(value)
+        ]
+
+    def refuse(self, name: str, hint: str) -> NoReturn:
+        """Raise what a client is told of a field's value."""
+        raise RequestError(
+            f"{self._path}{name} is {reprlib.repr(self._values.get(name))}",
+            hint,
+            param=f"{self._path}{name}",
+        )
+
+    def log_unread(self, route: str, told: set[str]) -> None:
+        """Log each field that nobody asked for, unless it is told already."""
+        for name in self._values.keys() - self._read:
+            line = f"{route} passes over the field {name[:80]!r}"
+            if line not in told and len(told) < _MOST_TOLD:
+                told.add(line)
+                logger.info("%s", line)
+
+    def _value(self, name: str) -> Any:
+        self._read.add(name)
+        return self._values.get(name)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
+
+
+def read_fields(body: bytes) -> Fields:
+    """The object that a request's body is. Raises RequestError."""
+    try:
+        value = json.loads(body.decode("utf-8-sig"), parse_constant=_no_number)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is no UTF-8: {error.reason}", "Send UTF-8.") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is no JSON: {error!s:.200}", "Send an object.") from error
+    if not isinstance(value, dict):
+        raise RequestError(f"the body is {reprlib.repr(value)}", "Send an object.")
+    return Fields(_mended(value) if b"\\u" in body else value)
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is none of its numbers")
+
+
+def _mended(value: Any) -> Any:
+    """The value with U+FFFD for halves of surrogate pairs, where a client cut a text."""
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, list):
+        return [_mended(each) for each in value]
+    if isinstance(value, dict):
+        return {_mended(name): _mended(each) for name, each in value.items()}
+    return value

@@ -1,0 +1,167 @@
+"""Who may speak to the server at all, and how much is read of a request."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from localspec.server.error_shapes import refusal_response
+from localspec.server.refusal import RequestError
+
+_OPEN_PATHS = ("/health", "/v1/health")  # answered without a key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Who may ask.
+
+    keys: one of them is needed, if there are any. hosts: names besides localhost that the
+    server goes by. origins: of web pages that may ask; "*" is all.
+    """
+
+    keys: Sequence[str]
+    hosts: Sequence[str]
+    origins: Sequence[str]
+
+
+class Guard:
+    """Lets through to `app` what `access` allows; the others get a refusal.
+
+    A page on the web can make a browser here send requests: under a name of the page's own
+    that was made to mean this machine, which the host tells, or as another site's, which the
+    origin tells.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the class."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if origin is not None and self._knows(origin):
+            send = _sharing(send, origin)
+        try:
+            self._check(scope, headers)
+        except RequestError as error:
+            await refusal_response(scope["path"], error)(scope, receive, send)
+            return
+        if scope["method"] == "OPTIONS" and origin is not None:
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        host = headers.get("host", "")
+        if not _is_allowed_host(host, self._access.hosts):
+            raise RequestError(
+                f"the host {host!r:.80} is none of this server's",
+                "Use localhost or an address, or start it with --allowed-host NAME.",
+                status=403,
+                code="forbidden_host",
+            )
+        origin = headers.get("origin")
+        if origin is not None and not self._knows(origin) and not _is_same(origin, host):
+            raise RequestError(
+                f"pages of {origin!r:.80} may not ask this server",
+                "Start it with --cors-origin ORIGIN.",
+                status=403,
+                code="forbidden_origin",
+            )
+        if scope["method"] == "OPTIONS" or scope["path"] in _OPEN_PATHS:
+            return
+        if self._access.keys and not self._has_key(headers):
+            raise RequestError(
+                "the key is missing or wrong",
+                "Send it as Authorization: Bearer KEY, or as x-api-key.",
+                status=401,
+                code="invalid_api_key",
+            )
+
+    def _knows(self, origin: str) -> bool:
+        return origin in self._access.origins or "*" in self._access.origins
+
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = [token.strip()] if scheme.lower() == "bearer" else []
+        given.append(headers.get("x-api-key", ""))
+        found = False
+        for key in self._access.keys:
+            for each in given:  # all of them, so that the time tells nothing
+                found |= hmac.compare_digest(each.encode(), key.encode())
+        return found
+
+
+def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
+    """Whether the name is the server's. No name can be made to mean an address."""
+    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.split(":")[0]
+    if name.lower() in ("localhost", *(each.lower() for each in allowed)):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_same(origin: str, host: str) -> bool:
+    """Whether a page came from this server itself."""
+    return origin.partition("://")[2] == host
+
+
+def _sharing(send: Send, origin: str) -> Send:
+    """Lets a browser give the page of that origin what it asked for."""
+
+    async def send_shared(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers["access-control-allow-origin"] = origin
+            headers["access-control-allow-headers"] = "*, authorization"
+            headers["access-control-allow-methods"] = "GET, POST"
+            headers["access-control-allow-private-network"] = "true"
+            headers.add_vary_header("origin")
+        await send(message)
+
+    return send_shared
+
+
+async def read_body(receive: Receive, limit: int, seconds: float) -> bytes:
+    """The request's body. Raises RequestError for more than `limit` bytes, or if it is slow."""
+    chunks: list[bytes] = []
+    num_bytes, more = 0, True
+
+    async def read() -> None:
+        nonlocal num_bytes, more
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise RequestError("the request ended early", status=400)
+            chunks.append(message.get("body", b""))
+            num_bytes += len(chunks[-1])
+            if num_bytes > limit:
+                raise RequestError(
+                    f"the body has more than {limit} bytes",
+                    "Send less.",
+                    status=413,
+                    code="request_too_large",
+                )
+            more = message.get("more_body", False)
+
+    try:
+        await asyncio.wait_for(read(), seconds)
+    except asyncio.TimeoutError as error:
+        raise RequestError(
+            f"the body did not arrive within {seconds:.0f} s", status=408, code="timeout"
+        ) from error
+    return b"".join(chunks)

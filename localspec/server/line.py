@@ -1,0 +1,59 @@
+"""Who waits for an engine: one at a time, first come, first served, and not without end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+
+from localspec.server.refusal import RequestError
+
+
+class Place:
+    """A place in the line; is_first is set when its turn has come."""
+
+    def __init__(self, places: deque[Place]) -> None:
+        self._places = places
+        self.is_first = asyncio.Event()
+
+    @property
+    def position(self) -> int:
+        """How many are served before this one, the one that is being served included."""
+        return self._places.index(self) if self in self._places else 0
+
+
+class Line:
+    """First come, first served. num_waiting: the most who may wait behind who is served."""
+
+    def __init__(self, num_waiting: int) -> None:
+        self._num_waiting = num_waiting
+        self._places: deque[Place] = deque()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody is served or waits."""
+        return not self._places
+
+    def join(self) -> Place:
+        """A place at the end, which has to be left. Raises RequestError if too many wait."""
+        if len(self._places) > self._num_waiting:
+            raise RequestError(
+                f"{self._num_waiting} requests wait already",
+                "Ask again in a while.",
+                status=503,
+                code="overloaded",
+            )
+        place = Place(self._places)
+        self._places.append(place)
+        self._tell_first()
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Give the place up, wherever it is: the turn of the next one comes. Idempotent."""
+        with contextlib.suppress(ValueError):
+            self._places.remove(place)
+        self._tell_first()
+
+    def _tell_first(self) -> None:
+        if self._places:
+            self._places[0].is_first.set()

@@ -1,0 +1,66 @@
+"""What programs ask to find out whether an Ollama is there and which models it has."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from localspec.server.fields import Fields
+from localspec.server.served_models import ServedModel, ServedModels
+
+# Clients compare it with the one from which they can do without /api/chat.
+_VERSION = "0.12.0"
+
+
+def version() -> dict[str, Any]:
+    """Of Ollama's interface."""
+    return {"version": _VERSION}
+
+
+def tags(models: ServedModels) -> dict[str, Any]:
+    """The list of models."""
+    return {"models": [_tag(model) for model in models.all]}
+
+
+def show(models: ServedModels, fields: Fields) -> dict[str, Any]:
+    """What is known of one of them. Raises RequestError."""
+    model = models.named(fields.text("model") or fields.text("name"))
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "details": _details(model),
+        "model_info": {
+            "general.architecture": model.architecture,
+            f"{model.architecture}.context_length": model.context_length,
+        },
+        # Editors do not list a model that cannot be told of tools; it answers in text.
+        "capabilities": ["completion", "tools"],
+        "modified_at": _modified_at(model),
+    }
+
+
+def _tag(model: ServedModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": _modified_at(model),
+        "size": model.size_bytes,
+        "digest": "",
+        "details": _details(model),
+    }
+
+
+def _details(model: ServedModel) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": model.architecture,
+        "families": [model.architecture],
+        "parameter_size": "",
+        "quantization_level": model.preset.target.quantization,
+    }
+
+
+def _modified_at(model: ServedModel) -> str:
+    return datetime.fromtimestamp(model.created, timezone.utc).isoformat()

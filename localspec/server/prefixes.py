@@ -1,0 +1,57 @@
+"""Which of the texts whose caches are kept a prompt goes on with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_MOST_TEXTS = 32  # that are told apart; how many caches are kept is a matter of memory
+# Tokens with which a template asks for an answer, and which it leaves out once there is one.
+_ASKING = 16
+
+
+class Text:
+    """A prompt and its answer, for whose owner the engine keeps what it computed."""
+
+    def __init__(self) -> None:
+        self.tokens: Sequence[int] = ()
+        self.num_asked = 0  # of these the prompt's
+
+    def goes_on_in(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt repeats all of this one's; without its thoughts, perhaps."""
+        num_needed = max(self.num_asked - _ASKING, self.num_asked // 2)
+        return common_length(self.tokens, prompt) >= num_needed
+
+
+class Prefixes:
+    """The texts that were answered last, the one used last at the end."""
+
+    def __init__(self) -> None:
+        self._texts: list[Text] = []
+
+    def text_for(self, prompt: Sequence[int]) -> Text:
+        """The longest of the texts that the prompt goes on with, or else a new one.
+
+        So a conversation finds its own again, and a question beside it, which begins alike at
+        most, does not take its place.
+        """
+        candidates = [text for text in self._texts if text.goes_on_in(prompt)]
+        if candidates:
+            found = max(candidates, key=lambda text: common_length(text.tokens, prompt))
+            self._texts.remove(found)
+        else:
+            found = Text()
+            self._texts = self._texts[1 - _MOST_TEXTS :]
+        self._texts.append(found)
+        return found
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

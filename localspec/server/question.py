@@ -1,0 +1,166 @@
+"""What a client asks, whichever protocol it speaks, and the fields that protocols share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from localspec.sampling.params import SamplingParams
+from localspec.server.fields import Fields
+from localspec.server.refusal import RequestError
+from localspec.streaming.options import AnswerOptions
+
+Messages = Sequence[Mapping[str, object]]
+
+
+class RawPrompt(NamedTuple):
+    """A prompt that no template is put around: text, or token ids."""
+
+    prompt: str | Sequence[int]
+
+
+Input = Messages | RawPrompt
+
+MOST_ANSWERS = 16  # to one request: they come one after the other
+MOST_LOGPROBS = 20  # of the best tokens of a place
+
+# Fields of sampling, as OpenAI, llama.cpp and vLLM call them, and what they are here.
+_NUMBERS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "typ_p": "typical_p",
+    "top_n_sigma": "top_n_sigma",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "repeat_penalty": "repetition_penalty",
+    "dry_multiplier": "dry_multiplier",
+    "dry_base": "dry_base",
+}
+_WHOLE = {
+    "repeat_last_n": "penalty_last_n",
+    "dry_allowed_length": "dry_allowed_length",
+    "dry_penalty_last_n": "dry_penalty_last_n",
+    "min_tokens": "min_tokens",
+}
+# Samplers that cannot be verified against; clients send them switched off, too.
+_IMPOSSIBLE = ("xtc_probability", "mirostat")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A request, in terms of an engine.
+
+    model: the name that the client gave. inputs: lists of messages and raw prompts, each of
+    which gets num_answers answers; with none of them the model is loaded and nothing is
+    asked. options: by keyword, as for `AnswerOptions`. streams: whether the client reads the
+    answer piece by piece.
+    """
+
+    model: str | None
+    inputs: Sequence[Input]
+    options: Mapping[str, Any]
+    think: bool = True
+    num_answers: int = 1
+    streams: bool = False
+
+    def options_of(self, number: int) -> AnswerOptions:
+        """Those of one of the answers to an input. Raises OptionError."""
+        options = dict(self.options)
+        if options.get("seed") is not None:
+            options["seed"] += number
+        return AnswerOptions.of(**options)
+
+    @property
+    def has_prediction(self) -> bool:
+        """Whether the client said what the answer will be for the most part."""
+        return self.options.get("prediction") is not None
+
+
+def answer_options(fields: Fields) -> dict[str, Any]:
+    """What the fields that protocols share say of sampling, seed and drafting."""
+    found: dict[str, Any] = {ours: fields.number(name) for name, ours in _NUMBERS.items()}
+    found |= {ours: fields.whole(name) for name, ours in _WHOLE.items()}
+    top_k = fields.whole("top_k")
+    found["top_k"] = None if top_k is None else max(top_k, 0)  # below 0 it is off elsewhere
+    found["ignore_eos"] = fields.flag("ignore_eos")
+    breakers = fields.texts("dry_sequence_breakers")
+    found["dry_sequence_breakers"] = None if breakers is None else tuple(breakers)
+    found["logit_bias"] = _logit_bias(fields)
+    for name in _IMPOSSIBLE:
+        if fields.number(name):
+            SamplingParams().changed({name: fields.number(name)})  # which says why not
+    seed = fields.whole("seed")
+    found["seed"] = None if seed == -1 else seed  # -1 is a fresh one elsewhere
+    found["draft_tokens"] = fields.whole("draft_tokens")
+    if fields.flag("speculative") is False:
+        found["draft_tokens"] = 0
+    found["proposer"] = fields.text("proposer")
+    fields.flag("cache_prompt")  # caches are always used: what is said is the same
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def max_tokens(fields: Fields, *names: str) -> int | None:
+    """The first of the fields that is there; -1 stands for none, as in llama.cpp."""
+    given = [value for value in map(fields.whole, names) if value is not None]
+    return given[0] if given and given[0] != -1 else None
+
+
+def num_answers(fields: Fields) -> int:
+    """How many answers are asked for. Raises RequestError."""
+    value = fields.whole("n")
+    if value is not None and not 1 <= value <= MOST_ANSWERS:
+        fields.refuse("n", f"Choose 1 to {MOST_ANSWERS}.")
+    return value or 1
+
+
+def num_logprobs(fields: Fields, name: str) -> int | None:
+    """How many of the best tokens of each place are asked for. Raises RequestError."""
+    value = fields.whole(name)
+    if value is not None and not 0 <= value <= MOST_LOGPROBS:
+        fields.refuse(name, f"Choose 0 to {MOST_LOGPROBS}.")
+    return value
+
+
+def refuse_tool_choice(kind: object) -> None:
+    """Raise RequestError for a call that would have to be made.
+
+    kind: what the protocol has for who chooses.
+    """
+    if kind not in (None, "auto", "none"):
+        raise RequestError(
+            f"the tool choice is {kind!r:.80}: no call can be forced yet",
+            "Choose auto or none; the answer is text.",
+            code="unsupported_value",
+            param="tool_choice",
+        )
+
+
+def refuse_format(kind: object) -> None:
+    """Raise RequestError for any form of answer but text."""
+    if kind not in (None, "text"):
+        raise RequestError(
+            f"the response format is {kind!r:.80}: answers are text yet",
+            'Choose {"type": "text"}, and describe the form in a message.',
+            code="unsupported_value",
+            param="response_format",
+        )
+
+
+def _logit_bias(fields: Fields) -> dict[Any, Any] | None:
+    """A map of token ids to numbers, or llama.cpp's list of pairs, where false is a ban."""
+    value = fields.any("logit_bias")
+    if isinstance(value, list) and all(isinstance(p, list) and len(p) == 2 for p in value):
+        bans = {str(token): float("-inf") for token, bias in value if bias is False}
+        value = {str(token): bias for token, bias in value if bias is not False}
+    elif isinstance(value, dict):
+        bans = {}
+    elif value is None:
+        return None
+    else:
+        fields.refuse("logit_bias", "Map token ids to numbers.")
+    biases = Fields(value, "logit_bias.")
+    return {token: biases.number(token) for token in value} | bans

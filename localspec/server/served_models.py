@@ -1,0 +1,145 @@
+"""The models that a server has: loaded when they are asked for, closed when they are not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+from localspec.engine.isolated import IsolatedEngine
+from localspec.errors import MemoryLimitError
+from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.shape import ModelShape
+from localspec.machine import memory_here
+from localspec.models.hub import locate
+from localspec.models.preset import Preset
+from localspec.server.prefixes import Prefixes
+from localspec.server.refusal import RequestError
+
+_KEPT_SHARE = 8  # caches of texts that wait take up to this part of the machine's memory
+
+
+class ServedModel:
+    """A preset under its name, and its engine while it is loaded.
+
+    created: Unix time of the target's file. num_trained: tokens of context that it was trained
+    for. Raises PresetError if its files are not here, ModelFileError if one is none.
+    """
+
+    def __init__(self, preset: Preset, context_length: int | None) -> None:
+        path = locate(preset).target
+        header = check_model_file(path)
+        self.preset = preset
+        self.name = preset.name
+        self.created = int(path.stat().st_mtime)
+        self.size_bytes = path.stat().st_size
+        self.architecture = header.architecture
+        self.num_trained = ModelShape(header).context_length
+        self.context_length = context_length or preset.context_length
+        self.engine: IsolatedEngine | None = None
+        self.prefixes = Prefixes()
+        self.loading: asyncio.Task[IsolatedEngine] | None = None
+        self.num_users = 0
+        self.used_s = 0.0
+
+    def load(self) -> IsolatedEngine:
+        """Open the engine. Raises what `localspec.load` raises."""
+        return IsolatedEngine(
+            self.name,
+            context_length=self.context_length,
+            kept_bytes=memory_here().total_bytes // _KEPT_SHARE,
+        )
+
+
+class ServedModels:
+    """Those of a server, the default first.
+
+    takes_any_name: whether a model that is not there stands for one that is.
+    """
+
+    def __init__(self, models: Sequence[ServedModel], *, takes_any_name: bool) -> None:
+        self.all = tuple(models)
+        self._takes_any_name = takes_any_name
+
+    def named(self, name: str | None) -> ServedModel:
+        """The model of that name, or the one that stands for it.
+
+        That is the one that is loaded, the last used of several. Raises RequestError.
+        """
+        for model in self.all:
+            if model.name == name:
+                return model
+        if name is not None and not self._takes_any_name:
+            names = ", ".join(model.name for model in self.all)
+            raise RequestError(
+                f"there is no model {name!r:.80}",
+                f"Choose one of: {names}.",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        loaded = [model for model in self.all if model.engine is not None]
+        return max(loaded, key=lambda model: model.used_s, default=self.all[0])
+
+    def open_first(self) -> None:
+        """Load the default, before the server begins. Raises what loading raises."""
+        self.all[0].engine = self.all[0].load()
+        self.all[0].used_s = time.monotonic()
+
+    @contextlib.asynccontextmanager
+    async def opened(self, model: ServedModel) -> AsyncGenerator[IsolatedEngine, None]:
+        """Its engine, which stays open in the block. By who is first in the line.
+
+        It is loaded if it is not yet, and others are closed where the memory is short. Raises
+        what loading raises.
+        """
+        model.num_users += 1
+        try:
+            if model.engine is None:
+                await self._load(model)
+            assert model.engine is not None
+            yield model.engine
+        finally:
+            model.num_users -= 1
+            model.used_s = time.monotonic()
+
+    async def _load(self, model: ServedModel) -> None:
+        while model.engine is None:
+            if model.loading is None:
+                model.loading = asyncio.create_task(asyncio.to_thread(model.load))
+            try:
+                # Shielded: a client that gives up leaves it to the next one.
+                model.engine = await asyncio.shield(model.loading)
+            except MemoryLimitError:
+                idle = [each for each in self.all if each.engine is not None]
+                idle = [each for each in idle if each.num_users == 0]
+                if not idle:
+                    raise
+                await self.close_one(min(idle, key=lambda each: each.used_s))
+            finally:
+                if model.loading.done():
+                    model.loading = None
+
+    async def close_unused(self, seconds: float) -> None:
+        """Close those that nobody used for so long. By who is first in the line."""
+        for model in self.all:
+            is_old = time.monotonic() - model.used_s > seconds
+            if model.engine is not None and model.num_users == 0 and is_old:
+                await self.close_one(model)
+
+    async def close_one(self, model: ServedModel) -> None:
+        """Free a model; the next question loads it again."""
+        engine, model.engine = model.engine, None
+        model.prefixes = Prefixes()
+        if engine is not None:
+            await asyncio.to_thread(functools.partial(engine.close, cancel=True))
+
+    async def close(self) -> None:
+        """Free all of them, also one that is being loaded."""
+        for model in self.all:
+            if model.loading is not None:
+                with contextlib.suppress(Exception):
+                    model.engine = await model.loading
+            await self.close_one(model)

@@ -1,0 +1,241 @@
+"""The server's Chat Completions, over loopback, with the demo pair in a child process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import localspec
+from server_runner import running_server
+
+STEADY = {"temperature": 0, "draft_tokens": 3}
+QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with localspec.load("demo") as opened:
+        yield opened
+
+
+def chunks_of(server, path="/v1/chat/completions", **fields):
+    """The JSON of a stream's events, and how it ended."""
+    fields = {"messages": QUESTION, "stream": True, **STEADY, **fields}
+    with server.client.stream("POST", path, json=fields) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.iter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def test_it_answers_what_the_engine_answers(server, engine):
+    found = server.chat(max_tokens=60)
+    plain = engine.complete(QUESTION, max_tokens=60, **STEADY)
+    choice = found["choices"][0]
+    assert choice["message"]["content"] == plain.text
+    assert choice["message"]["role"] == "assistant"
+    assert choice["finish_reason"] == plain.finish_reason
+    assert found["object"] == "chat.completion"
+    assert found["model"] == "demo"
+    usage = found["usage"]
+    assert usage["prompt_tokens"] == plain.stats.prompt_tokens
+    assert usage["completion_tokens"] == plain.stats.completion_tokens
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def test_a_stream_adds_up_to_the_whole(server):
+    whole = server.chat(max_tokens=50)
+    chunks = chunks_of(server, max_tokens=50, stream_options={"include_usage": True})
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    *said, last = chunks
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in said)
+    assert text == whole["choices"][0]["message"]["content"]
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in said]
+    assert reasons == [None] * (len(said) - 1) + ["length"]
+    assert said[-1]["timings"]["predicted_n"] == 50
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    without = chunks_of(server, max_tokens=5)
+    assert all("usage" not in chunk for chunk in without)
+
+
+def test_the_same_prompt_is_cached_the_second_time(server):
+    server.chat("Name a colour.", max_tokens=4)
+    again = server.chat("Name a colour.", max_tokens=4)
+    cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached == again["usage"]["prompt_tokens"] - 1
+    assert again["timings"]["cache_n"] == cached
+    assert again["timings"]["prompt_n"] == 1
+
+
+def test_options_reach_the_engine(server):
+    whole = server.chat(max_tokens=40)["choices"][0]["message"]["content"]
+    stop = whole.split()[5]
+    stopped = server.chat(stop=[stop], max_tokens=40)["choices"][0]
+    assert stopped["finish_reason"] == "stop"
+    assert stopped["message"]["content"] == whole[: whole.index(stop)]
+    seeded = [server.chat(temperature=1.5, seed=7, max_tokens=30) for _ in range(2)]
+    texts = [each["choices"][0]["message"]["content"] for each in seeded]
+    assert texts[0] == texts[1]
+    other = server.chat(temperature=1.5, seed=8, max_tokens=30, top_k=0, min_p=0, top_p=1)
+    assert other["choices"][0]["message"]["content"] != texts[0]
+    banned = server.chat(max_tokens=1, logprobs=True)["choices"][0]["logprobs"]["content"][0]
+    biased = server.chat(max_tokens=1, logprobs=True, logit_bias={str(banned["id"]): -100})
+    assert biased["choices"][0]["logprobs"]["content"][0]["id"] != banned["id"]
+
+
+def test_an_answer_can_be_drafted_for_or_not(server):
+    plain = server.chat(max_tokens=60, speculative=False)
+    assert plain["timings"]["draft_n"] == 0
+    assert plain["timings"]["draft_off"] == "draft off"
+    drafted = server.chat(max_tokens=60, draft_tokens=4, proposer="draft")
+    assert drafted["timings"]["draft_n"] > 0
+    assert drafted["choices"] == plain["choices"]
+
+
+def test_a_prediction_is_counted(server):
+    whole = server.chat(max_tokens=60, speculative=False)
+    text = whole["choices"][0]["message"]["content"]
+    options = {"proposer": "lookup", "draft_tokens": 4, "max_tokens": 60}
+    found = server.chat(prediction={"type": "content", "content": text}, **options)
+    assert found["choices"] == whole["choices"]
+    details = found["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] > 30
+    assert details["rejected_prediction_tokens"] < 10
+    details = server.chat(**options)["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == 0
+
+
+def test_logprobs(server):
+    found = server.chat(max_tokens=5, logprobs=True, top_logprobs=3)["choices"][0]
+    listed = found["logprobs"]["content"]
+    assert len(listed) == 5
+    assert all(each["logprob"] <= 0 and len(each["top_logprobs"]) == 3 for each in listed)
+    assert all(each["top_logprobs"][0]["token"] == each["token"] for each in listed)
+    assert "".join(each["token"] for each in listed) == found["message"]["content"]
+    streamed = chunks_of(server, max_tokens=5, logprobs=True, top_logprobs=3)
+    parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]
+    said = [each for part in parts if part is not None for each in part["content"]]
+    assert said == listed
+    assert server.chat(max_tokens=2)["choices"][0]["logprobs"] is None
+
+
+def test_several_answers(server):
+    found = server.chat(n=3, temperature=1.5, seed=1, max_tokens=20)
+    texts = [choice["message"]["content"] for choice in found["choices"]]
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2]
+    assert len(set(texts)) > 1
+    one = server.chat(temperature=1.5, seed=2, max_tokens=20)
+    assert one["choices"][0]["message"]["content"] == texts[1]
+    assert found["usage"]["completion_tokens"] > one["usage"]["completion_tokens"]
+    assert found["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
+
+
+def test_messages_as_clients_write_them(server):
+    """Parts, null, developers, calls of tools and what came of them, answers begun."""
+    messages = [
+        {"role": "developer", "content": "You are terse."},
+        {"role": "user", "content": [{"type": "text", "text": "What time is it?"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "Hm.",
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "t", "arguments": "{}"}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "12:00"},
+    ]
+    told = server.chat(messages=messages, max_tokens=4)["usage"]["prompt_tokens"]
+    silent = [*messages[:3], {**messages[3], "content": ""}]
+    assert told > server.chat(messages=silent, max_tokens=4)["usage"]["prompt_tokens"]
+    whole = server.chat(max_tokens=30)["choices"][0]["message"]["content"]
+    cut = server.chat(max_tokens=15)["choices"][0]["message"]["content"]
+    begun = [*QUESTION, {"role": "assistant", "content": cut}]
+    rest = server.chat(messages=begun, max_tokens=15)["choices"][0]["message"]["content"]
+    assert cut + rest == whole
+
+
+def test_fields_that_nobody_knows_are_passed_over(server):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}, {"type": "x"}]
+    found = server.chat(
+        max_tokens=3,
+        tools=tools,
+        tool_choice="auto",
+        parallel_tool_calls=True,
+        store=False,
+        metadata={"a": "b"},
+        user="me",
+        service_tier="auto",
+        prompt_cache_key="k",
+        reasoning_effort="low",
+        cache_prompt=True,
+        response_format={"type": "text"},
+        max_completion_tokens=None,
+        xtc_probability=0,
+        mystery=[[1]],
+    )
+    assert found["choices"][0]["finish_reason"] == "length"
+    assert "tool_calls" not in found["choices"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "what", "code"),
+    [
+        ({"messages": []}, "no messages", "invalid_request"),
+        ({"messages": "Hello"}, "the messages are", "invalid_request"),
+        ({"messages": [{"role": "user", "content": 3}]}, "message 0 is 3", "invalid_request"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "an image in it",
+            "invalid_request",
+        ),
+        ({"temperature": "hot"}, "temperature is 'hot'", "invalid_request"),
+        ({"temperature": -1}, "temperature is -1", "invalid_request"),
+        ({"top_p": True}, "top_p is True", "invalid_request"),
+        ({"max_tokens": 0}, "max_tokens is 0", "invalid_request"),
+        ({"max_tokens": 1.5}, "max_tokens is 1.5", "invalid_request"),
+        ({"seed": "x"}, "seed is 'x'", "invalid_request"),
+        ({"seed": -5}, "seed", "invalid_request"),
+        ({"n": 0}, "n is 0", "invalid_request"),
+        ({"stop": [1]}, "stop is [1]", "invalid_request"),
+        ({"stream": "yes"}, "stream is 'yes'", "invalid_request"),
+        ({"logprobs": True, "top_logprobs": 99}, "top_logprobs is 99", "invalid_request"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "invalid_request"),
+        ({"logit_bias": {"1": "x"}}, "logit_bias.1 is 'x'", "invalid_request"),
+        ({"logit_bias": {"99999999": 1}}, "99999999", "invalid_request"),
+        ({"xtc_probability": 0.5}, "XTC", "invalid_request"),
+        ({"proposer": "magic"}, "no proposer 'magic'", "invalid_request"),
+        ({"draft_tokens": 99}, "draft tokens is 99", "invalid_request"),
+        ({"tool_choice": "required"}, "no call can be forced", "unsupported_value"),
+        ({"tool_choice": {"type": "function"}}, "no call can be", "unsupported_value"),
+        ({"response_format": {"type": "json_object"}}, "format", "unsupported_value"),
+        ({"modalities": ["text", "audio"]}, "audio", "invalid_request"),
+        (
+            {"messages": [{"role": "user", "content": "fox " * 4000}]},
+            "the context holds 2048",
+            "context_length_exceeded",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_refused(server, fields, what, code, stream):
+    response = server.ask(
+        "/v1/chat/completions", **{"messages": QUESTION, "stream": stream, **fields}
+    )
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert what in error["message"]
+    assert error["code"] == code
+    assert error["type"] == "invalid_request_error"
+    assert set(error) == {"message", "type", "param", "code"}

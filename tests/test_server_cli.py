@@ -1,0 +1,99 @@
+"""`localspec serve` as a person starts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from localspec.cli import main
+
+
+def refused(*arguments):
+    result = CliRunner().invoke(main, ["serve", *arguments])
+    assert result.exit_code in (1, 2), result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+def test_it_says_where_it_listens_answers_and_stops(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("a-secret-key\n")
+    command = [sys.executable, "-m", "localspec", "serve", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--api-key-file", keys],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    try:
+        line = process.stderr.readline()
+        assert line.startswith("Listening on http://127.0.0.1:")
+        url = line.split()[2]
+        told = ""
+        while "opencode" not in told:
+            told = process.stderr.readline()
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "odd": 1}
+        with httpx.Client(base_url=url, timeout=300, trust_env=False) as client:
+            assert client.post("/v1/chat/completions", json=body).status_code == 401
+            key = {"authorization": "Bearer a-secret-key"}
+            answer = client.post("/v1/chat/completions", json=body, headers=key)
+        assert answer.status_code == 200
+        shown = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True)
+        assert "a-secret-key" not in shown.stdout
+        children = _children(process.pid)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert out == ""
+    assert "a-secret-key" not in err
+    assert "passes over the field 'odd'" in err
+    give_up_s = time.monotonic() + 60
+    while any(os.path.exists(f"/proc/{pid}") for pid in children):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.02)
+
+
+def _children(pid):
+    found = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True
+    )
+    return found.stdout.split()
+
+
+def test_another_address_needs_a_key(tmp_path):
+    result = refused("--host", "0.0.0.0")
+    assert result.exit_code == 2
+    assert "no key is needed" in result.output
+    empty = tmp_path / "keys"
+    empty.write_text("\n \n")
+    assert "holds no key" in refused("--host", "0.0.0.0", "--api-key-file", empty).output
+    assert "api-key-file" in refused("--api-key-file", tmp_path / "none").output
+
+
+def test_what_cannot_be_served():
+    assert "there is no preset 'nothing'" in refused("nothing").output
+    assert (
+        "cannot be listened on"
+        in refused("--host", "256.256.256.256x", "--api-key-file", __file__).output
+    )
+
+
+def test_a_port_that_is_taken():
+    from localspec.server.running import listen
+
+    with listen("127.0.0.1", 0) as taken:
+        result = refused("--port", str(taken.getsockname()[1]))
+    assert result.exit_code == 1
+    assert "cannot be listened on" in result.output
+    assert "--port" in result.output

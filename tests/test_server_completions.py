@@ -1,0 +1,147 @@
+"""The server's Completions, and what llama-server and Ollama have beside OpenAI's protocols."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import localspec
+from server_runner import running_server
+
+STEADY = {"temperature": 0, "draft_tokens": 3, "max_tokens": 20}
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with localspec.load("demo") as opened:
+        yield opened
+
+
+def complete(server, **fields):
+    response = server.ask("/v1/completions", **{"prompt": PROMPT, **STEADY, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_a_raw_prompt_is_gone_on_with(server, engine):
+    found = complete(server)
+    plain = engine.generate(PROMPT, **STEADY)
+    assert found["object"] == "text_completion"
+    assert found["choices"] == [
+        {"index": 0, "text": plain.text, "logprobs": None, "finish_reason": "length"}
+    ]
+    assert found["usage"]["prompt_tokens"] == plain.stats.prompt_tokens
+    by_ids = complete(server, prompt=engine.with_bos(engine.tokenize(PROMPT)))
+    assert by_ids["choices"] == found["choices"]
+    several = complete(server, prompt=[PROMPT, "Hello"], n=2)
+    assert [each["index"] for each in several["choices"]] == [0, 1, 2, 3]
+    assert several["choices"][0]["text"] == several["choices"][1]["text"] == plain.text
+    assert several["choices"][2]["text"] != plain.text
+
+
+def test_a_stream_adds_up_to_the_whole(server):
+    whole = complete(server, logprobs=2)
+    body = {"prompt": PROMPT, **STEADY, "logprobs": 2, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    with server.client.stream("POST", "/v1/completions", json=body) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    *chunks, last = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert last["usage"]["completion_tokens"] == 20
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
+    assert choices[-1]["finish_reason"] == "length"
+    parts = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    tokens = [token for part in parts for token in part["tokens"]]
+    assert tokens == whole["choices"][0]["logprobs"]["tokens"]
+    assert len(whole["choices"][0]["logprobs"]["top_logprobs"][0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"prompt": None}, "prompt is None"),
+        ({"prompt": []}, "prompt is []"),
+        ({"prompt": [["x"]]}, "prompt is [['x']]"),
+        ({"prompt": ["x"] * 17}, "prompt is"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": [99_999_999]}, "99999999"),
+        ({"prompt": [-1]}, "-1"),
+        ({"suffix": "x"}, "suffix is 'x'"),
+        ({"echo": True}, "echo is True"),
+        ({"logprobs": 21}, "logprobs is 21"),
+        ({"prompt": "fox " * 4000}, "the context holds 2048"),
+    ],
+)
+def test_what_is_refused(server, fields, what):
+    response = server.ask("/v1/completions", **{"prompt": PROMPT, **STEADY, **fields})
+    assert response.status_code == 400
+    assert what in response.json()["error"]["message"]
+
+
+def test_tokens(server, engine):
+    text = "The fox <|im_end|> ran."
+    found = server.ask("/tokenize", content=text).json()["tokens"]
+    assert found == engine.tokenize(text, special=True)
+    plain = server.ask("/tokenize", content=text, parse_special=False, add_special=True)
+    assert plain.json()["tokens"] == engine.with_bos(engine.tokenize(text))
+    pieces = server.ask("/tokenize", content=text, with_pieces=True).json()["tokens"]
+    assert [each["id"] for each in pieces] == found
+    assert "".join(each["piece"] for each in pieces) == text
+    assert server.ask("/detokenize", tokens=found).json() == {"content": text}
+    assert server.ask("/tokenize").json() == {"tokens": []}
+    for path, fields in (
+        ("/tokenize", {"content": 3}),
+        ("/tokenize", {"content": "a " * 3000, "with_pieces": True}),
+        ("/detokenize", {}),
+        ("/detokenize", {"tokens": ["x"]}),
+        ("/detokenize", {"tokens": [99_999_999]}),
+    ):
+        assert server.ask(path, **fields).status_code == 400
+
+
+def test_a_prompt_as_the_template_makes_it(server):
+    messages = [{"role": "user", "content": "Hello <|im_end|>"}]
+    found = server.ask("/apply-template", messages=messages).json()["prompt"]
+    assert found.startswith("<|im_start|>user\nHello <|im_end|><|im_end|>\n")
+    assert found.endswith("<|im_start|>assistant\n")
+    assert server.ask("/apply-template", messages=[]).status_code == 400
+
+
+def test_an_ollama_is_found(server):
+    assert server.client.get("/api/version").json()["version"].count(".") == 2
+    (tag,) = server.client.get("/api/tags").json()["models"]
+    assert tag["name"] == tag["model"] == "demo"
+    assert tag["size"] > 10**5
+    shown = server.ask("/api/show", model="demo").json()
+    architecture = shown["model_info"]["general.architecture"]
+    assert shown["model_info"][f"{architecture}.context_length"] == 2048
+    assert "completion" in shown["capabilities"]
+    assert server.ask("/api/show", name="demo").json() == shown
+    missing = server.ask("/api/chat", model="demo")
+    assert missing.status_code == 404
+    assert isinstance(missing.json()["error"], str)
+
+
+def test_names_of_models():
+    with running_server(takes_any_name=False) as strict:
+        assert strict.chat(model="demo", max_tokens=1)["model"] == "demo"
+        assert strict.chat(max_tokens=1)["model"] == "demo"
+        response = strict.ask("/v1/completions", prompt="x", model="gpt-9")
+        assert response.status_code == 404
+        error = response.json()["error"]
+        assert error["code"] == "model_not_found"
+        assert "Choose one of: demo" in error["message"]
+        assert strict.ask("/tokenize", content="x", model="gpt-9").status_code == 404
+
+
+def test_another_name_stands_for_the_loaded_model(server):
+    assert server.chat(model="gpt-9", max_tokens=1)["model"] == "demo"

@@ -1,0 +1,200 @@
+"""Who may ask the server, what it reads of a request, and what it says of anything else."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+
+import pytest
+
+from localspec.server.app import Limits
+from server_runner import running_server
+
+CHAT = "/v1/chat/completions"
+ORIGIN = "https://page.example"
+LIMITS = Limits(body_bytes=20_000, body_s=0.5)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running_server(hosts=["box.example"], limits=LIMITS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def locked():
+    with running_server(keys=["first-key", "second-key"], origins=[ORIGIN]) as running:
+        yield running
+
+
+def post(server, body, **headers):
+    return server.client.post(CHAT, content=body, headers=headers)
+
+
+def test_health_and_models_load_nothing(server):
+    assert server.client.get("/health").json() == {"status": "ok"}
+    listed = server.client.get("/v1/models").json()
+    assert listed == server.client.get("/models").json()
+    (model,) = listed["data"]
+    assert listed["object"] == "list"
+    assert model["id"] == "demo"
+    assert model["object"] == "model"
+    assert model["created"] > 10**9
+    assert model["meta"]["n_ctx_train"] == model["max_model_len"] == 2048
+    assert server.client.get("/v1/models/demo").json() == model
+    assert server.client.get("/v1/models/other").status_code == 404
+    assert server.models.all[0].engine is None
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b'{"messages": NaN}', "NaN is none of its numbers"),
+        (b'{"temperature": -Infinity}', "-Infinity"),
+        (b'{"temperature": 1e999, "messages": [{"role": "user"}]}', "temperature is inf"),
+        (b'{"seed": 1%s, "messages": []}' % (b"0" * 400), "seed is 1000"),
+        (b'{"seed": 1%s}' % (b"0" * 5000), "no JSON"),
+        (b"[]", "the body is []"),
+        (b"null", "the body is None"),
+        (b'"text"', "the body is 'text'"),
+        (b'{"messages": "\xff"}', "no UTF-8"),
+        (b"\x00", "no JSON"),
+        (b"[" * 15_000, "no JSON"),
+        (b'{"a":' * 3_000 + b"1" + b"}" * 3_000, "no JSON"),
+    ],
+)
+def test_what_is_no_request_is_a_400(server, body, what):
+    response = post(server, body)
+    assert response.status_code == 400
+    assert what in response.json()["error"]["message"]
+
+
+def test_a_half_of_a_surrogate_pair_is_replaced(server):
+    """Clients cut texts in the middle of a character."""
+    body = b'{"messages": [{"role": "user", "content": "a\\ud83d"}], "max_tokens": 1}'
+    assert post(server, body).status_code == 200
+    body = b'{"messages": [{"role": "\\ud83d", "content": "a"}]}'
+    assert post(server, body).status_code == 400
+
+
+def test_a_body_that_is_too_large_or_slow(server):
+    response = post(server, b" " * 20_001)
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "request_too_large"
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{"
+        connection.sendall(head.encode())
+        assert connection.recv(65536).startswith(b"HTTP/1.1 408")
+
+
+def test_routes_that_are_not_there(server):
+    missing = server.ask("/v1/embeddings", input="x")
+    assert missing.status_code == 404
+    assert "no such route" in missing.json()["error"]["message"]
+    assert server.client.get(CHAT).status_code == 405
+    assert server.client.get("/v1/../etc/passwd").status_code == 404
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:80", "box.example:9"])
+def test_hosts_that_are_the_servers(server, host):
+    assert server.client.get("/health", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "", "1.2.3.4.example"]
+)
+def test_a_name_that_was_made_to_mean_this_machine_is_refused(server, host):
+    response = server.client.get("/health", headers={"host": host})
+    assert response.status_code == 403
+    assert response.json()["error"]["code"] == "forbidden_host"
+
+
+def test_pages_of_other_sites_may_not_ask(server):
+    for origin in ("https://evil.example", "null"):
+        response = post(server, b"{}", origin=origin)
+        assert response.status_code == 403
+        assert "access-control-allow-origin" not in response.headers
+    assert server.client.options(CHAT, headers={"origin": ORIGIN}).status_code == 403
+    assert post(server, b"{}", origin=server.url).status_code == 400
+
+
+def test_pages_that_are_named_may_ask(locked):
+    asked = {"origin": ORIGIN, "access-control-request-method": "POST"}
+    preflight = locked.client.options(CHAT, headers=asked)
+    assert preflight.status_code == 204
+    assert preflight.headers["access-control-allow-origin"] == ORIGIN
+    assert "authorization" in preflight.headers["access-control-allow-headers"]
+    response = post(locked, b"{}", origin=ORIGIN, authorization="Bearer first-key")
+    assert response.status_code == 400
+    assert response.headers["access-control-allow-origin"] == ORIGIN
+    assert locked.client.options(CHAT, headers={"origin": "https://a.b"}).status_code == 403
+
+
+def test_a_key_is_needed_where_one_is_set(locked, server):
+    for headers in (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Basic first-key"},
+        {"x-api-key": "first-ke"},
+        {"x-api-key": ""},
+        {"authorization": b"Bearer \xe9"},
+    ):
+        response = locked.client.get("/v1/models", headers=headers)
+        assert response.status_code == 401
+        assert response.json()["error"]["code"] == "invalid_api_key"
+
+    for headers in (
+        {"authorization": "Bearer first-key"},
+        {"authorization": "bearer second-key"},
+        {"x-api-key": "second-key"},
+    ):
+        assert locked.client.get("/v1/models", headers=headers).status_code == 200
+    assert locked.client.get("/health").status_code == 200
+    any_key = {"authorization": "Bearer whatever"}
+    assert server.client.get("/v1/models", headers=any_key).status_code == 200
+
+
+SAMPLES = [
+    None, True, 0, -1, 1.5, 1e308, -(10**30), "", "x", "\ud800", [], [None], [[]], {}, {"a": 1},
+    [{"role": "user"}], {"type": "json_schema"}, "auto", 10**400,
+]  # fmt: skip
+NAMES = [
+    "messages", "model", "stream", "stop", "seed", "n", "logprobs", "top_logprobs",
+    "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "logit_bias",
+    "tools", "tool_choice", "response_format", "stream_options", "prediction", "modalities",
+    "chat_template_kwargs", "reasoning_effort", "dry_sequence_breakers", "proposer",
+    "draft_tokens", "speculative", "input", "prompt", "content", "tokens", "name", "system",
+    "instructions", "thinking", "stop_sequences", "max_output_tokens", "text", "echo", "suffix",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("num_requests", [300, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_whatever_is_sent_is_a_4xx_or_an_answer(server, num_requests):
+    """Fields of any kind, on all routes; and bytes of a good request changed."""
+    source = random.Random(1)
+    paths = sorted(
+        route.path for route in server.server.routes() if "POST" in (route.methods or ())
+    )
+    good = json.dumps(
+        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "temperature": 0}
+    ).encode()
+    for number in range(num_requests):
+        if number % 2:
+            fields = {"max_tokens": 1, "max_output_tokens": 1}
+            for name in source.sample(NAMES, 3):
+                fields[name] = source.choice(SAMPLES)
+            body = json.dumps(fields).encode()
+        else:
+            changed = bytearray(good)
+            for _ in range(source.randint(1, 3)):
+                changed[source.randrange(len(changed))] = source.randrange(256)
+            body = bytes(changed)
+        path = source.choice(paths)
+        response = server.client.post(path, content=body)
+        assert response.status_code < 500, (path, body, response.text)
+        assert response.status_code == 200 or response.json(), (path, body)
+    assert server.chat(max_tokens=2)["choices"]

@@ -1,0 +1,145 @@
+"""One answer at a time: who waits, what is told meanwhile, and clients that go away."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+
+import httpx
+import pytest
+
+from gguf_maker import write_random_model
+from localspec.server.app import Limits
+from server_runner import running_server
+
+CHAT = "/v1/chat/completions"
+LONG = {"ignore_eos": True, "max_tokens": 2000}
+QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Five may wait, and are told so soon."""
+    with running_server(limits=Limits(num_waiting=5, patience_s=0.05)) as running:
+        running.chat(max_tokens=1)
+        yield running
+
+
+def streaming(server, **fields):
+    body = {"messages": QUESTION, "stream": True, **fields}
+    return server.client.stream("POST", CHAT, json=body)
+
+
+def events_of(response):
+    """An iterator over its events; where that is dropped, httpx hangs up."""
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_who_comes_later_waits_and_who_comes_last_is_refused(server):
+    with contextlib.ExitStack() as open_ones:
+        events = []
+        for position in range(6):
+            response = open_ones.enter_context(streaming(server, **LONG))
+            assert response.headers["x-localspec-queue"] == str(position)
+            events.append(events_of(response))
+            event = next(events[-1])
+            assert event.get("queue_position", 0) == position
+        refused = server.ask(CHAT, messages=QUESTION, stream=True)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "overloaded"
+        assert int(refused.headers["retry-after"]) > 0
+        for each in events[:-1]:
+            each.close()
+        while "queue_position" in event:
+            event = next(events[-1])
+        assert event["choices"]
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_client_that_goes_away_frees_the_engine(server, is_streamed):
+    """Of an answer without end, which nobody waits for."""
+    for _ in range(3):
+        if is_streamed:
+            with streaming(server, **LONG) as running:
+                next(events_of(running))
+        else:
+            body = {"messages": QUESTION, **LONG}
+            with pytest.raises(httpx.ReadTimeout):
+                server.client.post(CHAT, json=body, timeout=0.2)
+    assert server.chat(max_tokens=2)["choices"][0]["finish_reason"] == "length"
+
+
+def test_who_goes_away_while_waiting_is_forgotten(server):
+    with streaming(server, **LONG) as running:
+        events = events_of(running)
+        next(events)
+        with streaming(server, **LONG) as waiting:
+            next(events_of(waiting))
+        position = ""
+        while position != "1":  # once that is noticed
+            with streaming(server, max_tokens=1) as next_one:
+                position = next_one.headers["x-localspec-queue"]
+        events.close()
+
+
+def test_a_slow_reader_holds_nobody_up(server):
+    with streaming(server, **{**LONG, "max_tokens": 200}) as slow:
+        assert server.chat(max_tokens=2)["choices"][0]["finish_reason"] == "length"
+        assert slow.read().decode().endswith("data: [DONE]\n\n")
+
+
+def test_many_clients_at_once(server):
+    """Each gets an answer, or is told to come again."""
+    found = []
+
+    def ask():
+        with httpx.Client(base_url=server.url, timeout=300, trust_env=False) as client:
+            body = {"messages": QUESTION, "max_tokens": 8}
+            found.append(client.post(CHAT, json=body).status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(found) <= {200, 503}
+    assert found.count(200) >= 2
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="signals of Unix")
+def test_a_crash_is_one_requests_error_and_the_next_works(server):
+    engine = server.models.all[0].engine
+    assert engine is not None
+    with streaming(server, **LONG) as running:
+        events = events_of(running)
+        next(events)
+        os.kill(engine.process_id, signal.SIGKILL)
+        error = list(events)[-1]["error"]
+    assert error["type"] == "server_error"
+    assert "the process of the engine ended" in error["message"]
+    assert server.chat(max_tokens=2)["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_long_prompt_tells_how_far_it_is(tmp_path, monkeypatch, demo_target):
+    """In events, which are more than comments: some clients wait for these alone."""
+    path = write_random_model(tmp_path / "long.gguf", demo_target, context_length=8192)
+    presets = tmp_path / "localspec" / "models.toml"
+    presets.parent.mkdir()
+    presets.write_text(
+        f'[long]\ndescription = "long"\ncontext_length = 8192\ntarget.path = "{path}"\n'
+    )
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with running_server(presets=["long"]) as running:
+        text = "one two three " * 1500
+        body = [{"role": "user", "content": text}]
+        with streaming(running, messages=body, max_tokens=1) as response:
+            events = list(events_of(response))
+    progress = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+    assert len(progress) > 1
+    assert all(each["processed"] <= each["total"] for each in progress)
+    assert progress == sorted(progress, key=lambda each: each["processed"])

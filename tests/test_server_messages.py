@@ -1,0 +1,197 @@
+"""The server's Messages, as Anthropic's clients read them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from gguf_maker import write_scripted_model
+from server_runner import running_server
+
+PATH = "/v1/messages"
+STEADY = {"temperature": 0, "draft_tokens": 3, "max_tokens": 20}
+QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running_server() as running:
+        yield running
+
+
+def message(server, **fields):
+    response = server.ask(PATH, **{"messages": QUESTION, **STEADY, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def events_of(server, **fields):
+    body = {"messages": QUESTION, "stream": True, **STEADY, **fields}
+    with server.client.stream("POST", f"{PATH}?beta=true", json=body) as response:
+        text = response.read().decode()
+    events = []
+    for block in text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+def test_a_message(server):
+    found = message(server)
+    assert found["type"] == "message"
+    assert found["role"] == "assistant"
+    assert found["stop_reason"] == "max_tokens"
+    (block,) = found["content"]
+    assert block["type"] == "text"
+    assert block["text"] == server.chat(max_tokens=20)["choices"][0]["message"]["content"]
+    usage = message(server)["usage"]
+    assert usage["output_tokens"] == 20
+    assert usage["cache_read_input_tokens"] > 0
+    assert usage["input_tokens"] == 1
+
+
+def test_the_order_of_events(server):
+    whole = message(server)
+    events = events_of(server)
+    kinds = [kind for kind, _ in itertools.groupby(event["type"] for event in events)]
+    assert kinds == [
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert events[0]["message"]["usage"]["input_tokens"] > 1
+    deltas = [e["delta"] for e in events if e["type"] == "content_block_delta"]
+    assert {delta["type"] for delta in deltas} == {"text_delta"}
+    assert "".join(delta["text"] for delta in deltas) == whole["content"][0]["text"]
+    assert events[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert events[-2]["usage"]["output_tokens"] == 20
+
+
+def test_why_it_stopped(server):
+    text = message(server, max_tokens=40)["content"][0]["text"]
+    stop = text.split()[5]
+    stopped = message(server, max_tokens=40, stop_sequences=["never", stop])
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", stop)
+    ended = message(server, max_tokens=1000)
+    assert (ended["stop_reason"], ended["stop_sequence"]) == ("end_turn", None)
+
+
+def test_blocks(server):
+    """Of all kinds that clients send back, and a system text of several."""
+    parts = [{"type": "text", "text": "red"}]
+    messages = [
+        *QUESTION,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "1", "name": "look", "input": {"at": "fox"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "1", "content": parts},
+                {"type": "text", "text": "Go on.", "cache_control": {"type": "ephemeral"}},
+            ],
+        },
+    ]  # fmt: skip
+    fields = {
+        "messages": messages,
+        "system": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}],
+        "tools": [{"name": "look", "description": "", "input_schema": {}}],
+        "tool_choice": {"type": "auto"},
+        "metadata": {"user_id": "me"},
+        "thinking": {"type": "disabled"},
+        "context_management": {},
+        "output_config": {"effort": "low"},
+    }
+    counted = server.ask(f"{PATH}/count_tokens", **fields).json()
+    usage = message(server, **fields)["usage"]
+    read = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert counted == {"input_tokens": read}
+    fewer = server.ask(f"{PATH}/count_tokens", **{**fields, "system": "One."}).json()
+    assert fewer["input_tokens"] < read
+
+
+def test_a_number_that_changes_with_each_request_leaves_the_caches_of_use(server):
+    for number in ("a1b2c", "d3e4f"):
+        header = f"x-anthropic-billing-header: cc_version=1; cch={number};"
+        system = [{"type": "text", "text": header}, {"type": "text", "text": "Be terse."}]
+        usage = message(server, system=system)["usage"]
+    assert usage["input_tokens"] == 1
+    quoted = [{"role": "user", "content": "Explain cch=a1b2c; please."}]
+    other = [{"role": "user", "content": "Explain cch=d3e4f; please."}]
+    prompts = [server.ask("/apply-template", messages=each).json() for each in (quoted, other)]
+    assert prompts[0] != prompts[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"messages": []}, "messages is []"),
+        ({"messages": ["x"]}, "messages is ['x']"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "an image"),
+        ({"messages": [{"role": "user", "content": 3}]}, "is 3"),
+        ({"system": 3}, "is 3"),
+        ({"tool_choice": {"type": "any"}}, "no call can be forced"),
+        ({"output_format": {"type": "json_schema"}}, "format"),
+        (
+            {"messages": [{"role": "user", "content": "fox " * 4000}]},
+            "prompt is too long: the prompt has",
+        ),
+    ],
+)
+def test_what_is_refused(server, fields, what):
+    for stream in (False, True):
+        body = {"messages": QUESTION, "max_tokens": 2, "stream": stream, **fields}
+        response = server.ask(PATH, **body)
+        assert response.status_code == 400
+        found = response.json()
+        assert found["type"] == "error"
+        assert found["error"]["type"] == "invalid_request_error"
+        assert what in found["error"]["message"]
+
+
+def test_thoughts_are_blocks_of_their_own(tmp_path, monkeypatch):
+    """In every protocol, told apart from what is said."""
+    said = ["[ask]", "<think>", "one", "two", "</think>", "three", "four"]
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}[ask]{# <think> </think> #}"
+    write_scripted_model(
+        tmp_path / "thinker.gguf",
+        dict(itertools.pairwise(said)),
+        user_defined=("[ask]",),
+        template=template,
+    )
+    presets = tmp_path / "localspec" / "models.toml"
+    presets.parent.mkdir()
+    presets.write_text(
+        '[thinker]\ndescription = "thinker"\ncontext_length = 64\n'
+        f'target.path = "{tmp_path / "thinker.gguf"}"\n'
+    )
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    question = [{"role": "user", "content": "x"}]
+    with running_server(presets=["thinker"]) as thinker:
+        found = message(thinker, messages=question)
+        assert [block["type"] for block in found["content"]] == ["thinking", "text"]
+        assert found["content"][0]["thinking"] == "onetwo"
+        assert found["content"][1]["text"] == "threefour"
+        events = events_of(thinker, messages=question)
+        starts = [e["content_block"] for e in events if e["type"] == "content_block_start"]
+        assert [start["type"] for start in starts] == ["thinking", "text"]
+        deltas = [e["delta"] for e in events if e["type"] == "content_block_delta"]
+        assert "".join(delta.get("thinking", "") for delta in deltas) == "onetwo"
+        assert "".join(delta.get("text", "") for delta in deltas) == "threefour"
+        chat = thinker.chat("x")["choices"][0]["message"]
+        assert (chat["reasoning_content"], chat["content"]) == ("onetwo", "threefour")
+        response = thinker.ask("/v1/responses", input="x", temperature=0).json()
+        assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+        assert response["usage"]["output_tokens_details"]["reasoning_tokens"] >= 2

@@ -1,0 +1,139 @@
+"""Models that come and go, and the caches of the texts that each keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from localspec.engine.isolated import IsolatedEngine
+from localspec.errors import MemoryLimitError
+from localspec.models.presets import find_preset
+from localspec.server.app import Limits
+from localspec.server.prefixes import Prefixes, common_length
+from localspec.server.served_models import ServedModel, ServedModels
+from server_runner import running_server
+
+
+def test_a_question_beside_a_conversation_does_not_take_its_place():
+    """As an agent asks for a title between two turns."""
+    system = {"role": "system", "content": "You help. " * 40}
+    with running_server() as server:
+
+        def turn(messages):
+            found = server.chat(messages=messages, max_tokens=30)
+            said = found["choices"][0]["message"]
+            return [*messages, said], found["usage"]
+
+        conversation, _ = turn([system, {"role": "user", "content": "Tell me a story. " * 20}])
+        for number in range(3):
+            side = [{"role": "user", "content": f"Number {number}: a title, please! " * 30}]
+            turn(side)
+            conversation, usage = turn([*conversation, {"role": "user", "content": "Go on."}])
+            new = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+            assert new < 40
+        kept = server.models.all[0].engine.memory()
+        assert 0 < kept.kept_bytes <= kept.most_kept_bytes
+
+
+def test_how_much_two_texts_share():
+    assert common_length([], [1]) == 0
+    assert common_length([1, 2, 3], [1, 2, 4]) == 2
+    assert common_length([1, 2, 3], [1, 2, 3, 4]) == 3
+    for size in range(20):
+        one = list(range(20))
+        assert common_length(one, [*one[:size], -1, *one[size:]]) == size
+
+
+def text_of(prefixes, prompt, answer):
+    """What is answered."""
+    text = prefixes.text_for(prompt)
+    text.tokens, text.num_asked = [*prompt, *answer], len(prompt)
+    return text
+
+
+def test_which_text_a_prompt_goes_on_with():
+    prefixes = Prefixes()
+    system, asking = list(range(1000)), [7, 8]
+    first, answer = [*system, 1, 2, 3, *asking], [4] * 100
+    main = text_of(prefixes, first, answer)
+    assert prefixes.text_for(first) is main  # once more
+    second = [*first, *answer, 5, 6, *asking]
+    assert text_of(prefixes, second, answer) is main
+    side = text_of(prefixes, [*system, *[9] * 50], answer)
+    assert side is not main  # though they share most
+    third = [*second, *answer, 11, *asking]
+    assert text_of(prefixes, third, answer) is main
+    # Without its thoughts, and asked for in another way.
+    fourth = [*third[:-2], 4, 4, 12, *asking]
+    assert text_of(prefixes, fourth, answer) is main
+    assert prefixes.text_for([*system, *[9] * 50, *answer, 1]) is side
+    for number in range(5000, 5100):
+        text_of(prefixes, [number] * 20, answer)
+    assert prefixes.text_for([*fourth, *answer, 1]) is not main
+
+
+def test_a_model_that_nobody_uses_is_closed_and_loaded_again():
+    with running_server(limits=Limits(unload_s=0.1)) as server:
+        server.chat(max_tokens=1)
+        while server.models.all[0].engine is not None:
+            time.sleep(0.02)
+        assert server.chat(max_tokens=1)["choices"]
+
+
+def test_models_make_room_for_each_other():
+    """Nothing in use is closed for another."""
+    opened: list[IsolatedEngine] = []
+
+    class Model(ServedModel):
+        def load(self):
+            if opened:
+                raise MemoryLimitError("there is no room", "Close something.")
+            opened.append(super().load())
+            return opened[0]
+
+    class Models(ServedModels):
+        async def close_one(self, model):
+            await super().close_one(model)
+            opened.clear()
+
+    async def use():
+        first, second = (Model(find_preset("demo"), size) for size in (512, 256))
+        models = Models([first, second], takes_any_name=True)
+        async with models.opened(first) as engine:
+            assert engine.context_length == 512
+            with pytest.raises(MemoryLimitError):
+                async with models.opened(second):
+                    pass
+        async with models.opened(second) as engine:
+            assert engine.context_length == 256
+        assert first.engine is None
+        await models.close()
+        assert second.engine is None
+
+    asyncio.run(use())
+
+
+def test_a_load_that_its_client_gave_up_serves_the_next():
+    async def use():
+        model = ServedModel(find_preset("demo"), 256)
+        models = ServedModels([model], takes_any_name=True)
+
+        async def open_it():
+            async with models.opened(model) as engine:
+                return engine
+
+        given_up = asyncio.create_task(open_it())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        loading = model.loading
+        assert loading is not None
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        engine = await open_it()
+        assert engine is await loading
+        await models.close()
+
+    asyncio.run(use())

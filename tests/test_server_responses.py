@@ -1,0 +1,142 @@
+"""The server's Responses: the order of events that coding agents read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from server_runner import running_server
+
+PATH = "/v1/responses"
+STEADY = {"temperature": 0, "draft_tokens": 3, "max_output_tokens": 20}
+INPUT = "Tell me a story about a fox."
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running_server() as running:
+        yield running
+
+
+def respond(server, **fields):
+    response = server.ask(PATH, **{"input": INPUT, **STEADY, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def events_of(server, **fields):
+    body = {"input": INPUT, "stream": True, **STEADY, **fields}
+    with server.client.stream("POST", PATH, json=body) as response:
+        text = response.read().decode()
+    events = []
+    for block in text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    assert [each["sequence_number"] for each in events] == list(range(len(events)))
+    return events
+
+
+def test_the_order_of_events(server):
+    whole = respond(server)
+    events = events_of(server)
+    kinds = [kind for kind, _ in itertools.groupby(event["type"] for event in events)]
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+    done = events[-2]["item"]
+    assert done["type"] == "message"
+    assert done["content"][0]["text"] == text
+    assert whole["output"][0]["content"] == done["content"]
+    response = events[-1]["response"]
+    assert response["output"] == [done]
+    assert response["id"] == events[0]["response"]["id"]
+    usage = response["usage"]
+    assert usage["output_tokens"] == 20
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert usage["input_tokens_details"]["cached_tokens"] == usage["input_tokens"] - 1
+    assert response["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_an_empty_input_loads_the_model(server):
+    for given in ("", [], None):
+        found = respond(server, input=given, max_output_tokens=1)
+        assert found["output"] == []
+        assert found["status"] == "completed"
+    events = events_of(server, input="")
+    assert [event["type"] for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+    ]
+    assert server.models.all[0].engine is not None
+
+
+def test_what_an_agent_sends(server):
+    """Items of all kinds, also such as are not known yet; tools that are no functions."""
+    parts = [{"type": "input_text", "text": "Be terse."}]
+    items = [
+        {"type": "message", "role": "developer", "content": parts},
+        {"role": "user", "content": "What time is it?"},
+        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+        {"type": "function_call", "call_id": "1", "name": "clock", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "12:00"},
+        {"type": "custom_tool_call", "call_id": "2", "name": "shell", "input": "ls"},
+        {"type": "custom_tool_call_output", "call_id": "2", "output": parts},
+        {"type": "local_shell_call", "call_id": "3", "action": {"type": "exec"}},
+        {"type": "local_shell_call_output", "call_id": "3", "output": {"content": "b"}},
+        {"type": "something_new"},
+    ]  # fmt: skip
+    found = respond(
+        server,
+        input=items,
+        instructions="You are an agent.",
+        tools=[{"type": "function", "name": "clock"}, {"type": "web_search"}],
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        reasoning={"effort": "low"},
+        store=False,
+        include=["reasoning.encrypted_content"],
+        service_tier="auto",
+        prompt_cache_key="thread",
+        text={"verbosity": "low"},
+        client_metadata={},
+    )
+    fewer = respond(server, input=items[:5], instructions="You are an agent.")
+    assert found["usage"]["input_tokens"] > fewer["usage"]["input_tokens"]
+    without = respond(server, input=items[:5])
+    assert fewer["usage"]["input_tokens"] > without["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"input": 3}, "input is 3"),
+        ({"input": ["x"]}, "input is ['x']"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "an image"),
+        ({"input": [{"content": "x"}]}, "the role of message 0 is None"),
+        ({"text": {"format": {"type": "json_schema"}}}, "format"),
+        ({"tool_choice": "required"}, "no call can be forced"),
+        ({"max_output_tokens": 0}, "max_tokens is 0"),
+        ({"input": "fox " * 4000}, "the context holds 2048"),
+    ],
+)
+def test_what_is_refused(server, fields, what):
+    for stream in (False, True):
+        response = server.ask(PATH, **{"input": INPUT, "stream": stream, **fields})
+        assert response.status_code == 400
+        assert what in response.json()["error"]["message"]
