@@ -303,7 +303,7 @@ def test_notes_and_errors_end_lines_between_words(chat):
     terminal = chat(columns=40, rows=80)
     assert "\nHint: Perhaps temperature? /set alone\nlists" in terminal.say("/set temprature 1")
     long = "x" * 50
-    assert f"Error:\n{long[:40]}\n{long[40:]} does" in terminal.say(f"/file {long}")
+    assert f"Error:\n{long[:40]}\n{long[40:]}\ndoes" in terminal.say(f"/file {long}")
     shown = last_part(terminal.say("/help"))
     assert (
         "\n/edit                change the last\n" + " " * 21 + "question, and ask\n" in shown
