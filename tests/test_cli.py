@@ -245,7 +245,7 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
         (["generate", "x", "--target", "absent.gguf"], 1, "does not exist"),
         (["generate", "x", "--draft", "absent.gguf"], 2, "without a target"),
         (["generate", "x", "--target", __file__], 1, "not a GGUF file"),
-        (["generate", "x", "--chat-template", "absent"], 1, "--chat-template absent"),
+        (["generate", "x", "--chat-template", "absent"], 2, "--chat-template absent"),
         (["generate", "x", "-f", "absent"], 2, "absent does not exist"),
         (["generate", "x", "--raw", "-f", __file__], 2, "--raw has no place"),
         (["generate", "-f", "-"], 2, "Give a PROMPT"),

@@ -65,7 +65,7 @@ def test_presets_those_on_this_machine_first(hub: StandinHub, words, tmp_path, d
     presets = tmp_path / "config/localspec/models.toml"
     mine = f'[zz]\ndescription = "d"\ncontext_length = 5\n[zz.target]\npath = "{demo_target}"\n'
     presets.write_text(presets.read_text() + mine)
-    assert names(*words, "")[:2] == ["demo", "zz"]
+    assert names(*words, "")[:3] == ["demo", "demo@head", "zz"]
     assert names(*words, "") != list(load_presets())
     assert sorted(names(*words, "")) == sorted(load_presets())
     assert names(*words, "z") == ["zz"]

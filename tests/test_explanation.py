@@ -195,7 +195,7 @@ def test_weights_that_are_there_twice_are_named():
 def test_json_has_all_of_it():
     whole = json.loads(run("--json"))
     assert whole["fits"] is True
-    assert whole["target"]["num_layers"] == 6
+    assert whole["target"]["num_layers"] == 24
     assert whole["memory"]["peak_bytes"] >= whole["memory"]["needed_bytes"] > 0
     assert len(whole["memory"]["models"]) == 2
 

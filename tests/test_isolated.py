@@ -346,7 +346,7 @@ def test_closing_waits_for_a_process_that_is_being_started(monkeypatch):
         return real(*arguments)
 
     monkeypatch.setattr(isolated_module, "ChildProcess", slow)
-    asking = threading.Thread(target=opened.running)
+    asking = threading.Thread(target=opened._running)
     asking.start()
     assert starting.wait(60)
     closing = threading.Thread(target=opened.close)

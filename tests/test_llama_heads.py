@@ -181,12 +181,14 @@ def test_the_trained_head_of_the_demo_agrees_with_its_target(num_draft_tokens):
             ]
         texts[proposer] = [reply.text for reply in replies]
     assert texts["head"] == texts["none"]
-    drafted, accepted = (
-        [sum(counts) for counts in zip(*rows, strict=True)]
-        for rows in (
-            [reply.stats.drafted_per_position for reply in replies],
-            [reply.stats.accepted_per_position for reply in replies],
+    accepted = [
+        sum(counts)
+        for counts in zip(
+            *(reply.stats.accepted_per_position for reply in replies), strict=True
         )
+    ][:num_draft_tokens]
+    steps = sum(sum(reply.stats.steps_per_length[1:]) for reply in replies)
+    # Half of what gets to a place is kept there: that is no luck with 4096 tokens.
+    assert all(
+        2 * now > before > 0 for before, now in zip([steps, *accepted], accepted, strict=False)
     )
-    # It was trained for so many places: each keeps more than half of what got so far.
-    assert all(a > 0.5 * d > 0 for a, d in zip(accepted, drafted, strict=True))

@@ -19,8 +19,10 @@ from localspec.checks.distribution_check import RULES, VIEWS, DistributionCheck
 from localspec.checks.identity import IdentityCheck
 from localspec.checks.rounding import Rounding
 from localspec.engine.engine import Engine
+from localspec.gguf_file.check import check_model_file
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
+from localspec.preflight.settings import with_suited_attention
 from localspec.sampling.chain import SamplerChain
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -43,10 +45,16 @@ PROMPTS = [
 ]
 
 
+def as_engines_open(path: Path) -> LlamaOptions:
+    """With the attention that suits the processor: another one rounds otherwise."""
+    header = check_model_file(path)
+    return with_suited_attention(LlamaOptions(max_outputs=16), header, 2048, uses_gpu=False)
+
+
 @pytest.fixture(scope="module")
 def scorer(demo_target):
     """The target by itself, one token a decode: what everything is held against."""
-    model = LlamaModel.open(demo_target, LlamaOptions())
+    model = LlamaModel.open(demo_target, as_engines_open(demo_target))
     yield model
     model.close()
 
@@ -57,7 +65,7 @@ def rounding(path: Path, sizes: Sequence[int]) -> float:
     Three times the largest difference between rows decoded one by one and `sizes` at a time,
     here and now: both candidates can move, and the text measured is only a sample.
     """
-    model = LlamaModel.open(path, LlamaOptions(max_outputs=16))
+    model = LlamaModel.open(path, as_engines_open(path))
     ids = model.vocabulary.tokenize(" ".join(PROMPTS), parse_special=False)[:400]
     singles = np.array([model.decode([token], 1)[0].copy() for token in ids])
     worst = 0.0

@@ -60,6 +60,44 @@ def test_who_comes_later_waits_and_who_comes_last_is_refused(server):
         assert event["choices"]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "waiting", "failed"),
+    [
+        (CHAT, {"messages": 1}, '"queue_position":1', '"code":"context_length_exceeded"'),
+        ("/v1/completions", {"prompt": 1}, '"queue_position":1', '"code":"context_length_'),
+        (
+            "/v1/responses",
+            {"input": 1},
+            "event: response.in_progress",
+            "event: response.failed",
+        ),
+        ("/v1/messages", {"messages": 1}, "event: ping", "event: error"),
+    ],
+)
+def test_who_waits_gets_events_and_what_goes_wrong_then_is_one(
+    server, path, fields, waiting, failed
+):
+    """The answer to a prompt that does not fit has begun by then, as far as HTTP knows."""
+    text = "fox " * 4000
+    messages = [{"role": "user", "content": text}]
+    fields = dict.fromkeys(fields, messages if "messages" in fields else text)
+    with streaming(server, **LONG) as running:
+        events = events_of(running)
+        next(events)
+        body = {**fields, "stream": True}
+        with server.client.stream("POST", path, json=body) as response:
+            assert response.status_code == 200
+            lines = response.iter_lines()
+            seen = next(lines)
+            while waiting not in seen:
+                seen += next(lines)
+            events.close()
+            seen += "".join(lines)
+    assert failed in seen
+    assert "the context holds 2048" in seen
+    assert "[DONE]" not in seen
+
+
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_a_client_that_goes_away_frees_the_engine(server, is_streamed):
     """Of an answer without end, which nobody waits for."""

@@ -56,7 +56,7 @@ def test_a_conversation_comes_back_as_it_was(engine):
 
 
 def test_forgotten_turns_stay_in_the_file_and_forgotten(engine, demo_target):
-    with localspec.load(target=demo_target, context_length=256) as small:
+    with localspec.load(target=demo_target, context_length=128) as small:
         chat, other = small.chat(), small.chat()
         for number in range(9):
             chat.send(f"Tell me about number {number}.", seed=4, max_tokens=24)

@@ -263,9 +263,8 @@ def test_a_dumb_terminal_cannot_edit_and_says_so(chat):
 
 def test_an_answer_that_was_cut_says_so_and_why(chat):
     terminal = chat("--ignore-eos", "--ctx", "96", columns=100)
-    assert "\nCut off after 24 tokens. For more: --max-tokens, or /set" in terminal.say(
-        "Hello!"
-    )
+    cut = "\nCut off after 24 tokens. For more: --max-tokens; in a chat /continue, or /set"
+    assert cut in terminal.say("Hello!")
     terminal.say("/set max_tokens none")
     cut = "\nCut off: the context of 96 tokens is full. For more: --ctx.\n"
     assert cut in last_part(terminal.say("Hello!"))

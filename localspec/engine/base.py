@@ -20,6 +20,7 @@ from localspec.chat.prompt import Prompt, PromptMaker
 from localspec.chat.template import template_source
 from localspec.errors import ClosedError, EngineError, OptionError, TemplateError
 from localspec.fork_guard import OwnProcess
+from localspec.sampling.params import SamplingParams
 from localspec.streaming.async_stream import AsyncStream, whole_reply
 from localspec.streaming.cancellation import Unwanted, never
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
 
     from localspec.engine.memory import EngineMemory
-    from localspec.sampling.params import SamplingParams
 
 
 class TextTokenizer(Tokenizer, Protocol):
@@ -50,7 +50,8 @@ class BaseEngine(abc.ABC):
     does the interpreter's end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sampling: SamplingParams) -> None:
+        self._sampling = sampling
         self._own_process = OwnProcess()
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._listing = threading.Lock()  # of those
@@ -74,9 +75,15 @@ class BaseEngine(abc.ABC):
         """The Jinja source in the target's file, if it has one."""
 
     @property
-    @abc.abstractmethod
     def sampling(self) -> SamplingParams:
-        """What an answer uses by default."""
+        """What an answer uses by default; at first the preset's. May be set."""
+        return self._sampling
+
+    @sampling.setter
+    def sampling(self, sampling: SamplingParams) -> None:
+        if not isinstance(sampling, SamplingParams):
+            raise OptionError(f"sampling is {sampling!r}", "Give a SamplingParams.")
+        self._sampling = sampling
 
     @property
     @abc.abstractmethod

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from localspec.engine.isolated_child import EngineFacts, serve
-from localspec.errors import CrashedError, EngineError
+from localspec.errors import ClosedError, CrashedError, EngineError
 
 if TYPE_CHECKING:
     from localspec.engine.loading import LoadKeywords
@@ -40,6 +40,7 @@ class ChildProcess:
         self._num_calls = 0
         self._caller: int | None = None  # the thread that makes a call
         self._has_ended = False
+        self._is_stopped = False
         self._process = context.Process(
             target=serve,
             args=(calls, cancels, preset, arguments),
@@ -88,6 +89,8 @@ class ChildProcess:
                 number, kind, value = self._calls.recv()
             except (EOFError, OSError) as error:
                 self._has_ended = True
+                if self._is_stopped:  # by whoever closed it while this waited for its turn
+                    raise ClosedError("the engine is closed", "Load it again.") from error
                 raise CrashedError(
                     f"the process of the engine ended: {self._how_it_ended()}",
                     "Ask again: it is started again.",
@@ -119,6 +122,7 @@ class ChildProcess:
 
     def stop(self) -> None:
         """End the child, once a call that another thread makes is answered. Idempotent."""
+        self._is_stopped = True
         if not self.is_in_call:
             if not self._one_call.acquire(timeout=_PATIENCE_S):
                 self._process.kill()  # which ends that call

@@ -60,8 +60,7 @@ class Engine(BaseEngine):
         description: str,
         kept_bytes: int,
     ) -> None:
-        super().__init__()
-        self._sampling = sampling
+        super().__init__(sampling)
         self._description = description
         self._target = target = models.target
         self._models = models
@@ -72,11 +71,6 @@ class Engine(BaseEngine):
         self._cache_pool = CachePool(self._decoder, models.saved, kept_bytes)
         # Nothing of an engine refers back to it: so it is freed when it is dropped.
         self._access = Access(functools.partial(_interrupt, models))
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """What an answer uses by default."""
-        return self._sampling
 
     @property
     def description(self) -> str:

@@ -94,7 +94,7 @@ class IsolatedEngine(BaseEngine):
                     f"the {role} of an isolated engine is an object of this process",
                     "Name its file instead.",
                 )
-        super().__init__()
+        super().__init__(SamplingParams())
         self._preset, self._arguments = preset, arguments
         self._starting = threading.Lock()
         self._busy = threading.Lock()
@@ -110,6 +110,7 @@ class IsolatedEngine(BaseEngine):
         self._reading = (0, 0)
         self._process = ChildProcess(preset, arguments, progress)
         self._facts = self._process.facts
+        self.sampling = self._facts.sampling
 
     @property
     def vocabulary(self) -> TextTokenizer:
@@ -120,11 +121,6 @@ class IsolatedEngine(BaseEngine):
     def description(self) -> str:
         """The pair, for people."""
         return self._facts.description
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """What an answer uses by default."""
-        return self._facts.sampling
 
     @property
     def context_length(self) -> int:
@@ -202,7 +198,9 @@ class IsolatedEngine(BaseEngine):
             del self._gone_owners[: len(gone)]
             process.call("forget", gone)
             number = None if exchange.owner is None else self._owner_number(exchange.owner)
-            told = replace(options, on_prompt=None)  # a function of this process
+            # What is set here, and without a function of this process.
+            sampling = options.sampling or self.sampling
+            told = replace(options, sampling=sampling, on_prompt=None)
             process.call("begin", self._num_streams, prompt, told, exchange.turn, number)
             try:
                 exchange.begin()  # once it is clear that the child refuses nothing

@@ -20,8 +20,8 @@ def stream_and_chat() -> float:
             kind: localspec.Provenance = piece.provenance
             print(text, kind.value, piece.token_ids[0], not piece.is_thought)
             if piece.logprobs is not None:
-                token, logprob = piece.logprobs.top_before[0]
-                print(token + 1, logprob / 2, piece.logprobs.after)
+                token, logprob, spelled = piece.logprobs.top_before[0]
+                print(token + 1, logprob / 2, piece.logprobs.after, spelled.upper())
         chat: localspec.Chat = engine.chat(system="Be brief.")
         params = localspec.SamplingParams(temperature=0.5, logit_bias={3: -1.0})
         reply = chat.send("Hello", sampling=params, seed=7, verify="coupled", stop="\n")
