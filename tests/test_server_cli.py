@@ -40,7 +40,8 @@ def test_it_says_where_it_listens_answers_and_stops(tmp_path):
         url = line.split()[2]
         told = ""
         while "opencode" not in told:
-            told = process.stderr.readline()
+            told += process.stderr.readline()
+        assert f"ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN=YOUR_KEY" in told
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "odd": 1}
         with httpx.Client(base_url=url, timeout=300, trust_env=False) as client:
             assert client.post("/v1/chat/completions", json=body).status_code == 401

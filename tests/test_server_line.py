@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from gguf_maker import write_random_model
+from localspec.server.answering import ends_within
 from localspec.server.app import Limits
 from server_runner import running_server
 
@@ -26,6 +28,24 @@ def server():
     with running_server(limits=Limits(num_waiting=5, patience_s=0.05)) as running:
         running.chat(max_tokens=1)
         yield running
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory, demo_target):
+    """Of a model with a context that no test waits for the end of."""
+    folder = tmp_path_factory.mktemp("config")
+    path = write_random_model(folder / "long.gguf", demo_target, context_length=131_072)
+    presets = folder / "localspec" / "models.toml"
+    presets.parent.mkdir()
+    presets.write_text(
+        '[long]\ndescription = "long"\ncontext_length = 131072\n'
+        f'target.path = "{path.as_posix()}"\n'
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(folder))
+        with running_server(presets=["long"]) as running:
+            running.chat(max_tokens=1)
+            yield running
 
 
 def streaming(server, **fields):
@@ -99,17 +119,35 @@ def test_who_waits_gets_events_and_what_goes_wrong_then_is_one(
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_a_client_that_goes_away_frees_the_engine(server, is_streamed):
-    """Of an answer without end, which nobody waits for."""
-    for _ in range(3):
+def test_a_client_that_goes_away_frees_the_engine(endless, is_streamed):
+    """Whenever it goes: each time is another one."""
+    options = {"ignore_eos": True, "max_tokens": 100_000}
+    for number in range(10):
         if is_streamed:
-            with streaming(server, **LONG) as running:
-                next(events_of(running))
+            with streaming(endless, **options) as running:
+                events = events_of(running)
+                for _ in range(number + 1):
+                    next(events)
         else:
-            body = {"messages": QUESTION, **LONG}
+            body = {"messages": QUESTION, **options}
             with pytest.raises(httpx.ReadTimeout):
-                server.client.post(CHAT, json=body, timeout=0.2)
-    assert server.chat(max_tokens=2)["choices"][0]["finish_reason"] == "length"
+                endless.client.post(CHAT, json=body, timeout=0.2)
+        assert endless.chat(max_tokens=1)["choices"]
+
+
+def test_a_cancellation_that_comes_as_what_is_waited_for_ends_is_not_lost():
+    async def use():
+        gate = asyncio.Event()
+        waiting = asyncio.create_task(ends_within(gate.wait(), 60))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.sleep(0)  # its own wait has ended, and it does not know yet
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(use())
 
 
 def test_who_goes_away_while_waiting_is_forgotten(server):
@@ -163,20 +201,11 @@ def test_a_crash_is_one_requests_error_and_the_next_works(server):
     assert server.chat(max_tokens=2)["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_long_prompt_tells_how_far_it_is(tmp_path, monkeypatch, demo_target):
+def test_a_long_prompt_tells_how_far_it_is(endless):
     """In events, which are more than comments: some clients wait for these alone."""
-    path = write_random_model(tmp_path / "long.gguf", demo_target, context_length=8192)
-    presets = tmp_path / "localspec" / "models.toml"
-    presets.parent.mkdir()
-    presets.write_text(
-        f'[long]\ndescription = "long"\ncontext_length = 8192\ntarget.path = "{path}"\n'
-    )
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    with running_server(presets=["long"]) as running:
-        text = "one two three " * 1500
-        body = [{"role": "user", "content": text}]
-        with streaming(running, messages=body, max_tokens=1) as response:
-            events = list(events_of(response))
+    body = [{"role": "user", "content": "one two three " * 1500}]
+    with streaming(endless, messages=body, max_tokens=1) as response:
+        events = list(events_of(response))
     progress = [event["prompt_progress"] for event in events if "prompt_progress" in event]
     assert len(progress) > 1
     assert all(each["processed"] <= each["total"] for each in progress)

@@ -72,7 +72,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     ctx: int | None,
     known_models_only: bool,
 ) -> None:
-    """Answer programs that speak OpenAI's protocols, with the models of PRESETs.
+    """Answer programs that speak OpenAI's or Anthropic's protocols, with the models of PRESETs.
 
     The first one is loaded at once, the others when they are asked for. On any address but
     this machine's own a key is needed. Ctrl-C stops the server.
@@ -110,7 +110,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
             models.open_first()
         app = Server(models, Limits()).app(access)
         first = models.all[0]
-        told = ready_settings(address, first.name, first.context_length)
+        told = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
         runner = Runner(app, lambda: click.echo(told, err=True))
         with contextlib.suppress(KeyboardInterrupt):  # raised again once it has ended
             runner.run(sockets=[listening])

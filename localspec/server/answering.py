@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -115,8 +115,7 @@ class Answering:
         while True:
             if not self._events and not self._work.done():
                 self._news.clear()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), self._service.patience_s)
+                await ends_within(self._news.wait(), self._service.patience_s)
             if self._events:
                 happened, self._events = self._events, []
                 yield happened
@@ -188,6 +187,22 @@ class Answering:
         # Here, since a task that is cancelled before its first step runs no line of its own.
         self._service.line.leave(self._place)
         self._news.set()
+
+
+async def ends_within(work: Awaitable[object], seconds: float) -> bool:
+    """Whether it ends by itself in that time; else it is cancelled. Raises what it raises.
+
+    Python's own `wait_for` swallows a cancellation, up to 3.11, that comes as the work ends.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task], timeout=seconds)
+        has_ended = task.done()
+    finally:
+        task.cancel()
+    if has_ended:
+        task.result()
+    return has_ended
 
 
 def prompt_of(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from localspec.server.answering import Answering, Event, Finished, Service
+from localspec.server.answering import Answering, Event, Finished, Service, ends_within
 from localspec.server.question import Question
 from localspec.server.refusal import RequestError, refusal_of
 from localspec.server.served_models import ServedModel
@@ -152,8 +152,9 @@ class _EventWriter:
     async def _send_body(self, body: bytes, *, more_body: bool) -> None:
         message = {"type": "http.response.body", "body": body, "more_body": more_body}
         try:
-            await asyncio.wait_for(self._send(message), WRITE_S)
-        except (OSError, asyncio.TimeoutError) as error:
+            if not await ends_within(self._send(message), WRITE_S):
+                raise _ClientGoneError
+        except OSError as error:
             raise _ClientGoneError from error
 
 
