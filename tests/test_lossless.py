@@ -175,7 +175,7 @@ def test_a_conversation_equals_its_tokens_decoded_from_scratch(demo_target, demo
 
 def assert_same_cache(model: LlamaModel, path: Path, tokens: list[int], bound: float) -> None:
     """One more token gets the same row after this cache and after a fresh one."""
-    fresh = LlamaModel.open(path, LlamaOptions())
+    fresh = LlamaModel.open(path, as_engines_open(path))
     fresh.decode(tokens[: model.num_cached], 0)
     for probe in (300, 700, 1500):
         kept = model.num_cached

@@ -10,7 +10,7 @@ import localspec
 from server_runner import running_server
 
 STEADY = {"temperature": 0, "draft_tokens": 3, "max_tokens": 20}
-PROMPT = "Once upon a time"
+PROMPT = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.fixture(scope="module")

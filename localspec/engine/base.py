@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import operator
 import os
 import threading
 import weakref
@@ -18,6 +17,7 @@ from localspec.chat.control_guard import Tokenizer
 from localspec.chat.messages import checked_messages, merged_messages
 from localspec.chat.prompt import Prompt, PromptMaker
 from localspec.chat.template import template_source
+from localspec.engine.arguments import require_chat, token_ids
 from localspec.errors import ClosedError, EngineError, OptionError, TemplateError
 from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
@@ -324,7 +324,7 @@ class BaseEngine(abc.ABC):
         Raises BusyError while an answer is produced, OSError if the file cannot be written,
         CacheError if `load_caches` would refuse it.
         """
-        _require_chat(chat)
+        require_chat(chat)
         return self.save_caches_of(chat, Path(path))
 
     def load_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
@@ -334,7 +334,7 @@ class BaseEngine(abc.ABC):
         produced, CacheError if it takes more memory than was granted, or the models are such as
         `save_caches` refuses.
         """
-        _require_chat(chat)
+        require_chat(chat)
         return self.load_caches_of(chat, Path(path))
 
     def chat(
@@ -386,20 +386,3 @@ def _end_at_exit(engine: weakref.ref[BaseEngine]) -> None:
     if alive is not None:
         with contextlib.suppress(EngineError):
             alive.close(cancel=True)
-
-
-def _require_chat(chat: object) -> None:
-    if not isinstance(chat, Chat):
-        raise OptionError(f"the chat is {chat!r}", "Give one of this engine's chats.")
-
-
-def token_ids(prompt: Sequence[int]) -> list[int]:
-    """The ids as plain ints. Raises OptionError for what is none."""
-    try:
-        if isinstance(prompt, bytes):
-            raise TypeError("bytes")
-        return [operator.index(token) for token in prompt]
-    except TypeError as error:
-        raise OptionError(
-            f"neither text nor token ids: {error}", "Give a str or ints."
-        ) from error

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from localspec.chat.prompt import Prompt
 from localspec.engine.access import Access, busy, still_answering
-from localspec.engine.base import BaseEngine, token_ids
+from localspec.engine.arguments import token_ids
+from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.memory import EngineMemory
