@@ -39,7 +39,7 @@ def test_a_raw_prompt_is_gone_on_with(server, engine):
         {"index": 0, "text": plain.text, "logprobs": None, "finish_reason": "length"}
     ]
     assert found["usage"]["prompt_tokens"] == plain.stats.prompt_tokens
-    by_ids = complete(server, prompt=engine.with_bos(engine.tokenize(PROMPT)))
+    by_ids = complete(server, prompt=engine.with_bos(engine.tokenize(PROMPT, special=True)))
     assert by_ids["choices"] == found["choices"]
     several = complete(server, prompt=[PROMPT, "Hello"], n=2)
     assert [each["index"] for each in several["choices"]] == [0, 1, 2, 3]
