@@ -17,7 +17,8 @@ GREEDY = localspec.SamplingParams(temperature=0)
 
 @pytest.fixture(scope="module")
 def engine():
-    with localspec.load() as opened:
+    # A fixed number: then steps, and how they round, repeat.
+    with localspec.load(draft_tokens=3) as opened:
         yield opened
 
 

@@ -26,13 +26,13 @@ def test_many_threads_get_whole_answers_or_a_refusal():
     Prompts are decoded from wherever a cancel left the caches, in batches that round
     otherwise: so both questions have answers without near ties.
     """
-    prompt = STORY.replace("Tell me a story about a fox.", "What is a token?")
+    prompt = STORY.replace("Tell me a story about a fox.", "What is speculative decoding?")
     with localspec.load() as engine:
 
         def ask(number: int) -> localspec.Reply:
             if number % 2:
                 return engine.generate(prompt, sampling=GREEDY, max_tokens=30)
-            return engine.chat().send("What is a draft model?", sampling=GREEDY, max_tokens=30)
+            return engine.chat().send("tips for sleeping better", sampling=GREEDY, max_tokens=30)
 
         expected = [ask(0).text, ask(1).text]
         outcomes: list[tuple[int, localspec.Reply | Exception]] = []
@@ -91,7 +91,7 @@ def test_a_stream_may_move_from_thread_to_thread():
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_is_refused_and_harms_nothing(busy):
     """Also where the engine was at work when it was forked, and when the fork closes it."""
-    prompt = STORY.replace("Tell me a story about a fox.", "What is a token?")  # no near ties
+    prompt = STORY.replace("Tell me a story about a fox.", "What is speculative decoding?")  # no near ties
     with localspec.load() as engine:
         expected = engine.generate(prompt, sampling=GREEDY, max_tokens=20)
         stream = engine.stream(prompt, sampling=GREEDY, max_tokens=20)
