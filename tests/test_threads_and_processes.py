@@ -32,7 +32,8 @@ def test_many_threads_get_whole_answers_or_a_refusal():
         def ask(number: int) -> localspec.Reply:
             if number % 2:
                 return engine.generate(prompt, sampling=GREEDY, max_tokens=30)
-            return engine.chat().send("tips for sleeping better", sampling=GREEDY, max_tokens=30)
+            question = "tips for sleeping better"
+            return engine.chat().send(question, sampling=GREEDY, max_tokens=30)
 
         expected = [ask(0).text, ask(1).text]
         outcomes: list[tuple[int, localspec.Reply | Exception]] = []
@@ -91,7 +92,8 @@ def test_a_stream_may_move_from_thread_to_thread():
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_is_refused_and_harms_nothing(busy):
     """Also where the engine was at work when it was forked, and when the fork closes it."""
-    prompt = STORY.replace("Tell me a story about a fox.", "What is speculative decoding?")  # no near ties
+    # Its answer has no near ties.
+    prompt = STORY.replace("Tell me a story about a fox.", "What is speculative decoding?")
     with localspec.load() as engine:
         expected = engine.generate(prompt, sampling=GREEDY, max_tokens=20)
         stream = engine.stream(prompt, sampling=GREEDY, max_tokens=20)

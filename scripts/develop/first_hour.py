@@ -128,7 +128,7 @@ def complete(person: Newcomer) -> None:
     """In a shell: commands, options, presets."""
     person.completes("localspec gen", "generate")
     person.completes("localspec chat --show-d", "--show-draft")
-    person.completes("localspec chat --preset dem", "demo")
+    person.completes("localspec chat --preset gpt", "gpt-oss-20b")
 
 
 def hour(localspec: Path) -> None:
