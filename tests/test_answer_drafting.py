@@ -74,6 +74,9 @@ def test_a_prediction_is_proposed_and_changes_nothing(engine):
     assert without.stats.accepted_per_proposer.get(LOOKUP, 0) < accepted / 2
     with pytest.raises(OptionError, match="neither text nor token ids"):
         ask(engine, prediction=3)
+    for ids in ([10**6], [-1]):
+        with pytest.raises(OptionError, match="the prediction has token ids"):
+            ask(engine, prediction=ids)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

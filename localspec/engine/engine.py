@@ -172,6 +172,14 @@ class Engine(BaseEngine):
             prediction = self.vocabulary.tokenize(options.prediction, parse_special=False)
         elif options.prediction is not None:
             prediction = token_ids(options.prediction)
+            if (
+                prediction
+                and not 0 <= min(prediction) <= max(prediction) < self.vocabulary.size
+            ):
+                raise OptionError(
+                    f"the prediction has token ids {min(prediction)} to {max(prediction)}",
+                    f"Give 0 to {self.vocabulary.size - 1}.",
+                )
         reference: list[int] = []
         if prediction:
             # What the prompt ends with comes before it, so that its begin is found.
