@@ -13,6 +13,7 @@ from gguf_maker import write_scripted_model
 from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import BUILT_IN
 from localspec.errors import ContextError, OptionError, TemplateError
+from localspec.tools.tool import ToolUse
 
 GREEDY = localspec.SamplingParams(temperature=0)
 QUESTION = {"role": "user", "content": "Tell me a story about a fox."}
@@ -37,7 +38,7 @@ def any_engine(request, engine):
 def prompt_text(engine, messages, template=None):
     """What the model reads."""
     source = template or engine.chat_template
-    prompt = PromptMaker(engine.vocabulary, source, think=True).prompt(messages)
+    prompt = PromptMaker(engine.vocabulary, source, think=True).prompt(messages, ToolUse())
     return engine.detokenize(prompt.tokens, special=True)
 
 

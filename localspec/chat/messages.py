@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from localspec.chat.template import Message
+from localspec.chat.tool_messages import checked_calls
 from localspec.errors import OptionError
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # it goes into the prompt as it is
@@ -22,10 +23,11 @@ _OTHER_PARTS = (
 
 
 def checked_messages(messages: object) -> list[Message]:
-    """Role and text of each message.
+    """Role and text of each message, and the calls of tools that belong to it.
 
     messages: a sequence of mappings with a role and a content: a str, None for no text, or
-    parts such as {"type": "text", "text": …}, which become lines of one text. Other keys are
+    parts such as {"type": "text", "text": …}, which become lines of one text. An assistant's
+    may have tool_calls, a tool's (or function's) tool_call_id and name. Other keys are
     passed over. Raises OptionError for anything else, with the message's number from 0.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
@@ -39,12 +41,23 @@ def checked_messages(messages: object) -> list[Message]:
 
 
 def merged_messages(messages: Sequence[Message]) -> list[Message]:
-    """Messages in a row of one role as one: some templates take the roles in turn only."""
-    groups = (
-        (role, [message["content"] for message in group])
-        for role, group in groupby(messages, lambda message: message["role"])
-    )
-    return [{"role": role, "content": "\n\n".join(texts)} for role, texts in groups]
+    """Messages in a row of one role as one: some templates take the roles in turn only.
+
+    Those with calls of tools, and what came of them, stay as they are.
+    """
+    merged: list[Message] = []
+    for is_plain, group in groupby(messages, _is_plain):
+        if not is_plain:
+            merged += group
+            continue
+        for role, same in groupby(group, lambda message: message["role"]):
+            texts = [message["content"] for message in same]
+            merged.append({"role": role, "content": "\n\n".join(texts)})
+    return merged
+
+
+def _is_plain(message: Message) -> bool:
+    return message["role"] != "tool" and "tool_calls" not in message
 
 
 def _checked(number: int, message: object) -> Message:
@@ -58,7 +71,15 @@ def _checked(number: int, message: object) -> Message:
             f"the role of message {number} is {role!r:.80}",
             "Give system, user, assistant, or another name that the chat template knows.",
         )
-    return {"role": role, "content": _text(number, message.get("content"))}
+    checked = {"role": role, "content": _text(number, message.get("content"))}
+    if role in ("tool", "function"):
+        call_id, name = message.get("tool_call_id"), message.get("name")
+        named = {"name": name} if isinstance(name, str) else {}
+        known = {"tool_call_id": call_id} if isinstance(call_id, str) else {}
+        return {**checked, "role": "tool", **named, **known}
+    if role == "assistant" and message.get("tool_calls"):
+        return {**checked, "tool_calls": checked_calls(number, message["tool_calls"])}
+    return checked
 
 
 def _text(number: int, content: object) -> str:

@@ -20,6 +20,7 @@ from localspec.streaming.cancellation import Unwanted
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.stops import checked_stop_strings
 from localspec.streaming.stream import Exchange, Piece, Reply, Stream
+from localspec.tools.tool import ToolUse
 
 
 class Waiting(NamedTuple):
@@ -166,7 +167,8 @@ class Answering:
                 engine.detokenize([min(given.prompt), max(given.prompt)])  # refuses wrong ids
             prompt = engine.raw_prompt(given.prompt)
         else:
-            prompt = prompt_of(engine, given, is_unwanted, think=self._question.think)
+            use = options.tool_use(())
+            prompt = prompt_of(engine, given, use, is_unwanted, think=self._question.think)
         self._num_prompt_tokens = len(prompt.tokens)
         text = self.model.prefixes.text_for(prompt.tokens)
 
@@ -206,11 +208,17 @@ async def ends_within(work: Awaitable[object], seconds: float) -> bool:
 
 
 def prompt_of(
-    engine: IsolatedEngine, messages: Messages, is_unwanted: Unwanted, *, think: bool
+    engine: IsolatedEngine,
+    messages: Messages,
+    use: ToolUse,
+    is_unwanted: Unwanted,
+    *,
+    think: bool,
 ) -> Prompt:
     """See `BaseEngine.make_prompt`. A template without a switch for thoughts has none."""
     has_switch = "enable_thinking" in (engine.chat_template or "")
-    return engine.make_prompt(messages, None, is_unwanted, think=think or not has_switch)
+    thinks = think or not has_switch
+    return engine.make_prompt(messages, use, is_unwanted, template=None, think=thinks)
 
 
 def _stopped_by(engine: IsolatedEngine, reply: Reply, options: AnswerOptions) -> str | None:

@@ -107,7 +107,7 @@ def _prediction(fields: Fields) -> str | None:
     content = None if prediction is None else prediction.any("content")
     if content is None:
         return None
-    return checked_messages([{"role": "user", "content": content}])[0]["content"]
+    return str(checked_messages([{"role": "user", "content": content}])[0]["content"])
 
 
 class ChatCompletion:

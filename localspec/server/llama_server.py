@@ -10,6 +10,7 @@ from localspec.server.answering import Service, prompt_of
 from localspec.server.chat_completions import plain_messages, thinks
 from localspec.server.fields import Fields
 from localspec.streaming.cancellation import never
+from localspec.tools.tool import ToolUse
 
 
 async def tokenize(service: Service, fields: Fields) -> dict[str, Any]:
@@ -47,7 +48,7 @@ async def apply_template(service: Service, fields: Fields) -> dict[str, Any]:
     """The prompt that messages become. Raises RequestError."""
     messages = plain_messages(fields.any("messages"))
     async with service.opened(fields.text("model")) as engine:
-        make = partial(prompt_of, engine, messages, never, think=thinks(fields))
+        make = partial(prompt_of, engine, messages, ToolUse(), never, think=thinks(fields))
         prompt = await asyncio.to_thread(make)
         spell = partial(engine.detokenize, special=True)
         return {"prompt": await asyncio.to_thread(spell, prompt.tokens)}

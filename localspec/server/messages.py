@@ -26,6 +26,7 @@ from localspec.server.served_models import ServedModel
 from localspec.server.tool_text import call_as_text, result_as_text
 from localspec.server.writing import event
 from localspec.streaming.cancellation import never
+from localspec.tools.tool import ToolUse
 
 _BILLING = "x-anthropic-billing-header:"  # begins a system text of a coding agent's
 _CHANGING = re.compile(r"\bcch=[0-9A-Za-z]{1,16};")  # in it: another one in each request
@@ -95,7 +96,7 @@ async def count_tokens(service: Service, fields: Fields) -> dict[str, int]:
     """How many tokens the prompt has that a request would make. Raises RequestError."""
     given = read_messages(fields)
     async with service.opened(fields.text("model")) as engine:
-        make = partial(prompt_of, engine, given, never, think=thinks(fields))
+        make = partial(prompt_of, engine, given, ToolUse(), never, think=thinks(fields))
         prompt = await asyncio.to_thread(make)
     return {"input_tokens": len(prompt.tokens)}
 

@@ -11,6 +11,7 @@ from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.speculative.policy_api import Drafting, ProposerName
 from localspec.speculative.rule_name import RuleName
 from localspec.streaming.stops import checked_stop_strings
+from localspec.tools.tool import Tool, ToolChoice, ToolUse, checked_tools, tool_use
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
@@ -33,6 +34,9 @@ class AnswerKeywords(SamplingKeywords, total=False):
     draft_tokens: int | None
     proposer: ProposerName | None
     prediction: str | Sequence[int] | None
+    tools: Sequence[Mapping[str, object] | Tool] | None
+    tool_choice: ToolChoice | None
+    parallel_tool_calls: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,12 @@ class AnswerOptions:
     prediction: what the answer is expected to be for the most part, as an edited text: it is
     proposed where the answer follows it, by the lookup, and changes nothing that is said.
 
+    Where there are messages, tools: functions that the model may ask for, each a dict with a
+    name, a description and parameters (the JSON schema of an object), or as OpenAI has them;
+    in a chat by default those of the answer before. tool_choice: "auto", "none", "required", or
+    the name of the tool that has to be called. parallel_tool_calls: whether several may be
+    called at once. None is run: see `Reply.tool_calls`.
+
     Raises OptionError for sampling and stop of another type, a max_tokens that is no whole
     number above 0, or logprobs that is none from 0 on.
     """
@@ -67,6 +77,9 @@ class AnswerOptions:
     draft_tokens: int | None = None
     proposer: ProposerName | None = None
     prediction: str | Sequence[int] | None = None
+    tools: Sequence[Mapping[str, object] | Tool] | None = field(default=None, hash=False)
+    tool_choice: ToolChoice | None = field(default=None, hash=False)
+    parallel_tool_calls: bool = True
     changes: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @property
@@ -75,6 +88,14 @@ class AnswerOptions:
         if self.draft_tokens is None and self.proposer is None:
             return None
         return Drafting(self.draft_tokens, self.proposer or "auto")
+
+    def tool_use(self, known: tuple[Tool, ...]) -> ToolUse:
+        """Which tools may be called; those that are known already, if none are given.
+
+        Raises OptionError for a choice that is none of them.
+        """
+        tools = known if self.tools is None else self.tools
+        return tool_use(tools, self.tool_choice, is_parallel=self.parallel_tool_calls)
 
     @classmethod
     def of(cls, **keywords: Unpack[AnswerKeywords]) -> Self:
@@ -94,6 +115,7 @@ class AnswerOptions:
         self.sampling_from(SamplingParams())
         _ = self.drafting
         checked_stop_strings(self.stop)
+        checked_tools(self.tools or ())
         if self.on_prompt is not None and not callable(self.on_prompt):
             raise OptionError(
                 f"on_prompt is {self.on_prompt!r}", "Give a function of two numbers."
