@@ -125,7 +125,20 @@ FORMS = (
         marks=("[TOOL_CALLS]",),
         has_ids=True,
     ),
-    # Qwen2.5, Qwen3, QwQ, Hermes, Granite 4, MiMo, Reka, Bielik, Apriel …
+    # Apriel
+    CallForm(
+        signs=("<tool_calls>[",),
+        openings=("<tool_calls>",),
+        closing="</tool_calls>",
+        before="<tool_calls>[",
+        head=_OBJECT,
+        tail="}",
+        between=", ",
+        after="]</tool_calls>",
+        read=read_objects,
+        marks=("<tool_calls>", "</tool_calls>"),
+    ),
+    # Qwen2.5, Qwen3, QwQ, Hermes, Granite 4, MiMo, Reka, Bielik …
     CallForm(
         signs=("<tool_call>", '"arguments": '),
         openings=("<tool_call>",),
@@ -196,4 +209,5 @@ def known_families() -> Collection[str]:
         "Gemma 4",
         "Granite",
         "Nemotron",
+        "Apriel",
     )
