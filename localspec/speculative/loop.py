@@ -159,7 +159,11 @@ class SpeculativeDecoder:
         # 1. Propose.
         decision, replay_s = self._choice(request, place, room)
         proposal = self._proposal(decision, request, place)
-        draft_tokens = proposal.draft_tokens
+        # Of tokens that are forbidden the first one is judged with the others, since leaving it
+        # out for what it is would change what follows; there is nothing behind it.
+        num_allowed = request.chain.num_allowed(proposal.draft_tokens)
+        proposal = proposal.up_to(num_allowed + 1)
+        draft_tokens = proposal.draft_tokens[:num_allowed]
         proposed = self.clock()
 
         # 2. Score pending and draft tokens in one decode.
@@ -182,7 +186,8 @@ class SpeculativeDecoder:
         provenance = [Provenance.ACCEPTED] * num_accepted
         if not (tokens and request.is_end(tokens[-1])):
             tokens.append(verdict.next_token)
-            provenance.append(_provenance(verdict, len(draft_tokens)))
+            provenance.append(_provenance(verdict, len(proposal.draft_tokens)))
+        request.chain.settle(tokens)
         self.tokens += tokens
         self._probs += [row.prob(token) for row, token in zip(targets, tokens, strict=False)]
         return Step(

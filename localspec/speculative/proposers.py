@@ -31,6 +31,15 @@ class Proposal(NamedTuple):
     confidences: list[float]
     num_read: int
 
+    def up_to(self, num_tokens: int) -> Proposal:
+        """Its first num_tokens, as if the proposer had ended there."""
+        return Proposal(
+            self.draft_tokens[:num_tokens],
+            self.distributions[:num_tokens],
+            self.confidences[:num_tokens],
+            self.num_read,
+        )
+
 
 Draw = Callable[[int, Distribution], int]  # (index in the step, distribution) → token
 
