@@ -24,16 +24,16 @@ class Asked(NamedTuple):
 
 
 def asked_constraint(
-    json_schema: str | None,
+    json_schema: object,
     regex: str | None,
     grammar: str | None,
     choices: Sequence[str] | None,
 ) -> Asked | None:
     """The one that is given; None if none is.
 
-    json_schema: the text of one. grammar: Lark, as llguidance understands it, or llama.cpp's
-    GBNF, which is told by its "::=". Raises OptionError for two at once, ConstraintError for
-    what is none.
+    json_schema: what `schema_text` made of one. grammar: Lark, as llguidance understands it, or
+    llama.cpp's GBNF, which is told by its "::=". Raises OptionError for two at once,
+    ConstraintError for what is none.
     """
     given = {
         "json_schema": json_schema, "regex": regex, "grammar": grammar, "choices": choices

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from localspec.constraints.asked import Asked, asked_constraint
 from localspec.constraints.behind import Behind, Boundary, Start, Trigger
 from localspec.constraints.guidance import Guide, is_installed
 from localspec.constraints.spelling import Crossing, Spelling
@@ -13,7 +14,6 @@ from localspec.streaming.thinking import Thoughts, ThoughtsEnd
 
 if TYPE_CHECKING:
     from localspec.chat.prompt import Prompt
-    from localspec.constraints.asked import Asked
     from localspec.llama.vocabulary import Vocabulary
     from localspec.sampling.constraint import Constraint
     from localspec.streaming.options import AnswerOptions
@@ -36,7 +36,9 @@ class Constrainer:
         Where the prompt has the beginning of the answer, behind that. Raises ConstraintError
         for what cannot be kept to, or a beginning that does not fit.
         """
-        asked = options.asked_constraint
+        asked = asked_constraint(
+            options.json_schema, options.regex, options.grammar, options.choices
+        )
         if asked is None:
             return None
         constraint = self._of(asked)
@@ -56,16 +58,21 @@ class Constrainer:
         return constraint
 
     def _of(self, asked: Asked) -> Constraint:
-        if asked.kind != "gbnf":
-            return self._guide.constraint(asked)
-        if is_installed():
-            try:
-                return self._guide.constraint(asked)
-            except ConstraintError:
-                pass  # llama.cpp's own understands more of its language, if slowly
         from localspec.llama.grammar import LlamaGrammar  # loads libllama
 
-        return LlamaGrammar.parse(self._vocabulary, asked.text, self._spelling.num_logits)
+        if asked.kind != "gbnf":
+            return self._guide.constraint(asked)
+        num_logits = self._spelling.num_logits
+        if not is_installed():
+            return LlamaGrammar.parse(self._vocabulary, asked.text, num_logits)
+        try:
+            return self._guide.constraint(asked)
+        except ConstraintError as error:
+            # llama.cpp's own understands more of its language, if slowly.
+            try:
+                return LlamaGrammar.parse(self._vocabulary, asked.text, num_logits)
+            except ConstraintError:
+                raise error from None
 
     @cached_property
     def _guide(self) -> Guide:

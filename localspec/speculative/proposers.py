@@ -50,6 +50,9 @@ class Proposer(Protocol):
     @property
     def kind(self) -> ProposerKind: ...
 
+    def begin(self, chain: SamplerChain) -> None:
+        """An answer begins, whose chain this is."""
+
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """What it could propose after `tokens`, and what it would have to read for that."""
 
@@ -112,6 +115,9 @@ class DraftModel:
         """The longest text, drafted tokens included, it can propose for."""
         # The last draft token is never decoded here, hence the one more.
         return self.model.context_length + 1
+
+    def begin(self, chain: SamplerChain) -> None:
+        """See `Proposer.begin`: every answer is the same to it."""
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """See `Proposer.state`."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from localspec.constraints.asked import Asked, asked_constraint, schema_text
+from localspec.constraints.asked import asked_constraint, schema_text
 from localspec.errors import OptionError
 from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.speculative.policy_api import Drafting, ProposerName
@@ -95,13 +95,6 @@ class AnswerOptions:
         return Drafting(self.draft_tokens, self.proposer or "auto")
 
     @property
-    def asked_constraint(self) -> Asked | None:
-        """What the answer is to fit, if anything."""
-        schema = self.json_schema
-        assert schema is None or isinstance(schema, str)
-        return asked_constraint(schema, self.regex, self.grammar, self.choices)
-
-    @property
     def triggers(self) -> tuple[str, ...]:
         """The texts behind which that begins; none if it is at once."""
         if self.trigger is None:
@@ -145,7 +138,8 @@ class AnswerOptions:
                 raise OptionError(
                     f"a trigger is {text!r:.80}", "Give a text of a character or more."
                 )
-        if self.asked_constraint is None and self.triggers:
+        asked = asked_constraint(self.json_schema, self.regex, self.grammar, self.choices)
+        if asked is None and self.triggers:
             raise OptionError(
                 f"the trigger {self.trigger!r:.80} is given without what it begins",
                 "Give a json_schema, regex, grammar or choices, too.",
