@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from localspec.chat.control_guard import ControlGuard, Hidden, Tokenizer
+from localspec.chat.kept_calls import kept_calls
 from localspec.chat.nested import texts_in, with_texts
 from localspec.chat.template import ChatTemplate, Message
 from localspec.chat.tool_messages import fit_to_form
@@ -146,7 +147,7 @@ class PromptMaker:
         }
         tokens = {mark: found[0] for mark, found in ids.items() if len(found) == 1}
         shown = frozenset(filter(self._vocabulary.is_control, tokens.values()))
-        return Calls(self._form, use, shown)
+        return Calls(self._form, use, shown, kept_calls(self._form, use, tokens))
 
     def _check_tools(self, messages: Sequence[Message], use: ToolUse) -> None:
         """Refuse what the template would pass over, or whose calls nobody could read."""

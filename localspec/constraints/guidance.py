@@ -75,13 +75,13 @@ class Guide:
         """
         from llguidance import LLMatcher, LLParserLimits
 
-        grammar = _compiled(asked)
+        grammar = compiled(asked)
         # Its own limits, which bound the work for a mask to some milliseconds.
         matcher = LLMatcher(
             self.tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False)
         )
         if matcher.is_error():
-            raise _refused(asked, matcher.get_error())
+            raise refused(asked, matcher.get_error())
         return Guidance(matcher, self)
 
 
@@ -102,7 +102,8 @@ class _Tokens:
         return self._tokenize(text)
 
 
-def _compiled(asked: Asked) -> str:
+def compiled(asked: Asked) -> str:
+    """llguidance's own form of it. Raises ConstraintError for GBNF that it does not know."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
@@ -115,10 +116,11 @@ def _compiled(asked: Asked) -> str:
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(asked.text))
     except Exception as error:
-        raise _refused(asked, str(error)) from error
+        raise refused(asked, str(error)) from error
 
 
-def _refused(asked: Asked, message: str) -> ConstraintError:
+def refused(asked: Asked, message: str) -> ConstraintError:
+    """What llguidance says of it, for people."""
     name = {"json_schema": "JSON schema", "lark": "Lark grammar"}.get(asked.kind, asked.kind)
     keywords = _KEYWORDS.search(message)
     if keywords:

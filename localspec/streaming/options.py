@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from localspec.constraints.asked import asked_constraint, schema_text
@@ -113,7 +113,10 @@ class AnswerOptions:
         Raises OptionError for a choice that is none of them.
         """
         tools = known if self.tools is None else self.tools
-        return tool_use(tools, self.tool_choice, is_parallel=self.parallel_tool_calls)
+        use = tool_use(tools, self.tool_choice, is_parallel=self.parallel_tool_calls)
+        schema = self.json_schema
+        assert schema is None or isinstance(schema, str)
+        return replace(use, answer_schema=schema)
 
     @property
     def triggers(self) -> tuple[str, ...]:

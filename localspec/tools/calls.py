@@ -39,6 +39,11 @@ class Calls:
     shown: frozenset[int] = frozenset()
     grammar: CallGrammar | None = None
 
+    @property
+    def have_frame(self) -> bool:
+        """Whether what keeps to the grammar is the whole answer, with its thoughts."""
+        return self.grammar is not None and self.grammar.has_frame
+
 
 def whole_calls(pieces: Iterable[CallPiece | None]) -> tuple[ToolCall, ...]:
     """The calls that pieces make, without one that was cut."""

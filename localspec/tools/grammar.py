@@ -68,6 +68,9 @@ def _start(form: CallForm, use: ToolUse, spell: Spelling) -> tuple[list[str], tu
     """What an answer is, and behind which texts that begins."""
     if use.must:
         return [f"start: {spell.of(form.before)} calls"], ()
+    if use.answer_schema is not None:
+        start = f"start: {spell.of(form.before)} calls | answer"
+        return [start, json_rule("answer", json.loads(use.answer_schema))], ()
     if not form.is_bare:
         opening = form.openings[0]
         rest = spell.of(form.before.removeprefix(opening))
@@ -88,11 +91,14 @@ def _messages(use: ToolUse, spell: Spelling) -> tuple[list[str], tuple[str, ...]
     )
     rules = [f'channel: {channel} ("commentary" | "analysis")', f"named: {names}"]
     trigger = " to=functions."
-    if not use.must:
+    if not use.must and use.answer_schema is None:
         return ["start: named", *rules], (trigger,)
-    start = spell.of("<|start|>")
+    start, whole = spell.of("<|start|>"), f"channel? {json.dumps(trigger)} named"
+    if not use.must and use.answer_schema is not None:
+        rules.append(json_rule("answer", json.loads(use.answer_schema)))
+        whole = f'({whole} | {channel} "final" {kind} {message} answer)'
     return [
-        f'start: (thought {start} "assistant")* channel? {json.dumps(trigger)} named',
+        f'start: (thought {start} "assistant")* {whole}',
         f'thought: {channel} "analysis" {message} rest',
         spell.until("rest", "<|end|>"),
         *rules,

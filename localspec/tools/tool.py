@@ -22,11 +22,16 @@ ToolChoice = str | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that a model may ask for. parameters: the JSON schema of its arguments."""
+    """A function that a model may ask for.
+
+    parameters: the JSON schema of its arguments. is_strict: whether a call that does not fit it
+    is of no use.
+    """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
+    is_strict: bool = False
 
     def declared(self) -> dict[str, Any]:
         """As chat templates expect it."""
@@ -62,7 +67,7 @@ class ToolUse:
 
     tools: all that the model is told of. must: whether it has to call one. only: the name of
     the one that it has to call, or None. are_off: none may be called. is_parallel: whether it
-    may call several at once.
+    may call several at once. answer_schema: what an answer fits that is no call, as JSON.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -70,6 +75,7 @@ class ToolUse:
     only: str | None = None
     are_off: bool = False
     is_parallel: bool = True
+    answer_schema: str | None = None
 
     @property
     def callable(self) -> tuple[Tool, ...]:
@@ -150,7 +156,14 @@ def _checked(number: int, tool: object) -> Tool:
             'Give the JSON schema of an object: {"type": "object", "properties": {…}}.',
         )
     schema = {"type": "object", "properties": {}, **parameters}
-    return Tool(name, description or "", schema)
+    try:
+        json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError(
+            f"the parameters of the tool {name} are no JSON: {error}",
+            "Use only what JSON can hold.",
+        ) from error
+    return Tool(name, description or "", schema, given.get("strict") is True)
 
 
 def _named(choice: object) -> object:
