@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 
 from localspec.chat.template import Message
 from localspec.errors import OptionError
@@ -39,12 +39,25 @@ def checked_messages(messages: object) -> list[Message]:
 
 
 def merged_messages(messages: Sequence[Message]) -> list[Message]:
-    """Messages in a row of one role as one: some templates take the roles in turn only."""
-    groups = (
-        (role, [message["content"] for message in group])
-        for role, group in groupby(messages, lambda message: message["role"])
-    )
-    return [{"role": role, "content": "\n\n".join(texts)} for role, texts in groups]
+    """The same in turns that every template takes.
+
+    What the system says first is one message, what it says later the user's, and messages in a
+    row of one role are one.
+    """
+    opening = list(takewhile(_is_system, messages))
+    merged = [_merged("system", opening)] if opening else []
+    told = [("user" if _is_system(each) else each["role"], each) for each in messages]
+    for role, group in groupby(told[len(opening) :], lambda pair: pair[0]):
+        merged.append(_merged(role, [message for _, message in group]))
+    return merged
+
+
+def _merged(role: str, messages: Sequence[Message]) -> Message:
+    return {"role": role, "content": "\n\n".join(each["content"] for each in messages)}
+
+
+def _is_system(message: Message) -> bool:
+    return message["role"] in ("system", "developer")
 
 
 def _checked(number: int, message: object) -> Message:

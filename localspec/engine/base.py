@@ -283,7 +283,7 @@ class BaseEngine(abc.ABC):
             prompt = maker.prompt(checked, is_unwanted)
         except TemplateError:
             merged = merged_messages(checked)
-            if len(merged) == len(checked):
+            if merged == checked:
                 raise
             prompt = maker.prompt(merged, is_unwanted)
         return prompt._replace(tokens=self.with_bos(prompt.tokens))

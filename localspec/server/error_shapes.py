@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from starlette.responses import Response
@@ -17,6 +18,7 @@ _ANTHROPIC_TYPES = {
     413: "request_too_large",
     503: "overloaded_error",
 }
+_LONG = re.compile(r"the prompt has (\d+) tokens; the context holds (\d+)")
 _RETRY_AFTER_S = 2  # when a client should ask again that found the line full
 
 
@@ -34,15 +36,17 @@ def openai_error(error: RequestError) -> dict[str, Any]:
 
 
 def anthropic_error(error: RequestError) -> dict[str, Any]:
-    """As Anthropic's protocol has it; clients know a long prompt by its words."""
+    """As Anthropic's protocol has it; clients know a long prompt by its words.
+
+    Some read the two numbers in them, to see how much has to go.
+    """
     kind = "api_error" if error.status >= 500 else "invalid_request_error"
-    is_long = error.code == "context_length_exceeded"
+    message = error.sentence
+    if error.code == "context_length_exceeded":
+        message = "prompt is too long: " + _LONG.sub(r"\1 tokens > \2 maximum", message)
     return {
         "type": "error",
-        "error": {
-            "type": _ANTHROPIC_TYPES.get(error.status, kind),
-            "message": ("prompt is too long: " if is_long else "") + error.sentence,
-        },
+        "error": {"type": _ANTHROPIC_TYPES.get(error.status, kind), "message": message},
     }
 
 

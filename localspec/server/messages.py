@@ -27,8 +27,8 @@ from localspec.server.tool_text import call_as_text, result_as_text
 from localspec.server.writing import event
 from localspec.streaming.cancellation import never
 
-_BILLING = "x-anthropic-billing-header:"  # begins a system text of a coding agent's
-_CHANGING = re.compile(r"\bcch=[0-9A-Za-z]{1,16};")  # in it: another one in each request
+# A line of a coding agent's, with numbers that change from one request or session to the next.
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
 
 def read_question(fields: Fields) -> Question:
@@ -57,7 +57,9 @@ def read_messages(fields: Fields) -> list[dict[str, str]]:
     messages = []
     system = fields.any("system")
     if system is not None:
-        text = _text_of(system, "system")
+        text = _BILLING.sub(
+            "", _text_of(system, "system"), count=1
+        )  # else nothing stays cached
         messages.append({"role": "system", "content": text})
     given = fields.objects("messages")
     if not given:
@@ -72,7 +74,7 @@ def _text_of(content: object, role: str) -> str:
     """The text of a content: one, or blocks of it."""
     if not isinstance(content, list):
         (message,) = checked_messages([{"role": role, "content": content}])
-        return _steady(message["content"])
+        return message["content"]
     texts = []
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
@@ -82,13 +84,8 @@ def _text_of(content: object, role: str) -> str:
             texts.append(result_as_text(_text_of(block.get("content"), role)))
         elif kind not in ("thinking", "redacted_thinking"):
             (message,) = checked_messages([{"role": role, "content": [block]}])
-            texts.append(_steady(message["content"]))
+            texts.append(message["content"])
     return "\n".join(texts)
-
-
-def _steady(text: str) -> str:
-    """The text without a number that changes in each request: all behind it stays cached."""
-    return _CHANGING.sub("cch=0;", text, count=1) if text.startswith(_BILLING) else text
 
 
 async def count_tokens(service: Service, fields: Fields) -> dict[str, int]:
