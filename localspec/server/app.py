@@ -81,6 +81,7 @@ class Server:
     def routes(self) -> list[Route]:
         """Every route, under all of its paths."""
         gets: dict[str, Endpoint] = {
+            "/": _health,  # programs look for a server, or an Ollama, by its address alone
             "/health": _health,
             "/v1/models": self._list,
             "/v1/models/{name}": self._one,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 
@@ -24,8 +25,9 @@ _KEPT_SHARE = 8  # caches of texts that wait take up to this part of the machine
 class ServedModel:
     """A preset under its name, and its engine while it is loaded.
 
-    created: Unix time of the target's file. num_trained: tokens of context that it was trained
-    for. Raises PresetError if its files are not here, ModelFileError if one is none.
+    created, num_parameters: Unix time of the target's file, and how many it has. num_trained:
+    tokens of context that it was trained for. Raises PresetError if its files are not here,
+    ModelFileError if one is none.
     """
 
     def __init__(self, preset: Preset, context_length: int | None) -> None:
@@ -36,6 +38,7 @@ class ServedModel:
         self.created = int(path.stat().st_mtime)
         self.size_bytes = path.stat().st_size
         self.architecture = header.architecture
+        self.num_parameters = sum(math.prod(tensor.shape) for tensor in header.tensors)
         self.num_trained = ModelShape(header).context_length
         self.context_length = context_length or preset.context_length
         self.engine: IsolatedEngine | None = None
