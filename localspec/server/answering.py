@@ -162,8 +162,6 @@ class Answering:
     ) -> Stream:
         """The answer's stream; in a thread of its own."""
         if isinstance(given, RawPrompt):
-            if not isinstance(given.prompt, str) and given.prompt:
-                engine.detokenize([min(given.prompt), max(given.prompt)])  # refuses wrong ids
             prompt = engine.raw_prompt(given.prompt)
         else:
             prompt = prompt_of(engine, given, is_unwanted, think=self._question.think)
