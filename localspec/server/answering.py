@@ -129,6 +129,8 @@ class Answering:
         """Stop, and let the next one have its turn within one decode. Idempotent."""
         self._work.cancel()
         await asyncio.wait([self._work])
+        if not self._work.cancelled():
+            self._work.exception()  # or the log has it, which nobody waits for any more
 
     async def _answer_in_turn(self) -> None:
         await self._place.is_first.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from localspec.errors import LocalspecError
 from localspec.server import (
     chat_completions,
     completions,
@@ -38,6 +40,8 @@ from localspec.server.writing import Answer, FormMaker, json_response
 _IDLE_CHECKS_S = 15.0  # between two looks at whether a model is used
 
 _MESSAGES = "/v1/messages"
+
+logger = logging.getLogger(__name__)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Reader = Callable[[Fields], Awaitable[Response]]
@@ -123,6 +127,8 @@ class Server:
                 place = self._line.join()
                 try:
                     await self._models.close_unused(self._limits.unload_s)
+                except LocalspecError:
+                    logger.exception("a model that nobody uses cannot be closed")
                 finally:
                     self._line.leave(place)
 
@@ -213,6 +219,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
         f"{request.method} {request.url.path!r:.200}: {what}",
         status=error.status_code,
         code="not_found",
+        headers=error.headers,  # of a wrong method: which are right
     )
     return refusal_response(request.url.path, refusal)
 

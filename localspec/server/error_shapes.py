@@ -49,9 +49,11 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
 def refusal_response(path: str, error: RequestError) -> Response:
     """The response to a request for that path which is not answered."""
     value = openai_error(error)
-    if path.startswith("/v1/messages"):
+    if path.removeprefix("/v1").startswith("/messages"):
         value = anthropic_error(error)
     elif path.startswith("/api/"):
         value = {"error": error.sentence}
-    headers = {"retry-after": str(_RETRY_AFTER_S)} if error.status == 503 else {}
+    headers = dict(error.headers)
+    if error.status == 503:
+        headers["retry-after"] = str(_RETRY_AFTER_S)
     return json_response(value, error.status, headers)
