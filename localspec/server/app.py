@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,16 +35,17 @@ from localspec.server.model_list import model_list, model_object
 from localspec.server.question import Question
 from localspec.server.refusal import RequestError, refusal_of
 from localspec.server.served_models import ServedModels
-from localspec.server.writing import Answer, FormMaker, json_response
+from localspec.server.writing import Answer, FormMaker, json_response, unless_gone
 
 _IDLE_CHECKS_S = 15.0  # between two looks at whether a model is used
+_LAST_S = 3.0  # for the answer that is given when the server stops; uvicorn waits longer
 
 _MESSAGES = "/v1/messages"
 
 logger = logging.getLogger(__name__)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-Reader = Callable[[Fields], Awaitable[Response]]
+Reader = Callable[[Fields], Coroutine[Any, Any, Response]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,21 @@ class Server:
             exception_handlers={HTTPException: _no_route, Exception: _failed},
         )
         return Guard(app, access)
+
+    def stop(self) -> None:
+        """Tell those who wait, and a little later whoever is answered, that the server stops.
+
+        In the event loop.
+        """
+        self._line.close()
+        for each in list(self._service.answerings):
+            if each.is_waiting:
+                each.stop()
+        asyncio.get_running_loop().call_later(_LAST_S, self._stop_all)
+
+    def _stop_all(self) -> None:
+        for each in list(self._service.answerings):
+            each.stop()
 
     def routes(self) -> list[Route]:
         """Every route, under all of its paths."""
@@ -139,11 +155,11 @@ class Server:
                 request.receive, self._limits.body_bytes, self._limits.body_s
             )
             fields = read_fields(body)
-            response = await reader(fields)
+            response = await unless_gone(request.receive, reader(fields))
             fields.log_unread(path, self._told)
         except Exception as error:
             return refusal_response(path, refusal_of(error))
-        return response
+        return response or Response()  # which nobody reads
 
     async def _chat(self, fields: Fields) -> Response:
         question = chat_completions.read_question(fields)

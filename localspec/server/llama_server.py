@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Any
 
-from localspec.server.answering import Service, prompt_of
+from localspec.engine.isolated import IsolatedEngine
+from localspec.server.answering import Service, in_thread, prompt_of
 from localspec.server.chat_completions import plain_messages, thinks
 from localspec.server.fields import Fields
 from localspec.streaming.cancellation import never
@@ -17,20 +17,14 @@ async def tokenize(service: Service, fields: Fields) -> dict[str, Any]:
     text = fields.text("content") or ""
     special = fields.flag("parse_special") is not False
     async with service.opened(fields.text("model")) as engine:
-        tokens = await asyncio.to_thread(partial(engine.tokenize, text, special=special))
+        tokens = await in_thread(partial(engine.tokenize, text, special=special))
         if fields.flag("add_special"):
             tokens = engine.with_bos(tokens)
         if not fields.flag("with_pieces"):
             return {"tokens": tokens}
         if len(tokens) > engine.context_length:  # each is asked for by itself
             fields.refuse("with_pieces", f"Ask for up to {engine.context_length} tokens.")
-        spell = partial(engine.detokenize, special=True)
-        pieces = [await asyncio.to_thread(spell, [token]) for token in tokens]
-    return {
-        "tokens": [
-            {"id": token, "piece": piece} for token, piece in zip(tokens, pieces, strict=True)
-        ]
-    }
+        return {"tokens": await in_thread(lambda: [_spelled(engine, each) for each in tokens])}
 
 
 async def detokenize(service: Service, fields: Fields) -> dict[str, Any]:
@@ -39,8 +33,7 @@ async def detokenize(service: Service, fields: Fields) -> dict[str, Any]:
     if not isinstance(tokens, list):
         fields.refuse("tokens", "Give a list of token ids.")
     async with service.opened(fields.text("model")) as engine:
-        spell = partial(engine.detokenize, special=True)
-        return {"content": await asyncio.to_thread(spell, tokens)}
+        return {"content": await in_thread(partial(engine.detokenize, tokens, special=True))}
 
 
 async def apply_template(service: Service, fields: Fields) -> dict[str, Any]:
@@ -48,6 +41,10 @@ async def apply_template(service: Service, fields: Fields) -> dict[str, Any]:
     messages = plain_messages(fields.any("messages"))
     async with service.opened(fields.text("model")) as engine:
         make = partial(prompt_of, engine, messages, never, think=thinks(fields))
-        prompt = await asyncio.to_thread(make)
-        spell = partial(engine.detokenize, special=True)
-        return {"prompt": await asyncio.to_thread(spell, prompt.tokens)}
+        prompt = await in_thread(make)
+        spell = partial(engine.detokenize, prompt.tokens, special=True)
+        return {"prompt": await in_thread(spell)}
+
+
+def _spelled(engine: IsolatedEngine, token: int) -> dict[str, Any]:
+    return {"id": token, "piece": engine.detokenize([token], special=True)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 from collections.abc import Sequence
@@ -10,7 +9,14 @@ from functools import partial
 from typing import Any
 
 from localspec.chat.messages import checked_messages
-from localspec.server.answering import Event, Finished, Said, Service, prompt_of
+from localspec.server.answering import (
+    Event,
+    Finished,
+    Said,
+    Service,
+    in_thread,
+    prompt_of,
+)
 from localspec.server.costs import Usage, timings_of, usage_of
 from localspec.server.error_shapes import anthropic_error
 from localspec.server.fields import Fields
@@ -96,7 +102,7 @@ async def count_tokens(service: Service, fields: Fields) -> dict[str, int]:
     given = read_messages(fields)
     async with service.opened(fields.text("model")) as engine:
         make = partial(prompt_of, engine, given, never, think=thinks(fields))
-        prompt = await asyncio.to_thread(make)
+        prompt = await in_thread(make)
     return {"input_tokens": len(prompt.tokens)}
 
 
