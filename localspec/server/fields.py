@@ -13,7 +13,7 @@ from localspec.server.refusal import RequestError
 
 logger = logging.getLogger(__name__)
 
-_MOST_TEXTS = 64  # each is looked for again and again while an answer is given
+MOST_TEXTS = 64  # each is looked for again and again while an answer is given
 _MOST_TOLD = 1000  # names that a client makes up cost memory, too
 
 
@@ -70,9 +70,9 @@ class Fields:
             return [value]
         if value is None:
             return None
-        is_short = isinstance(value, list) and len(value) <= _MOST_TEXTS
+        is_short = isinstance(value, list) and len(value) <= MOST_TEXTS
         if not is_short or not all(isinstance(each, str) for each in value):
-            self.refuse(name, f"Give a text, or up to {_MOST_TEXTS} of them.")
+            self.refuse(name, f"Give a text, or up to {MOST_TEXTS} of them.")
         return value
 
     def object(self, name: str) -> Fields | None:

@@ -21,6 +21,7 @@ from localspec.server.costs import Usage, timings_of, usage_of
 from localspec.server.error_shapes import anthropic_error
 from localspec.server.fields import Fields
 from localspec.server.question import (
+    PromptQuestion,
     Question,
     answer_options,
     max_tokens,
@@ -97,11 +98,15 @@ def _steady(text: str) -> str:
     return _CHANGING.sub("cch=0;", text, count=1) if text.startswith(_BILLING) else text
 
 
-async def count_tokens(service: Service, fields: Fields) -> dict[str, int]:
-    """How many tokens the prompt has that a request would make. Raises RequestError."""
-    given = read_messages(fields)
-    async with service.opened(fields.text("model")) as engine:
-        make = partial(prompt_of, engine, given, never, think=thinks(fields))
+def read_prompt_question(fields: Fields) -> PromptQuestion:
+    """What a request to count its tokens asks. Raises RequestError, OptionError."""
+    return PromptQuestion(fields.text("model"), read_messages(fields), thinks(fields))
+
+
+async def count_tokens(service: Service, asked: PromptQuestion) -> dict[str, int]:
+    """How many tokens the prompt has. Raises RequestError, TemplateError."""
+    async with service.opened(asked.model) as engine:
+        make = partial(prompt_of, engine, asked.messages, never, think=asked.think)
         prompt = await in_thread(make)
     return {"input_tokens": len(prompt.tokens)}
 
