@@ -91,11 +91,25 @@ def test_a_body_that_is_too_large_or_slow(server):
         assert connection.recv(65536).startswith(b"HTTP/1.1 408")
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/messages", "/messages/count_tokens"])
+def test_a_refusal_has_the_shape_of_its_protocol(server, path):
+    assert server.client.post(path, content=b"{").json()["type"] == "error"
+
+
+def test_lists_of_texts_that_are_looked_for_are_short(server):
+    for name in ("stop", "dry_sequence_breakers"):
+        response = server.ask(CHAT, messages=1, **{name: ["x"] * 65})
+        assert response.status_code == 400
+        assert "up to 64" in response.json()["error"]["message"]
+
+
 def test_routes_that_are_not_there(server):
     missing = server.ask("/v1/embeddings", input="x")
     assert missing.status_code == 404
     assert "no such route" in missing.json()["error"]["message"]
-    assert server.client.get(CHAT).status_code == 405
+    wrong = server.client.get(CHAT)
+    assert wrong.status_code == 405
+    assert wrong.headers["allow"] == "POST"
     assert server.client.get("/v1/../etc/passwd").status_code == 404
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from localspec.chat.prompt import Prompt
 from localspec.engine.access import Access, busy, still_answering
-from localspec.engine.arguments import token_ids
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
@@ -171,15 +170,7 @@ class Engine(BaseEngine):
         if isinstance(options.prediction, str):
             prediction = self.vocabulary.tokenize(options.prediction, parse_special=False)
         elif options.prediction is not None:
-            prediction = token_ids(options.prediction)
-            if (
-                prediction
-                and not 0 <= min(prediction) <= max(prediction) < self.vocabulary.size
-            ):
-                raise OptionError(
-                    f"the prediction has token ids {min(prediction)} to {max(prediction)}",
-                    f"Give 0 to {self.vocabulary.size - 1}.",
-                )
+            prediction = self._known_ids(options.prediction)
         reference: list[int] = []
         if prediction:
             # What the prompt ends with comes before it, so that its begin is found.

@@ -19,7 +19,6 @@ from localspec.engine.base import BaseEngine, TextTokenizer
 from localspec.engine.child_process import ChildProcess
 from localspec.engine.isolated_child import EngineFacts
 from localspec.errors import ClosedError, EngineError, Interrupted, OptionError
-from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Meter
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
@@ -94,7 +93,9 @@ class IsolatedEngine(BaseEngine):
                     f"the {role} of an isolated engine is an object of this process",
                     "Name its file instead.",
                 )
-        super().__init__(SamplingParams())
+        self._process = ChildProcess(preset, arguments, progress)
+        self._facts = self._process.facts
+        super().__init__(self._facts.sampling)
         self._preset, self._arguments = preset, arguments
         self._starting = threading.Lock()
         self._busy = threading.Lock()
@@ -108,9 +109,6 @@ class IsolatedEngine(BaseEngine):
         self._numbering = threading.Lock()  # of those
         self._gone_owners: list[int] = []
         self._reading = (0, 0)
-        self._process = ChildProcess(preset, arguments, progress)
-        self._facts = self._process.facts
-        self.sampling = self._facts.sampling
 
     @property
     def vocabulary(self) -> TextTokenizer:

@@ -50,12 +50,29 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     }
 
 
+def error_schema(path: str) -> dict[str, Any]:
+    """The JSON schema of those for that path."""
+    return _schema_of(_error_for(path, RequestError("x", param="x")))
+
+
+def _schema_of(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {"type": ["string", "null"]}
+    properties = {name: _schema_of(each) for name, each in value.items()}
+    return {"type": "object", "properties": properties, "required": list(value)}
+
+
+def _error_for(path: str, error: RequestError) -> dict[str, Any]:
+    if path.removeprefix("/v1").startswith("/messages"):
+        return anthropic_error(error)
+    if path.startswith("/api/"):
+        return {"error": error.sentence}
+    return openai_error(error)
+
+
 def refusal_response(path: str, error: RequestError) -> Response:
     """The response to a request for that path which is not answered."""
-    value = openai_error(error)
-    if path.startswith("/v1/messages"):
-        value = anthropic_error(error)
-    elif path.startswith("/api/"):
-        value = {"error": error.sentence}
-    headers = {"retry-after": str(_RETRY_AFTER_S)} if error.status == 503 else {}
-    return json_response(value, error.status, headers)
+    headers = dict(error.headers)
+    if error.status == 503:
+        headers["retry-after"] = str(_RETRY_AFTER_S)
+    return json_response(_error_for(path, error), error.status, headers)

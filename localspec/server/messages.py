@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 from collections.abc import Sequence
@@ -10,11 +9,19 @@ from functools import partial
 from typing import Any
 
 from localspec.chat.messages import checked_messages
-from localspec.server.answering import Event, Finished, Said, Service, prompt_of
+from localspec.server.answering import (
+    Event,
+    Finished,
+    Said,
+    Service,
+    in_thread,
+    prompt_of,
+)
 from localspec.server.costs import Usage, timings_of, usage_of
 from localspec.server.error_shapes import anthropic_error
 from localspec.server.fields import Fields
 from localspec.server.question import (
+    PromptQuestion,
     Question,
     answer_options,
     max_tokens,
@@ -88,12 +95,16 @@ def _text_of(content: object, role: str) -> str:
     return "\n".join(texts)
 
 
-async def count_tokens(service: Service, fields: Fields) -> dict[str, int]:
-    """How many tokens the prompt has that a request would make. Raises RequestError."""
-    given = read_messages(fields)
-    async with service.opened(fields.text("model")) as engine:
-        make = partial(prompt_of, engine, given, never, think=thinks(fields))
-        prompt = await asyncio.to_thread(make)
+def read_prompt_question(fields: Fields) -> PromptQuestion:
+    """What a request to count its tokens asks. Raises RequestError, OptionError."""
+    return PromptQuestion(fields.text("model"), read_messages(fields), thinks(fields))
+
+
+async def count_tokens(service: Service, asked: PromptQuestion) -> dict[str, int]:
+    """How many tokens the prompt has. Raises RequestError, TemplateError."""
+    async with service.opened(asked.model) as engine:
+        make = partial(prompt_of, engine, asked.messages, never, think=asked.think)
+        prompt = await in_thread(make)
     return {"input_tokens": len(prompt.tokens)}
 
 

@@ -24,9 +24,15 @@ def tags(models: ServedModels) -> dict[str, Any]:
     return {"models": [_tag(model) for model in models.all]}
 
 
-def show(models: ServedModels, fields: Fields) -> dict[str, Any]:
+def read_name(fields: Fields) -> str | None:
+    """Of which model a request asks. Raises RequestError."""
+    model, name = fields.text("model"), fields.text("name")
+    return model or name
+
+
+def show(models: ServedModels, name: str | None) -> dict[str, Any]:
     """What is known of one of them. Raises RequestError."""
-    model = models.named(fields.text("model") or fields.text("name"))
+    model = models.named(name)
     return {
         "modelfile": "",
         "parameters": "",
