@@ -41,7 +41,7 @@ CONTEXT_LENGTH = 2048
 
 
 class Timed(NamedTuple):
-    """An answer: its tokens, and the seconds from the question to its first text and its end."""
+    """Tokens of an answer, and seconds from the question to its first text and to its end."""
 
     num_tokens: int
     first_s: float
