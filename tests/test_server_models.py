@@ -11,8 +11,9 @@ from localspec.engine.isolated import IsolatedEngine
 from localspec.errors import ClosedError, MemoryLimitError
 from localspec.models.presets import find_preset
 from localspec.server.app import Limits
-from localspec.server.prefixes import Prefixes, common_length
+from localspec.server.prefixes import Prefixes
 from localspec.server.served_models import ServedModel, ServedModels
+from localspec.speculative.prefix import common_length
 from server_runner import running_server
 
 

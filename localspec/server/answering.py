@@ -164,10 +164,14 @@ class Answering:
         options = replace(options, on_prompt=self._report)
         opening = functools.partial(self._open, engine, given, options)
         num_thought = 0
+
+        def hear(piece: Piece) -> None:
+            nonlocal num_thought
+            num_thought += piece.is_thought and len(piece.token_ids)
+            self._tell_from_thread(Said(number, piece, self._num_prompt_tokens))
+
         async with AsyncStream(opening) as stream:
-            async for piece in stream:
-                num_thought += piece.is_thought and len(piece.token_ids)
-                self._tell(Said(number, piece, self._num_prompt_tokens))
+            await stream.read_all(hear)
         if stream.reply.finish_reason == "cancelled":  # and this task is not
             raise stopping()
         stopped_by = await asyncio.to_thread(_stopped_by, engine, stream.reply, options)
@@ -195,7 +199,10 @@ class Answering:
         return engine.answer(prompt, options, Exchange(owner=text, remember=remember))
 
     def _report(self, num_decoded: int, num_tokens: int) -> None:
-        self._loop.call_soon_threadsafe(self._tell, Reading(num_decoded, num_tokens))
+        self._tell_from_thread(Reading(num_decoded, num_tokens))
+
+    def _tell_from_thread(self, event: Event) -> None:
+        self._loop.call_soon_threadsafe(self._tell, event)
 
     def _tell(self, event: Event) -> None:
         self._events.append(event)

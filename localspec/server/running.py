@@ -29,7 +29,10 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that listens there; port 0 is any that is free. Raises PortError."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
+        made = socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
+        # Named, or asyncio leaves Nagle's algorithm on: an event then waits up to 40 ms until
+        # the client has acknowledged the one before.
+        return socket.socket(family, made.type, socket.IPPROTO_TCP, made.detach())
     except (OSError, OverflowError) as error:
         raise PortError(
             f"{host}:{port} cannot be listened on: {error}",
