@@ -2,6 +2,7 @@
 
     LocalspecError
     ├── OptionError        a value outside its range (also a ValueError)
+    │   └── ConstraintError    what an answer is to fit cannot be kept to
     ├── ModelFileError     a path that holds no model we can run
     ├── MemoryLimitError   models that need more memory than there is
     ├── PairError          target and draft do not fit together
@@ -46,6 +47,10 @@ class LocalspecError(Exception):
 
 class OptionError(LocalspecError, ValueError):
     """A value outside its range."""
+
+
+class ConstraintError(OptionError):
+    """A schema, regex or grammar that cannot be kept to: unknown, too much, or no way on."""
 
 
 class ModelFileError(LocalspecError):

@@ -195,6 +195,9 @@ class FreeProposer:
         self._states, self._agrees = states, agrees
         self._judged = 0
 
+    def begin(self, chain: SamplerChain) -> None:
+        pass
+
     def state(self, tokens: Sequence[int]) -> ProposerState:
         if not self._states(tokens[-1]):
             return ProposerState(0, draft_off=DraftOff.NOTHING_REPEATS)

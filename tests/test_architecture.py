@@ -24,7 +24,7 @@ PACKAGES = [
     ["engine"],
     ["preflight", "chat"],
     ["streaming", "llama", "models"],
-    ["policy"],
+    ["policy", "constraints"],
     ["speculative", "gguf_file"],
     ["sampling", "machine", "atomic_write", "fork_guard"],
     ["processors", "cpu_quota", "errors"],
@@ -62,6 +62,7 @@ def test_the_graph_in_architecture_md_is_current():
         ("starlette", {n for n in MODULES if n.split(".")[0] == "server"}),
         ("uvicorn", {"server.running"}),
         ("jinja2", {"chat.sandbox", "chat.template"}),
+        ("llguidance", {"constraints.guidance"}),
     ],
 )
 def test_each_library_has_one_place(library, allowed):

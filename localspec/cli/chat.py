@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from localspec.cli import exit_codes
 from localspec.cli.answer import tell_cut, write_answer
 from localspec.cli.completion import complete_session
+from localspec.cli.constraint_options import constraint_options
 from localspec.cli.help import Command
 from localspec.cli.options import PairOptions, model_argument, pair_options
 from localspec.cli.screen import error_lines, legend, note, use_colour
@@ -18,6 +19,8 @@ from localspec.errors import LocalspecError, OptionError
 
 if TYPE_CHECKING:
     from localspec.cli.conversation import Conversation
+    from localspec.engine.engine import Engine
+    from localspec.streaming.options import AnswerOptions
     from localspec.streaming.stream import Reply, Stream
 
 
@@ -35,9 +38,15 @@ if TYPE_CHECKING:
     help="Keep the session's caches on disk, too: it resumes at once, and takes their size.",
 )
 @click.option("--no-think", is_flag=True, help="Ask a reasoning model to answer at once.")
+@constraint_options
 @pair_options
 def chat(
-    options: PairOptions, *, session: str | None, keep_caches: bool, no_think: bool
+    options: PairOptions,
+    *,
+    session: str | None,
+    keep_caches: bool,
+    no_think: bool,
+    fits: dict[str, Any],
 ) -> None:
     """Hold a conversation.
 
@@ -58,7 +67,6 @@ def chat(
         raise click.UsageError("--keep-caches needs a --session.")
     # Late, as everything that needs an engine: completion loads none.
     from localspec.cli.conversation import Conversation
-    from localspec.streaming.options import AnswerOptions
 
     with options.open_engine() as engine:
         is_dialogue = holds_conversation()
@@ -71,9 +79,7 @@ def chat(
         conversation = Conversation(
             engine=engine,
             chat=engine.chat(template=options.template(), think=not no_think),
-            options=AnswerOptions(
-                options.sampling(engine), options.seed, options.rule, options.max_tokens
-            ),
+            options=_answer_options(options, engine, fits),
             write=write,
             show_draft=options.show_draft,
             keeps_caches=keep_caches,
@@ -95,6 +101,16 @@ def chat(
             note(f"{session} is a new session.")
         converse(conversation)
         conversation.leave()
+
+
+def _answer_options(
+    options: PairOptions, engine: Engine, fits: dict[str, Any]
+) -> AnswerOptions:
+    from localspec.streaming.options import AnswerOptions
+
+    return AnswerOptions(
+        options.sampling(engine), options.seed, options.rule, options.max_tokens, **fits
+    )
 
 
 def _answer_lines(conversation: Conversation) -> None:

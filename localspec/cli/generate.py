@@ -12,6 +12,7 @@ import click
 from localspec.chat.attachment import Attachment, attached, read_attachment
 from localspec.cli.answer import tell_cut, write_answer
 from localspec.cli.completion import complete_file
+from localspec.cli.constraint_options import constraint_options
 from localspec.cli.help import Command
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.options import PairOptions, model_option, pair_options
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     "the last one is the prompt.",
 )
 @click.option("--stats", is_flag=True, help="A line on stderr: how fast, and what held it up.")
+@constraint_options
 @pair_options
 def generate(  # noqa: PLR0913  each is an option of the command
     options: PairOptions,
@@ -64,6 +66,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
     logprobs: int | None,
     files: tuple[Path, ...],
     stats: bool,
+    fits: dict[str, Any],
 ) -> None:
     """Answer PROMPT, or what stdin holds, on stdout.
 
@@ -75,6 +78,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
         localspec generate -m qwen3-8b "Why is the sky blue?"
         localspec generate --temperature 0 --json "What is 7 times 8?"
         localspec generate -f notes.txt "What have I forgotten?"
+        localspec generate --choice yes --choice no "Is a whale a fish?"
         echo "Name three colours." | localspec generate
         tail -n 40 server.log | localspec generate "What went wrong?"
     """
@@ -97,6 +101,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
             max_tokens=options.max_tokens,
             stop=stop,
             logprobs=logprobs,
+            **fits,
         )
         if as_json:
             reply = _finish(stream)

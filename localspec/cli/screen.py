@@ -41,6 +41,7 @@ _PROPOSERS = {
     ProposerKind.DRAFT: "the draft model",
     ProposerKind.HEAD: "the head",
     ProposerKind.LOOKUP: "lookup",
+    ProposerKind.FORCED: "the constraint",
 }
 
 

@@ -14,6 +14,7 @@ from localspec.engine.access import Access, busy, still_answering
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
+from localspec.engine.constraint_choice import Constrainer
 from localspec.engine.memory import EngineMemory
 from localspec.engine.models import Models
 from localspec.engine.prefill import prepare
@@ -65,6 +66,7 @@ class Engine(BaseEngine):
         self._target = target = models.target
         self._models = models
         self._resolver = Resolver(target.vocabulary)
+        self._constrainer = Constrainer(target.vocabulary, target.vocab_size)
         self.shared_vocabulary, proposers, off = choose_proposers(models, drafting)
         policies, self._profile = choose_policies(models, drafting, proposers)
         self._decoder = SpeculativeDecoder(target, proposers, *policies, off, time.perf_counter)
@@ -139,8 +141,9 @@ class Engine(BaseEngine):
         params = options.sampling_from(self.sampling)
         seed = fresh_seed() if options.seed is None else options.seed
         policy, kinds = answer_policy(options.drafting, self._decoder.proposers)
+        constraint = self._constrainer.constraint(options, prompt)
         request = Request(
-            chain=self._resolver.chain(params, len(prompt.tokens)),
+            chain=self._resolver.chain(params, len(prompt.tokens), constraint),
             rule=make_rule(
                 options.verify,
                 is_greedy=params.is_greedy,

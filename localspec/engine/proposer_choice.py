@@ -12,6 +12,7 @@ from localspec.errors import OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.policy.threads import AdaptiveThreads
+from localspec.speculative.forced import Forced
 from localspec.speculative.heads import Head
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.medusa import Medusa
@@ -48,7 +49,8 @@ def choose_proposers(
     shared = None if draft is None else shared_vocabulary(vocabulary, draft.vocabulary)
     if target.max_rollback == 0:
         return shared, [], DraftOff.TARGET_CANNOT_ROLL_BACK
-    proposers: list[Proposer] = []
+    # What a constraint forces comes first: it costs nothing, and no free answer has it.
+    proposers: list[Proposer] = [Forced(vocabulary.is_end)] if drafting.needs_forced else []
     if head is not None:
         proposers.append(_of_head(head, vocabulary.is_end))
     if draft is not None and shared is not None:

@@ -9,7 +9,7 @@ import re
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ _STACK_UNIT = 1 << 16  # the largest page of any system
 _SAFE_BYTES = 512  # of text: tokenised on whatever stack the caller has
 _MAX_TEXT_BYTES = 8 << 20
 _MAX_STACK = 1 << 28 if os.name == "nt" else 1 << 34  # Windows: all that Python will ask for
+Result = TypeVar("Result")
 _stack_size_lock = threading.Lock()  # the stack size of new threads is one for the process
 
 _NEVER_MERGED = "\ue000"  # a private character: no entry of a vocabulary goes on after it
@@ -58,8 +59,11 @@ class Vocabulary:
         self.add_bos: bool = self._lib.llama_vocab_get_add_bos(vocab)
 
     @contextlib.contextmanager
-    def _pointer(self) -> Iterator[int]:
-        """What libllama is given, which nobody frees while the block runs."""
+    def pointer(self) -> Iterator[int]:
+        """What libllama is given, which nobody frees while the block runs. For this room alone.
+
+        Raises EngineError once that is freed.
+        """
         self._require_open()  # a fork may have a copy of the lock that is taken for ever
         with self._in_use:
             self._require_open()
@@ -93,7 +97,7 @@ class Vocabulary:
         if len(data) <= _SAFE_BYTES:
             return self._tokenize_here(data, parse_special=parse_special)
         stack = _BASE_STACK + len(data) * _STACK_PER_BYTE // _STACK_UNIT * _STACK_UNIT
-        return _on_deep_stack(
+        return on_deep_stack(
             lambda: self._tokenize_here(data, parse_special=parse_special),
             min(stack, _MAX_STACK),
         )
@@ -102,7 +106,7 @@ class Vocabulary:
         capacity = len(data) + 2
         while True:
             ids = (ctypes.c_int32 * capacity)()
-            with self._pointer() as vocab:
+            with self.pointer() as vocab:
                 count = self._lib.llama_tokenize(
                     vocab, data, len(data), ids, capacity, False, parse_special
                 )
@@ -139,7 +143,7 @@ class Vocabulary:
         capacity = 64
         while True:
             buffer = ctypes.create_string_buffer(capacity)
-            with self._pointer() as vocab:
+            with self.pointer() as vocab:
                 count = self._lib.llama_token_to_piece(vocab, token, buffer, capacity, 0, False)
             if count >= 0:
                 return buffer.raw[:count]
@@ -149,7 +153,7 @@ class Vocabulary:
         """The vocabulary's own entry for a token; empty for an id that is none."""
         if not self._is_id(token):
             return ""
-        with self._pointer() as vocab:
+        with self.pointer() as vocab:
             entry: bytes = self._lib.llama_vocab_get_text(vocab, token)
         return entry.decode("utf-8", errors="replace")
 
@@ -168,12 +172,12 @@ class Vocabulary:
     def entries(self) -> list[bytes]:
         """The vocabulary's own entry for every id, in order: (size,)."""
         entry = self._lib.llama_vocab_get_text
-        with self._pointer() as vocab:
+        with self.pointer() as vocab:
             return [entry(vocab, token) for token in range(self.size)]
 
     def spellings(self) -> list[bytes]:
         """Bytes of every token as a text of its own, control tokens spelled out: (size,)."""
-        with self._pointer() as vocab:
+        with self.pointer() as vocab:
             return [self._spelling(vocab, token) for token in range(self.size)]
 
     def _spelling(self, vocab: int, token: int) -> bytes:
@@ -186,13 +190,31 @@ class Vocabulary:
                 return buffer.raw[:count]
             capacity = -count
 
+    def spelled_out(self) -> list[bytes]:
+        """Bytes of every token as they stand in an answer, control tokens by their entries.
+
+        (size,), in order.
+        """
+        # No entry is shorter than what it stands for.
+        buffer = ctypes.create_string_buffer(max(self.max_text_bytes(1), 64))
+        to_piece = self._lib.llama_token_to_piece
+        with self.pointer() as vocab:
+            sizes = (
+                to_piece(vocab, token, buffer, len(buffer), 0, True)
+                for token in range(self.size)
+            )
+            return [ctypes.string_at(buffer, max(size, 0)) for size in sizes]
+
+    def control_ids(self) -> list[int]:
+        """Tokens that steer the model, in order: see `is_control`."""
+        attributes = self._lib.llama_vocab_get_attr
+        with self.pointer() as vocab:
+            all_attributes = [attributes(vocab, token) for token in range(self.size)]
+        return [t for t, each in enumerate(all_attributes) if self._steers(t, each)]
+
     def control_texts(self) -> list[str]:
         """Texts that the tokenizer turns into control tokens when it is told to."""
-        attributes = self._lib.llama_vocab_get_attr
-        with self._pointer() as vocab:
-            all_attributes = [attributes(vocab, token) for token in range(self.size)]
-        steering = (t for t, each in enumerate(all_attributes) if self._steers(t, each))
-        return [text for text in map(self.text, steering) if text]
+        return [text for text in map(self.text, self.control_ids()) if text]
 
     def is_control(self, token: int) -> bool:
         """Whether the token steers the model rather than spelling text.
@@ -228,7 +250,7 @@ class Vocabulary:
     def _attributes(self, token: int) -> int:
         if not self._is_id(token):
             return 0
-        with self._pointer() as vocab:
+        with self.pointer() as vocab:
             attributes: int = self._lib.llama_vocab_get_attr(vocab, token)
         return attributes
 
@@ -238,14 +260,14 @@ class Vocabulary:
             return False
         known = self._ends.get(token)
         if known is None:
-            with self._pointer() as vocab:
+            with self.pointer() as vocab:
                 known = self._ends[token] = bool(self._lib.llama_vocab_is_eog(vocab, token))
         return known
 
     def ends(self) -> list[int]:
         """Every token that ends an answer."""
         is_end = self._lib.llama_vocab_is_eog
-        with self._pointer() as vocab:
+        with self.pointer() as vocab:
             return [token for token in range(self.size) if is_end(vocab, token)]
 
 
@@ -264,12 +286,12 @@ def is_ordinary_text(entry: str) -> bool:
     )
 
 
-def _on_deep_stack(call: Callable[[], list[int]], stack_bytes: int) -> list[int]:
+def on_deep_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
     """The result of `call`, made in a thread with that much stack.
 
     The system gives memory to a stack as it is used: an ordinary text uses little of it.
     """
-    results: list[list[int]] = []
+    results: list[Result] = []
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -286,7 +308,7 @@ def _on_deep_stack(call: Callable[[], list[int]], stack_bytes: int) -> list[int]
             thread.start()
         except RuntimeError as error:
             raise ContextError(
-                f"no room to tokenise so long a text (a stack of {stack_bytes >> 20} MiB)",
+                f"no room to read so long a text (a stack of {stack_bytes >> 20} MiB)",
                 "Shorten it.",
             ) from error
         finally:

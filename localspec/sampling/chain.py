@@ -1,7 +1,8 @@
 """Every transform of an answer: raw logits and the text so far → the distribution of the next
 token.
 
-In llama.cpp's default order: logit bias, penalties, DRY, then the cuts of `filters`.
+In llama.cpp's default order: logit bias, penalties, DRY, then the cuts of `filters`. What a
+constraint forbids is taken out of the row before any of them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from localspec.errors import ConstraintError
+from localspec.sampling.constraint import Constraint, Mask, Prefixes
 from localspec.sampling.distribution import Distribution, Logits, TokenIds
 from localspec.sampling.filters import filtered_distribution
 from localspec.sampling.params import SamplingParams
@@ -20,7 +23,8 @@ class SamplerChain:
     """The chain of one answer, the same for target and draft.
 
     num_prompt_tokens: where in the text the answer begins. ends: every end-of-generation
-    id of the target. breakers: dry_sequence_breakers as token ids of the target.
+    id of the target. breakers: dry_sequence_breakers as token ids of the target. constraint:
+    of this answer alone, behind as much of it as the prompt holds.
     """
 
     def __init__(
@@ -30,6 +34,7 @@ class SamplerChain:
         num_prompt_tokens: int,
         ends: Sequence[int] = (),
         breakers: Breakers | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         self.params = params
         self._bias_ids = np.array(sorted(params.logit_bias), dtype=np.int64)
@@ -45,8 +50,27 @@ class SamplerChain:
             or params.frequency_penalty != 0.0
         )
         self._penalises_repeats = params.dry_multiplier > 0.0 and params.dry_penalty_last_n > 0
+        self._prefixes = None if constraint is None else Prefixes(constraint)
+        self._num_settled = num_prompt_tokens  # tokens of the text that the constraint knows
         self._text = _GrowingText()
         self._row = np.empty(0, dtype=np.float32)
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The answer's, behind the tokens of it that were settled."""
+        return None if self._prefixes is None else self._prefixes.settled
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """The answer goes on with these. Raises ConstraintError if they are forbidden."""
+        if self._prefixes is not None:
+            self._prefixes.commit(tokens)
+            self._num_settled += len(tokens)
+
+    def num_allowed(self, draft_tokens: Sequence[int]) -> int:
+        """How many of the tokens, from the first on, the constraint allows to come next."""
+        if self._prefixes is None or not draft_tokens:
+            return len(draft_tokens)
+        return self._prefixes.settled.validate(draft_tokens)
 
     def distribution(
         self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int] = ()
@@ -56,11 +80,75 @@ class SamplerChain:
 
         tokens: prompt and answer so far, which only grow from call to call; draft_tokens
         may be others each time. Raises DecodeError if the row holds NaN or no finite maximum.
+
+        A draft's, where there is a constraint, for which any distribution will do: it is obeyed
+        if that takes little time and leaves something of the row, and in the text as it stands.
         """
+        row = self._transformed(logits, tokens, draft_tokens)
+        mask = self._quick_mask(tokens, draft_tokens)
+        obedient = None if mask is None else self._masked(row, mask)
+        return filtered_distribution(row, self.params) if obedient is None else obedient
+
+    def distributions(
+        self, rows: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
+    ) -> list[Distribution]:
+        """The target's of each row: after `tokens` and the first 0, 1, 2 … draft tokens.
+
+        Those tokens must be allowed by the constraint, and `tokens` end where it was settled.
+        Raises ConstraintError where it leaves nothing to say.
+        """
+        return [
+            self._obedient(row, tokens, draft_tokens[:i])
+            if self._prefixes
+            else self.distribution(row, tokens, draft_tokens[:i])
+            for i, row in enumerate(rows)
+        ]
+
+    def _obedient(
+        self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
+    ) -> Distribution:
+        assert self._prefixes is not None
+        row = self._transformed(logits, tokens, draft_tokens)
+        state = self._prefixes.behind(draft_tokens)
+        assert state is not None, "a row behind a forbidden token"
+        mask = state.mask()
+        if mask is None:
+            return filtered_distribution(row, self.params)
+        found = self._masked(row, mask)
+        if found is None:
+            raise ConstraintError(
+                "no token is left: the constraint allows none, or none but banned ones",
+                "Take back bans (logit_bias), or allow more.",
+            )
+        return found
+
+    def _quick_mask(self, tokens: Sequence[int], draft_tokens: Sequence[int]) -> Mask | None:
+        prefixes = self._prefixes
+        if prefixes is None or not prefixes.settled.is_quick:
+            return None
+        if len(tokens) != self._num_settled:  # a replay, at a place where it was before
+            return None
+        state = prefixes.behind(draft_tokens)
+        return None if state is None else state.mask()
+
+    def _masked(self, row: Logits, mask: Mask) -> Distribution | None:
+        """What is left of a row; None if that is nothing."""
+        # Cuts of what may come alone: far less to look at, most of the time.
+        ids = mask[: len(row)].nonzero()[0]
+        left = row[ids]
+        if len(left) == 0 or left.max() == -np.inf:
+            return None
+        kept, probs = filtered_distribution(left, self.params)
+        return Distribution(ids[kept], probs)
+
+    def _transformed(
+        self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
+    ) -> Logits:
+        """The row before any cut: what the next call overwrites, or the row itself."""
         ends_banned = self._ends_banned(len(tokens) + len(draft_tokens))
         looks_back = self._penalises_tokens or self._penalises_repeats
         if not (len(self._bias) or ends_banned or looks_back):
-            return filtered_distribution(logits, self.params)
+            return logits
         row = self._copied(logits)
         num_known = int(np.searchsorted(self._bias_ids, len(row)))
         row[self._bias_ids[:num_known]] += self._bias[:num_known]
@@ -72,13 +160,7 @@ class SamplerChain:
                 penalise_tokens(row, text, self.params)
             if self._penalises_repeats:
                 penalise_repeats(row, text, self.params, self._breakers)
-        return filtered_distribution(row, self.params)
-
-    def distributions(
-        self, rows: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
-    ) -> list[Distribution]:
-        """One of each row: after `tokens` and the first 0, 1, 2 … draft tokens."""
-        return [self.distribution(row, tokens, draft_tokens[:i]) for i, row in enumerate(rows)]
+        return row
 
     def _ends_banned(self, length: int) -> bool:
         return self.params.ignore_eos or length < self._ends_from

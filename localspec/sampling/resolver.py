@@ -6,6 +6,7 @@ from typing import Protocol
 
 from localspec.errors import OptionError
 from localspec.sampling.chain import SamplerChain
+from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.penalties import Breakers
 
@@ -36,8 +37,23 @@ class Resolver:
         # Those that were used last, alone: whoever asks may choose others each time.
         self._breakers: tuple[tuple[str, ...], Breakers] = ((), {})
 
-    def chain(self, params: SamplingParams, num_prompt_tokens: int) -> SamplerChain:
-        """The chain of an answer. Raises OptionError for a bias on no token."""
+    def chain(
+        self,
+        params: SamplingParams,
+        num_prompt_tokens: int,
+        constraint: Constraint | None = None,
+    ) -> SamplerChain:
+        """The chain of an answer.
+
+        Raises OptionError for a bias on no token, or a constrained answer that is not to end
+        where its constraint does.
+        """
+        if constraint is not None and (params.ignore_eos or params.min_tokens):
+            name = "ignore_eos" if params.ignore_eos else "min_tokens"
+            raise OptionError(
+                f"{name} is set for an answer that is to end where its constraint does",
+                "Leave out one of the two.",
+            )
         size = self._vocabulary.size
         unknown = [token for token in params.logit_bias if token >= size]
         if unknown:
@@ -50,6 +66,7 @@ class Resolver:
             num_prompt_tokens=num_prompt_tokens,
             ends=self._ends_for(params),
             breakers=self._breakers_for(params),
+            constraint=constraint,
         )
 
     def _ends_for(self, params: SamplingParams) -> list[int]:

@@ -113,6 +113,9 @@ class Lookup:
         self._reference = Index()
         self._reference.read(tokens)
 
+    def begin(self, chain: SamplerChain) -> None:
+        """See `Proposer.begin`: every answer is the same to it."""
+
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """See `Proposer.state`."""
         self._own.read(tokens)

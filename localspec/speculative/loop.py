@@ -124,6 +124,8 @@ class SpeculativeDecoder:
         remaining = request.max_tokens
         number = 0
         self._chain = request.chain
+        for proposer in self.proposers:
+            proposer.begin(request.chain)
         self.draft_policy.begin()
         while remaining > 0:
             num_threads = self.thread_policy.choose()
@@ -158,7 +160,11 @@ class SpeculativeDecoder:
         # 1. Propose.
         decision, replay_s = self._choice(request, place, room)
         proposal = self._proposal(decision, request, place)
-        draft_tokens = proposal.draft_tokens
+        # Of tokens that are forbidden the first one is judged with the others, since leaving it
+        # out for what it is would change what follows; there is nothing behind it.
+        num_allowed = request.chain.num_allowed(proposal.draft_tokens)
+        proposal = proposal.up_to(num_allowed + 1)
+        draft_tokens = proposal.draft_tokens[:num_allowed]
         proposed = self.clock()
 
         # 2. Score pending and draft tokens in one decode.
@@ -171,18 +177,12 @@ class SpeculativeDecoder:
             logits[: len(draft_tokens) + 1], self.tokens, draft_tokens
         )
         verdict = request.rule.verdict(place, targets, proposal)
-        num_accepted = verdict.num_accepted
 
         # 4. Truncate all caches to what was accepted.
-        self._truncate_caches(length + num_accepted)
+        self._truncate_caches(length + verdict.num_accepted)
 
-        # 5. Emit. Nothing follows an end token, so it can only be the draft's last one.
-        tokens = draft_tokens[:num_accepted]
-        provenance = [Provenance.ACCEPTED] * num_accepted
-        if not (tokens and request.is_end(tokens[-1])):
-            tokens.append(verdict.next_token)
-            provenance.append(_provenance(verdict, len(draft_tokens)))
-        self.tokens += tokens
+        # 5. Emit.
+        tokens, provenance = self._emit(verdict, proposal, request)
         self._probs += [row.prob(token) for row, token in zip(targets, tokens, strict=False)]
         return Step(
             tokens=tokens,
@@ -193,7 +193,7 @@ class SpeculativeDecoder:
             draft_off=decision.draft_off,
             proposer=decision.proposer,
             confidences=proposal.confidences,
-            num_accepted=num_accepted,
+            num_accepted=verdict.num_accepted,
             num_emitted=len(tokens),
             num_read=proposal.num_read,
             num_target_tokens=len(batch),
@@ -204,6 +204,20 @@ class SpeculativeDecoder:
             replay_s=replay_s,
             num_threads=num_threads,
         )
+
+    def _emit(
+        self, verdict: Verdict, proposal: Proposal, request: Request
+    ) -> tuple[list[int], list[Provenance]]:
+        """Make the tokens of a verdict part of the text; them, and where they come from."""
+        tokens = proposal.draft_tokens[: verdict.num_accepted]
+        provenance = [Provenance.ACCEPTED] * len(tokens)
+        # Nothing follows an end token, so it can only be the draft's last one.
+        if not (tokens and request.is_end(tokens[-1])):
+            tokens.append(verdict.next_token)
+            provenance.append(_provenance(verdict, len(proposal.draft_tokens)))
+        request.chain.settle(tokens)
+        self.tokens += tokens
+        return tokens, provenance
 
     def _kind(self, decision: Decision) -> ProposerKind | None:
         return None if decision.proposer is None else self.proposers[decision.proposer].kind

@@ -50,6 +50,9 @@ class Medusa:
         self._is_end = is_end
         self._num_judged = 0  # tokens at the front of the text that it has proposed or judged
 
+    def begin(self, chain: SamplerChain) -> None:
+        """See `Proposer.begin`: every answer is the same to it."""
+
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """See `Proposer.state`."""
         rows_at = self._heads.rows_at

@@ -39,6 +39,7 @@ class ProposerKind(str, enum.Enum):
     DRAFT = "draft"
     HEAD = "head"
     LOOKUP = "lookup"
+    FORCED = "forced"
 
 
 ProposerName = Literal["auto", "draft", "head", "lookup", "none"]  # what a user can ask for
@@ -294,3 +295,8 @@ class Drafting:
     def needs_lookup(self) -> bool:
         """Whether the text itself would propose."""
         return not self.is_off and self.proposer in ("auto", "lookup")
+
+    @property
+    def needs_forced(self) -> bool:
+        """Whether what a constraint forces would be proposed."""
+        return not self.is_off and self.proposer == "auto"

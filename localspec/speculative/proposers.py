@@ -31,6 +31,15 @@ class Proposal(NamedTuple):
     confidences: list[float]
     num_read: int
 
+    def up_to(self, num_tokens: int) -> Proposal:
+        """Its first num_tokens, as if the proposer had ended there."""
+        return Proposal(
+            self.draft_tokens[:num_tokens],
+            self.distributions[:num_tokens],
+            self.confidences[:num_tokens],
+            self.num_read,
+        )
+
 
 Draw = Callable[[int, Distribution], int]  # (index in the step, distribution) → token
 
@@ -40,6 +49,9 @@ class Proposer(Protocol):
 
     @property
     def kind(self) -> ProposerKind: ...
+
+    def begin(self, chain: SamplerChain) -> None:
+        """An answer begins, whose chain this is."""
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """What it could propose after `tokens`, and what it would have to read for that."""
@@ -103,6 +115,9 @@ class DraftModel:
         """The longest text, drafted tokens included, it can propose for."""
         # The last draft token is never decoded here, hence the one more.
         return self.model.context_length + 1
+
+    def begin(self, chain: SamplerChain) -> None:
+        """See `Proposer.begin`: every answer is the same to it."""
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """See `Proposer.state`."""

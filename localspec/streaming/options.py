@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from localspec.constraints.asked import asked_constraint, schema_text
 from localspec.errors import OptionError
 from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.speculative.policy_api import Drafting, ProposerName
@@ -33,6 +34,11 @@ class AnswerKeywords(SamplingKeywords, total=False):
     draft_tokens: int | None
     proposer: ProposerName | None
     prediction: str | Sequence[int] | None
+    json_schema: Mapping[str, object] | str | type | None
+    regex: str | None
+    grammar: str | None
+    choices: Sequence[str] | None
+    trigger: str | Sequence[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +59,15 @@ class AnswerOptions:
     prediction: what the answer is expected to be for the most part, as an edited text: it is
     proposed where the answer follows it, by the lookup, and changes nothing that is said.
 
+    What the answer is to fit, in one of four ways, behind its thoughts if it has any.
+    json_schema: a dict, its JSON, a Pydantic model class or a dataclass; kept as JSON. regex:
+    for the whole answer. grammar: Lark or GBNF. choices: texts of which it is one. trigger: a
+    text, or several, behind which that begins: up to there, and in an answer that has none of
+    them, anything may be said.
+
     Raises OptionError for sampling and stop of another type, a max_tokens that is no whole
-    number above 0, or logprobs that is none from 0 on.
+    number above 0, logprobs that is none from 0 on, or two things to fit; ConstraintError for
+    one that is none.
     """
 
     sampling: SamplingParams | None = None
@@ -67,6 +80,11 @@ class AnswerOptions:
     draft_tokens: int | None = None
     proposer: ProposerName | None = None
     prediction: str | Sequence[int] | None = None
+    json_schema: Mapping[str, object] | str | type | None = field(default=None, hash=False)
+    regex: str | None = None
+    grammar: str | None = None
+    choices: Sequence[str] | None = None
+    trigger: str | Sequence[str] | None = None
     changes: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @property
@@ -75,6 +93,13 @@ class AnswerOptions:
         if self.draft_tokens is None and self.proposer is None:
             return None
         return Drafting(self.draft_tokens, self.proposer or "auto")
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """The texts behind which that begins; none if it is at once."""
+        if self.trigger is None:
+            return ()
+        return (self.trigger,) if isinstance(self.trigger, str) else tuple(self.trigger)
 
     @classmethod
     def of(cls, **keywords: Unpack[AnswerKeywords]) -> Self:
@@ -94,6 +119,7 @@ class AnswerOptions:
         self.sampling_from(SamplingParams())
         _ = self.drafting
         checked_stop_strings(self.stop)
+        self._check_constraint()
         if self.on_prompt is not None and not callable(self.on_prompt):
             raise OptionError(
                 f"on_prompt is {self.on_prompt!r}", "Give a function of two numbers."
@@ -103,3 +129,18 @@ class AnswerOptions:
             is_count = isinstance(value, int) and not isinstance(value, bool)
             if value is not None and (not is_count or value < lowest):
                 raise OptionError(f"{name} is {value!r}", f"Choose {lowest} or more.")
+
+    def _check_constraint(self) -> None:
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", schema_text(self.json_schema))
+        for text in self.triggers:
+            if not isinstance(text, str) or not text:
+                raise OptionError(
+                    f"a trigger is {text!r:.80}", "Give a text of a character or more."
+                )
+        asked = asked_constraint(self.json_schema, self.regex, self.grammar, self.choices)
+        if asked is None and self.triggers:
+            raise OptionError(
+                f"the trigger {self.trigger!r:.80} is given without what it begins",
+                "Give a json_schema, regex, grammar or choices, too.",
+            )

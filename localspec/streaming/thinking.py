@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from localspec.streaming.thought_families import Family, Following
@@ -18,13 +19,15 @@ class Thoughts:
 
     families: those that it can be of. opened: what the prompt has begun, if it has. head: of
     the message that the prompt has begun. shown: ids of control tokens that are among the
-    marks, and are rendered to be seen.
+    marks, and are rendered to be seen. are_over: the prompt has ended them, so that the answer
+    is asked for none.
     """
 
     families: tuple[Family, ...] = ()
     opened: Following | None = None
     head: str = ""
     shown: frozenset[int] = frozenset()
+    are_over: bool = False
 
     def after(self, prompt: str) -> Thoughts:
         """Those of an answer to the prompt, whose end can have opened thoughts or a message."""
@@ -41,7 +44,24 @@ class Thoughts:
         rest = prompt[end:]
         if after is Following.HEAD or (after is Following.THOUGHT and not rest.strip()):
             return Thoughts((family,), after, rest, self.shown)
-        return self
+        return replace(self, are_over=after is Following.SPEECH and not rest.strip())
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Every mark of the families."""
+        return tuple(mark for family in self.families for mark in family.marks)
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """Marks that an answer may begin its thoughts with, unless some are begun or over."""
+        if self.opened is not None or self.are_over:
+            return ()
+        return tuple(
+            mark
+            for family in self.families
+            for mark, after in family.marks.items()
+            if after in (Following.THOUGHT, Following.HEAD)
+        )
 
 
 class Part(NamedTuple):
@@ -70,6 +90,16 @@ class ThoughtStream:
     def is_thinking(self) -> bool:
         """Whether what comes next is not for the user, unless a mark ends it."""
         return self._following not in (None, Following.SPEECH)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether a mark was passed behind which speech begins, or begins with the next one."""
+        return self._has_marks and not self.is_thinking
+
+    @property
+    def held(self) -> str:
+        """What waits, because it may be the beginning of a mark."""
+        return self._held
 
     def push(self, text: str) -> list[Part]:
         """What is certain now, in order. An unfinished mark waits inside."""
@@ -160,6 +190,35 @@ class ThoughtStream:
             self._named = self._head = ""
         self._families, self._has_marks = (family,), True
         self._following = None if after is Following.SPEECH else after
+
+
+class ThoughtsEnd:
+    """Watches an answer for the end of its thoughts: see `Boundary` of a constraint."""
+
+    def __init__(self, thoughts: Thoughts) -> None:
+        self._stream = ThoughtStream(thoughts)
+
+    @property
+    def held(self) -> str:
+        """See `Boundary`."""
+        return self._stream.held
+
+    def push(self, text: str) -> str | None:
+        """What the text says behind the end of the thoughts, if they have ended; else None.
+
+        Without the blank space between them and speech.
+        """
+        parts = self._stream.push(text)
+        if not self._stream.speaks:
+            return None
+        parts += self._stream.finish()
+        return "".join(part.text for part in parts if not part.is_thought)
+
+    def copy(self) -> ThoughtsEnd:
+        """One that watches by itself from here."""
+        other = copy.copy(self)
+        other._stream = copy.copy(self._stream)
+        return other
 
 
 def said(answer: str, families: tuple[Family, ...]) -> str:

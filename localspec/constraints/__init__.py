@@ -1,0 +1,1 @@
+"""What an answer may say: schemas, expressions and grammars → constraints."""

@@ -1,0 +1,116 @@
+"""What a caller wants an answer to fit, as one kind of text or another."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from localspec.constraints.dataclass_schema import schema_of_dataclass
+from localspec.errors import ConstraintError, OptionError
+
+# Of a schema or grammar: what takes llguidance about a second to read on a slow machine.
+MAX_BYTES = 256 << 10
+
+Kind = Literal["json_schema", "regex", "lark", "gbnf"]
+
+
+class Asked(NamedTuple):
+    """A constraint by its text."""
+
+    kind: Kind
+    text: str
+
+
+def asked_constraint(
+    json_schema: object,
+    regex: str | None,
+    grammar: str | None,
+    choices: Sequence[str] | None,
+) -> Asked | None:
+    """The one that is given; None if none is.
+
+    json_schema: what `schema_text` made of one. grammar: Lark, as llguidance understands it, or
+    llama.cpp's GBNF, which is told by its "::=". Raises OptionError for two at once,
+    ConstraintError for what is none.
+    """
+    given = {
+        "json_schema": json_schema, "regex": regex, "grammar": grammar, "choices": choices
+    }  # fmt: skip
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise OptionError(f"{' and '.join(names)} are given", "An answer can fit one of them.")
+    if choices is not None:
+        return Asked("lark", _lark_of(choices))
+    for kind, text in (("json_schema", json_schema), ("regex", regex), ("grammar", grammar)):
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise OptionError(f"{kind} is {text!r:.80}", "Give a str.")
+        if not text.strip():
+            raise ConstraintError(f"{kind} is empty", "Write one, or leave it out.")
+        num_bytes = len(text.encode(errors="replace"))
+        if num_bytes > MAX_BYTES:
+            raise ConstraintError(
+                f"{kind} has {num_bytes} bytes; {MAX_BYTES} are the most", "Shorten it."
+            )
+        if kind == "json_schema":
+            return Asked("json_schema", text)
+        if kind == "regex":
+            return Asked("regex", text)
+        return Asked("gbnf" if "::=" in text else "lark", text)
+    return None
+
+
+def schema_text(schema: object) -> str:
+    """A JSON schema as text.
+
+    schema: a mapping, its JSON, a Pydantic model class (whatever has a `model_json_schema`), or
+    a dataclass. Raises OptionError for anything else, ConstraintError for JSON that is no
+    schema, and for a dataclass with a field whose type JSON does not have.
+    """
+    if isinstance(schema, str):
+        found = _parsed(schema)
+    elif isinstance(schema, Mapping):
+        found = dict(schema)
+    elif hasattr(schema, "model_json_schema"):
+        found = schema.model_json_schema()
+    elif isinstance(schema, type) and dataclasses.is_dataclass(schema):
+        found = schema_of_dataclass(schema)
+    else:
+        raise OptionError(
+            f"json_schema is {schema!r:.80}",
+            "Give a dict, its JSON, a Pydantic model class or a dataclass.",
+        )
+    if not isinstance(found, Mapping):
+        raise ConstraintError(
+            f"the JSON schema is {found!r:.80}", "It has to be an object, in braces."
+        )
+    try:
+        return json.dumps(found, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConstraintError(
+            f"the JSON schema has what JSON has not: {error}", "Use only what JSON can hold."
+        ) from error
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConstraintError(
+            f"the JSON schema is no JSON: {error}", "Compare its braces, commas and quotes."
+        ) from error
+
+
+def _lark_of(choices: Sequence[str]) -> str:
+    if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
+        raise OptionError(f"choices is {choices!r:.80}", "Give a list of one text or more.")
+    for choice in choices:
+        if not isinstance(choice, str) or not choice:
+            raise OptionError(f"a choice is {choice!r:.80}", "Give texts that are not empty.")
+    lark = "start: " + " | ".join(json.dumps(choice) for choice in choices)
+    if len(lark) > MAX_BYTES:
+        raise ConstraintError(f"the choices have {len(lark)} bytes", "Offer fewer.")
+    return lark

@@ -1,0 +1,225 @@
+"""llguidance, which knows JSON schemas, regular expressions and Lark grammars.
+
+Its errors are states that it never leaves; here they are exceptions.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from localspec.constraints.asked import Asked
+from localspec.constraints.spelling import Spelling
+from localspec.errors import ConstraintError
+from localspec.sampling.constraint import Mask
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+# One line, as json.dumps writes it: what stands between two values is known then, and no
+# answer ends in blanks. A schema's own "x-guidance" comes first.
+_ONE_LINE: JsonCompileOptions = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+}
+_STRICT: JsonCompileOptions = {
+    "lenient": False
+}  # whatever a schema says of itself: no keyword is passed over
+_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*?)\]")
+_MOST_SHOWN = 400  # characters of a message of llguidance
+
+
+def is_installed() -> bool:
+    """Whether llguidance is here."""
+    return importlib.util.find_spec("llguidance") is not None
+
+
+class Guide:
+    """llguidance with a model's vocabulary, which takes up to a second to be made.
+
+    Raises ConstraintError without llguidance, and for a model without a token that ends an
+    answer.
+    """
+
+    def __init__(self, spelling: Spelling) -> None:
+        if not is_installed():
+            raise ConstraintError(
+                "this needs llguidance, which is not installed",
+                "Install it: pip install 'localspec[grammar]'. A GBNF grammar does without.",
+            )
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        if not spelling.ends:
+            raise ConstraintError(
+                "the model's vocabulary has no token that ends an answer",
+                "Ask it for free text.",
+            )
+        self.spelling = spelling
+        self.tokenizer: LLTokenizer = LLTokenizer(
+            TokenizerWrapper(_Tokens(spelling)),
+            n_vocab=spelling.num_logits,
+            eos_token=sorted(spelling.ends),
+        )
+
+    def constraint(self, asked: Asked) -> Guidance:
+        """A constraint in front of an answer.
+
+        Raises ConstraintError for a text that it does not understand, for a keyword of JSON
+        schema that it cannot keep to, and for what takes more work than it may.
+        """
+        from llguidance import LLMatcher, LLParserLimits
+
+        grammar = _compiled(asked)
+        # Its own limits, which bound the work for a mask to some milliseconds.
+        matcher = LLMatcher(
+            self.tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False)
+        )
+        if matcher.is_error():
+            raise _refused(asked, matcher.get_error())
+        return Guidance(matcher, self)
+
+
+class _Tokens:
+    """A vocabulary in the shape that llguidance asks for.
+
+    Its own reader of llama.cpp's would pass by what keeps long texts off small stacks.
+    """
+
+    def __init__(self, spelling: Spelling) -> None:
+        self.eos_token_id = spelling.usual_end
+        self.bos_token_id = None
+        self.tokens = spelling.pieces
+        self.special_token_ids = sorted(spelling.controls)
+        self._tokenize = spelling.tokenize
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._tokenize(text)
+
+
+def _compiled(asked: Asked) -> str:
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if asked.kind == "json_schema":
+        return LLMatcher.grammar_from_json_schema(asked.text, _ONE_LINE, _STRICT)
+    if asked.kind == "regex":
+        return LLMatcher.grammar_from_regex(asked.text)
+    if asked.kind == "lark":
+        return LLMatcher.grammar_from_lark(asked.text)
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(asked.text))
+    except Exception as error:
+        raise _refused(asked, str(error)) from error
+
+
+def _refused(asked: Asked, message: str) -> ConstraintError:
+    name = {"json_schema": "JSON schema", "lark": "Lark grammar"}.get(asked.kind, asked.kind)
+    keywords = _KEYWORDS.search(message)
+    if keywords:
+        return ConstraintError(
+            f"the JSON schema uses what no answer can be kept to: {keywords[1]}",
+            "Leave those keywords out, and check the answer for them.",
+        )
+    return ConstraintError(
+        f"the {name} is refused: {message.strip()[:_MOST_SHOWN]}",
+        "Correct it, or make it simpler.",
+    )
+
+
+class Guidance:
+    """See `Constraint`."""
+
+    is_quick = True
+
+    def __init__(self, matcher: LLMatcher, guide: Guide) -> None:
+        self._matcher = matcher
+        self._guide = guide
+        self._has_ended = False
+        self._forced: list[int] | None = None  # if they were asked for since
+
+    def copy(self) -> Guidance:
+        """See `Constraint`."""
+        other = Guidance(self._matcher.deep_copy(), self._guide)
+        other._has_ended = self._has_ended
+        return other
+
+    @property
+    def is_done(self) -> bool:
+        """See `Constraint`."""
+        return self._has_ended or self._matcher.is_stopped()
+
+    def mask(self) -> Mask | None:
+        """See `Constraint`."""
+        if self._has_ended:
+            return None
+        size = self._guide.tokenizer.vocab_size
+        words = np.empty((size + 31) // 32, dtype=np.uint32)
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._check()
+        bits = np.unpackbits(words.view(np.uint8), count=size, bitorder="little")
+        return bits.view(np.bool_)
+
+    def validate(self, tokens: Sequence[int]) -> int:
+        """See `Constraint`."""
+        if self._has_ended:
+            return len(tokens)
+        ends = self._guide.spelling.ends
+        before = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
+        num_valid = self._matcher.validate_tokens(list(tokens[:before]))
+        self._check()
+        if num_valid < before or before == len(tokens):
+            return num_valid
+        # Its own answer for an end depends on how it came to where it is.
+        behind = self._matcher
+        if before:
+            behind = behind.deep_copy()
+            behind.consume_tokens(list(tokens[:before]))
+        return len(tokens) if behind.is_accepting() else before
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """See `Constraint`."""
+        for token in tokens:
+            if self._has_ended:
+                return
+            if token in self._guide.spelling.ends:
+                if not self._matcher.is_accepting():
+                    raise ConstraintError(
+                        "the answer ends where the constraint goes on",
+                        "Ask again: this answer has gone wrong.",
+                    )
+                self._has_ended = True
+                return
+            self._matcher.consume_token(token)
+            self._check()
+            # What is forced behind it is the rest of what was.
+            known = self._forced
+            self._forced = known[1:] if known and known[0] == token and known[1:] else None
+
+    def forced(self) -> list[int]:
+        """See `Constraint`."""
+        if self._has_ended:
+            return []
+        if self._forced is None:
+            self._forced = self._matcher.compute_ff_tokens()
+            self._check()
+            behind = self._matcher
+            if self._forced:
+                behind = behind.deep_copy()
+                behind.consume_tokens(self._forced)
+            if behind.is_stopped() and not behind.is_error():
+                self._forced.append(self._guide.spelling.usual_end)
+        return self._forced
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            message = self._matcher.get_error().strip()[:_MOST_SHOWN]
+            raise ConstraintError(
+                f"the answer cannot be kept to the constraint any more: {message}",
+                "Make the schema or grammar simpler.",
+            )

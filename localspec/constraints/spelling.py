@@ -1,0 +1,110 @@
+"""A model's tokens as the bytes that they spell in an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+
+class Vocabulary(Protocol):
+    """The tokens of a model."""
+
+    size: int
+    eos: int
+
+    def tokenize(
+        self, text: str, *, parse_special: bool, after: int | None = None
+    ) -> list[int]:
+        """Ids of `text`, cut out after a token."""
+
+    def spelled_out(self) -> list[bytes]:
+        """Bytes of every token as they stand in an answer, control tokens by their entries."""
+
+    def control_ids(self) -> list[int]:
+        """Tokens that steer the model."""
+
+    def ends(self) -> list[int]:
+        """Every token that ends an answer."""
+
+
+class Crossing(NamedTuple):
+    """Tokens that can say a mark and go on.
+
+    whole: that hold a whole mark and more; ends: the end of one and more.
+    """
+
+    whole: frozenset[int]
+    ends: frozenset[int]
+
+
+class Spelling:
+    """A vocabulary as constraints see it, read when it is needed.
+
+    num_logits: the width of a row of logits, which may be more than the vocabulary has tokens.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, num_logits: int) -> None:
+        self.num_logits = num_logits
+        self._vocabulary = vocabulary
+
+    @cached_property
+    def pieces(self) -> list[bytes]:
+        """Of every token, control tokens by their entries: (vocab,)."""
+        return self._vocabulary.spelled_out()
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The same with a character for each byte (latin-1)."""
+        return [piece.decode("latin-1") for piece in self.pieces]
+
+    @cached_property
+    def controls(self) -> frozenset[int]:
+        """Tokens that steer the model."""
+        return frozenset(self._vocabulary.control_ids())
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return frozenset(self._vocabulary.ends())
+
+    @cached_property
+    def usual_end(self) -> int:
+        """The one of them that an answer most likely ends with."""
+        eos = self._vocabulary.eos
+        return eos if eos in self.ends else min(self.ends)
+
+    @cached_property
+    def blanks(self) -> frozenset[int]:
+        """Tokens of nothing but blank space."""
+        return frozenset(token for token, piece in enumerate(self.pieces) if piece.isspace())
+
+    @cached_property
+    def _ordinary(self) -> int | None:
+        """A token of text, behind which some tokenizers put no space."""
+        tokens = range(self._vocabulary.size)
+        return next((token for token in tokens if token not in self.controls), None)
+
+    def tokenize(self, data: bytes) -> list[int]:
+        """Tokens that spell bytes in the middle of a text, none of which steers the model."""
+        return self._vocabulary.tokenize(
+            data.decode("utf-8", errors="replace"), parse_special=False, after=self._ordinary
+        )
+
+    def single(self, texts: Sequence[str]) -> frozenset[int]:
+        """The tokens that spell one of the texts by themselves."""
+        spelled = (self._vocabulary.tokenize(text, parse_special=True) for text in texts)
+        return frozenset(tokens[0] for tokens in spelled if len(tokens) == 1)
+
+    def crossing(self, marks: Sequence[str]) -> Crossing:
+        """The tokens that can say one of the marks (a character for each byte) and go on."""
+        ends = tuple({mark[i:] for mark in marks for i in range(1, len(mark))})
+        longer = (each for each in enumerate(self.texts) if each[1].startswith(ends))
+        return Crossing(
+            frozenset(
+                token
+                for token, text in enumerate(self.texts)
+                if any(mark in text[:-1] for mark in marks)
+            ),
+            frozenset(token for token, text in longer if text not in ends),
+        )

@@ -1,0 +1,99 @@
+"""What an answer is to fit → its constraint, with what a model needs for that made once."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from localspec.constraints.asked import Asked, asked_constraint
+from localspec.constraints.behind import Behind, Boundary, Start, Trigger
+from localspec.constraints.guidance import Guide, is_installed
+from localspec.constraints.spelling import Crossing, Spelling
+from localspec.errors import ConstraintError
+from localspec.streaming.thinking import Thoughts, ThoughtsEnd
+
+if TYPE_CHECKING:
+    from localspec.chat.prompt import Prompt
+    from localspec.llama.vocabulary import Vocabulary
+    from localspec.sampling.constraint import Constraint
+    from localspec.streaming.options import AnswerOptions
+
+_MAX_CROSSINGS = 8  # that are kept: triggers come from requests
+
+
+class Constrainer:
+    """Makes the constraints of a target's answers; what they share when it is needed."""
+
+    def __init__(self, vocabulary: Vocabulary, num_logits: int) -> None:
+        self._vocabulary = vocabulary
+        self._spelling = Spelling(vocabulary, num_logits)
+        self._crossings: dict[tuple[str, ...], Crossing] = {}  # of each family's marks
+
+    def constraint(self, options: AnswerOptions, prompt: Prompt) -> Constraint | None:
+        """What the answer to a prompt is to fit, if anything: behind its thoughts, and behind
+        the trigger if there is one.
+
+        Where the prompt has the beginning of the answer, behind that. Raises ConstraintError
+        for what cannot be kept to, or a beginning that does not fit.
+        """
+        asked = asked_constraint(
+            options.json_schema, options.regex, options.grammar, options.choices
+        )
+        if asked is None:
+            return None
+        constraint = self._of(asked)
+        triggers = options.triggers
+        if triggers:
+            texts = tuple(text.encode().decode("latin-1") for text in triggers)
+            start = Start(None, frozenset(), may_end=True)
+            constraint = self._behind(constraint, Trigger(texts), texts, start)
+        constraint = self._behind_thoughts(constraint, prompt.thoughts, may_end=bool(triggers))
+        said = prompt.tokens[len(prompt.tokens) - prompt.num_said :]
+        if constraint.validate(said) < len(said):
+            raise ConstraintError(
+                "the answer that is to be gone on with does not fit the constraint",
+                "Give the one that it was asked with, or ask again.",
+            )
+        constraint.commit(said)
+        return constraint
+
+    def _of(self, asked: Asked) -> Constraint:
+        from localspec.llama.grammar import LlamaGrammar  # loads libllama
+
+        if asked.kind != "gbnf":
+            return self._guide.constraint(asked)
+        num_logits = self._spelling.num_logits
+        if not is_installed():
+            return LlamaGrammar.parse(self._vocabulary, asked.text, num_logits)
+        try:
+            return self._guide.constraint(asked)
+        except ConstraintError as error:
+            # llama.cpp's own understands more of its language, if slowly.
+            try:
+                return LlamaGrammar.parse(self._vocabulary, asked.text, num_logits)
+            except ConstraintError:
+                raise error from None
+
+    @cached_property
+    def _guide(self) -> Guide:
+        return Guide(self._spelling)
+
+    def _behind_thoughts(
+        self, inner: Constraint, thoughts: Thoughts, *, may_end: bool
+    ) -> Constraint:
+        # Thoughts that nobody asked for begin with a token of their own, or not at all.
+        openings = self._spelling.single(thoughts.openings)
+        if thoughts.opened is None and not openings:
+            return inner
+        start = Start(openings or None, self._spelling.blanks, may_end)
+        return self._behind(inner, ThoughtsEnd(thoughts), thoughts.marks, start)
+
+    def _behind(
+        self, inner: Constraint, boundary: Boundary, marks: tuple[str, ...], start: Start
+    ) -> Behind:
+        crossing = self._crossings.get(marks)
+        if crossing is None:
+            crossing = self._spelling.crossing(marks)
+            if len(self._crossings) < _MAX_CROSSINGS:
+                self._crossings[marks] = crossing
+        return Behind(inner, boundary, self._spelling, crossing, start)
