@@ -32,7 +32,12 @@ def post(server, body, **headers):
     return server.client.post(CHAT, content=body, headers=headers)
 
 
-def test_health_and_models_load_nothing(server):
+def test_health_and_models_load_nothing():
+    with running_server() as fresh:
+        look_at_health_and_models(fresh)
+
+
+def look_at_health_and_models(server):
     assert server.client.get("/health").json() == {"status": "ok"}
     listed = server.client.get("/v1/models").json()
     assert listed == server.client.get("/models").json()
