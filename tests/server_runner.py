@@ -61,7 +61,7 @@ def running_server(
     app = server.app(Access(keys=keys, hosts=hosts, origins=origins))
     is_ready = threading.Event()
     with listen("127.0.0.1", 0) as listening:
-        runner = Runner(app, is_ready.set)
+        runner = Runner(app, is_ready.set, server.stop)
         thread = threading.Thread(target=runner.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

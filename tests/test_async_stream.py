@@ -74,6 +74,50 @@ def test_decodes_run_in_another_thread_while_the_loop_goes_on(engine):
     assert threading.get_ident() not in seen
 
 
+def test_what_is_left_is_read_in_the_thread_of_the_answer(engine):
+    """After some pieces, of one that is cancelled meanwhile, and of one that is closed."""
+    threads = set()
+
+    async def ask() -> tuple[list[localspec.Piece], localspec.AsyncStream]:
+        stream = engine.astream(STORY, sampling=GREEDY, max_tokens=20)
+        pieces = [await stream.__anext__()]
+
+        def tell(piece: localspec.Piece) -> None:
+            threads.add(threading.get_ident())
+            pieces.append(piece)
+
+        await stream.read_all(tell)
+        await stream.aclose()
+        await stream.read_all(tell)  # nothing is left
+        return pieces, stream
+
+    pieces, stream = asyncio.run(ask())
+    assert pieces == list(engine.stream(STORY, sampling=GREEDY, max_tokens=20))
+    assert stream.reply.finish_reason == "length"
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+    async def ask_and_give_up() -> localspec.AsyncStream:
+        stream = engine.astream(STORY, sampling=LONG)
+        has_begun = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        reading = asyncio.ensure_future(
+            stream.read_all(lambda _piece: loop.call_soon_threadsafe(has_begun.set))
+        )
+        await has_begun.wait()
+        with pytest.raises(EngineError, match="another task"):
+            await stream.read_all(print)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        return stream
+
+    stream = asyncio.run(ask_and_give_up())
+    assert stream.reply.finish_reason == "cancelled"
+    assert 0 < len(stream.reply.token_ids) < 1000
+    assert engine.generate("Hi", max_tokens=1).token_ids
+
+
 def test_cancelling_the_task_ends_the_answer(engine):
     """At whatever moment; the engine is free when the task is done, and what was said stays."""
 

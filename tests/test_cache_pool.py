@@ -6,9 +6,11 @@ import gc
 
 import numpy as np
 import pytest
+from hybrid_maker import write_hybrid
 
 import localspec
 from gguf_maker import write_random_model
+from localspec.chat.prompt import Prompt
 from localspec.engine.cache_pool import CachePool
 from localspec.errors import CacheError, OptionError
 from localspec.llama.cache_state import CacheState
@@ -21,6 +23,8 @@ from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.speculative.thread_policy import FixedThreads
+from localspec.streaming.options import AnswerOptions
+from localspec.streaming.stream import Exchange
 from toy import TableModel, all_shared
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -55,6 +59,8 @@ def test_a_chat_that_comes_back_decodes_only_what_is_new(engine, monkeypatch):
     """By turns as alone: the same numbers in the target, and no prompt again in the draft."""
     alone = engine.chat()
     expected = [alone.send(text, sampling=GREEDY) for text in QUESTIONS]
+    del alone
+    gc.collect()  # else the others would go on with its text
     chats = [engine.chat(), engine.chat(system="You are terse."), engine.chat()]
     replies = {chat: [] for chat in chats}
     replies[chats[0]].append(chats[0].send(QUESTIONS[0], sampling=GREEDY))
@@ -70,9 +76,9 @@ def test_a_chat_that_comes_back_decodes_only_what_is_new(engine, monkeypatch):
             assert max(drafted) < 25
     for chat in (chats[0], chats[2]):
         assert [r.text for r in replies[chat]] == [r.text for r in expected]
-        assert [decoded_tokens(r) for r in replies[chat]][1:] == [
-            decoded_tokens(r) for r in expected
-        ][1:]
+    costs = {chat: [decoded_tokens(r) for r in replies[chat]][1:] for chat in chats}
+    assert costs[chats[0]] == [decoded_tokens(r) for r in expected][1:]
+    assert costs[chats[2]] == [1, 1]  # all of it is in the first one's text
 
 
 def test_without_memory_everything_is_decoded_again(demo_target):
@@ -133,6 +139,108 @@ def test_chats_that_begin_alike_share_what_is_cached(engine):
     one.send("Hello", max_tokens=3)
     reply = other.send("Good day", max_tokens=3)
     assert reply.stats.cached_prompt_tokens > 12
+
+
+def test_a_new_chat_begins_with_a_copy_of_the_text_that_it_shares_most_with(
+    engine, monkeypatch
+):
+    """Of one that waits, not of the one that was answered last; which loses nothing by it."""
+    system = "You are a storyteller who knows every animal of the forest and its name. " * 4
+    with localspec.load(draft_tokens=3) as other_engine:
+        alone = other_engine.chat(system=system)
+        expected = [alone.send(text, sampling=GREEDY) for text in QUESTIONS]
+    first = engine.chat(system=system)
+    replies = [first.send(QUESTIONS[0], sampling=GREEDY)]
+    engine.chat(system="You are terse.").send(QUESTIONS[0], sampling=GREEDY)
+    drafted = count_decoded(engine._models[1], monkeypatch)
+    second = engine.chat(system=system)
+    reply = second.send("Good day", max_tokens=8)
+    assert reply.stats.cached_prompt_tokens > len(engine.tokenize(system))
+    assert max(drafted) < 25
+    for text in QUESTIONS[1:]:
+        replies.append(first.send(text, sampling=GREEDY))
+        assert decoded_tokens(replies[-1]) < 25
+    assert [reply.text for reply in replies] == [reply.text for reply in expected]
+
+
+class Owner:
+    """A conversation, to the pool."""
+
+
+def answered(engine, owner, tokens):
+    """A greedy answer to an owner's prompt, and the prompt tokens that it had to decode."""
+    options = AnswerOptions.of(sampling=GREEDY, max_tokens=8, draft_tokens=3)
+    stream = engine.answer(Prompt(list(tokens)), options, Exchange(owner=owner))
+    for _ in stream:
+        pass
+    return stream.reply.token_ids, decoded_tokens(stream.reply)
+
+
+ARCHITECTURES = ("llama", "gemma3", "mamba", "qwen35")
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def made(request, tmp_path_factory, demo_target):
+    """A model's architecture and file: attention, a sliding window, recurrent, a hybrid."""
+    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
+    if request.param == "qwen35":
+        return request.param, write_hybrid(path, demo_target, request.param)
+    extra = {"gemma3.attention.sliding_window": 24} if request.param == "gemma3" else {}
+    return request.param, write_random_model(
+        path, demo_target, architecture=request.param, context_length=512, extra=extra
+    )
+
+
+def test_what_a_copy_spares_in_each_architecture(made):
+    """Up to where the texts part; or where a cache cannot be cut there, up to a checkpoint.
+
+    Whatever it spares, what is said is what a fresh engine says.
+    """
+    architecture, path = made
+    system = [5 + 37 * index % 900 for index in range(120)]
+    first = [*system, *range(300, 340)]
+    parted, longer = [*system, 7, 8, 9], [*first, 7, 8, 9]
+    with localspec.load(target=path, draft_tokens=0, context_length=512) as engine:
+        fresh = []
+        for tokens in (parted, longer):
+            with engine.exclusively():
+                pass  # nothing is cached
+            fresh.append(answered(engine, None, tokens)[0])
+        owners = [Owner() for _ in range(4)]
+        answered(engine, owners[0], first)
+        answered(engine, owners[1], range(400, 430))
+        said, num_decoded = answered(engine, owners[2], parted)
+        assert said == fresh[0]
+        assert num_decoded == (3 if architecture == "llama" else len(parted))
+        said, num_decoded = answered(engine, owners[3], longer)
+        assert said == fresh[1]
+        # What was said last can still be cut, also where a copy could not.
+        assert num_decoded == (len(longer) - len(system) if architecture == "gemma3" else 3)
+
+
+def test_a_short_beginning_is_not_worth_a_copy(demo_target):
+    """Of a long text, which takes more time to copy than its first tokens to decode."""
+    with localspec.load(target=demo_target, draft_tokens=0) as engine:
+        owners = [Owner() for _ in range(3)]
+        answered(engine, owners[0], range(100, 500))
+        answered(engine, owners[1], range(600, 630))
+        assert answered(engine, owners[2], [*range(100, 110), *range(700, 720)])[1] == 30
+
+
+def test_a_text_that_is_copied_was_used(demo_target):
+    """So it is not the first to leave."""
+    with localspec.load(target=demo_target, draft_tokens=0) as engine:
+        answered(engine, None, range(100, 300))
+        num_bytes = engine._target.state_bytes()
+    budget = int(2.5 * num_bytes)
+    with localspec.load(target=demo_target, draft_tokens=0, kept_bytes=budget) as engine:
+        owners = [Owner() for _ in range(4)]
+        answered(engine, owners[0], range(100, 300))
+        answered(engine, owners[1], range(400, 600))
+        answered(engine, owners[2], [*range(100, 300), 7])  # keeps the second, copies the first
+        answered(engine, owners[3], range(700, 900))  # keeps the third
+        assert answered(engine, owners[0], [*range(100, 300), 8])[1] == 1
+        assert answered(engine, owners[1], [*range(400, 600), 8])[1] == 201
 
 
 @pytest.mark.parametrize("architecture", ["demo", "llama", "mamba"])
@@ -208,12 +316,12 @@ class SavingTable(TableModel):
     def restore_state(self, state):
         self.cached = state.data.view(np.int64).tolist()
 
+    def reach(self, state, num_tokens):
+        return min(state.num_cached, num_tokens)
+
 
 def test_caches_hold_prefixes_of_the_text_whoever_owns_it():
     """Owners by turns, the draft after the target, some texts dropped for lack of room."""
-
-    class Owner:
-        pass
 
     asked = Request(
         SamplerChain(GREEDY, num_prompt_tokens=6),
@@ -232,9 +340,10 @@ def test_caches_hold_prefixes_of_the_text_whoever_owns_it():
     texts = {owner: [int(t) for t in random.integers(0, 8, 5)] for owner in owners}
     for _ in range(60):
         owner = owners[random.integers(0, 4)]
-        kept.switch_to(owner)
+        prompt = [*texts[owner], int(random.integers(0, 8))]
+        kept.switch_to(owner, prompt)
         assert kept.num_bytes <= 600
-        loop.start([*texts[owner], int(random.integers(0, 8))])
+        loop.start(prompt)
         for step in loop.steps(asked):
             assert target.cached == loop.tokens[: target.num_cached]
             assert draft.cached == loop.tokens[: draft.num_cached]

@@ -13,6 +13,7 @@ from gguf_maker import write_scripted_model
 from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import BUILT_IN
 from localspec.errors import ContextError, OptionError, TemplateError
+from localspec.streaming.cancellation import never
 from localspec.tools.tool import ToolUse
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -147,6 +148,28 @@ def test_several_in_a_row_become_one_where_the_template_wants_turns(engine):
     assert replies[0].token_ids == replies[1].token_ids
     with pytest.raises(TemplateError, match="roles must alternate"):
         engine.complete([{"role": "system", "content": "x"}, *once], template=template)
+
+
+def test_what_the_system_says_later_is_the_users_where_the_template_wants_it_first(engine):
+    """As coding agents send it, of which some say so behind the first question."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+        "[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    said = [
+        {"role": "developer", "content": "Be terse."},
+        {"role": "system", "content": "Be kind."},
+        QUESTION,
+        {"role": "system", "content": "It is Monday."},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "system", "content": "It is Tuesday."},
+    ]
+    prompt = engine.make_prompt(said, template, never, think=True)
+    assert engine.detokenize(prompt.tokens, special=True) == (
+        f"[system]Be terse.\n\nBe kind.[user]{QUESTION['content']}\n\nIt is Monday."
+        "[assistant]Hello.[user]It is Tuesday."
+    )
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in TEMPLATES.glob("*.jinja")))

@@ -54,6 +54,19 @@ def said(engine, tokens):
     return b"".join(map(engine.vocabulary.piece, tokens)).decode()
 
 
+def test_each_token_is_asked_about_once(demo, monkeypatch):
+    """Of an engine in another process it is asked there: a long text took a minute."""
+    asked = []
+    kind = type(demo.vocabulary)
+    is_control = kind.is_control
+    monkeypatch.setattr(
+        kind, "is_control", lambda self, token: asked.append(token) or is_control(self, token)
+    )
+    tokens = prompt_of(demo, "<|im_end|>" * 1000)
+    assert len(tokens) > 1000
+    assert len(asked) <= len(set(tokens))
+
+
 @pytest.mark.parametrize("text", ["<><", "a<><><b", "<><><><", "<" * 9 + "><" * 9, "<>", "><"])
 def test_texts_that_overlap_with_themselves(engine_with, text):
     engine = engine_with({0: "<><"})

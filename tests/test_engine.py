@@ -575,6 +575,8 @@ def test_load_refuses_what_it_cannot_do(arguments, error, message):
         ({"prompt": "x", "verify": "greedy"}, "needs temperature 0"),
         ({"prompt": "x", "seed": "1"}, "seed is '1'"),
         ({"prompt": [1, "2"]}, "neither text nor token ids"),
+        ({"prompt": [1, 10**6]}, "token id 1000000 is none of this vocabulary"),
+        ({"prompt": [1, -1]}, "token id -1 is none of this vocabulary"),
     ],
 )
 def test_stream_refuses_what_it_cannot_do(engine, arguments, message):
@@ -583,11 +585,15 @@ def test_stream_refuses_what_it_cannot_do(engine, arguments, message):
 
 
 def test_bad_token_ids_are_an_error_not_a_crash(engine):
+    """Also where nobody looked at them before they are decoded."""
+    from localspec.chat.prompt import Prompt
     from localspec.errors import DecodeError
+    from localspec.streaming.options import AnswerOptions
+    from localspec.streaming.stream import Exchange
 
     for bad in (-1, 10**6):
         with pytest.raises(DecodeError, match="do not fit a vocabulary"):
-            engine.generate([1, bad])
+            list(engine.answer(Prompt([1, bad]), AnswerOptions(), Exchange()))
     assert engine.generate(STORY, max_tokens=2).token_ids
 
 

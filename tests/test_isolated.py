@@ -101,6 +101,46 @@ def test_streams_stop_as_in_an_engine_here(isolated, engine):
     ).text  # fmt: skip
 
 
+def test_pieces_of_a_step_come_in_one_message(isolated, monkeypatch):
+    counts: list[int] = []
+    real = isolated._process.watched
+
+    def watched(progress, method, *arguments, **keywords):
+        answer = real(progress, method, *arguments, **keywords)
+        if method == "next_pieces":
+            counts.append(len(answer))
+        return answer
+
+    monkeypatch.setattr(isolated._process, "watched", watched)
+    stream = isolated.stream(STORY, sampling=GREEDY, max_tokens=60)
+    pieces = list(stream)
+    assert counts[0] == 1  # the first text does not wait for more
+    assert sum(counts) == len(pieces)
+    assert len(counts) <= stream.reply.stats.num_steps + 1 < len(pieces)
+
+
+@pytest.mark.parametrize("num_read", [1, 2, 3, 5, 8, 13])
+def test_what_was_not_read_of_a_message_was_not_said(isolated, engine, num_read):
+    """Wherever a stream is closed: the reply, what is counted, and what comes next."""
+    replies = []
+    for each in (isolated, engine):
+        chat = each.chat()
+        with chat.stream("Tell me a story.", sampling=LONG, logprobs=1) as stream:
+            pieces = [next(stream) for _ in range(num_read)]
+        replies.append(stream.reply)
+        assert stream.reply.finish_reason == "cancelled"
+        assert stream.reply.text == "".join(piece.text for piece in pieces)
+        replies.append(chat.send("Go on!", sampling=GREEDY, max_tokens=12))
+    ours, theirs = replies[:2], replies[2:]
+    for here, there in zip(ours, theirs, strict=True):
+        assert (here.text, here.thoughts, here.token_ids, here.logprobs) == (
+            there.text, there.thoughts, there.token_ids, there.logprobs,
+        )  # fmt: skip
+    stats, expected = ours[0].stats, theirs[0].stats
+    for name in ("completion_tokens", "num_plain", "num_bonus", "num_recovered"):
+        assert getattr(stats, name) == getattr(expected, name)
+
+
 def test_a_stream_is_cancelled_before_it_begins_and_while_it_runs(isolated):
     stream = isolated.stream(STORY, sampling=LONG)
     stream.cancel()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -88,6 +90,28 @@ def test_what_cannot_be_served():
         "cannot be listened on"
         in refused("--host", "256.256.256.256x", "--api-key-file", __file__).output
     )
+
+
+def test_events_wait_for_no_acknowledgement():
+    """asyncio switches Nagle's algorithm off for connections that say that they are TCP."""
+    from localspec.server.running import listen
+
+    told = []
+
+    async def ask(listening):
+        def answer(_reader, writer):
+            connection = writer.get_extra_info("socket")
+            told.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        async with await asyncio.start_server(answer, sock=listening):
+            reader, writer = await asyncio.open_connection(*listening.getsockname())
+            assert await reader.read() == b""
+            writer.close()
+
+    with listen("127.0.0.1", 0) as listening:
+        asyncio.run(ask(listening))
+    assert told == [1]
 
 
 def test_a_port_that_is_taken():

@@ -68,7 +68,9 @@ def test_openai_errors(openai_client):
 
 
 def test_openai_completions(openai_client):
-    found = openai_client.completions.create(model="demo", prompt="Once", max_tokens=5)
+    found = openai_client.completions.create(
+        model="demo", prompt="Once", max_tokens=5, extra_body={"ignore_eos": True}
+    )
     assert found.choices[0].finish_reason == "length"
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 import localspec
+from localspec.models.presets import find_preset
+from localspec.server import ollama
+from localspec.server.served_models import ServedModel, ServedModels
 from server_runner import running_server
 
 STEADY = {"temperature": 0, "draft_tokens": 3, "max_tokens": 20}
@@ -121,14 +125,32 @@ def test_an_ollama_is_found(server):
     (tag,) = server.client.get("/api/tags").json()["models"]
     assert tag["name"] == tag["model"] == "demo"
     assert tag["size"] > 10**5
+    assert re.fullmatch("[0-9a-f]{64}", tag["digest"])
+    assert re.fullmatch(r"\d+\.\dM", tag["details"]["parameter_size"])
     shown = server.ask("/api/show", model="demo").json()
     architecture = shown["model_info"]["general.architecture"]
     assert shown["model_info"][f"{architecture}.context_length"] == 2048
+    assert shown["model_info"]["general.basename"] == "demo"  # the name that editors show
     assert "completion" in shown["capabilities"]
+    for found in (tag, tag["details"], shown, shown["details"], shown["model_info"]):
+        assert None not in found.values()
+    assert server.client.head("/").status_code == server.client.get("/").status_code == 200
     assert server.ask("/api/show", name="demo").json() == shown
     missing = server.ask("/api/chat", model="demo")
     assert missing.status_code == 404
     assert isinstance(missing.json()["error"], str)
+
+
+def test_an_ollama_tells_the_sha256_that_a_preset_pins(hub):
+    """And of a file of one's own something that changes when it does; neither reads it all."""
+    localspec.download("qwen2-7b")
+    pinned = ServedModel(find_preset("qwen2-7b"), None)
+    own = ServedModel(find_preset("demo"), None)
+    models = ServedModels([pinned, own], takes_any_name=True)
+    digests = [tag["digest"] for tag in ollama.tags(models)["models"]]
+    assert digests[0] == pinned.preset.target.files[0].sha256
+    own.created += 1
+    assert ollama.tags(models)["models"][1]["digest"] not in digests
 
 
 def test_names_of_models():

@@ -32,7 +32,12 @@ def post(server, body, **headers):
     return server.client.post(CHAT, content=body, headers=headers)
 
 
-def test_health_and_models_load_nothing(server):
+def test_health_and_models_load_nothing():
+    with running_server() as fresh:
+        look_at_health_and_models(fresh)
+
+
+def look_at_health_and_models(server):
     assert server.client.get("/health").json() == {"status": "ok"}
     listed = server.client.get("/v1/models").json()
     assert listed == server.client.get("/models").json()
@@ -91,11 +96,25 @@ def test_a_body_that_is_too_large_or_slow(server):
         assert connection.recv(65536).startswith(b"HTTP/1.1 408")
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/messages", "/messages/count_tokens"])
+def test_a_refusal_has_the_shape_of_its_protocol(server, path):
+    assert server.client.post(path, content=b"{").json()["type"] == "error"
+
+
+def test_lists_of_texts_that_are_looked_for_are_short(server):
+    for name in ("stop", "dry_sequence_breakers"):
+        response = server.ask(CHAT, messages=1, **{name: ["x"] * 65})
+        assert response.status_code == 400
+        assert "up to 64" in response.json()["error"]["message"]
+
+
 def test_routes_that_are_not_there(server):
     missing = server.ask("/v1/embeddings", input="x")
     assert missing.status_code == 404
     assert "no such route" in missing.json()["error"]["message"]
-    assert server.client.get(CHAT).status_code == 405
+    wrong = server.client.get(CHAT)
+    assert wrong.status_code == 405
+    assert wrong.headers["allow"] == "POST"
     assert server.client.get("/v1/../etc/passwd").status_code == 404
 
 

@@ -8,11 +8,12 @@ import time
 import pytest
 
 from localspec.engine.isolated import IsolatedEngine
-from localspec.errors import MemoryLimitError
+from localspec.errors import ClosedError, MemoryLimitError
 from localspec.models.presets import find_preset
 from localspec.server.app import Limits
-from localspec.server.prefixes import Prefixes, common_length
+from localspec.server.prefixes import Prefixes
 from localspec.server.served_models import ServedModel, ServedModels
+from localspec.speculative.prefix import common_length
 from server_runner import running_server
 
 
@@ -82,6 +83,24 @@ def test_a_model_that_nobody_uses_is_closed_and_loaded_again():
         assert server.chat(max_tokens=1)["choices"]
 
 
+def test_a_model_that_cannot_be_closed_is_tried_again(monkeypatch):
+    """And does not keep others from being closed for good."""
+    failures = [ClosedError("not now"), ClosedError("not yet")]
+    close_one = ServedModels.close_one
+
+    async def close(self, model):
+        if failures:
+            raise failures.pop()
+        await close_one(self, model)
+
+    monkeypatch.setattr(ServedModels, "close_one", close)
+    with running_server(limits=Limits(unload_s=0.1)) as server:
+        server.chat(max_tokens=1)
+        while server.models.all[0].engine is not None:
+            time.sleep(0.02)
+    assert not failures
+
+
 def test_models_make_room_for_each_other():
     """Nothing in use is closed for another."""
     opened: list[IsolatedEngine] = []
@@ -115,25 +134,64 @@ def test_models_make_room_for_each_other():
     asyncio.run(use())
 
 
+async def give_up_loading(models, model):
+    """Cancel whoever wanted it; the task that loads it all the same."""
+
+    async def open_it():
+        async with models.opened(model):
+            pass
+
+    given_up = asyncio.create_task(open_it())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    loading = model.loading
+    assert loading is not None
+    given_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    return loading
+
+
 def test_a_load_that_its_client_gave_up_serves_the_next():
     async def use():
         model = ServedModel(find_preset("demo"), 256)
         models = ServedModels([model], takes_any_name=True)
-
-        async def open_it():
-            async with models.opened(model) as engine:
-                return engine
-
-        given_up = asyncio.create_task(open_it())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        loading = model.loading
-        assert loading is not None
-        given_up.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await given_up
-        engine = await open_it()
-        assert engine is await loading
+        loading = await give_up_loading(models, model)
+        async with models.opened(model) as engine:
+            assert engine is await loading
         await models.close()
 
     asyncio.run(use())
+
+
+def test_a_load_that_its_client_gave_up_is_closed_like_others():
+    """When it is not used, and it was not forgotten; nor is another loaded meanwhile."""
+
+    class Slow(ServedModel):
+        def load(self):
+            time.sleep(0.2)
+            return super().load()
+
+    async def use():
+        models = ServedModels(
+            [cls(find_preset("demo"), 256) for cls in (Slow, ServedModel)], takes_any_name=True
+        )
+        slow, other = models.all
+        await give_up_loading(models, slow)
+        async with models.opened(other):
+            assert slow.engine is not None
+            await models.close_unused(0)
+        assert slow.engine is None
+        assert other.engine is not None
+        await models.close()
+
+    asyncio.run(use())
+
+
+def test_models_share_the_memory_for_texts_that_wait():
+    shares = []
+    for size in (1, 2):
+        each = [ServedModel(find_preset("demo"), 256) for _ in range(size)]
+        models = ServedModels(each, takes_any_name=True)
+        shares.append(sum(model.kept_bytes for model in models.all))
+    assert shares[0] - 2 < shares[1] <= shares[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 
 import pytest
 
@@ -84,7 +85,7 @@ def test_an_empty_input_loads_the_model(server):
     assert server.models.all[0].engine is not None
 
 
-def test_what_an_agent_sends(server):
+def test_what_an_agent_sends(server, caplog):
     """Items of all kinds, also such as are not known yet; tools that are no functions."""
     parts = [{"type": "input_text", "text": "Be terse."}]
     items = [
@@ -99,6 +100,7 @@ def test_what_an_agent_sends(server):
         {"type": "local_shell_call_output", "call_id": "3", "output": {"content": "b"}},
         {"type": "something_new"},
     ]  # fmt: skip
+    caplog.set_level(logging.INFO)
     found = respond(
         server,
         input=items,
@@ -114,6 +116,7 @@ def test_what_an_agent_sends(server):
         text={"verbosity": "low"},
         client_metadata={},
     )
+    assert "something_new" not in caplog.text  # a line for each would have no end
     fewer = respond(server, input=items[:5], instructions="You are an agent.")
     assert found["usage"]["input_tokens"] > fewer["usage"]["input_tokens"]
     without = respond(server, input=items[:5])

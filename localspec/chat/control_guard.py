@@ -134,7 +134,8 @@ class ControlGuard:
         be avoided. A single character that has no other entry is left out.
         """
         tokens = self._vocabulary.tokenize(text, parse_special=False, after=after)
-        if not any(map(self._vocabulary.is_control, tokens)):
+        # Each once: of an engine in another process it is asked there.
+        if not any(map(self._vocabulary.is_control, set(tokens))):
             return tokens
         if len(text) == 1:
             return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 
 from localspec.chat.template import Message
 from localspec.chat.tool_messages import checked_calls
@@ -41,23 +41,30 @@ def checked_messages(messages: object) -> list[Message]:
 
 
 def merged_messages(messages: Sequence[Message]) -> list[Message]:
-    """Messages in a row of one role as one: some templates take the roles in turn only.
+    """The same in turns that every template takes.
 
-    Those with calls of tools, and what came of them, stay as they are.
+    What the system says first is one message, what it says later the user's, and messages in a
+    row of one role are one. Calls of tools, and what came of them, stay as they are.
     """
-    merged: list[Message] = []
-    for is_plain, group in groupby(messages, _is_plain):
-        if not is_plain:
-            merged += group
-            continue
-        for role, same in groupby(group, lambda message: message["role"]):
-            texts = [message["content"] for message in same]
-            merged.append({"role": role, "content": "\n\n".join(texts)})
+    opening = list(takewhile(_is_system, messages))
+    merged = [_merged("system", opening)] if opening else []
+    for (role, is_plain), group in groupby(messages[len(opening) :], _role_in_turns):
+        merged += [_merged(role, list(group))] if is_plain else list(group)
     return merged
 
 
-def _is_plain(message: Message) -> bool:
-    return message["role"] != "tool" and "tool_calls" not in message
+def _merged(role: str, messages: Sequence[Message]) -> Message:
+    return {"role": role, "content": "\n\n".join(each["content"] for each in messages)}
+
+
+def _role_in_turns(message: Message) -> tuple[str, bool]:
+    """Who says it, and whether it is nothing but text."""
+    is_plain = message["role"] != "tool" and "tool_calls" not in message
+    return "user" if _is_system(message) else str(message["role"]), is_plain
+
+
+def _is_system(message: Message) -> bool:
+    return message["role"] in ("system", "developer")
 
 
 def _checked(number: int, message: object) -> Message:

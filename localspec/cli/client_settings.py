@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-_SETTINGS = """\
-Listening on {address} with {model} (context {context}). Ctrl-C stops.
+from string import Template
+
+# Agents that are not told the context believe in a far longer one, and send more and more.
+_SETTINGS = Template("""\
+Listening on $address with $model (context $context). Ctrl-C stops.
 
 OpenAI's libraries, aider, Open WebUI:
-  export OPENAI_BASE_URL={address}/v1 OPENAI_API_BASE={address}/v1 OPENAI_API_KEY={key}
-  aider --model openai/{model}
-  OPENAI_API_BASE_URL={address}/v1 open-webui serve
+  export OPENAI_BASE_URL=$address/v1 OPENAI_API_BASE=$address/v1 OPENAI_API_KEY=$key
+  aider --model openai/$model
+  OPENAI_API_BASE_URL=$address/v1 open-webui serve
 Claude Code:
-  ANTHROPIC_BASE_URL={address} ANTHROPIC_AUTH_TOKEN={key} claude --model {model}
+  export ANTHROPIC_BASE_URL=$address ANTHROPIC_AUTH_TOKEN=$key
+  CLAUDE_CODE_MAX_CONTEXT_TOKENS=$context claude --model $model
 Codex, in ~/.codex/config.toml:
-  model = "{model}"
+  model = "$model"
   model_provider = "localspec"
+  model_context_window = $context
   [model_providers.localspec]
   name = "localspec"
-  base_url = "{address}/v1"
+  base_url = "$address/v1"
   wire_api = "responses"
+  experimental_bearer_token = "$key"
 opencode, in opencode.json:
-  {{"provider": {{"localspec": {{"npm": "@ai-sdk/openai-compatible",
-    "options": {{"baseURL": "{address}/v1"}}, "models": {{"{model}": {{}}}}}}}}}}
-"""
+  {"model": "localspec/$model", "provider": {"localspec": {
+    "npm": "@ai-sdk/openai-compatible",
+    "options": {"baseURL": "$address/v1", "apiKey": "$key"},
+    "models": {"$model": {"limit": {"context": $context, "output": $output}}}}}}
+""")
+_OUTPUT_SHARE = 4  # an answer's part of the context, which opencode leaves free for it
 
 
 def ready_settings(address: str, model: str, context_length: int, *, has_key: bool) -> str:
     """For each of them. address: as http://127.0.0.1:8617. has_key: whether one is needed."""
-    key = "YOUR_KEY" if has_key else "local"
-    return _SETTINGS.format(address=address, model=model, context=context_length, key=key)
+    return _SETTINGS.substitute(
+        address=address,
+        model=model,
+        context=context_length,
+        output=context_length // _OUTPUT_SHARE,
+        key="YOUR_KEY" if has_key else "local",
+    )

@@ -108,10 +108,10 @@ def serve(  # noqa: PLR0913  each is an option of the command
         address = _address(host, listening.getsockname()[1])
         with waiting(lambda: "Loading the models …"):
             models.open_first()
-        app = Server(models, Limits()).app(access)
+        server = Server(models, Limits())
         first = models.all[0]
         told = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
-        runner = Runner(app, lambda: click.echo(told, err=True))
+        runner = Runner(server.app(access), lambda: click.echo(told, err=True), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once it has ended
             runner.run(sockets=[listening])
 

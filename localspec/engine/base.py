@@ -299,7 +299,7 @@ class BaseEngine(abc.ABC):
             prompt = maker.prompt(checked, use, is_unwanted)
         except TemplateError:
             merged = merged_messages(checked)
-            if len(merged) == len(checked):
+            if merged == checked:
                 raise
             prompt = maker.prompt(merged, use, is_unwanted)
         return prompt._replace(tokens=self.with_bos(prompt.tokens))
@@ -308,7 +308,14 @@ class BaseEngine(abc.ABC):
         """What `stream` has the model read. Raises OptionError for what is no prompt."""
         if isinstance(prompt, str):
             return Prompt(self.with_bos(self.vocabulary.tokenize(prompt, parse_special=True)))
-        return Prompt(token_ids(prompt))
+        return Prompt(self._known_ids(prompt))
+
+    def _known_ids(self, tokens: Sequence[int]) -> list[int]:
+        """The ids as plain ints. Raises OptionError for what is none of the vocabulary."""
+        ids = token_ids(tokens)
+        if ids:
+            self.vocabulary.detokenize([min(ids), max(ids)])  # which refuses others
+        return ids
 
     def _prompt_maker(self, template: str | None, *, think: bool) -> PromptMaker:
         """That of the call before, if it was for the same."""

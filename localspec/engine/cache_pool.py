@@ -1,7 +1,8 @@
 """Texts whose turn is over for now, with what both caches held of them.
 
 The loop has one text at a time. A conversation that another interrupts finds its own again,
-without decoding it again, as long as the memory that was granted suffices.
+without decoding it again, as long as the memory that was granted suffices; a new one begins
+with a copy of the text that it shares most with.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from typing import NamedTuple, Protocol
 from localspec.errors import CacheError, OptionError
 from localspec.llama.cache_state import CacheState
 from localspec.speculative.loop import SpeculativeDecoder
+from localspec.speculative.prefix import common_length
 from localspec.speculative.proposers import DraftModel
+
+# Tokens of a text whose entries are copied in the time that one is decoded: some hundreds on
+# processors, fewer where the copy has to cross to a GPU.
+_COPIED_PER_DECODED = 32
 
 
 class SavesState(Protocol):
@@ -28,6 +34,9 @@ class SavesState(Protocol):
     def restore_state(self, state: CacheState) -> None:
         """Make that what is cached. Raises CacheError, and leaves the cache empty."""
 
+    def reach(self, state: CacheState, num_tokens: int) -> int:
+        """How many tokens are left of a state that is restored and cut to num_tokens."""
+
 
 class PooledCache(NamedTuple):
     """A text, and what each model's cache held of it; None where nothing was cached."""
@@ -38,14 +47,14 @@ class PooledCache(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Memory that the states take."""
-        return sum(state.data.size for state in self.states if state is not None)
+        return sum(state.num_bytes for state in self.states if state is not None)
 
 
 class CachePool:
     """A text for each owner but the one whose text the loop has; the oldest leave first.
 
     An owner is any object; its text goes when the object does. models: what the loop's text
-    is cached in. budget_bytes: of all states together; 0 keeps none.
+    is cached in, the target first. budget_bytes: of all states together; 0 keeps none.
 
     Raises OptionError for a budget below 0.
     """
@@ -67,20 +76,47 @@ class CachePool:
         """Memory that the kept states take. From any thread."""
         return sum(kept.num_bytes for kept in list(self._kept.values()))
 
-    def switch_to(self, owner: object | None) -> None:
+    def switch_to(self, owner: object | None, tokens: Sequence[int]) -> None:
         """Give the loop the owner's text, and keep that of the one before. None: nobody's.
 
-        Without a text of the owner's own the loop's stays, since the two may begin alike.
+        tokens: what comes next, of which another text may have more: then the loop gets a copy
+        of that. Without one of the owner's own the loop's stays, since it may begin alike.
         """
         previous = self._owner()
-        if owner is previous:
-            return
-        if previous is not None:
+        if previous is not None and previous is not owner:
             self._keep(previous)
-        self._owner = _nobody if owner is None else weakref.ref(owner)
-        kept = None if owner is None else self._kept.pop(owner, None)
-        if kept is not None:
-            self._restore(kept)
+        own = None
+        if owner is not previous:
+            self._owner = _nobody if owner is None else weakref.ref(owner)
+            own = None if owner is None else self._kept.pop(owner, None)
+        if own is None:
+            num_there = common_length(self._decoder.tokens, tokens)
+            num_there = min(num_there, self._decoder.target.num_cached)
+        else:
+            num_there = self._reach(own, tokens)
+        other = self._better_than(num_there, tokens)
+        if other is not None:
+            # Used, so the last to leave; and the states are only read.
+            shared = self._kept[other] = self._kept.pop(other)
+            self._restore(shared._replace(tokens=shared.tokens[:]))
+        elif own is not None:
+            self._restore(own)
+
+    def _better_than(self, num_there: int, tokens: Sequence[int]) -> object | None:
+        """Whose text spares most decodes of `tokens`, if it spares more than it costs."""
+        best, most = None, 0
+        for owner, kept in list(self._kept.items()):
+            num_spared = self._reach(kept, tokens) - num_there
+            if num_spared > max(most, len(kept.tokens) // _COPIED_PER_DECODED):
+                best, most = owner, num_spared
+        return best
+
+    def _reach(self, kept: PooledCache, tokens: Sequence[int]) -> int:
+        """How many of `tokens` the target need not decode after that text."""
+        state = kept.states[0]
+        if state is None:
+            return 0
+        return self._models[0].reach(state, common_length(kept.tokens, tokens))
 
     def clear(self) -> None:
         """Free what was kept."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from localspec.chat.prompt import Prompt
 from localspec.engine.access import Access, busy, still_answering
-from localspec.engine.arguments import token_ids
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
@@ -116,7 +115,7 @@ class Engine(BaseEngine):
         For checks and measurements. Raises EngineError while an answer is produced.
         """
         with self._held():
-            self._cache_pool.switch_to(None)
+            self._cache_pool.switch_to(None, ())
             self._decoder.truncate(0)
             try:
                 yield self._decoder
@@ -175,20 +174,12 @@ class Engine(BaseEngine):
         if isinstance(options.prediction, str):
             prediction = self.vocabulary.tokenize(options.prediction, parse_special=False)
         elif options.prediction is not None:
-            prediction = token_ids(options.prediction)
-            if (
-                prediction
-                and not 0 <= min(prediction) <= max(prediction) < self.vocabulary.size
-            ):
-                raise OptionError(
-                    f"the prediction has token ids {min(prediction)} to {max(prediction)}",
-                    f"Give 0 to {self.vocabulary.size - 1}.",
-                )
+            prediction = self._known_ids(options.prediction)
         reference: list[int] = []
         if prediction:
             # What the prompt ends with comes before it, so that its begin is found.
             reference = [*prompt.tokens[-LONGEST_MATCH:], *prediction]
-        return _Plan(options.on_prompt, len(prompt.tokens), policy, reference)
+        return _Plan(options.on_prompt, prompt.tokens, policy, reference)
 
     def save_caches_of(self, owner: object, path: Path) -> bool:
         """See `BaseEngine.save_caches_of`."""
@@ -230,7 +221,7 @@ class Engine(BaseEngine):
                 tokens = make_tokens(lambda: self._target.is_interrupted)
             if not tokens:
                 return
-            self._cache_pool.switch_to(owner)
+            self._cache_pool.switch_to(owner, tokens)
             chain = self._resolver.chain(self.sampling, len(tokens))
             with contextlib.suppress(Interrupted):
                 prepare(self._decoder, tokens, chain, time.perf_counter)
@@ -321,7 +312,7 @@ class _Plan(NamedTuple):
     """
 
     on_prompt: Callable[[int, int], None] | None
-    num_prompt_tokens: int
+    prompt_tokens: list[int]
     policy: DraftPolicy | None
     reference: list[int]
 
@@ -340,7 +331,7 @@ class _Lease:
 
     def begin(self) -> None:
         self._exchange.begin()
-        self._engine._cache_pool.switch_to(self._exchange.owner)
+        self._engine._cache_pool.switch_to(self._exchange.owner, self._plan.prompt_tokens)
         if self._plan.on_prompt is not None:
             self._engine._target.on_batch = self._report
         decoder = self._engine._decoder
@@ -355,7 +346,7 @@ class _Lease:
 
     def _report(self, num_cached: int) -> None:
         assert self._plan.on_prompt is not None
-        self._plan.on_prompt(num_cached, self._plan.num_prompt_tokens)
+        self._plan.on_prompt(num_cached, len(self._plan.prompt_tokens))
 
     def _refer_to(self, reference: list[int]) -> None:
         for proposer in self._engine._decoder.proposers:

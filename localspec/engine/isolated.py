@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,7 @@ from localspec.engine.base import BaseEngine, TextTokenizer
 from localspec.engine.child_process import ChildProcess
 from localspec.engine.isolated_child import EngineFacts
 from localspec.errors import ClosedError, EngineError, Interrupted, OptionError
-from localspec.sampling.params import SamplingParams
-from localspec.speculative.metrics import Meter
+from localspec.speculative.metrics import Meter, Provenance
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.streaming.cancellation import Cancellation, Unwanted
@@ -94,7 +94,9 @@ class IsolatedEngine(BaseEngine):
                     f"the {role} of an isolated engine is an object of this process",
                     "Name its file instead.",
                 )
-        super().__init__(SamplingParams())
+        self._process = ChildProcess(preset, arguments, progress)
+        self._facts = self._process.facts
+        super().__init__(self._facts.sampling)
         self._preset, self._arguments = preset, arguments
         self._starting = threading.Lock()
         self._busy = threading.Lock()
@@ -108,9 +110,6 @@ class IsolatedEngine(BaseEngine):
         self._numbering = threading.Lock()  # of those
         self._gone_owners: list[int] = []
         self._reading = (0, 0)
-        self._process = ChildProcess(preset, arguments, progress)
-        self._facts = self._process.facts
-        self.sampling = self._facts.sampling
 
     @property
     def vocabulary(self) -> TextTokenizer:
@@ -274,8 +273,45 @@ class IsolatedEngine(BaseEngine):
             self._busy.release()
 
 
+class _Read:
+    """How much of an answer was read, of the pieces that came together."""
+
+    def __init__(self) -> None:
+        self._num_said = self._num_thought = 0  # characters
+        self._counts: Counter[Provenance] = Counter()
+
+    def add(self, piece: Piece) -> None:
+        if piece.is_thought:
+            self._num_thought += len(piece.text)
+        else:
+            self._num_said += len(piece.text)
+        self._counts[piece.provenance] += len(piece.token_ids)
+
+    def part_of(self, reply: Reply) -> Reply:
+        """The reply as if what came later had not been produced."""
+        num_tokens = sum(self._counts.values())
+        if num_tokens == len(reply.token_ids):
+            return reply
+        stats = replace(
+            reply.stats,
+            completion_tokens=num_tokens,
+            num_recovered=self._counts[Provenance.RECOVERED],
+            num_bonus=self._counts[Provenance.BONUS],
+            num_plain=self._counts[Provenance.PLAIN],
+        )
+        return replace(
+            reply,
+            text=reply.text[: self._num_said],
+            thoughts=reply.thoughts[: self._num_thought],
+            token_ids=reply.token_ids[:num_tokens],
+            logprobs=None if reply.logprobs is None else reply.logprobs[:num_tokens],
+            finish_reason="cancelled",
+            stats=stats,
+        )
+
+
 class _RemoteAnswer:
-    """An answer whose pieces come from the child, each when it is asked for."""
+    """An answer whose pieces come from the child, those of a few milliseconds together."""
 
     def __init__(
         self,
@@ -291,6 +327,7 @@ class _RemoteAnswer:
         self._begin = begin
         self._remember = remember
         self._reply: Reply | None = None
+        self._read = _Read()
         self.cancellation = Cancellation()
 
     def pieces(self) -> Generator[Piece, None, None]:
@@ -302,11 +339,14 @@ class _RemoteAnswer:
                 try:
                     with self.cancellation.obeyed(lambda: process.cancel(number)):
                         report = functools.partial(self._report, process, number)
-                        while (piece := process.watched(report, "next_piece")) is not None:
-                            yield piece
+                        while pieces := process.watched(report, "next_pieces"):
+                            for piece in pieces:
+                                self._read.add(piece)
+                                yield piece
                 finally:
                     if self._engine._can_ask(process):
-                        self._reply = process.call("end")
+                        reply: Reply | None = process.call("end")
+                        self._reply = None if reply is None else self._read.part_of(reply)
         finally:
             if self._reply is not None:
                 self._remember(self._reply)

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,6 +22,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.loading import load
 from localspec.errors import EngineError
 from localspec.sampling.params import SamplingParams
+from localspec.speculative.metrics import Provenance
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.stream import Exchange, Piece, Reply, Stream
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from localspec.models.preset import Preset
 
 logger = logging.getLogger(__name__)
+
+TOGETHER_S = 0.01  # pieces that come within that time are sent together
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class Served:
         self._idle_work: threading.Thread | None = None
         self._changing = threading.Lock()  # what can be cancelled
         self._owners: dict[int, _Owner] = {}
+        self._clock = time.monotonic
+        self._sent_s = 0.0  # when text of the stream was sent last
 
     def vocabulary(self, method: str, arguments: Sequence[Any], **keywords: Any) -> Any:
         """What a method of the vocabulary returns."""
@@ -82,10 +88,33 @@ class Served:
         )
         with self._changing:
             self._stream, self._stream_number = stream, number
+        self._sent_s = 0.0
 
-    def next_piece(self) -> Piece | None:
-        """The stream's next piece; None at its end."""
-        return next(self._stream, None) if self._stream is not None else None
+    def next_pieces(self) -> list[Piece]:
+        """The stream's next pieces, those of a step together; none at its end.
+
+        Of several steps where they are short: a message costs as much as a small model's token,
+        since it wakes a process that sleeps.
+        """
+        pieces: list[Piece] = []
+        step_s = 0.0
+        while self._clock() + step_s - self._sent_s < TOGETHER_S or not pieces:
+            started_s = self._clock()
+            if not self._add_step(pieces):
+                break
+            step_s = self._clock() - started_s
+        if any(piece.text for piece in pieces):  # the first text waits for nothing
+            self._sent_s = self._clock()
+        return pieces
+
+    def _add_step(self, pieces: list[Piece]) -> bool:
+        """Read the pieces of a step; False at the stream's end."""
+        for piece in self._stream or ():
+            pieces.append(piece)
+            # What a draft proposed comes before the token that ends the step.
+            if piece.provenance is not Provenance.ACCEPTED:
+                return True
+        return False
 
     def end(self) -> Reply | None:
         """Close the stream. Its reply, if it had begun."""

@@ -125,16 +125,32 @@ class Cache:
         """Bytes that `save_state` would copy now; 0 if nothing is cached."""
         if not self.num_cached:
             return 0
-        return cache_state.size_of_state(llama_cpp, self._handle.context)
+        size = cache_state.size_of_state(llama_cpp, self._handle.context)
+        return size + (0 if self._checkpoint is None else self._checkpoint.num_bytes)
 
     def save_state(self) -> CacheState:
-        """A copy of what is cached. Raises CacheError if libllama fails to give it."""
+        """A copy of what is cached, and of the checkpoint.
+
+        Raises CacheError if libllama fails to give it.
+        """
         state = cache_state.take_state(llama_cpp, self._handle.context, self.num_cached)
         if state is None:
             raise CacheError(
                 f"the cache of {self._name} cannot be copied{complaints.because()}"
             )
-        return state
+        checkpoint = self._checkpoint
+        return state._replace(checkpoint=None if checkpoint is None else checkpoint.copy())
+
+    def reach(self, state: CacheState, num_tokens: int) -> int:
+        """How many tokens are left of a state that is restored and cut to num_tokens."""
+        if num_tokens >= state.num_cached:
+            return state.num_cached
+        is_all_there = self._window == 0 or state.num_cached <= self._window
+        if is_all_there and not self.is_recurrent:
+            return num_tokens
+        checkpoint = state.checkpoint
+        is_before = checkpoint is not None and checkpoint.num_cached <= num_tokens
+        return checkpoint.num_cached if checkpoint is not None and is_before else 0
 
     def restore_state(self, state: CacheState) -> None:
         """Make a state of this very model what is cached.
@@ -149,6 +165,8 @@ class Cache:
                 f"the cache of {self._name} cannot be restored{complaints.because()}"
             )
         self.num_cached = state.num_cached
+        if state.checkpoint is not None:
+            self._checkpoint = state.checkpoint.copy()  # the next one is written over it
 
     def clear(self) -> None:
         """Forget everything."""

@@ -15,10 +15,23 @@ _SEQUENCE = 0
 
 
 class CacheState(NamedTuple):
-    """The entries of num_cached tokens. data: (bytes,) uint8, for the same model only."""
+    """The entries of num_cached tokens. data: (bytes,) uint8, for the same model only.
+
+    checkpoint: what is recurrent as it was after fewer tokens, if that was remembered.
+    """
 
     num_cached: int
     data: NDArray[np.uint8]
+    checkpoint: CacheState | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        return self.data.size + (0 if self.checkpoint is None else self.checkpoint.data.size)
+
+    def copy(self) -> CacheState:
+        """One whose data nobody else has."""
+        return self._replace(data=self.data.copy())
 
 
 def size_of_state(lib: Any, context: Any, *, only_recurrent: bool = False) -> int:

@@ -335,6 +335,10 @@ class LlamaModel:
         self.require_open()
         return self._cache.save_state()
 
+    def reach(self, state: CacheState, num_tokens: int) -> int:
+        """How many tokens are left of a state that is restored and cut to num_tokens."""
+        return self._cache.reach(state, num_tokens)
+
     def restore_state(self, state: CacheState) -> None:
         """Make a state of this very model what is cached.
 

@@ -34,7 +34,8 @@ class Resolver:
     def __init__(self, vocabulary: Tokens) -> None:
         self._vocabulary = vocabulary
         self._ends: list[int] | None = None
-        self._breakers: dict[tuple[str, ...], Breakers] = {}
+        # Those that were used last, alone: whoever asks may choose others each time.
+        self._breakers: tuple[tuple[str, ...], Breakers] = ((), {})
 
     def chain(
         self,
@@ -79,9 +80,9 @@ class Resolver:
         texts = params.dry_sequence_breakers
         if params.dry_multiplier == 0.0 or not texts:
             return {}
-        if texts not in self._breakers:
-            self._breakers[texts] = find_breakers(texts, self._vocabulary)
-        return self._breakers[texts]
+        if texts != self._breakers[0]:
+            self._breakers = (texts, find_breakers(texts, self._vocabulary))
+        return self._breakers[1]
 
 
 def find_breakers(texts: tuple[str, ...], vocabulary: Tokens) -> Breakers:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Awaitable
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
 
 from localspec.chat.prompt import Prompt
 from localspec.engine.isolated import IsolatedEngine
@@ -21,6 +21,8 @@ from localspec.streaming.options import AnswerOptions
 from localspec.streaming.stops import checked_stop_strings
 from localspec.streaming.stream import Exchange, Piece, Reply, Stream
 from localspec.tools.tool import ToolUse
+
+Result = TypeVar("Result")
 
 
 class Waiting(NamedTuple):
@@ -63,12 +65,16 @@ Event = Waiting | Reading | Said | Finished
 class Service:
     """What a server has to answer with.
 
-    patience_s: without an event after which the client is told that it waits.
+    patience_s: without an event after which the client is told that it waits. answerings:
+    those that are under way. asides: what takes no decode is done one by one, each between two
+    decodes, so that no crowd of it holds up an answer.
     """
 
     models: ServedModels
     line: Line
     patience_s: float
+    answerings: set[Answering] = field(default_factory=set)
+    asides: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @contextlib.asynccontextmanager
     async def opened(self, name: str | None) -> AsyncGenerator[IsolatedEngine, None]:
@@ -81,7 +87,7 @@ class Service:
         try:
             if place is not None:
                 await place.is_first.wait()
-            async with self.models.opened(model) as engine:
+            async with self.models.opened(model) as engine, self.asides:
                 yield engine
         finally:
             if place is not None:
@@ -92,7 +98,7 @@ class Answering:
     """A question on its way through the line, from when it is made.
 
     model: that answers. position: how many were before it when it came. Raises RequestError
-    if the model is not there, or too many wait.
+    if the model is not there, too many wait, or the server is stopping.
     """
 
     def __init__(self, service: Service, question: Question) -> None:
@@ -107,6 +113,12 @@ class Answering:
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.create_task(self._answer_in_turn())
         self._work.add_done_callback(self._end)
+        service.answerings.add(self)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether others have their turn before."""
+        return self._place.position > 0
 
     async def events(self) -> AsyncGenerator[list[Event], None]:
         """What happens, several events at once where they come faster than they are read.
@@ -120,16 +132,24 @@ class Answering:
             if self._events:
                 happened, self._events = self._events, []
                 yield happened
+            elif self._work.cancelled():
+                raise stopping()
             elif self._work.done():
                 await self._work
                 return
             else:
                 yield [Waiting(self._place.position)]
 
+    def stop(self) -> None:
+        """End it where it is. Whoever reads its events is told that the server is stopping."""
+        self._work.cancel()
+
     async def aclose(self) -> None:
         """Stop, and let the next one have its turn within one decode. Idempotent."""
         self._work.cancel()
         await asyncio.wait([self._work])
+        if not self._work.cancelled():
+            self._work.exception()  # or the log has it, which nobody waits for any more
 
     async def _answer_in_turn(self) -> None:
         await self._place.is_first.wait()
@@ -145,10 +165,14 @@ class Answering:
         options = replace(options, on_prompt=self._report)
         opening = functools.partial(self._open, engine, given, options)
         num_thought = 0
+
+        def hear(piece: Piece) -> None:
+            nonlocal num_thought
+            num_thought += piece.is_thought and len(piece.token_ids)
+            self._tell_from_thread(Said(number, piece, self._num_prompt_tokens))
+
         async with AsyncStream(opening) as stream:
-            async for piece in stream:
-                num_thought += piece.is_thought and len(piece.token_ids)
-                self._tell(Said(number, piece, self._num_prompt_tokens))
+            await stream.read_all(hear)
         if stream.reply.finish_reason == "cancelled":  # and this task is not
             raise stopping()
         stopped_by = await asyncio.to_thread(_stopped_by, engine, stream.reply, options)
@@ -163,8 +187,6 @@ class Answering:
     ) -> Stream:
         """The answer's stream; in a thread of its own."""
         if isinstance(given, RawPrompt):
-            if not isinstance(given.prompt, str) and given.prompt:
-                engine.detokenize([min(given.prompt), max(given.prompt)])  # refuses wrong ids
             prompt = engine.raw_prompt(given.prompt)
         else:
             use = options.tool_use(())
@@ -179,7 +201,10 @@ class Answering:
         return engine.answer(prompt, options, Exchange(owner=text, remember=remember))
 
     def _report(self, num_decoded: int, num_tokens: int) -> None:
-        self._loop.call_soon_threadsafe(self._tell, Reading(num_decoded, num_tokens))
+        self._tell_from_thread(Reading(num_decoded, num_tokens))
+
+    def _tell_from_thread(self, event: Event) -> None:
+        self._loop.call_soon_threadsafe(self._tell, event)
 
     def _tell(self, event: Event) -> None:
         self._events.append(event)
@@ -188,7 +213,18 @@ class Answering:
     def _end(self, _work: asyncio.Task[None]) -> None:
         # Here, since a task that is cancelled before its first step runs no line of its own.
         self._service.line.leave(self._place)
+        self._service.answerings.discard(self)
         self._news.set()
+
+
+async def in_thread(call: Callable[[], Result]) -> Result:
+    """What the call returns or raises. A cancellation comes through when the call has ended."""
+    work = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
 
 
 async def ends_within(work: Awaitable[object], seconds: float) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from localspec.errors import LocalspecError
 from localspec.server import (
     chat_completions,
     completions,
@@ -30,17 +32,28 @@ from localspec.server.fields import Fields, read_fields
 from localspec.server.guard import Access, Guard, read_body
 from localspec.server.line import Line
 from localspec.server.model_list import model_list, model_object
+from localspec.server.openapi import Body, document
 from localspec.server.question import Question
 from localspec.server.refusal import RequestError, refusal_of
 from localspec.server.served_models import ServedModels
-from localspec.server.writing import Answer, FormMaker, json_response
+from localspec.server.writing import Answer, FormMaker, json_response, unless_gone
 
 _IDLE_CHECKS_S = 15.0  # between two looks at whether a model is used
+_LAST_S = 3.0  # for the answer that is given when the server stops; uvicorn waits longer
 
 _MESSAGES = "/v1/messages"
 
+logger = logging.getLogger(__name__)
+
 Endpoint = Callable[[Request], Awaitable[Response]]
-Reader = Callable[[Fields], Awaitable[Response]]
+
+
+class Post(NamedTuple):
+    """A route that something is sent to: how it is read and answered, and what can be sent."""
+
+    read: Callable[[Fields], Any]
+    answer: Callable[[Any], Coroutine[Any, Any, Response]]
+    example: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,34 +91,68 @@ class Server:
         )
         return Guard(app, access)
 
+    def stop(self) -> None:
+        """Tell those who wait, and a little later whoever is answered, that the server stops.
+
+        In the event loop.
+        """
+        self._line.close()
+        for each in list(self._service.answerings):
+            if each.is_waiting:
+                each.stop()
+        asyncio.get_running_loop().call_later(_LAST_S, self._stop_all)
+
+    def _stop_all(self) -> None:
+        for each in list(self._service.answerings):
+            each.stop()
+
     def routes(self) -> list[Route]:
         """Every route, under all of its paths."""
-        gets: dict[str, Endpoint] = {
+        gets, posts = self._gets(), self._posts()
+        routes = []
+        for path, endpoint in gets.items():
+            for each in _with_and_without_version(path):
+                routes.append(Route(each, endpoint, methods=["GET"]))
+        for path, post in posts.items():
+            for each in _with_and_without_version(path):
+                routes.append(Route(each, partial(self._post, post), methods=["POST"]))
+        return routes
+
+    def _gets(self) -> dict[str, Endpoint]:
+        return {
+            "/": _health,  # programs look for a server, or an Ollama, by its address alone
             "/health": _health,
             "/v1/models": self._list,
             "/v1/models/{name}": self._one,
             "/api/version": _version,
             "/api/tags": self._tags,
+            "/openapi.json": self._document,
         }
-        posts: dict[str, Reader] = {
-            "/v1/chat/completions": self._chat,
-            "/v1/completions": self._complete,
-            "/v1/responses": self._respond,
-            _MESSAGES: self._message,
-            f"{_MESSAGES}/count_tokens": self._count_tokens,
-            "/tokenize": partial(_json, llama_server.tokenize, self._service),
-            "/detokenize": partial(_json, llama_server.detokenize, self._service),
-            "/apply-template": partial(_json, llama_server.apply_template, self._service),
-            "/api/show": self._show,
+
+    def _posts(self) -> dict[str, Post]:
+        ask = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 5}
+        complete = {"prompt": "Hello", "max_tokens": 5}
+        respond = {"input": "Hello!", "max_output_tokens": 5}
+        aside = partial(_aside, self._service)
+        return {
+            "/v1/chat/completions": Post(_read_chat, self._chat, ask),
+            "/v1/completions": Post(_read_completion, self._complete, complete),
+            "/v1/responses": Post(responses.read_question, self._respond, respond),
+            _MESSAGES: Post(messages.read_question, self._message, ask),
+            f"{_MESSAGES}/count_tokens": Post(
+                messages.read_prompt_question, aside(messages.count_tokens), ask
+            ),
+            "/tokenize": Post(
+                llama_server.read_text, aside(llama_server.tokenize), {"content": "Hello"}
+            ),
+            "/detokenize": Post(
+                llama_server.read_tokens, aside(llama_server.detokenize), {"tokens": [100]}
+            ),
+            "/apply-template": Post(
+                llama_server.read_prompt_question, aside(llama_server.apply_template), ask
+            ),
+            "/api/show": Post(ollama.read_name, self._show, {}),
         }
-        routes = []
-        for path, endpoint in gets.items():
-            for each in _with_and_without_version(path):
-                routes.append(Route(each, endpoint, methods=["GET"]))
-        for path, reader in posts.items():
-            for each in _with_and_without_version(path):
-                routes.append(Route(each, partial(self._post, reader), methods=["POST"]))
-        return routes
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncGenerator[None, None]:
@@ -123,51 +170,51 @@ class Server:
                 place = self._line.join()
                 try:
                     await self._models.close_unused(self._limits.unload_s)
+                except LocalspecError:
+                    logger.exception("a model that nobody uses cannot be closed")
                 finally:
                     self._line.leave(place)
 
-    async def _post(self, reader: Reader, request: Request) -> Response:
+    async def _post(self, post: Post, request: Request) -> Response:
         path = request.url.path
         try:
             body = await read_body(
                 request.receive, self._limits.body_bytes, self._limits.body_s
             )
             fields = read_fields(body)
-            response = await reader(fields)
+            asked = post.read(fields)
+            response = await unless_gone(request.receive, post.answer(asked))
             fields.log_unread(path, self._told)
         except Exception as error:
             return refusal_response(path, refusal_of(error))
-        return response
+        return response or Response()  # which nobody reads
 
-    async def _chat(self, fields: Fields) -> Response:
-        question = chat_completions.read_question(fields)
-        has_usage = _wants_usage(fields)
+    async def _chat(self, asked: tuple[Question, bool]) -> Response:
+        question, has_usage = asked
         form = partial(chat_completions.ChatCompletion, question, has_usage=has_usage)
         return self._answer("/v1/chat/completions", question, form)
 
-    async def _complete(self, fields: Fields) -> Response:
-        question = completions.read_question(fields)
-        has_usage = _wants_usage(fields)
+    async def _complete(self, asked: tuple[Question, bool]) -> Response:
+        question, has_usage = asked
         form = partial(completions.Completion, question, has_usage=has_usage)
         return self._answer("/v1/completions", question, form)
 
-    async def _respond(self, fields: Fields) -> Response:
-        question = responses.read_question(fields)
+    async def _respond(self, question: Question) -> Response:
         form = partial(responses.ResponseForm, question)
         return self._answer("/v1/responses", question, form)
 
-    async def _message(self, fields: Fields) -> Response:
-        question = messages.read_question(fields)
+    async def _message(self, question: Question) -> Response:
         return self._answer(_MESSAGES, question, messages.MessageForm)
 
     def _answer(self, path: str, question: Question, form: FormMaker) -> Response:
         return Answer(self._service, question, form, partial(refusal_response, path))
 
-    async def _count_tokens(self, fields: Fields) -> Response:
-        return json_response(await messages.count_tokens(self._service, fields))
+    async def _show(self, name: str | None) -> Response:
+        return json_response(ollama.show(self._models, name))
 
-    async def _show(self, fields: Fields) -> Response:
-        return json_response(ollama.show(self._models, fields))
+    async def _document(self, _request: Request) -> Response:
+        bodies = {path: Body(post.read, post.example) for path, post in self._posts().items()}
+        return json_response(document(list(self._gets()), bodies))
 
     async def _tags(self, _request: Request) -> Response:
         return json_response(ollama.tags(self._models))
@@ -187,10 +234,23 @@ class Server:
         return refusal_response(request.url.path, error)
 
 
-async def _json(
-    make: Callable[[Service, Fields], Awaitable[Any]], service: Service, fields: Fields
-) -> Response:
-    return json_response(await make(service, fields))
+def _aside(
+    service: Service, make: Callable[[Service, Any], Awaitable[Any]]
+) -> Callable[[Any], Coroutine[Any, Any, Response]]:
+    """What answers with the JSON that is made of a request."""
+
+    async def answer(asked: Any) -> Response:
+        return json_response(await make(service, asked))
+
+    return answer
+
+
+def _read_chat(fields: Fields) -> tuple[Question, bool]:
+    return chat_completions.read_question(fields), _wants_usage(fields)
+
+
+def _read_completion(fields: Fields) -> tuple[Question, bool]:
+    return completions.read_question(fields), _wants_usage(fields)
 
 
 def _wants_usage(fields: Fields) -> bool:
@@ -213,6 +273,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
         f"{request.method} {request.url.path!r:.200}: {what}",
         status=error.status_code,
         code="not_found",
+        headers=error.headers,  # of a wrong method: which are right
     )
     return refusal_response(request.url.path, refusal)
 

@@ -13,6 +13,7 @@ from localspec.server.refusal import RequestError
 
 logger = logging.getLogger(__name__)
 
+MOST_TEXTS = 64  # each is looked for again and again while an answer is given
 _MOST_TOLD = 1000  # names that a client makes up cost memory, too
 
 
@@ -63,14 +64,15 @@ class Fields:
         return None if value is None else int(value)
 
     def texts(self, name: str) -> list[str] | None:
-        """A list of str; a single one is a list of one."""
+        """A short list of str; a single one is a list of one."""
         value = self._value(name)
         if isinstance(value, str):
             return [value]
         if value is None:
             return None
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            self.refuse(name, "Give a text, or a list of texts.")
+        is_short = isinstance(value, list) and len(value) <= MOST_TEXTS
+        if not is_short or not all(isinstance(each, str) for each in value):
+            self.refuse(name, f"Give a text, or up to {MOST_TEXTS} of them.")
         return value
 
     def object(self, name: str) -> Fields | None:

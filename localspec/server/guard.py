@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import ipaddress
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from localspec.server.answering import ends_within
 from localspec.server.error_shapes import refusal_response
 from localspec.server.refusal import RequestError
 
@@ -137,7 +137,11 @@ def _sharing(send: Send, origin: str) -> Send:
 
 
 async def read_body(receive: Receive, limit: int, seconds: float) -> bytes:
-    """The request's body. Raises RequestError for more than `limit` bytes, or if it is slow."""
+    """The request's body. Raises RequestError for more than `limit` bytes, or if it is slow.
+
+    What is too long is read to its end all the same, and not kept: few clients look for an
+    answer while they send.
+    """
     chunks: list[bytes] = []
     num_bytes, more = 0, True
 
@@ -147,21 +151,24 @@ async def read_body(receive: Receive, limit: int, seconds: float) -> bytes:
             message = await receive()
             if message["type"] != "http.request":
                 raise RequestError("the request ended early", status=400)
-            chunks.append(message.get("body", b""))
-            num_bytes += len(chunks[-1])
-            if num_bytes > limit:
-                raise RequestError(
-                    f"the body has more than {limit} bytes",
-                    "Send less.",
-                    status=413,
-                    code="request_too_large",
-                )
+            chunk = message.get("body", b"")
+            num_bytes += len(chunk)
+            if num_bytes <= limit:
+                chunks.append(chunk)
+            else:
+                chunks.clear()
             more = message.get("more_body", False)
 
-    try:
-        await asyncio.wait_for(read(), seconds)
-    except asyncio.TimeoutError as error:
+    has_ended = await ends_within(read(), seconds)
+    if num_bytes > limit:
+        raise RequestError(
+            f"the body has more than {limit} bytes",
+            "Send less.",
+            status=413,
+            code="request_too_large",
+        )
+    if not has_ended:
         raise RequestError(
             f"the body did not arrive within {seconds:.0f} s", status=408, code="timeout"
-        ) from error
+        )
     return b"".join(chunks)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 
-from localspec.server.refusal import RequestError
+from localspec.server.refusal import RequestError, stopping
 
 
 class Place:
@@ -28,6 +28,7 @@ class Line:
     def __init__(self, num_waiting: int) -> None:
         self._num_waiting = num_waiting
         self._places: deque[Place] = deque()
+        self._is_closed = False
 
     @property
     def is_empty(self) -> bool:
@@ -35,7 +36,12 @@ class Line:
         return not self._places
 
     def join(self) -> Place:
-        """A place at the end, which has to be left. Raises RequestError if too many wait."""
+        """A place at the end, which has to be left.
+
+        Raises RequestError if too many wait, or the line is closed.
+        """
+        if self._is_closed:
+            raise stopping()
         if len(self._places) > self._num_waiting:
             raise RequestError(
                 f"{self._num_waiting} requests wait already",
@@ -47,6 +53,10 @@ class Line:
         self._places.append(place)
         self._tell_first()
         return place
+
+    def close(self) -> None:
+        """Let nobody join any more."""
+        self._is_closed = True
 
     def leave(self, place: Place) -> None:
         """Give the place up, wherever it is: the turn of the next one comes. Idempotent."""

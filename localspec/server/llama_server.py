@@ -2,53 +2,93 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from localspec.server.answering import Service, prompt_of
+from localspec.engine.isolated import IsolatedEngine
+from localspec.server.answering import Service, in_thread, prompt_of
 from localspec.server.chat_completions import plain_messages, thinks
 from localspec.server.fields import Fields
+from localspec.server.question import PromptQuestion
+from localspec.server.refusal import RequestError
 from localspec.streaming.cancellation import never
 from localspec.tools.tool import ToolUse
 
 
-async def tokenize(service: Service, fields: Fields) -> dict[str, Any]:
+class TextQuestion(NamedTuple):
+    """A text that is to be tokenised, and how."""
+
+    model: str | None
+    text: str
+    special: bool
+    has_bos: bool
+    has_pieces: bool
+
+
+class TokenQuestion(NamedTuple):
+    """Token ids that are to be spelled."""
+
+    model: str | None
+    ids: list[Any]
+
+
+def read_text(fields: Fields) -> TextQuestion:
+    """What a request to /tokenize asks. Raises RequestError."""
+    return TextQuestion(
+        model=fields.text("model"),
+        text=fields.text("content") or "",
+        special=fields.flag("parse_special") is not False,
+        has_bos=bool(fields.flag("add_special")),
+        has_pieces=bool(fields.flag("with_pieces")),
+    )
+
+
+async def tokenize(service: Service, asked: TextQuestion) -> dict[str, Any]:
     """Token ids of a text, and their texts if those are asked for. Raises RequestError."""
-    text = fields.text("content") or ""
-    special = fields.flag("parse_special") is not False
-    async with service.opened(fields.text("model")) as engine:
-        tokens = await asyncio.to_thread(partial(engine.tokenize, text, special=special))
-        if fields.flag("add_special"):
+    async with service.opened(asked.model) as engine:
+        tokens = await in_thread(partial(engine.tokenize, asked.text, special=asked.special))
+        if asked.has_bos:
             tokens = engine.with_bos(tokens)
-        if not fields.flag("with_pieces"):
+        if not asked.has_pieces:
             return {"tokens": tokens}
         if len(tokens) > engine.context_length:  # each is asked for by itself
-            fields.refuse("with_pieces", f"Ask for up to {engine.context_length} tokens.")
-        spell = partial(engine.detokenize, special=True)
-        pieces = [await asyncio.to_thread(spell, [token]) for token in tokens]
-    return {
-        "tokens": [
-            {"id": token, "piece": piece} for token, piece in zip(tokens, pieces, strict=True)
-        ]
-    }
+            raise RequestError(
+                f"the text has {len(tokens)} tokens",
+                f"With pieces up to {engine.context_length} can be asked for.",
+                param="with_pieces",
+            )
+        return {"tokens": await in_thread(lambda: [_spelled(engine, each) for each in tokens])}
 
 
-async def detokenize(service: Service, fields: Fields) -> dict[str, Any]:
-    """The text of token ids. Raises RequestError."""
-    tokens = fields.any("tokens")
-    if not isinstance(tokens, list):
+def _spelled(engine: IsolatedEngine, token: int) -> dict[str, Any]:
+    return {"id": token, "piece": engine.detokenize([token], special=True)}
+
+
+def read_tokens(fields: Fields) -> TokenQuestion:
+    """What a request to /detokenize asks. Raises RequestError."""
+    ids = fields.any("tokens")
+    if not isinstance(ids, list):
         fields.refuse("tokens", "Give a list of token ids.")
-    async with service.opened(fields.text("model")) as engine:
-        spell = partial(engine.detokenize, special=True)
-        return {"content": await asyncio.to_thread(spell, tokens)}
+    return TokenQuestion(fields.text("model"), ids)
 
 
-async def apply_template(service: Service, fields: Fields) -> dict[str, Any]:
-    """The prompt that messages become. Raises RequestError."""
+async def detokenize(service: Service, asked: TokenQuestion) -> dict[str, Any]:
+    """The text of token ids. Raises OptionError for what is none."""
+    async with service.opened(asked.model) as engine:
+        spell = partial(engine.detokenize, asked.ids, special=True)
+        return {"content": await in_thread(spell)}
+
+
+def read_prompt_question(fields: Fields) -> PromptQuestion:
+    """What a request to /apply-template asks. Raises RequestError."""
     messages = plain_messages(fields.any("messages"))
-    async with service.opened(fields.text("model")) as engine:
-        make = partial(prompt_of, engine, messages, ToolUse(), never, think=thinks(fields))
-        prompt = await asyncio.to_thread(make)
-        spell = partial(engine.detokenize, special=True)
-        return {"prompt": await asyncio.to_thread(spell, prompt.tokens)}
+    return PromptQuestion(fields.text("model"), messages, thinks(fields))
+
+
+async def apply_template(service: Service, asked: PromptQuestion) -> dict[str, Any]:
+    """The prompt that messages become. Raises TemplateError."""
+    async with service.opened(asked.model) as engine:
+        make = partial(prompt_of, engine, asked.messages, ToolUse(), never, think=asked.think)
+        prompt = await in_thread(make)
+        spell = partial(engine.detokenize, prompt.tokens, special=True)
+        return {"prompt": await in_thread(spell)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 from collections.abc import Sequence
@@ -10,11 +9,19 @@ from functools import partial
 from typing import Any
 
 from localspec.chat.messages import checked_messages
-from localspec.server.answering import Event, Finished, Said, Service, prompt_of
+from localspec.server.answering import (
+    Event,
+    Finished,
+    Said,
+    Service,
+    in_thread,
+    prompt_of,
+)
 from localspec.server.costs import Usage, timings_of, usage_of
 from localspec.server.error_shapes import anthropic_error
 from localspec.server.fields import Fields
 from localspec.server.question import (
+    PromptQuestion,
     Question,
     answer_options,
     max_tokens,
@@ -28,8 +35,8 @@ from localspec.server.writing import event
 from localspec.streaming.cancellation import never
 from localspec.tools.tool import ToolUse
 
-_BILLING = "x-anthropic-billing-header:"  # begins a system text of a coding agent's
-_CHANGING = re.compile(r"\bcch=[0-9A-Za-z]{1,16};")  # in it: another one in each request
+# A line of a coding agent's, with numbers that change from one request or session to the next.
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
 
 def read_question(fields: Fields) -> Question:
@@ -58,7 +65,9 @@ def read_messages(fields: Fields) -> list[dict[str, str]]:
     messages = []
     system = fields.any("system")
     if system is not None:
-        text = _text_of(system, "system")
+        text = _BILLING.sub(
+            "", _text_of(system, "system"), count=1
+        )  # else nothing stays cached
         messages.append({"role": "system", "content": text})
     given = fields.objects("messages")
     if not given:
@@ -73,7 +82,7 @@ def _text_of(content: object, role: str) -> str:
     """The text of a content: one, or blocks of it."""
     if not isinstance(content, list):
         (message,) = checked_messages([{"role": role, "content": content}])
-        return _steady(message["content"])
+        return message["content"]
     texts = []
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
@@ -83,21 +92,20 @@ def _text_of(content: object, role: str) -> str:
             texts.append(result_as_text(_text_of(block.get("content"), role)))
         elif kind not in ("thinking", "redacted_thinking"):
             (message,) = checked_messages([{"role": role, "content": [block]}])
-            texts.append(_steady(message["content"]))
+            texts.append(message["content"])
     return "\n".join(texts)
 
 
-def _steady(text: str) -> str:
-    """The text without a number that changes in each request: all behind it stays cached."""
-    return _CHANGING.sub("cch=0;", text, count=1) if text.startswith(_BILLING) else text
+def read_prompt_question(fields: Fields) -> PromptQuestion:
+    """What a request to count its tokens asks. Raises RequestError, OptionError."""
+    return PromptQuestion(fields.text("model"), read_messages(fields), thinks(fields))
 
 
-async def count_tokens(service: Service, fields: Fields) -> dict[str, int]:
-    """How many tokens the prompt has that a request would make. Raises RequestError."""
-    given = read_messages(fields)
-    async with service.opened(fields.text("model")) as engine:
-        make = partial(prompt_of, engine, given, ToolUse(), never, think=thinks(fields))
-        prompt = await asyncio.to_thread(make)
+async def count_tokens(service: Service, asked: PromptQuestion) -> dict[str, int]:
+    """How many tokens the prompt has. Raises RequestError, TemplateError."""
+    async with service.opened(asked.model) as engine:
+        make = partial(prompt_of, engine, asked.messages, ToolUse(), never, think=asked.think)
+        prompt = await in_thread(make)
     return {"input_tokens": len(prompt.tokens)}
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime, timezone
 from typing import Any
 
+from localspec.models.preset import HubModel
 from localspec.server.fields import Fields
 from localspec.server.served_models import ServedModel, ServedModels
 
@@ -22,9 +24,15 @@ def tags(models: ServedModels) -> dict[str, Any]:
     return {"models": [_tag(model) for model in models.all]}
 
 
-def show(models: ServedModels, fields: Fields) -> dict[str, Any]:
+def read_name(fields: Fields) -> str | None:
+    """Of which model a request asks. Raises RequestError."""
+    model, name = fields.text("model"), fields.text("name")
+    return model or name
+
+
+def show(models: ServedModels, name: str | None) -> dict[str, Any]:
     """What is known of one of them. Raises RequestError."""
-    model = models.named(fields.text("model") or fields.text("name"))
+    model = models.named(name)
     return {
         "modelfile": "",
         "parameters": "",
@@ -32,6 +40,8 @@ def show(models: ServedModels, fields: Fields) -> dict[str, Any]:
         "details": _details(model),
         "model_info": {
             "general.architecture": model.architecture,
+            "general.basename": model.name,
+            "general.parameter_count": model.num_parameters,
             f"{model.architecture}.context_length": model.context_length,
         },
         # Editors do not list a model that cannot be told of tools; it answers in text.
@@ -46,7 +56,7 @@ def _tag(model: ServedModel) -> dict[str, Any]:
         "model": model.name,
         "modified_at": _modified_at(model),
         "size": model.size_bytes,
-        "digest": "",
+        "digest": _digest(model),
         "details": _details(model),
     }
 
@@ -57,9 +67,26 @@ def _details(model: ServedModel) -> dict[str, Any]:
         "format": "gguf",
         "family": model.architecture,
         "families": [model.architecture],
-        "parameter_size": "",
+        "parameter_size": _parameter_size(model.num_parameters),
         "quantization_level": model.preset.target.quantization,
     }
+
+
+def _digest(model: ServedModel) -> str:
+    """The file's sha256 where the preset pins it.
+
+    Else one that changes when the file does: reading all of it takes too long for a list.
+    """
+    target = model.preset.target
+    pinned = [file.sha256 for file in target.files] if isinstance(target, HubModel) else []
+    if len(pinned) == 1 and pinned[0] is not None:
+        return pinned[0]
+    known = f"{model.name} {model.size_bytes} {model.created} {pinned}"
+    return hashlib.sha256(known.encode()).hexdigest()
+
+
+def _parameter_size(number: int) -> str:
+    return f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.1f}M"
 
 
 def _modified_at(model: ServedModel) -> str:

@@ -22,6 +22,15 @@ class RawPrompt(NamedTuple):
 
 Input = Messages | RawPrompt
 
+
+class PromptQuestion(NamedTuple):
+    """Of which the prompt is wanted, and no answer."""
+
+    model: str | None
+    messages: Messages
+    think: bool
+
+
 MOST_ANSWERS = 16  # to one request: they come one after the other
 MOST_LOGPROBS = 20  # of the best tokens of a place
 

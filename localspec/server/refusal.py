@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from localspec.errors import (
     BusyError,
@@ -21,7 +22,7 @@ class RequestError(LocalspecError):
     """A request that is not answered.
 
     status: of HTTP. code: a word for programs, OpenAI's where it has one. param: the field
-    that is to blame, if one is.
+    that is to blame, if one is. headers: of the response.
     """
 
     def __init__(
@@ -32,11 +33,13 @@ class RequestError(LocalspecError):
         status: int = 400,
         code: str = "invalid_request",
         param: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message, hint)
         self.status = status
         self.code = code
         self.param = param
+        self.headers = headers or {}
 
     @property
     def sentence(self) -> str:

@@ -94,7 +94,7 @@ def _message(item: Fields) -> dict[str, str] | None:
         (message,) = checked_messages([{"role": "user", "content": output}])
         return {"role": "user", "content": result_as_text(message["content"])}
     if kind != "reasoning":
-        logger.info("an item of type %.80r is passed over", kind)
+        logger.debug("an item of type %.80r is passed over", kind)
     return None
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localspec.errors import LocalspecError
+from localspec.server.error_shapes import refusal_response
+from localspec.server.refusal import RequestError
 
 MOST_CONNECTIONS = 512
+UNUSED_S = 60.0  # for a connection to bring a whole request head, or to take what was written
 _KEEP_ALIVE_S = 30
 _GRACE_S = 5  # for answers to end when the server stops
+_LOOKS_S = 1.0  # between two looks at the connections
 
 
 class PortError(LocalspecError):
@@ -23,7 +29,10 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that listens there; port 0 is any that is free. Raises PortError."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
+        made = socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
+        # Named, or asyncio leaves Nagle's algorithm on: an event then waits up to 40 ms until
+        # the client has acknowledged the one before.
+        return socket.socket(family, made.type, socket.IPPROTO_TCP, made.detach())
     except (OSError, OverflowError) as error:
         raise PortError(
             f"{host}:{port} cannot be listened on: {error}",
@@ -34,25 +43,81 @@ def listen(host: str, port: int) -> socket.socket:
 class Runner(uvicorn.Server):
     """Answers what comes in on a socket (`run(sockets=[…])`) until Ctrl-C or `should_exit`.
 
-    ready: called once it does.
+    ready: called once it does. stop: called when it is about to end, while clients can still be
+    told.
     """
 
-    def __init__(self, app: ASGIApp, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, ready: Callable[[], None], stop: Callable[[], None]
+    ) -> None:
         config = uvicorn.Config(
-            app,
+            self._answer,
             log_config=None,
             log_level="warning",
             access_log=False,
             server_header=False,
             lifespan="on",
-            limit_concurrency=MOST_CONNECTIONS,
+            interface="asgi3",
+            ws="none",
+            proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_GRACE_S,
         )
         super().__init__(config)
+        self._app = app
         self._ready = ready
+        self._stop = stop
+        self._unused: dict[Any, tuple[Any, float]] = {}  # connections, since when
+        self._looked_s = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server.startup`."""
         await super().startup(sockets)
         self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server.shutdown`."""
+        self._stop()
+        await super().shutdown(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        """See `uvicorn.Server.on_tick`, which comes ten times a second."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= _LOOKS_S:
+            self._looked_s = now_s
+            self._end_unused(now_s)
+        return await super().on_tick(counter)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application, for as many connections as there may be."""
+        if scope["type"] == "http" and len(self.server_state.connections) > MOST_CONNECTIONS:
+            refusal = RequestError(
+                f"{MOST_CONNECTIONS} connections are open already",
+                "Ask again in a while.",
+                status=503,
+                code="overloaded",
+                headers={"connection": "close"},
+            )
+            await refusal_response(scope["path"], refusal)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _end_unused(self, now_s: float) -> None:
+        """End connections on which nothing is answered, and has not been for long.
+
+        These send a head byte by byte, or do not take what was written; uvicorn would wait
+        for them without end. Of too many the oldest are ended at once.
+        """
+        unused = {}
+        for connection in self.server_state.connections:
+            cycle = getattr(connection, "cycle", None)
+            is_done = cycle is None or cycle.response_complete
+            if is_done or connection.transport.is_closing():
+                last, since_s = self._unused.get(connection, (None, now_s))
+                unused[connection] = (cycle, since_s if last is cycle else now_s)
+        self._unused = unused
+        num_surplus = len(self.server_state.connections) - MOST_CONNECTIONS
+        by_age = sorted(unused, key=lambda connection: unused[connection][1])
+        for number, connection in enumerate(by_age):
+            if number < num_surplus or now_s - unused[connection][1] > UNUSED_S:
+                connection.transport.abort()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 
 from localspec.engine.isolated import IsolatedEngine
-from localspec.errors import MemoryLimitError
+from localspec.errors import LocalspecError, MemoryLimitError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.shape import ModelShape
 from localspec.machine import memory_here
@@ -24,8 +25,9 @@ _KEPT_SHARE = 8  # caches of texts that wait take up to this part of the machine
 class ServedModel:
     """A preset under its name, and its engine while it is loaded.
 
-    created: Unix time of the target's file. num_trained: tokens of context that it was trained
-    for. Raises PresetError if its files are not here, ModelFileError if one is none.
+    created, num_parameters: Unix time of the target's file, and how many it has. num_trained:
+    tokens of context that it was trained for. kept_bytes: of caches of texts that wait. Raises
+    PresetError if its files are not here, ModelFileError if one is none.
     """
 
     def __init__(self, preset: Preset, context_length: int | None) -> None:
@@ -36,8 +38,10 @@ class ServedModel:
         self.created = int(path.stat().st_mtime)
         self.size_bytes = path.stat().st_size
         self.architecture = header.architecture
+        self.num_parameters = sum(math.prod(tensor.shape) for tensor in header.tensors)
         self.num_trained = ModelShape(header).context_length
         self.context_length = context_length or preset.context_length
+        self.kept_bytes = 0
         self.engine: IsolatedEngine | None = None
         self.prefixes = Prefixes()
         self.loading: asyncio.Task[IsolatedEngine] | None = None
@@ -49,7 +53,7 @@ class ServedModel:
         return IsolatedEngine(
             self.name,
             context_length=self.context_length,
-            kept_bytes=memory_here().total_bytes // _KEPT_SHARE,
+            kept_bytes=self.kept_bytes,
         )
 
 
@@ -61,6 +65,8 @@ class ServedModels:
 
     def __init__(self, models: Sequence[ServedModel], *, takes_any_name: bool) -> None:
         self.all = tuple(models)
+        for model in self.all:
+            model.kept_bytes = memory_here().total_bytes // (_KEPT_SHARE * len(self.all))
         self._takes_any_name = takes_any_name
 
     def named(self, name: str | None) -> ServedModel:
@@ -107,20 +113,30 @@ class ServedModels:
 
     async def _load(self, model: ServedModel) -> None:
         while model.engine is None:
+            others = [each.loading for each in self.all if each is not model]
+            left = [loading for loading in others if loading is not None]
+            if left:  # by a client that gave up: two at a time might not fit
+                await asyncio.wait(left)
+                continue
             if model.loading is None:
-                model.loading = asyncio.create_task(asyncio.to_thread(model.load))
+                model.loading = asyncio.create_task(self._open(model))
             try:
                 # Shielded: a client that gives up leaves it to the next one.
-                model.engine = await asyncio.shield(model.loading)
+                await asyncio.shield(model.loading)
             except MemoryLimitError:
                 idle = [each for each in self.all if each.engine is not None]
                 idle = [each for each in idle if each.num_users == 0]
                 if not idle:
                     raise
                 await self.close_one(min(idle, key=lambda each: each.used_s))
-            finally:
-                if model.loading.done():
-                    model.loading = None
+
+    async def _open(self, model: ServedModel) -> IsolatedEngine:
+        try:
+            model.engine = await asyncio.to_thread(model.load)
+            model.used_s = time.monotonic()
+            return model.engine
+        finally:
+            model.loading = None
 
     async def close_unused(self, seconds: float) -> None:
         """Close those that nobody used for so long. By who is first in the line."""
@@ -140,6 +156,6 @@ class ServedModels:
         """Free all of them, also one that is being loaded."""
         for model in self.all:
             if model.loading is not None:
-                with contextlib.suppress(Exception):
-                    model.engine = await model.loading
-            await self.close_one(model)
+                await asyncio.wait([model.loading])
+            with contextlib.suppress(LocalspecError):  # then it ends with this process
+                await self.close_one(model)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from localspec.server.answering import Answering, Event, Finished, Service, ends_within
+from localspec.server.answering import (
+    Answering,
+    Event,
+    Finished,
+    Result,
+    Service,
+    ends_within,
+)
 from localspec.server.question import Question
 from localspec.server.refusal import RequestError, refusal_of
 from localspec.server.served_models import ServedModel
@@ -74,16 +81,7 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, until the client is gone."""
-        work = asyncio.create_task(self._answer(scope, receive, send))
-        gone = asyncio.create_task(_until_gone(receive))
-        try:
-            await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            work.cancel()
-            gone.cancel()
-            await asyncio.wait([work, gone])
-        with contextlib.suppress(asyncio.CancelledError):
-            work.result()
+        await unless_gone(receive, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -163,6 +161,19 @@ async def _finished(answering: Answering) -> AsyncGenerator[Finished, None]:
         for each in events:
             if isinstance(each, Finished):
                 yield each
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """What comes of the work; None where the client goes away first, which cancels it."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_until_gone(receive))
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.wait([task, gone])
+    return None if task.cancelled() else task.result()
 
 
 async def _until_gone(receive: Receive) -> None:

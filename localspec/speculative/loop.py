@@ -24,6 +24,7 @@ from localspec.speculative.policy_api import (
     ProposerState,
     ReplayScores,
 )
+from localspec.speculative.prefix import common_length
 from localspec.speculative.proposers import Proposal, Proposer
 from localspec.speculative.rules import Place, Rule
 from localspec.speculative.thread_policy import ThreadPolicy
@@ -89,9 +90,7 @@ class SpeculativeDecoder:
         Returns how many prompt tokens the target has cached: at least one is left to
         decode, because the first answer token is drawn from its row.
         """
-        pairs = zip(self.tokens, prompt_tokens, strict=False)
-        shorter = min(len(self.tokens), len(prompt_tokens))
-        common = next((i for i, (old, new) in enumerate(pairs) if old != new), shorter)
+        common = common_length(self.tokens, prompt_tokens)
         self._truncate_caches(min(common, len(prompt_tokens) - 1))
         self.tokens = list(prompt_tokens)
         self._probs.clear()

@@ -35,6 +35,10 @@ class _Work:
                 self.stream.cancel()
         return next(self.stream, None)
 
+    def read_all(self, tell: Callable[[Piece], None]) -> None:
+        while (piece := self.next()) is not None:
+            tell(piece)
+
     def cancel(self) -> None:
         self._is_cancelled = True
         if self.stream is not None:
@@ -97,7 +101,7 @@ class AsyncStream:
     def __init__(self, open_stream: Callable[[Unwanted], Stream]) -> None:
         self._work = _Work(open_stream)
         self._worker = _Worker()
-        self._reading: asyncio.Future[Piece | None] | None = None
+        self._reading: asyncio.Future[Any] | None = None
         self._awaited = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -106,25 +110,37 @@ class AsyncStream:
 
     async def __anext__(self) -> Piece:
         """The next piece. Raises EngineError while another task waits for one."""
+        piece: Piece | None = await self._read(self._work.next)
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def read_all(self, tell: Callable[[Piece], None]) -> None:
+        """Read what is left, without a change of threads between two pieces.
+
+        tell: called with each in the thread of the answer. Raises EngineError while another
+        task waits for a piece.
+        """
+        await self._read(lambda: self._work.read_all(tell))
+
+    async def _read(self, call: Callable[[], Any]) -> Any:
+        """What comes of a call in the thread; None once this was closed."""
         if self._awaited:
             raise EngineError(
                 "another task waits for a piece of this answer", "Read it in one task."
             )
         if self._closing is not None:
-            raise StopAsyncIteration
-        self._reading = asyncio.wrap_future(self._worker.submit(self._work.next))
+            return None
+        self._reading = asyncio.wrap_future(self._worker.submit(call))
         self._awaited = True
         try:
             # Shielded: the thread goes on, whoever gives up waiting for it.
-            piece = await asyncio.shield(self._reading)
+            return await asyncio.shield(self._reading)
         except asyncio.CancelledError:
             await self.aclose()
             raise
         finally:
             self._awaited = False
-        if piece is None:
-            raise StopAsyncIteration
-        return piece
 
     async def aclose(self) -> None:
         """Stop here: end a running decode, close the stream. Idempotent.
@@ -186,6 +202,5 @@ class AsyncStream:
 async def whole_reply(stream: AsyncStream) -> Reply:
     """Read a stream to its end."""
     async with stream:
-        async for _ in stream:
-            pass
+        await stream.read_all(lambda _piece: None)
     return stream.reply

@@ -1,0 +1,128 @@
+"""The OpenAPI document: each route reads an example, and what it asks of that is noted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import localspec
+from localspec.errors import LocalspecError
+from localspec.server.error_shapes import error_schema
+from localspec.server.fields import MOST_TEXTS, Fields
+
+_REFUSALS = ("400", "401", "403", "404", "408", "413", "500", "503")
+
+
+class Body(NamedTuple):
+    """What a request to a route has: how it is read, and a good one."""
+
+    read: Callable[[Fields], object]
+    example: Mapping[str, Any]
+
+
+def document(gets: Sequence[str], posts: Mapping[str, Body]) -> dict[str, Any]:
+    """OpenAPI 3.1, of paths that are read from and of paths that something is sent to."""
+    paths: dict[str, Any] = {}
+    for path in gets:
+        operation: dict[str, Any] = {"responses": _responses(path, streams=False)}
+        if "{name}" in path:
+            name = {"name": "name", "in": "path", "required": True}
+            operation["parameters"] = [{**name, "schema": {"type": "string"}}]
+        paths[path] = {"get": operation}
+    for path, body in posts.items():
+        properties = _properties(body)
+        schema = {"type": "object", "properties": properties}
+        content = {"application/json": {"schema": schema, "example": body.example}}
+        paths[path] = {
+            "post": {
+                "requestBody": {"required": True, "content": content},
+                "responses": _responses(path, streams="stream" in properties),
+            }
+        }
+    info = {"title": "localspec", "version": localspec.__version__}
+    return {"openapi": "3.1.0", "info": info, "paths": paths}
+
+
+def _responses(path: str, *, streams: bool) -> dict[str, Any]:
+    good: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    if streams:
+        good["text/event-stream"] = {"schema": {"type": "string"}}
+    refused = {
+        "description": "refused",
+        "content": {"application/json": {"schema": error_schema(path)}},
+    }
+    return {
+        "200": {"description": "answered", "content": good},
+        **dict.fromkeys(_REFUSALS, refused),
+    }
+
+
+def _properties(body: Body) -> dict[str, Any]:
+    """The schema of each field that is read, whether the example has it or not."""
+    properties: dict[str, Any] = {}
+    body.read(_Noting(body.example, properties, opens_missing=False))
+    with contextlib.suppress(LocalspecError):  # what is missing may be needed, once it is there
+        body.read(_Noting(body.example, properties, opens_missing=True))
+    return properties
+
+
+class _Noting(Fields):
+    """Notes which field is asked for as what.
+
+    opens_missing: whether an object that is not there is as an empty one, so that what would
+    be read of it is noted, too.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any], properties: dict[str, Any], *, opens_missing: bool
+    ) -> None:
+        super().__init__(values)
+        self._properties = properties
+        self._opens_missing = opens_missing
+
+    def any(self, name: str) -> Any:
+        self._properties.setdefault(name, {})
+        return super().any(name)
+
+    def text(self, name: str) -> str | None:
+        self._note(name, "string")
+        return super().text(name)
+
+    def flag(self, name: str) -> bool | None:
+        self._note(name, "boolean")
+        return super().flag(name)
+
+    def number(self, name: str) -> float | None:
+        self._note(name, "number")
+        return super().number(name)
+
+    def whole(self, name: str) -> int | None:
+        self._note(name, "integer")
+        return super().whole(name)
+
+    def texts(self, name: str) -> list[str] | None:
+        several = {"type": "array", "items": {"type": "string"}, "maxItems": MOST_TEXTS}
+        self._properties[name] = {"anyOf": [{"type": ["string", "null"]}, several]}
+        return super().texts(name)
+
+    def object(self, name: str) -> Fields | None:
+        schema = self._note(name, "object")
+        if super().object(name) is None and not self._opens_missing:
+            return None
+        return self._inner(super().any(name) or {}, schema)
+
+    def objects(self, name: str) -> list[Fields] | None:
+        schema = self._note(name, "array")
+        items = schema.setdefault("items", {"type": "object"})
+        found = super().objects(name)
+        return found and [self._inner(each, items) for each in super().any(name)]
+
+    def _inner(self, values: Mapping[str, Any], schema: dict[str, Any]) -> Fields:
+        properties = schema.setdefault("properties", {})
+        return _Noting(values, properties, opens_missing=self._opens_missing)
+
+    def _note(self, name: str, kind: str) -> dict[str, Any]:
+        schema: dict[str, Any] = self._properties.setdefault(name, {})
+        schema["type"] = [kind, "null"]
+        return schema

@@ -1,0 +1,17 @@
+"""What two texts begin with alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,158 @@
+"""Coding agents as people start them, with the settings that `localspec serve` prints.
+
+They are looked for on PATH and in the folder LOCALSPEC_AGENTS, into which
+`npm install --prefix` put them. Each has a home of its own, and no other server to speak to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agent_model import ANSWER, write_agent_preset
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="homes and signals of Unix")
+
+BIN = Path(os.environ.get("LOCALSPEC_AGENTS", "/nonexistent")) / "node_modules" / ".bin"
+PATH = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+NOWHERE = "http://127.0.0.1:9"  # nothing listens there
+
+
+@dataclass
+class Agent:
+    """A program with a home and a folder to work in. settings: told by the server, by whom."""
+
+    settings: dict[str, str]
+    home: Path
+    folder: Path
+
+    def run(self, *command: str, **variables: str) -> str:
+        """What it prints."""
+        if shutil.which(command[0], path=PATH) is None:
+            pytest.skip(f"{command[0]} is not installed")
+        environment = {
+            "PATH": PATH,
+            "HOME": str(self.home),
+            "HTTP_PROXY": NOWHERE,
+            "HTTPS_PROXY": NOWHERE,
+            "NO_PROXY": "127.0.0.1",
+            **variables,
+        }
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory, demo_target):
+    """What the server tells each program, by its name."""
+    folder = tmp_path_factory.mktemp("agents")
+    write_agent_preset(folder, demo_target)
+    command = [sys.executable, "-m", "localspec", "serve", "agent", "--port", "0"]
+    log = folder / "log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, "XDG_CONFIG_HOME": str(folder)},
+            stderr=stderr,
+        )
+    try:
+        give_up_s = time.monotonic() + 120
+        while not (told := log.read_text()).endswith("}\n\n"):
+            assert process.poll() is None, told
+            assert time.monotonic() < give_up_s
+            time.sleep(0.05)
+        found = re.findall(r"^(\S[^\n]*):\n((?: +\S[^\n]*\n)+)", told, re.M)
+        yield {title.partition(",")[0]: textwrap.dedent(text) for title, text in found}
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+@pytest.fixture
+def agent(settings, tmp_path):
+    home, folder = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    folder.mkdir()
+    return Agent(settings, home, folder)
+
+
+def test_codex(agent):
+    config = agent.home / ".codex" / "config.toml"
+    config.parent.mkdir()
+    config.write_text(agent.settings["Codex"])
+
+    def turn(*words):
+        told = agent.run("codex", "exec", "--json", "--skip-git-repo-check", *words)
+        events = [json.loads(line) for line in told.splitlines()]
+        items = [event["item"] for event in events if event["type"] == "item.completed"]
+        (said,) = [item["text"] for item in items if item["type"] == "agent_message"]
+        assert said == ANSWER
+        assert events[-1]["type"] == "turn.completed"
+        return events[-1]["usage"]
+
+    first = turn("Say hello.")
+    assert first["input_tokens"] > 3000
+    second = turn("resume", "--last", "And again.")
+    assert second["cached_input_tokens"] >= first["input_tokens"] - 16
+
+
+def test_claude_code(agent):
+    exports, command = agent.settings["Claude Code"].splitlines()
+    words = [*exports.removeprefix("export ").split(), *command.split()]
+    number = words.index("claude")
+    variables = dict(word.split("=", 1) for word in words[:number])
+
+    def turn(*more):
+        told = agent.run(*words[number:], "-p", "--output-format", "json", *more, **variables)
+        found = json.loads(told)
+        assert found["result"] == ANSWER
+        assert found["stop_reason"] == "end_turn"
+        assert found["modelUsage"]["agent"]["contextWindow"] == 131_072
+        usage = found["usage"]
+        return usage["input_tokens"] + usage["cache_read_input_tokens"], usage
+
+    num_read, _ = turn("Say hello.")
+    assert num_read > 3000
+    _, second = turn("--continue", "And again.")
+    assert second["cache_read_input_tokens"] >= num_read - 16
+
+
+@pytest.mark.slow
+def test_opencode(agent):
+    (agent.folder / "opencode.json").write_text(agent.settings["opencode"])
+
+    def turn(*words):
+        told = agent.run("opencode", "run", "--format", "json", *words)
+        events = [json.loads(line) for line in told.splitlines()]
+        parts = [event["part"] for event in events]
+        (said,) = [part["text"] for part in parts if part["type"] == "text"]
+        assert said == ANSWER
+        assert parts[-1]["reason"] == "stop"
+        return parts[-1]["tokens"]
+
+    first = turn("Say hello.")
+    num_read = first["input"] + first["cache"]["read"]
+    assert num_read > 1500
+    second = turn("--continue", "And again.")
+    assert second["cache"]["read"] >= num_read - 16

@@ -1,0 +1,160 @@
+"""Connections: too many, slow in sending or in taking, and those of a server that stops."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from localspec.server import app, running
+from server_runner import running_server
+
+CHAT = "/v1/chat/completions"
+QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
+LONG = {"messages": QUESTION, "stream": True, "ignore_eos": True, "max_tokens": 2000}
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """A server that does not wait long, for few."""
+    monkeypatch.setattr(running, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(running, "UNUSED_S", 0.5)
+    monkeypatch.setattr(running, "_LOOKS_S", 0.1)
+    with running_server() as server:
+        yield server
+
+
+def connected(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(60)
+    connection.connect((host, int(port)))
+    return connection
+
+
+def head_of(path, body, *more):
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *more]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def read_all(connection):
+    """What comes until the server ends the connection."""
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        while chunk := connection.recv(65536):
+            found += chunk
+    return found
+
+
+def test_one_too_many_is_told_so_in_its_protocols_shape(hasty):
+    hasty.chat(max_tokens=1)
+    body = json.dumps(LONG).encode()
+    hasty.client.close()
+    with contextlib.ExitStack() as open_ones, httpx.Client(base_url=hasty.url) as late:
+        for _ in range(4):
+            connection = open_ones.enter_context(connected(hasty))
+            connection.sendall(head_of(CHAT, body) + body)
+        response = late.post("/v1/messages", json={"messages": QUESTION, "max_tokens": 1})
+        assert response.status_code == 503
+        assert response.json()["error"]["type"] == "overloaded_error"
+        assert "4 connections are open already" in response.json()["error"]["message"]
+        assert int(response.headers["retry-after"]) > 0
+
+
+def test_connections_that_ask_nothing_make_room_for_one_that_does(hasty, monkeypatch):
+    monkeypatch.setattr(running, "UNUSED_S", 3600)
+    with contextlib.ExitStack() as open_ones:
+        for _ in range(20):
+            open_ones.enter_context(connected(hasty))
+        while hasty.ask(CHAT, messages=QUESTION, max_tokens=1).status_code != 200:
+            time.sleep(0.01)
+
+
+def test_a_head_that_comes_byte_by_byte_has_an_end(hasty):
+    head = head_of(CHAT, b"{}")
+
+    def drip(connection):
+        for byte in itertools.cycle(head[:-4]):
+            connection.sendall(bytes([byte]))
+            time.sleep(0.02)
+
+    with connected(hasty) as connection, pytest.raises(ConnectionError):
+        drip(connection)
+    assert hasty.client.get("/health").status_code == 200
+
+
+def test_a_connection_that_asks_again_and_again_goes_on(hasty):
+    connection = http.client.HTTPConnection(hasty.url.removeprefix("http://"))
+    connection.connect()
+    begun = connection.sock
+    for _ in range(15):
+        connection.request("GET", "/health")
+        assert connection.getresponse().read()
+        assert connection.sock is begun
+        time.sleep(0.1)
+    connection.close()
+
+
+def test_who_does_not_take_an_answer_is_hung_up_on(hasty):
+    """Its system tells the server for ever that there is no room."""
+    text = "The fox ran. " * 500_000
+    tokens = hasty.ask("/tokenize", content=text).json()["tokens"]
+    body = json.dumps({"tokens": tokens}).encode()
+    with connected(hasty) as connection:
+        connection.sendall(head_of("/detokenize", body) + body)
+        begun = connection.recv(4096)
+        assert begun.startswith(b"HTTP/1.1 200")
+        time.sleep(2)
+        assert len(begun) + len(read_all(connection)) < len(text)
+
+
+def test_a_body_that_is_too_long_is_read_before_that_is_said():
+    """Few clients look for an answer while they send."""
+    limits, body = app.Limits(body_bytes=1000), b" " * 20_000_000
+    with running_server(limits=limits) as server, connected(server) as connection:
+        connection.sendall(head_of(CHAT, body, "Connection: close") + body)
+        assert b"request_too_large" in read_all(connection)
+
+
+def test_clients_of_a_server_that_stops_are_told_so(monkeypatch):
+    """The one that is answered, too, a little later."""
+    monkeypatch.setattr(app, "_LAST_S", 0.2)
+    with contextlib.ExitStack() as stop, contextlib.ExitStack() as open_ones:
+        server = stop.enter_context(running_server(limits=app.Limits(patience_s=0.05)))
+        server.chat(max_tokens=1)
+        found = []
+        with ThreadPoolExecutor() as readers:
+            for path, fields in (
+                (CHAT, LONG),
+                (CHAT, {**LONG, "stream": False}),
+                ("/v1/messages", {**LONG, "stream": False}),
+                ("/v1/messages", LONG),
+                ("/v1/responses", {"input": "Hello", "stream": True}),
+            ):
+                body = json.dumps(fields).encode()
+                connection = open_ones.enter_context(connected(server))
+                connection.sendall(head_of(path, body) + body)
+                if b'"stream": true' in body:
+                    assert connection.recv(1)  # it is answered, or waits
+                found.append(readers.submit(read_all, connection))
+            stop.close()
+        first, whole, message, begun, response = [each.result() for each in found]
+    for streamed, last in (
+        (first, b'"error":{"message":"the server is stopping'),
+        (begun, b"event: error"),
+        (response, b"event: response.failed"),
+    ):
+        assert last in streamed
+        assert streamed.endswith(b"0\r\n\r\n")  # whole, as far as HTTP knows
+    for refused in (whole, message):
+        assert refused.startswith(b"HTTP/1.1 503")
+        assert b"the server is stopping" in refused
+    assert json.loads(message.rpartition(b"\r\n\r\n")[2])["type"] == "error"
