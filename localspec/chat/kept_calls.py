@@ -8,8 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.constraints.guidance import is_installed
-from localspec.constraints.schema_check import schema_problem
+from localspec.constraints.guidance import is_installed, schema_problem
 from localspec.errors import ConstraintError
 from localspec.tools.forms import CallForm
 from localspec.tools.grammar import CallGrammar, call_grammar

@@ -49,7 +49,8 @@ def merged_messages(messages: Sequence[Message]) -> list[Message]:
     opening = list(takewhile(_is_system, messages))
     merged = [_merged("system", opening)] if opening else []
     for (role, is_plain), group in groupby(messages[len(opening) :], _role_in_turns):
-        merged += [_merged(role, list(group))] if is_plain else list(group)
+        same = list(group)
+        merged += [_merged(role, same)] if is_plain else same
     return merged
 
 

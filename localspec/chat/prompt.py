@@ -8,6 +8,7 @@ hidden, and if need be all of it: then only what the template would have done to
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from localspec.tools.forms import CallForm, form_of, known_families
 from localspec.tools.tool import ToolUse
 
 _USUAL_ROLES = ("system", "user", "assistant")  # which templates know, or refuse in words
+
+
+_TOOLS = re.compile(r"\btools\b")  # the variable, in a template
 
 
 class Prompt(NamedTuple):
@@ -93,11 +97,6 @@ class PromptMaker:
         self._thoughts = _thoughts(vocabulary, source, self._guard.texts)
         self._rendering = threading.Lock()  # the template's meter counts for one at a time
 
-    @property
-    def takes_tools(self) -> bool:
-        """Whether the template has tools, and it is known how its models call them."""
-        return self._template.has_tools and self._form is not None
-
     def prompt(
         self, messages: Sequence[Message], use: ToolUse, is_unwanted: Unwanted = never
     ) -> Prompt:
@@ -152,7 +151,7 @@ class PromptMaker:
     def _check_tools(self, messages: Sequence[Message], use: ToolUse) -> None:
         """Refuse what the template would pass over, or whose calls nobody could read."""
         known = f"Calls are understood of {', '.join(known_families())}."
-        if use.tools and not self._template.has_tools:
+        if use.tools and not _TOOLS.search(self._source):
             raise TemplateError("the chat template has no tools", known)
         if use.tools and self._form is None:
             raise TemplateError(
@@ -249,6 +248,11 @@ class PromptMaker:
                 "Leave out the last message, whose role is assistant.",
             )
         return begun
+
+
+def takes_tools(source: str | None) -> bool:
+    """Whether a template has tools, and it is known how its models call them."""
+    return source is not None and bool(_TOOLS.search(source)) and form_of(source) is not None
 
 
 def _thoughts(vocabulary: Tokenizer, source: str, texts: Sequence[str]) -> Thoughts:

@@ -68,8 +68,8 @@ def template_source(chosen: str | None, own: str | None) -> str:
 class ChatTemplate:
     """A compiled template.
 
-    think: False tells it that the model shall not think. has_tools: whether it looks at tools.
-    Raises TemplateError if `source` is no valid Jinja, or knows nothing of that switch.
+    think: False tells it that the model shall not think. Raises TemplateError if `source`
+    is no valid Jinja, or knows nothing of that.
     """
 
     def __init__(self, source: str, *, bos: str, eos: str, think: bool = True) -> None:
@@ -80,7 +80,6 @@ class ChatTemplate:
                 raise Refused(f"it has {len(source)} characters, more than {MAX_SOURCE}")
             tree = self._sandbox.parse(source)
             read = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"}
-            self.has_tools = "tools" in read
             tree = _Metered().visit(tree)
             code = self._sandbox.compile(tree)
             self._template = self._sandbox.template_class.from_code(

@@ -5,6 +5,7 @@ Its errors are states that it never leaves; here they are exceptions.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 from collections.abc import Sequence
@@ -38,6 +39,19 @@ _MOST_SHOWN = 400  # characters of a message of llguidance
 def is_installed() -> bool:
     """Whether llguidance is here."""
     return importlib.util.find_spec("llguidance") is not None
+
+
+@functools.lru_cache(maxsize=256)
+def schema_problem(schema: str) -> ConstraintError | None:
+    """Why no answer can be kept to a JSON schema, with the keyword to blame; None if one can.
+
+    Raises ImportError without llguidance.
+    """
+    from llguidance import LLMatcher
+
+    asked = Asked("json_schema", schema)
+    message = LLMatcher.validate_grammar(_compiled(asked))
+    return _refused(asked, message) if message else None
 
 
 class Guide:
@@ -75,13 +89,13 @@ class Guide:
         """
         from llguidance import LLMatcher, LLParserLimits
 
-        grammar = compiled(asked)
+        grammar = _compiled(asked)
         # Its own limits, which bound the work for a mask to some milliseconds.
         matcher = LLMatcher(
             self.tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False)
         )
         if matcher.is_error():
-            raise refused(asked, matcher.get_error())
+            raise _refused(asked, matcher.get_error())
         return Guidance(matcher, self)
 
 
@@ -102,7 +116,7 @@ class _Tokens:
         return self._tokenize(text)
 
 
-def compiled(asked: Asked) -> str:
+def _compiled(asked: Asked) -> str:
     """llguidance's own form of it. Raises ConstraintError for GBNF that it does not know."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
@@ -116,10 +130,10 @@ def compiled(asked: Asked) -> str:
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(asked.text))
     except Exception as error:
-        raise refused(asked, str(error)) from error
+        raise _refused(asked, str(error)) from error
 
 
-def refused(asked: Asked, message: str) -> ConstraintError:
+def _refused(asked: Asked, message: str) -> ConstraintError:
     """What llguidance says of it, for people."""
     name = {"json_schema": "JSON schema", "lark": "Lark grammar"}.get(asked.kind, asked.kind)
     keywords = _KEYWORDS.search(message)

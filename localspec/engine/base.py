@@ -10,14 +10,13 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from localspec.chat.chat import Chat
-from localspec.chat.control_guard import Tokenizer
 from localspec.chat.messages import checked_messages, merged_messages
-from localspec.chat.prompt import Prompt, PromptMaker
+from localspec.chat.prompt import Prompt, PromptMaker, takes_tools
 from localspec.chat.template import template_source
-from localspec.engine.arguments import require_chat, token_ids
+from localspec.engine.arguments import TextTokenizer, require_chat, token_ids
 from localspec.errors import ClosedError, EngineError, OptionError, TemplateError
 from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
@@ -31,13 +30,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
 
     from localspec.engine.memory import EngineMemory
-
-
-class TextTokenizer(Tokenizer, Protocol):
-    """The vocabulary facts that a prompt is made with, and text made of tokens."""
-
-    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Their text; with special, also that of control tokens."""
 
 
 class BaseEngine(abc.ABC):
@@ -78,9 +70,7 @@ class BaseEngine(abc.ABC):
     @property
     def takes_tools(self) -> bool:
         """Whether the model's own chat template has tools, and calls of them are understood."""
-        if self.chat_template is None:
-            return False
-        return self._prompt_maker(None, think=True).takes_tools
+        return takes_tools(self.chat_template)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -101,10 +91,7 @@ class BaseEngine(abc.ABC):
     @property
     @abc.abstractmethod
     def reading(self) -> tuple[int, int]:
-        """How many tokens of the text the target has decoded, and how many there are.
-
-        From any thread, to show how far a long prompt is.
-        """
+        """How many tokens of the text are decoded, and how many there are. From any thread."""
 
     @abc.abstractmethod
     def memory(self) -> EngineMemory:
