@@ -52,6 +52,11 @@ class CallForm:
     is_single: bool = False
     has_ids: bool = False
 
+    @property
+    def sign(self) -> str:
+        """What a head has before the name, without blank space."""
+        return "".join(self.head.partition("NAME")[0].split())
+
     def head_pattern(self) -> re.Pattern[str]:
         """Matches the head of a call, with its name."""
         return re.compile(re.escape(self.head).replace("NAME", "(?P<name>[A-Za-z0-9_.:/-]+)"))
