@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from gguf_maker import write_scripted_model
 
 TOOLS = [
     {
@@ -144,3 +149,14 @@ FAMILIES = {
         "<|tool_call>call:now{}<tool_call|>",
     ),
 }
+
+
+def write_calling_model(path: Path, name: str, said: Sequence[str]) -> Path:
+    """A model that says that in its first turn, and Done. when it was told what came of it.
+
+    Its tokens are those texts; the marks of the family are control tokens.
+    """
+    family = FAMILIES[name]
+    template = family.template + "{% if messages[-1].role == 'tool' %}t{% endif %}"
+    follow = {**dict(itertools.pairwise(["<0x0A>", *said])), "t": "Done."}
+    return write_scripted_model(path, follow, control=family.marks, template=template)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import functools
 import json
 import pickle
 
 import pytest
-from call_families import FAMILIES
+from call_families import FAMILIES, write_calling_model
 
 import localspec
-from gguf_maker import with_template, write_scripted_model
+from gguf_maker import with_template
 from localspec.errors import ConstraintError, OptionError, TemplateError
 
 TOOLS = [
@@ -127,18 +127,10 @@ def test_a_stream_names_a_call_before_its_arguments(engine):
     assert pickle.loads(pickle.dumps(stream.reply)) == stream.reply
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory):
-    """What a model says that was told of tools, by the name of the family; and its answer."""
-
-    def written(name, said, begin):
-        path = tmp_path_factory.mktemp("scripted") / "model.gguf"
-        template = FAMILIES[name].template + "{% if messages[-1].role == 'tool' %}t{% endif %}"
-        marks = FAMILIES[name].marks
-        follow = dict(itertools.pairwise([begin, *said])) | {"t": "Done."}
-        return write_scripted_model(path, follow, control=marks, template=template)
-
-    return written
+@pytest.fixture
+def script(tmp_path):
+    """The file of a model that says that by itself."""
+    return functools.partial(write_calling_model, tmp_path / "model.gguf", "Qwen")
 
 
 SAID = ["Let me see. ", "<tool_call>", '\n{"name": "get_weather", "arg', "uments",
@@ -147,7 +139,7 @@ SAID = ["Let me see. ", "<tool_call>", '\n{"name": "get_weather", "arg', "uments
 
 def test_a_model_that_calls_by_itself(script):
     """Whose marks are control tokens; whether its calls are kept to the schema or not."""
-    path = script("Qwen", SAID, "<0x0A>")
+    path = script(SAID)
     with localspec.load(target=path) as engine:
         assert engine.takes_tools
         chat = engine.chat()
@@ -178,7 +170,7 @@ def test_a_model_that_calls_by_itself(script):
 
 def test_without_the_library_calls_are_free_and_none_can_be_forced(script, monkeypatch):
     monkeypatch.setattr("localspec.chat.kept_calls.is_installed", lambda: False)
-    path = script("Qwen", SAID, "<0x0A>")
+    path = script(SAID)
     with localspec.load(target=path) as engine:
         stream = engine.stream_complete([QUESTION], tools=TOOLS, temperature=0)
         calls = [piece.call for piece in stream if piece.call is not None]
@@ -192,7 +184,7 @@ def test_without_the_library_calls_are_free_and_none_can_be_forced(script, monke
 def test_nonsense_is_text_where_nothing_keeps_a_call_to_its_form(script, monkeypatch):
     monkeypatch.setattr("localspec.chat.kept_calls.is_installed", lambda: False)
     said = [*SAID[:3], '": no', "</tool_call>"]
-    with localspec.load(target=script("Qwen", said, "<0x0A>")) as engine:
+    with localspec.load(target=script(said)) as engine:
         reply = engine.complete([QUESTION], tools=TOOLS, temperature=0)
         assert reply.tool_calls == ()
         assert reply.text == "".join(said)
@@ -202,7 +194,7 @@ def test_nonsense_is_text_where_nothing_keeps_a_call_to_its_form(script, monkeyp
 def test_from_where_a_call_begins_nothing_else_is_said(script):
     """The model would go on with nonsense, and is kept from it."""
     said = ["Let me see. ", "<tool_call>", "no such thing"]
-    with localspec.load(target=script("Qwen", said, "<0x0A>")) as engine:
+    with localspec.load(target=script(said)) as engine:
         reply = engine.complete([QUESTION], tools=TOOLS, **STEADY)
         assert reply.text == "Let me see."
         assert reply.tool_calls
