@@ -75,6 +75,28 @@ def test_a_chat_that_comes_back_decodes_only_what_is_new(engine, monkeypatch):
         ][1:]
 
 
+def test_a_new_chat_begins_with_a_copy_of_what_begins_alike(engine):
+    """As a new session of a coding agent: its system text was read in another one."""
+    system = "You are terse, and never speak of foxes. " * 20
+    first, between = engine.chat(system=system), engine.chat()
+    alone = first.send(QUESTIONS[0], sampling=GREEDY)
+    between.send(QUESTIONS[1], sampling=GREEDY)
+    third = engine.chat(system=system)
+    reply = third.send(QUESTIONS[1], sampling=GREEDY)
+    assert decoded_tokens(alone) > 150
+    assert decoded_tokens(reply) < 30
+    between.send(QUESTIONS[2], sampling=GREEDY)
+    assert decoded_tokens(first.send(QUESTIONS[2], sampling=GREEDY)) < 30  # it kept its own
+    with localspec.load(draft_tokens=3) as other:
+        expected = other.chat(system=system).send(QUESTIONS[1], sampling=GREEDY)
+    assert reply.token_ids == expected.token_ids
+    # What has little in common with the prompt is not worth a copy.
+    short = engine.chat(system="You are terse. " * 3)
+    before = engine._decoder.tokens
+    engine._cache_pool.switch_to(short, before[:9])
+    assert engine._decoder.tokens is before
+
+
 def test_without_memory_everything_is_decoded_again(demo_target):
     with localspec.load(target=demo_target, kept_bytes=0) as engine:
         one, other = engine.chat(), engine.chat(system="You are terse.")
@@ -232,7 +254,7 @@ def test_caches_hold_prefixes_of_the_text_whoever_owns_it():
     texts = {owner: [int(t) for t in random.integers(0, 8, 5)] for owner in owners}
     for _ in range(60):
         owner = owners[random.integers(0, 4)]
-        kept.switch_to(owner)
+        kept.switch_to(owner, texts[owner])
         assert kept.num_bytes <= 600
         loop.start([*texts[owner], int(random.integers(0, 8))])
         for step in loop.steps(asked):

@@ -130,7 +130,7 @@ def test_after_cuts_cancels_and_another_conversation(made):
             engine._decoder.truncate(len(PROMPT) + 1)
             assert text_of(engine, sampling=GREEDY) == plain
             assert_reads_rightly(engine, made)
-            engine._cache_pool.switch_to(next(chats))
+            engine._cache_pool.switch_to(next(chats), PROMPT)
             assert text_of(engine, sampling=GREEDY) == plain
             assert_reads_rightly(engine, made)
 

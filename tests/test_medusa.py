@@ -185,7 +185,7 @@ def test_after_cuts_cancels_and_another_conversation(made, reference):
             assert_reads_rightly(engine, made, reference)
             engine._decoder.truncate(stream.reply.stats.prompt_tokens + 1)
             assert text_of(engine, sampling=GREEDY) == plain
-            engine._cache_pool.switch_to(next(chats))
+            engine._cache_pool.switch_to(next(chats), PROMPT)
             assert text_of(engine, sampling=GREEDY) == plain
             assert_reads_rightly(engine, made, reference)
 

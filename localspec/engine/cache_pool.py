@@ -15,6 +15,9 @@ from localspec.llama.cache_state import CacheState
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.proposers import DraftModel
 
+# A token is copied faster than decoded, by this factor at the least.
+_COPIED_PER_DECODED = 16
+
 
 class SavesState(Protocol):
     """A model whose cache can be taken out and put back."""
@@ -67,10 +70,11 @@ class CachePool:
         """Memory that the kept states take. From any thread."""
         return sum(kept.num_bytes for kept in list(self._kept.values()))
 
-    def switch_to(self, owner: object | None) -> None:
+    def switch_to(self, owner: object | None, prompt: Sequence[int]) -> None:
         """Give the loop the owner's text, and keep that of the one before. None: nobody's.
 
-        Without a text of the owner's own the loop's stays, since the two may begin alike.
+        Without a text of the owner's own it gets a copy of the kept one that begins as the
+        prompt does, or stays with its own, which may do so, too.
         """
         previous = self._owner()
         if owner is previous:
@@ -79,6 +83,8 @@ class CachePool:
             self._keep(previous)
         self._owner = _nobody if owner is None else weakref.ref(owner)
         kept = None if owner is None else self._kept.pop(owner, None)
+        if kept is None:
+            kept = self._nearest(prompt)
         if kept is not None:
             self._restore(kept)
 
@@ -130,6 +136,15 @@ class CachePool:
         if kept is not None:
             self._kept[owner] = kept
 
+    def _nearest(self, prompt: Sequence[int]) -> PooledCache | None:
+        """The kept text that spares more than its copy costs, beside what the loop's spares."""
+        found, most = None, common_length(self._decoder.tokens, prompt)
+        for kept in self._kept.values():
+            num_common = common_length(kept.tokens, prompt)
+            if num_common > most + len(kept.tokens) // _COPIED_PER_DECODED:
+                found, most = kept, num_common
+        return found
+
     def _sizes(self) -> list[int]:
         """Bytes of each model's state; 0 if there is nothing to keep."""
         # A draft that has not read all of the text would be believed to have.
@@ -156,7 +171,7 @@ class CachePool:
     def _restore(self, kept: PooledCache) -> None:
         self._decoder.truncate(0)
         # Now, since whatever happens below, each cache holds a prefix of it.
-        self._decoder.tokens = kept.tokens
+        self._decoder.tokens = list(kept.tokens)
         for model, state in zip(self._models, kept.states, strict=True):
             if state is not None:
                 try:
@@ -167,3 +182,15 @@ class CachePool:
 
 def _nobody() -> None:
     return None
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -114,7 +114,7 @@ class Engine(BaseEngine):
         For checks and measurements. Raises EngineError while an answer is produced.
         """
         with self._held():
-            self._cache_pool.switch_to(None)
+            self._cache_pool.switch_to(None, [])
             self._decoder.truncate(0)
             try:
                 yield self._decoder
@@ -184,7 +184,7 @@ class Engine(BaseEngine):
         if prediction:
             # What the prompt ends with comes before it, so that its begin is found.
             reference = [*prompt.tokens[-LONGEST_MATCH:], *prediction]
-        return _Plan(options.on_prompt, len(prompt.tokens), policy, reference)
+        return _Plan(options.on_prompt, prompt.tokens, policy, reference)
 
     def save_caches_of(self, owner: object, path: Path) -> bool:
         """See `BaseEngine.save_caches_of`."""
@@ -226,7 +226,7 @@ class Engine(BaseEngine):
                 tokens = make_tokens(lambda: self._target.is_interrupted)
             if not tokens:
                 return
-            self._cache_pool.switch_to(owner)
+            self._cache_pool.switch_to(owner, tokens)
             chain = self._resolver.chain(self.sampling, len(tokens))
             with contextlib.suppress(Interrupted):
                 prepare(self._decoder, tokens, chain, time.perf_counter)
@@ -317,7 +317,7 @@ class _Plan(NamedTuple):
     """
 
     on_prompt: Callable[[int, int], None] | None
-    num_prompt_tokens: int
+    prompt_tokens: list[int]
     policy: DraftPolicy | None
     reference: list[int]
 
@@ -336,7 +336,7 @@ class _Lease:
 
     def begin(self) -> None:
         self._exchange.begin()
-        self._engine._cache_pool.switch_to(self._exchange.owner)
+        self._engine._cache_pool.switch_to(self._exchange.owner, self._plan.prompt_tokens)
         if self._plan.on_prompt is not None:
             self._engine._target.on_batch = self._report
         decoder = self._engine._decoder
@@ -351,7 +351,7 @@ class _Lease:
 
     def _report(self, num_cached: int) -> None:
         assert self._plan.on_prompt is not None
-        self._plan.on_prompt(num_cached, self._plan.num_prompt_tokens)
+        self._plan.on_prompt(num_cached, len(self._plan.prompt_tokens))
 
     def _refer_to(self, reference: list[int]) -> None:
         for proposer in self._engine._decoder.proposers:

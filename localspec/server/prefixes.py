@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from localspec.engine.cache_pool import common_length
+
 _MOST_TEXTS = 32  # that are told apart; how many caches are kept is a matter of memory
 # Tokens with which a template asks for an answer, and which it leaves out once there is one.
 _ASKING = 16
@@ -43,15 +45,3 @@ class Prefixes:
             self._texts = self._texts[1 - _MOST_TEXTS :]
         self._texts.append(found)
         return found
-
-
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
