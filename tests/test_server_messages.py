@@ -118,6 +118,8 @@ def test_blocks(server):
     usage = message(server, **fields)["usage"]
     read = usage["input_tokens"] + usage["cache_read_input_tokens"]
     assert counted == {"input_tokens": read}
+    messages[1]["content"].insert(0, {"type": "text", "text": ""})
+    assert server.ask(f"{PATH}/count_tokens", **fields).json() == counted
     fewer = server.ask(f"{PATH}/count_tokens", **{**fields, "system": "One."}).json()
     assert fewer["input_tokens"] < read
 

@@ -12,6 +12,7 @@ from localspec.chat.messages import checked_messages
 from localspec.server.answering import (
     Event,
     Finished,
+    Reading,
     Said,
     Service,
     in_thread,
@@ -92,7 +93,7 @@ def _text_of(content: object, role: str) -> str:
         elif kind not in ("thinking", "redacted_thinking"):
             (message,) = checked_messages([{"role": role, "content": [block]}])
             texts.append(message["content"])
-    return "\n".join(texts)
+    return "\n".join(filter(None, texts))  # an answer may begin with a text without a word
 
 
 def read_prompt_question(fields: Fields) -> PromptQuestion:
@@ -159,7 +160,9 @@ class MessageForm:
                 timings=timings_of(event.reply.stats),
             )
             return begun + turned + self._end_block() + ended
-        return _event("ping")
+        # Not a ping: a coding agent gives up that gets nothing else for five minutes.
+        begun = self._begin(event.num_tokens if isinstance(event, Reading) else 0)
+        return begun + self._turn_to(is_thought=False) + self._delta("")
 
     def end(self) -> str:
         """See `writing.Form.end`."""
