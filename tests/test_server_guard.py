@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import socket
@@ -9,6 +10,8 @@ import socket
 import pytest
 
 from localspec.server.app import Limits
+from localspec.server.guard import BodyReader
+from localspec.server.refusal import RequestError
 from server_runner import running_server
 
 CHAT = "/v1/chat/completions"
@@ -33,7 +36,8 @@ def post(server, body, **headers):
 
 
 def test_health_and_models_load_nothing(server):
-    assert server.client.get("/health").json() == {"status": "ok"}
+    for path in ("/health", "/v1/health"):
+        assert server.client.get(path).json() == {"status": "ok"}
     listed = server.client.get("/v1/models").json()
     assert listed == server.client.get("/models").json()
     (model,) = listed["data"]
@@ -103,6 +107,39 @@ def test_lists_of_texts_that_are_looked_for_are_short(server):
         assert "up to 64" in response.json()["error"]["message"]
 
 
+def test_too_many_bodies_at_once():
+    """Each of which would be none too long."""
+
+    def chunk(size, *, more_body):
+        return {"type": "http.request", "body": b"x" * size, "more_body": more_body}
+
+    async def use():
+        reader = BodyReader(1000, 60)
+        queues = [asyncio.Queue() for _ in range(9)]
+        reading = [asyncio.create_task(reader.read(queue.get)) for queue in queues]
+        for queue in queues[:8]:
+            queue.put_nowait(chunk(1000, more_body=True))
+        await asyncio.sleep(0.01)
+        queues[8].put_nowait(chunk(1, more_body=False))
+        with pytest.raises(RequestError, match="too much is being sent") as caught:
+            await reading[8]
+        assert caught.value.status == 503
+        for queue in queues[:8]:
+            queue.put_nowait(chunk(0, more_body=False))
+        assert await asyncio.gather(*reading[:8]) == [b"x" * 1000] * 8
+        for size, status in ((1000, None), (1001, 413), (8000, 413), (1, None)):
+            queues[0].put_nowait(chunk(size, more_body=True))
+            queues[0].put_nowait(chunk(0, more_body=False))
+            if status is None:
+                assert await reader.read(queues[0].get) == b"x" * size
+            else:
+                with pytest.raises(RequestError) as caught:
+                    await reader.read(queues[0].get)
+                assert caught.value.status == status
+
+    asyncio.run(use())
+
+
 def test_routes_that_are_not_there(server):
     missing = server.ask("/v1/embeddings", input="x")
     assert missing.status_code == 404
@@ -167,7 +204,8 @@ def test_a_key_is_needed_where_one_is_set(locked, server):
         {"x-api-key": "second-key"},
     ):
         assert locked.client.get("/v1/models", headers=headers).status_code == 200
-    assert locked.client.get("/health").status_code == 200
+    for path in ("/health", "/v1/health"):
+        assert locked.client.get(path).status_code == 200
     any_key = {"authorization": "Bearer whatever"}
     assert server.client.get("/v1/models", headers=any_key).status_code == 200
 
