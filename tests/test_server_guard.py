@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import socket
 
@@ -208,6 +209,34 @@ def test_a_key_is_needed_where_one_is_set(locked, server):
         assert locked.client.get(path).status_code == 200
     any_key = {"authorization": "Bearer whatever"}
     assert server.client.get("/v1/models", headers=any_key).status_code == 200
+
+
+def test_neither_keys_nor_texts_are_in_the_log(server, locked, caplog):
+    """Also where a request fails, or is refused, or its client hangs up."""
+    caplog.set_level(logging.INFO)
+    mark = "8d1f52"
+    question = [{"role": "user", "content": mark}]
+    for path, fields in (
+        (CHAT, {"messages": question, "max_tokens": 1, "user": mark}),
+        (CHAT, {"messages": question, "temperature": mark}),
+        (CHAT, {"messages": question, "model": mark, "max_tokens": 1}),
+        (CHAT, {"messages": [{"role": "user", "content": mark * 2000}]}),
+        ("/v1/messages", {"messages": question, "system": {mark: 1}}),
+        ("/v1/responses", {"input": [{"type": mark}], "max_output_tokens": 1}),
+        ("/v1/completions", {"prompt": mark, "max_tokens": 1, "suffix": mark}),
+        ("/tokenize", {"content": mark}),
+        (f"/v1/{mark}", {}),
+    ):
+        server.ask(path, **fields)
+    post(server, b'{"%s": ' % mark.encode(), authorization=f"Bearer {mark}")
+    post(locked, b"{}", authorization=f"Bearer {mark}")
+    body = {"messages": question, "stream": True, "ignore_eos": True}
+    with server.client.stream("POST", CHAT, json=body) as response:
+        next(response.iter_lines())
+    assert server.chat(max_tokens=1)["choices"]
+    records = [record for record in caplog.records if record.name != "httpx"]
+    assert any("passes over the field 'user'" in record.getMessage() for record in records)
+    assert not any(mark in logging.Formatter().format(record) for record in records)
 
 
 SAMPLES = [
