@@ -171,7 +171,7 @@ class ChatCompletion:
         name = "reasoning_content" if piece.is_thought else "content"
         logprobs = None
         if piece.logprobs is not None:
-            logprobs = {"content": [_logprob(piece.logprobs)], "refusal": None}
+            logprobs = {"content": [logprob_object(piece.logprobs)], "refusal": None}
         return self._chunk(said.number, {name: piece.text}, None, logprobs=logprobs)
 
     def _chunk(
@@ -200,7 +200,10 @@ def _choice(finished: Finished) -> dict[str, Any]:
     reply = finished.reply
     logprobs = None
     if reply.logprobs is not None:
-        logprobs = {"content": [_logprob(each) for each in reply.logprobs], "refusal": None}
+        logprobs = {
+            "content": [logprob_object(each) for each in reply.logprobs],
+            "refusal": None,
+        }
     thoughts = {"reasoning_content": reply.thoughts} if reply.thoughts else {}
     return {
         "index": finished.number,
@@ -215,7 +218,8 @@ def _choice(finished: Finished) -> dict[str, Any]:
     }
 
 
-def _logprob(found: TokenLogprobs) -> dict[str, Any]:
+def logprob_object(found: TokenLogprobs) -> dict[str, Any]:
+    """A token's log-probability, and the best of its place, as OpenAI has them."""
     own = TokenLogprob(found.token_id, found.before, found.text)
     return {**_listed(own), "top_logprobs": [_listed(top) for top in found.top_before]}
 

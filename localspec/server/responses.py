@@ -11,12 +11,14 @@ from typing import Any
 
 from localspec.chat.messages import checked_messages
 from localspec.server.answering import Event, Finished, Said
+from localspec.server.chat_completions import logprob_object
 from localspec.server.costs import Usage, timings_of, usage_of
 from localspec.server.fields import Fields
 from localspec.server.question import (
     Question,
     answer_options,
     max_tokens,
+    num_logprobs,
     refuse_format,
     refuse_tool_choice,
 )
@@ -24,6 +26,7 @@ from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
 from localspec.server.tool_text import call_as_text, result_as_text
 from localspec.server.writing import event
+from localspec.streaming.stream import Piece
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ _CALLS = {
     "custom_tool_call": "input",
     "local_shell_call": "action",
 }
+_LOGPROBS = "message.output_text.logprobs"  # what is included if that is asked for
 _RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
 
@@ -54,6 +58,9 @@ def read_question(fields: Fields) -> Question:
     options = answer_options(fields)
     options["max_tokens"] = max_tokens(fields, "max_output_tokens")
     options["stop"] = fields.texts("stop")
+    num_top = num_logprobs(fields, "top_logprobs")
+    has_logprobs = _LOGPROBS in (fields.texts("include") or ())
+    options["logprobs"] = num_top or 0 if has_logprobs else None
     messages = _messages(fields)
     return Question(
         model=fields.text("model"),
@@ -113,6 +120,7 @@ class ResponseForm:
         self._num_events = 0
         self._item: _Item | None = None  # the one that is being written
         self._output: list[dict[str, Any]] = []
+        self._logprobs: list[dict[str, Any]] = []  # of what was said, not yet in an item
         self._finished: list[Finished] = []
 
     def whole(self, finished: Sequence[Finished]) -> Any:
@@ -120,15 +128,21 @@ class ResponseForm:
         output = []
         for each in finished:
             if each.reply.thoughts:
-                output.append(_Item(is_thought=True, text=each.reply.thoughts).object())
-            output.append(_Item(is_thought=False, text=each.reply.text).object())
+                thought = _Item(is_thought=True)
+                thought.text = each.reply.thoughts
+                output.append(thought.object())
+            message = _Item(is_thought=False)
+            message.text = each.reply.text
+            said = (each.reply.logprobs or ())[each.num_thought :]
+            message.logprobs += map(logprob_object, said)
+            output.append(message.object())
         return self._response("completed", output, finished)
 
     def told(self, event: Event) -> str:
         """See `writing.Form.told`."""
         begun = self._begin()
         if isinstance(event, Said):
-            return begun + self._say(event.piece.text, is_thought=event.piece.is_thought)
+            return begun + self._say(event.piece)
         if isinstance(event, Finished):
             self._finished.append(event)
             said = self._turn_to(is_thought=False)  # an answer without a word has its item, too
@@ -156,15 +170,25 @@ class ResponseForm:
         response = self._response("in_progress", [], [])
         return self._event("response.in_progress", response=response)
 
-    def _say(self, text: str, *, is_thought: bool) -> str:
-        if not text:
+    def _say(self, piece: Piece) -> str:
+        if piece.logprobs is not None and not piece.is_thought:
+            self._logprobs.append(logprob_object(piece.logprobs))
+        if not piece.text:
             return ""
-        turned = self._turn_to(is_thought=is_thought)
+        turned = self._turn_to(is_thought=piece.is_thought)
         item = self._item
         assert item is not None
-        item.text += text
+        item.text += piece.text
         place = item.place(len(self._output))
-        return turned + self._event(f"response.{item.part_kind}.delta", **place, delta=text)
+        more = {} if piece.is_thought else {"logprobs": self._take_logprobs(item)}
+        kind = f"response.{item.part_kind}.delta"
+        return turned + self._event(kind, **place, delta=piece.text, **more)
+
+    def _take_logprobs(self, item: _Item) -> list[dict[str, Any]]:
+        """Those of tokens since the last text of a message, of which they are now."""
+        taken, self._logprobs = self._logprobs, []
+        item.logprobs += taken
+        return taken
 
     def _turn_to(self, *, is_thought: bool) -> str:
         """End an item of the other kind, and begin one of this."""
@@ -185,11 +209,15 @@ class ResponseForm:
         item, self._item = self._item, None
         if item is None:
             return ""
+        more = {}
+        if not item.is_thought:
+            self._take_logprobs(item)
+            more = {"logprobs": item.logprobs}
         index = len(self._output)
         self._output.append(item.object())
         place = item.place(index)
         return (
-            self._event(f"response.{item.part_kind}.done", **place, text=item.text)
+            self._event(f"response.{item.part_kind}.done", **place, text=item.text, **more)
             + self._event("response.content_part.done", **place, part=item.part())
             + self._event(
                 "response.output_item.done", output_index=index, item=self._output[-1]
@@ -220,6 +248,7 @@ class ResponseForm:
             "store": False,
             "temperature": self._question.options.get("temperature"),
             "top_p": self._question.options.get("top_p"),
+            "top_logprobs": self._question.options.get("logprobs") or 0,
             "text": {"format": {"type": "text"}},
             "tool_choice": "auto",
             "tools": [],
@@ -237,9 +266,10 @@ class ResponseForm:
 class _Item:
     """A message, or what was thought before it."""
 
-    def __init__(self, *, is_thought: bool, text: str = "") -> None:
+    def __init__(self, *, is_thought: bool) -> None:
         self.is_thought = is_thought
-        self.text = text
+        self.text = ""
+        self.logprobs: list[dict[str, Any]] = []
         self.part_kind = "reasoning_text" if is_thought else "output_text"
         self._id = ("rs_" if is_thought else "msg_") + secrets.token_hex(24)
 
@@ -247,8 +277,11 @@ class _Item:
         if self.is_thought:
             return {"type": "reasoning_text", "text": self.text}
         return {
-            "type": "output_text", "text": self.text, "annotations": [], "logprobs": [],
-        }  # fmt: skip
+            "type": "output_text",
+            "text": self.text,
+            "annotations": [],
+            "logprobs": self.logprobs,
+        }
 
     def object(self) -> dict[str, Any]:
         common = {"id": self._id, "status": "completed", "content": [self.part()]}
