@@ -178,9 +178,12 @@ def test_what_is_forced_is_judged_like_any_draft(rule, k):
     assert_same(law, masked_rows(target, make, UNFILTERED, 0, 6))
 
 
+TEXTS = ["e", "a", "b", "]", "[", "]a", "]aa"]
+
+
 def thinking(vocab, *, opened, quick, opening=None):
     """Texts over a b ] ]a and an end, of which two a are in a row only in thoughts."""
-    texts = ["e", "a", "b", "]", "[", "]a"][:vocab]
+    texts = TEXTS[:vocab]
     vocabulary = ToyVocabulary(texts, end=0)
     inner = ToyConstraint(
         vocab,
@@ -251,19 +254,25 @@ def allowed_texts(make, size, length, history=()):
 
 def test_what_stands_behind_a_thought_is_what_the_constraint_allows():
     """Worked out by hand: "]" ends the thought; behind it a and b take turns."""
-    texts = ["e", "a", "b", "]", "[", "]a"]
-    make = functools.partial(thinking, 6, opened=True, quick=True)
+    make = functools.partial(thinking, 7, opened=True, quick=True)
 
     def spelled(text: Sequence[int]) -> str:
-        return "".join(texts[token] for token in text)
+        return "".join(TEXTS[token] for token in text)
 
-    found = {spelled(text) for text in allowed_texts(make, 6, 3)}
-    assert {"aab", "[a]", "a]a", "]ab", "]aba"[:3], "]ae"} <= found
+    found = {spelled(text) for text in allowed_texts(make, 7, 3)}
+    assert {"aab", "[a]", "a]a", "]ab", "]ae"} <= found
     # No end within the thought; two a in a row, or another mark, only there; one a at least.
     assert not {"aae", "]aa", "]a]", "]e"} & found
     # A token that ends the thought and goes on counts with what it goes on with.
     assert make().validate([5, 1]) == 1
     assert make().validate([5, 2, 1, 0]) == 4
+    assert make().validate([1, 6]) == 1
+    # As every mask says.
+    for text in ([], [1], [3], [5], [3, 1]):
+        constraint = make()
+        constraint.commit(text)
+        ones = [token for token in range(7) if constraint.validate([token])]
+        assert constraint.mask().nonzero()[0].tolist() == ones
 
 
 def test_without_an_opening_the_constraint_holds_from_the_first_token():
