@@ -291,6 +291,34 @@ def _write_spm_tokenizer(
     return path, tokens
 
 
+def with_template(source: Path, path: Path, template: str) -> Path:
+    """`source` with another chat template."""
+    reader = gguf.GGUFReader(source)
+    architecture = str(reader.fields["general.architecture"].contents())
+    writer = gguf.GGUFWriter(path, architecture)
+    _copy_fields(writer, reader, apart=("tokenizer.chat_template",))
+    writer.add_chat_template(template)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _copy_fields(
+    writer: gguf.GGUFWriter, reader: gguf.GGUFReader, *, apart: tuple[str, ...] = ()
+) -> None:
+    """What a file states, but for its version and what is apart."""
+    for key, value in reader.fields.items():
+        if not key.startswith("GGUF.") and key not in ("general.architecture", *apart):
+            kinds = value.types
+            writer.add_key_value(
+                key, value.contents(), kinds[0], kinds[1] if len(kinds) > 1 else None
+            )
+
+
 def split_model(source: Path, folder: Path) -> Path:
     """`source` as two parts in `folder`; the path of the first."""
     reader = gguf.GGUFReader(source)
@@ -301,12 +329,8 @@ def split_model(source: Path, folder: Path) -> Path:
     ):
         architecture = str(reader.fields["general.architecture"].contents())
         writer = gguf.GGUFWriter(path, architecture)
-        for key, value in reader.fields.items() if number == 0 else ():
-            if not key.startswith("GGUF.") and key != "general.architecture":
-                kinds = value.types
-                writer.add_key_value(
-                    key, value.contents(), kinds[0], kinds[1] if len(kinds) > 1 else None
-                )
+        if number == 0:
+            _copy_fields(writer, reader)
         writer.add_uint16("split.no", number)
         writer.add_uint16("split.count", 2)
         writer.add_int32("split.tensors.count", len(tensors))

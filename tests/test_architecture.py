@@ -25,7 +25,7 @@ PACKAGES = [
     ["preflight", "chat"],
     ["streaming", "llama", "models"],
     ["policy", "constraints"],
-    ["speculative", "gguf_file"],
+    ["speculative", "gguf_file", "tools"],
     ["sampling", "machine", "atomic_write", "fork_guard"],
     ["processors", "cpu_quota", "errors"],
 ]

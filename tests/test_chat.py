@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from prompts import prompt_behind
 
 import localspec
 from gguf_maker import write_random_model
@@ -24,7 +25,7 @@ def engine():
 
 def prompt_of(engine, chat, text):
     """Token ids of the prompt that `text` would make."""
-    return chat._prompt({"role": "user", "content": text}, []).tokens
+    return prompt_behind(chat, [], {"role": "user", "content": text}).tokens
 
 
 def test_several_turns_are_remembered(engine):

@@ -14,6 +14,7 @@ from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import BUILT_IN
 from localspec.errors import ContextError, OptionError, TemplateError
 from localspec.streaming.cancellation import never
+from localspec.tools.tool import ToolUse
 
 GREEDY = localspec.SamplingParams(temperature=0)
 QUESTION = {"role": "user", "content": "Tell me a story about a fox."}
@@ -38,7 +39,7 @@ def any_engine(request, engine):
 def prompt_text(engine, messages, template=None):
     """What the model reads."""
     source = template or engine.chat_template
-    prompt = PromptMaker(engine.vocabulary, source, think=True).prompt(messages)
+    prompt = PromptMaker(engine.vocabulary, source, think=True).prompt(messages, ToolUse())
     return engine.detokenize(prompt.tokens, special=True)
 
 
@@ -164,7 +165,7 @@ def test_what_the_system_says_later_is_the_users_where_the_template_wants_it_fir
         {"role": "assistant", "content": "Hello."},
         {"role": "system", "content": "It is Tuesday."},
     ]
-    prompt = engine.make_prompt(said, template, never, think=True)
+    prompt = engine.make_prompt(said, ToolUse(), never, template=template, think=True)
     assert engine.detokenize(prompt.tokens, special=True) == (
         f"[system]Be terse.\n\nBe kind.[user]{QUESTION['content']}\n\nIt is Monday."
         "[assistant]Hello.[user]It is Tuesday."

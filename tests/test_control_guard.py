@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prompts import prompt_behind
 
 import localspec
 from gguf_maker import write_random_model, write_spm_model
@@ -42,7 +43,7 @@ def engine_with(tmp_path, demo_target):
 def prompt_of(engine, text, template=PLAIN):
     """Token ids of the prompt in which the message says `text`."""
     chat = engine.chat(template=template)
-    return chat._prompt({"role": "user", "content": text}, []).tokens
+    return prompt_behind(chat, [], {"role": "user", "content": text}).tokens
 
 
 def control_tokens(engine, tokens):
@@ -307,7 +308,7 @@ def test_memory_grows_with_the_length_of_a_control_text(engine_with):
     vocabulary = engine_with({0: "<|" + "x" * 40_000 + "|>"}).vocabulary
     tracemalloc.start()
     guard = ControlGuard(vocabulary)
-    hidden = guard.hide(["so <|" + "x" * 40_000 + "|>", "x" * 50_000, "<|xx", "x|>"])
+    hidden = guard.hide(["so <|" + "x" * 40_000 + "|>", "x" * 50_000, "<|xx", "x|>"], [])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 5_000_000

@@ -9,15 +9,18 @@ import threading
 from pathlib import Path
 
 import pytest
+from prompts import prompt_behind
 
 import localspec
-from localspec.chat.chat import MIN_ANSWER_TOKENS, Chat
+from localspec.chat.chat import Chat
 from localspec.chat.forgetting import num_to_forget
 from localspec.chat.prompt import PromptMaker
+from localspec.chat.room import MIN_ANSWER_TOKENS
 from localspec.chat.sandbox import Sandbox
 from localspec.chat.template import BUILT_IN, ChatTemplate
 from localspec.errors import ContextError, TemplateLimitError
 from localspec.streaming.cancellation import never
+from localspec.tools.tool import ToolUse
 
 TEMPLATES = {
     **BUILT_IN,
@@ -72,9 +75,9 @@ def rendered(monkeypatch):
     sizes = []
     render = ChatTemplate.render
 
-    def counted(self, messages, is_unwanted=never):
+    def counted(self, messages, is_unwanted=never, **options):
         sizes.append(len(messages))
-        return render(self, messages, is_unwanted)
+        return render(self, messages, is_unwanted, **options)
 
     monkeypatch.setattr(ChatTemplate, "render", counted)
     return sizes
@@ -83,13 +86,13 @@ def rendered(monkeypatch):
 def one_by_one(chat, question, turns):
     """How many leave if each is tried in turn, as it is defined; and the prompt."""
     capacity = chat._engine.context_length
-    prompt = chat._prompt(question, turns, never)
+    prompt = prompt_behind(chat, turns, question)
     if len(prompt.tokens) + min(MIN_ANSWER_TOKENS, capacity // 4) <= capacity:
         return 0, prompt
     number = 0
     while number < len(turns) and len(prompt.tokens) > capacity // 2:
         number += 1
-        prompt = chat._prompt(question, turns[number:], never)
+        prompt = prompt_behind(chat, turns[number:], question)
     return number, prompt
 
 
@@ -107,13 +110,13 @@ def test_as_many_turns_leave_as_one_by_one_and_the_rest_is_rendered(
         question = {"role": "user", "content": "Why? " * rng.choice([1, 1, 20])}
         number, expected = one_by_one(chat, question, chat._turns)
         del rendered[:]
-        prompt, num_leaving = chat._make_room(question, chat._turns, never)
+        prompt, num_leaving = chat._make_room((question,), chat._turns, ToolUse(), never)
         assert len(rendered) <= MOST_RENDERINGS
         assert (num_leaving, prompt) == (number, expected)
         kept = [message for turn in chat._turns[number:] for message in turn]
         system = [{"role": "system", "content": chat.system}] if chat.system else []
         maker = PromptMaker(demo_vocabulary, TEMPLATES[name], think=True)
-        assert prompt == maker.prompt([*system, *kept, question], never)
+        assert prompt == maker.prompt([*system, *kept, question], ToolUse(), never)
         numbers.add(number)
     assert len(numbers) > 2
 
@@ -126,7 +129,9 @@ def test_hundreds_of_turns_are_rendered_a_few_times(
     """When they leave, at the questions that follow, and in idle time."""
     chat = Chat(NoModels(demo_vocabulary, context_length), template=TEMPLATES[name])
     chat.replace(plain_turns(1600))
-    prompt, number = chat._make_room({"role": "user", "content": "Hi"}, chat._turns, never)
+    prompt, number = chat._make_room(
+        ({"role": "user", "content": "Hi"},), chat._turns, ToolUse(), never
+    )
     assert 0 < number < 1600
     assert context_length * 0.45 < len(prompt.tokens) <= context_length // 2
     assert len(rendered) <= 8
@@ -149,7 +154,9 @@ def test_a_conversation_beyond_a_template_s_bounds_goes_on(demo_vocabulary):
         [{"role": role, "content": "word " * 4000} for role in ("user", "assistant")] * 300
         + plain_turns(3)
     )
-    prompt, number = chat._make_room({"role": "user", "content": "Hi"}, chat._turns, never)
+    prompt, number = chat._make_room(
+        ({"role": "user", "content": "Hi"},), chat._turns, ToolUse(), never
+    )
     assert number == 300
     assert len(prompt.tokens) < 400
 
@@ -167,14 +174,14 @@ def test_a_template_that_copes_with_a_part_gets_that_part(demo_vocabulary):
     for chat in (tight, roomy):
         chat.replace(plain_turns(400))
     question = {"role": "user", "content": "Hi"}
-    assert len(tight._make_room(question, tight._turns, never)[0].tokens) > 900
-    prompt, number = roomy._make_room(question, roomy._turns, never)
+    assert len(tight._make_room((question,), tight._turns, ToolUse(), never)[0].tokens) > 900
+    prompt, number = roomy._make_room((question,), roomy._turns, ToolUse(), never)
     assert 0 < number < 400
-    assert prompt == roomy._prompt(question, roomy._turns[number:], never)
+    assert prompt == prompt_behind(roomy, roomy._turns[number:], question)
     # There is room for some questions more before turns have to leave again.
-    assert roomy._prompt(question, roomy._turns[number - 20 :], never)
+    assert prompt_behind(roomy, roomy._turns[number - 20 :], question)
     with pytest.raises(TemplateLimitError):
-        roomy._prompt(question, roomy._turns, never)
+        prompt_behind(roomy, roomy._turns, question)
     endless = "{% set text = 'xx' * 99999999 %}"
     with pytest.raises(TemplateLimitError):
         Chat(NoModels(demo_vocabulary, 2048), template=endless).prompt_tokens("Hi")
@@ -184,7 +191,7 @@ def test_a_question_that_fits_alone_is_asked_alone(demo_vocabulary):
     chat = Chat(NoModels(demo_vocabulary, 1000), template="chatml")
     chat.replace(plain_turns(50))
     question = {"role": "user", "content": "word " * 700}
-    prompt, number = chat._make_room(question, chat._turns, never)
+    prompt, number = chat._make_room((question,), chat._turns, ToolUse(), never)
     assert number == 50
     assert 700 < len(prompt.tokens) < 1000
     with pytest.raises(ContextError, match=r"prompt of 1\d\d\d tokens; the context holds 1000"):

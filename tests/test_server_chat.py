@@ -10,6 +10,7 @@ import localspec
 from server_runner import running_server
 
 STEADY = {"temperature": 0, "draft_tokens": 3}
+LOOK = {"type": "function", "function": {"name": "look"}}
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 
@@ -217,9 +218,12 @@ def test_fields_that_nobody_knows_are_passed_over(server):
         ({"xtc_probability": 0.5}, "XTC", "invalid_request"),
         ({"proposer": "magic"}, "no proposer 'magic'", "invalid_request"),
         ({"draft_tokens": 99}, "draft tokens is 99", "invalid_request"),
-        ({"tool_choice": "required"}, "no call can be forced", "unsupported_value"),
-        ({"tool_choice": {"type": "function"}}, "no call can be", "unsupported_value"),
-        ({"response_format": {"type": "json_object"}}, "format", "unsupported_value"),
+        ({"tool_choice": "required"}, "the tools are none", "invalid_request"),
+        ({"tool_choice": {"type": "function"}}, "the tools are none", "invalid_request"),
+        ({"tool_choice": "required", "tools": [LOOK]}, "no tools", "unsupported_value"),
+        ({"tools": [{"type": "function"}]}, "the name of tool 0 is None", "invalid_request"),
+        ({"response_format": {"type": "xml"}}, "the form of the", "unsupported_value"),
+        ({"response_format": {"type": "json_schema"}}, "the schema", "unsupported_value"),
         ({"modalities": ["text", "audio"]}, "audio", "invalid_request"),
         (
             {"messages": [{"role": "user", "content": "fox " * 4000}]},

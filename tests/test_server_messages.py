@@ -142,8 +142,9 @@ def test_a_header_that_changes_with_each_request_leaves_the_caches_of_use(server
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "an image"),
         ({"messages": [{"role": "user", "content": 3}]}, "is 3"),
         ({"system": 3}, "is 3"),
-        ({"tool_choice": {"type": "any"}}, "no call can be forced"),
-        ({"output_format": {"type": "json_schema"}}, "format"),
+        ({"tool_choice": {"type": "any"}}, "the tools are none"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice is"),
+        ({"output_format": {"type": "json_schema"}}, "the form of the answer"),
         (
             {"messages": [{"role": "user", "content": "fox " * 4000}]},
             "> 2048 maximum",

@@ -58,7 +58,8 @@ def test_it_has_what_is_read_of_a_request(document):
     messages = fields_of(document, "/v1/messages")
     assert messages["messages"]["items"]["properties"].keys() == {"role", "content"}
     responses = fields_of(document, "/v1/responses")
-    assert responses["text"]["properties"]["format"]["properties"].keys() == {"type"}
+    form = responses["text"]["properties"]["format"]["properties"]
+    assert form.keys() == {"type", "json_schema", "schema"}
     assert "with_pieces" in fields_of(document, "/tokenize")
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
         answers = document["paths"][path]["post"]["responses"]["200"]["content"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from localspec.streaming.answer_text import AnswerText
 from localspec.streaming.stops import StopSearch, checked_stop_strings
-from localspec.streaming.thinking import Thoughts
+from localspec.streaming.thinking import Part, Thoughts
 
 
 class Spelled:
@@ -26,7 +26,7 @@ class Spelled:
 
 def stream(pieces: list[bytes], stop: tuple[str, ...] = ()) -> tuple[list[str], bool]:
     """What comes out after each piece, then at the end; and whether a stop string did."""
-    text = AnswerText(Spelled(pieces), Thoughts(), stop)
+    text = AnswerText(Spelled(pieces), Thoughts(), stop, None)
     out = []
     for token in range(len(pieces)):
         out.append("".join(part.text for part in text.push(token)))
@@ -99,8 +99,8 @@ def test_an_empty_stop_string_is_ignored():
 
 def test_nothing_waits_behind_a_stop_string():
     """A token that ends in the midst of a character leaves nothing to be shown."""
-    text = AnswerText(Spelled([b"a STOP b \xe2"]), Thoughts(), ("STOP",))
-    assert text.push(0) == [("a ", False)]
+    text = AnswerText(Spelled([b"a STOP b \xe2"]), Thoughts(), ("STOP",), None)
+    assert text.push(0) == [Part("a ", is_thought=False)]
     assert text.finish() == []
     search = StopSearch(("STOP",))
     assert search.push("a STOP b S") == "a "

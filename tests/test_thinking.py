@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.streaming.thinking import Thoughts, ThoughtStream, said
+from localspec.streaming.thinking import Part, Thoughts, ThoughtStream, said
 from localspec.streaming.thought_families import families_of
 
 USUAL = Thoughts(families_of("", ()))
@@ -242,8 +242,8 @@ def test_answers_from_elsewhere_come_without_their_thoughts(template, answer, re
 
 def test_speech_does_not_wait_where_no_mark_can_follow():
     stream = ThoughtStream(USUAL)
-    assert stream.push("a <") == [("a <", False)]
-    assert stream.push("thi") == [("thi", False)]
+    assert stream.push("a <") == [Part("a <", is_thought=False)]
+    assert stream.push("thi") == [Part("thi", is_thought=False)]
 
 
 def test_all_is_speech_without_a_family():

@@ -254,7 +254,7 @@ def test_a_stop_string_is_not_found_across_messages():
     text = "<|channel|>analysis<|message|>one ST<|end|><|start|>assistant<|channel|>analysis"
     answer = text + "<|message|>OP two<|end|>"
     stop_strings = ("STOP", "ne STO")
-    stream = AnswerText(Letters(answer), Thoughts(FAMILIES[:1]), stop_strings)
+    stream = AnswerText(Letters(answer), Thoughts(FAMILIES[:1]), stop_strings, None)
     parts = [part for token in range(len(answer)) for part in stream.push(token)]
     assert not stream.stopped
     parts += stream.finish()

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from localspec.chat.backend import ChatBackend
-from localspec.chat.forgetting import num_to_forget
 from localspec.chat.prompt import Prompt, PromptMaker
+from localspec.chat.room import Asked, Room
 from localspec.chat.template import Message, template_source
-from localspec.errors import ContextError, EngineError, OptionError, TemplateLimitError
+from localspec.chat.tool_messages import call_message
+from localspec.chat.turns import (
+    Turn,
+    messages_of,
+    question_message,
+    require_no_calls,
+    result_messages,
+    system_messages,
+    turns_of,
+)
+from localspec.errors import EngineError, OptionError
 from localspec.streaming.async_stream import AsyncStream, whole_reply
 from localspec.streaming.cancellation import Unwanted, never
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
 from localspec.streaming.stream import Exchange, Reply, Stream
+from localspec.tools.tool import Tool, ToolUse
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
 MAX_COUNT = 2**31 - 1  # of turns
-MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below this
-
-
-Turn = tuple[Message, Message]  # question and answer
 
 
 class Unfinished(NamedTuple):
@@ -55,24 +61,25 @@ class Chat:
         think: bool = True,
     ) -> None:
         self._engine = engine
-        self._system = _system_messages(system)
+        self._system = system_messages(system)
         self._turns: list[Turn] = []
         self._forgotten: list[Turn] = []
         source = template_source(template, engine.chat_template)
-        self._maker = PromptMaker(engine.vocabulary, source, think=think)
+        self._room = Room(engine, PromptMaker(engine.vocabulary, source, think=think))
         self._num_asked = 0
         self._revision = 0  # counts changes, which outdate what was asked for before
         self._unfinished: Unfinished | None = None  # the last answer, if it was
+        self._tools: tuple[Tool, ...] = ()  # that the last answer was told of
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation as the model will see it next: role and content of each message."""
-        return (*self._system, *_messages(self._turns))
+        return (*self._system, *messages_of(self._turns))
 
     @property
     def transcript(self) -> tuple[Message, ...]:
         """The conversation from its begin, with the turns that were forgotten."""
-        return (*self._system, *_messages(self._forgotten + self._turns))
+        return (*self._system, *messages_of(self._forgotten + self._turns))
 
     @property
     def num_forgotten(self) -> int:
@@ -86,7 +93,7 @@ class Chat:
 
     @system.setter
     def system(self, text: str | None) -> None:
-        self._system = _system_messages(text)
+        self._system = system_messages(text)
         self._revision += 1
 
     @property
@@ -99,11 +106,12 @@ class Chat:
         """Of the last turn. Raises OptionError if there is none."""
         if not self._turns:
             raise OptionError("there is no question yet", "Ask one.")
-        return self._turns[-1][0]["content"]
+        return str(self._turns[-1][0]["content"])
 
     def stream(self, text: str, **options: Unpack[AnswerKeywords]) -> Stream:
         """The answer to `text`, piece by piece. Options as for `Engine.stream`.
 
+        tools: that the model may call from now on, until others are given; see `tool_results`.
         The conversation changes only when the answer is read: a stream that is never begun
         leaves no trace. Raises ContextError if the message alone does not fit the context;
         the conversation then goes on as if it had not been asked.
@@ -112,7 +120,8 @@ class Chat:
 
     def answer(self, text: str, options: AnswerOptions) -> Stream:
         """`stream`, with the options as one object."""
-        return self._ask(_question(text), self._turns, options)
+        require_no_calls(self._turns)
+        return self._ask((question_message(text),), self._turns, options)
 
     def retry(self, **options: Unpack[AnswerKeywords]) -> Stream:
         """Another answer to the last question, with the options of `stream`.
@@ -131,7 +140,7 @@ class Chat:
 
         It takes their place as soon as it says anything. Raises what `stream` raises.
         """
-        return self._ask(_question(text), self._turns[:-1], options)
+        return self._ask((question_message(text),), self._turns[:-1], options)
 
     @property
     def can_go_on(self) -> bool:
@@ -154,26 +163,29 @@ class Chat:
             raise OptionError(
                 "there is no answer here that was cut", "Ask the model to go on instead."
             )
-        question, answer = self._turns[-1]
+        *begun, answer = self._turns[-1]
         before = self._turns[:-1]
         prompt = self._unfinished.prompt
-        return self._exchange(prompt, question, before, 0, options, answer["content"])
+        return self._exchange(prompt, tuple(begun), before, 0, options, answer["content"])
 
     def _ask(
         self,
-        question: Message,
+        begun: Turn,
         turns: list[Turn],
         options: AnswerOptions,
         is_unwanted: Unwanted = never,
     ) -> Stream:
-        """The answer to `question` after `turns`, which are all or all but the last."""
-        prompt, num_leaving = self._make_room(question, turns, is_unwanted)
-        return self._exchange(prompt, question, turns, num_leaving, options)
+        """The answer to a turn without it, after `turns`, which are all or all but the last."""
+        use = options.tool_use(self._tools)
+        prompt, num_leaving = self._make_room(begun, turns, use, is_unwanted)
+        stream = self._exchange(prompt, begun, turns, num_leaving, options)
+        self._tools = use.tools
+        return stream
 
     def _exchange(
         self,
         prompt: Prompt,
-        question: Message,
+        begun: Turn,
         turns: list[Turn],
         num_leaving: int,
         options: AnswerOptions,
@@ -201,9 +213,10 @@ class Chat:
             said = said_before + reply.text
             if self._revision != revision + 1:
                 return  # it was cleared, say, while the answer came
-            if said or reply.finish_reason != "cancelled":
-                self._turns = [*kept, (question, {"role": "assistant", "content": said})]
-                if reply.finish_reason != "stop":
+            if said or reply.tool_calls or reply.finish_reason != "cancelled":
+                self._turns = [*kept, (*begun, call_message(said, reply.tool_calls))]
+                # Of a call that was cut nothing is kept.
+                if reply.finish_reason != "stop" and prompt.calls is None:
                     self._unfinished = Unfinished(
                         prompt._replace(
                             tokens=[*prompt.tokens, *reply.token_ids],
@@ -223,19 +236,63 @@ class Chat:
 
     def astream(self, text: str, **options: Unpack[AnswerKeywords]) -> AsyncStream:
         """`stream` for `async for`. A message too long is refused when it is read."""
-        return AsyncStream(
-            lambda is_unwanted: self._ask(
-                _question(text), self._turns, AnswerOptions.of(**options), is_unwanted
-            )
-        )
+
+        def ask(is_unwanted: Unwanted) -> Stream:
+            require_no_calls(self._turns)
+            begun = (question_message(text),)
+            return self._ask(begun, self._turns, AnswerOptions.of(**options), is_unwanted)
+
+        return AsyncStream(ask)
 
     async def asend(self, text: str, **options: Unpack[AnswerKeywords]) -> Reply:
         """`send` without blocking the event loop."""
         return await whole_reply(self.astream(text, **options))
 
+    def tool_results(
+        self, results: Mapping[str, object], **options: Unpack[AnswerKeywords]
+    ) -> Reply:
+        """The answer to what came of the calls that the last one asked for.
+
+        results: a text, or what JSON can hold, for each of its `tool_calls`, by their ids. It
+        may call tools again. Options as for `stream`. Raises OptionError if a result is
+        missing or of no call, and what `stream` raises.
+        """
+        stream = self.stream_tool_results(results, **options)
+        for _ in stream:
+            pass
+        return stream.reply
+
+    def stream_tool_results(
+        self, results: Mapping[str, object], **options: Unpack[AnswerKeywords]
+    ) -> Stream:
+        """`tool_results`, piece by piece."""
+        return self._ask_on(results, AnswerOptions.of(**options), never)
+
+    def astream_tool_results(
+        self, results: Mapping[str, object], **options: Unpack[AnswerKeywords]
+    ) -> AsyncStream:
+        """`stream_tool_results` for `async for`. What is refused is so when it is read."""
+        return AsyncStream(
+            lambda is_unwanted: self._ask_on(results, AnswerOptions.of(**options), is_unwanted)
+        )
+
+    async def atool_results(
+        self, results: Mapping[str, object], **options: Unpack[AnswerKeywords]
+    ) -> Reply:
+        """`tool_results` without blocking the event loop."""
+        return await whole_reply(self.astream_tool_results(results, **options))
+
+    def _ask_on(
+        self, results: Mapping[str, object], options: AnswerOptions, is_unwanted: Unwanted
+    ) -> Stream:
+        found = result_messages(self._turns, results)
+        begun = (*self._turns[-1], *found)
+        return self._ask(begun, self._turns[:-1], options, is_unwanted)
+
     def prompt_tokens(self, text: str) -> list[int]:
         """What the model would read if it were asked `text` now."""
-        return self._make_room(_question(text), self._turns, never)[0].tokens
+        begun, use = (question_message(text),), ToolUse(self._tools)
+        return self._make_room(begun, self._turns, use, never)[0].tokens
 
     def prepare(self) -> None:
         """Use idle time, as while a person types: call it in a thread of its own.
@@ -253,10 +310,11 @@ class Chat:
 
     def _beginning(self, is_unwanted: Unwanted) -> list[int]:
         """What the next prompt begins with, whatever is asked. Raises Interrupted."""
-        first, second = map(_question, _PROBES)
-        turns = self._turns
-        prompt, num_leaving = self._make_room(first, turns, is_unwanted)
-        other = self._prompt(second, turns[num_leaving:], is_unwanted)
+        first, second = map(question_message, _PROBES)
+        turns, use = self._turns, ToolUse(self._tools)
+        prompt, num_leaving = self._make_room((first,), turns, use, is_unwanted)
+        asked = Asked(self._system, (second,), use)
+        other = self._room.prompt(asked, turns[num_leaving:], is_unwanted)
         pairs = zip(prompt.tokens, other.tokens, strict=False)
         return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
@@ -269,10 +327,10 @@ class Chat:
         """Take the last turn back; its question. Raises OptionError if there is none."""
         if not self._turns:
             raise OptionError("there is no turn to take back", "Ask something first.")
-        question, _ = self._turns[-1]
+        question = self._turns[-1][0]
         self._turns = self._turns[:-1]
         self._revision += 1
-        return question["content"]
+        return str(question["content"])
 
     def replace(
         self, messages: Sequence[Message], *, num_asked: int = 0, num_forgotten: int = 0
@@ -289,101 +347,23 @@ class Chat:
         ):
             raise OptionError(f"the messages are {messages!r:.80}", "Give a list of dicts.")
         has_system = bool(messages) and messages[0].get("role") == "system"
-        rest = messages[1:] if has_system else messages
-        roles = [message.get("role") for message in rest]
-        if roles != ["user", "assistant"] * (len(rest) // 2):
-            raise OptionError(
-                f"the messages' roles are {', '.join(map(repr, roles))}",
-                "Give user and assistant in turn, after at most one system message.",
-            )
-        if not all(isinstance(message.get("content"), str) for message in messages):
+        if has_system and not isinstance(messages[0].get("content"), str):
             raise OptionError("a message has no text as its content", "Give a str.")
+        turns = turns_of(messages[1:] if has_system else messages)
         for name, value in (("num_asked", num_asked), ("num_forgotten", num_forgotten)):
             if not is_count(value):
                 raise OptionError(f"{name} is {value!r}", f"Give 0 to {MAX_COUNT}.")
         self.system = messages[0]["content"] if has_system else None
-        turns = list(zip(rest[::2], rest[1::2], strict=True))
         self._forgotten, self._turns = turns[:num_forgotten], turns[num_forgotten:]
         self._num_asked = max(self._num_asked, num_asked)
 
     def _make_room(
-        self, question: Message, turns: list[Turn], is_unwanted: Unwanted
+        self, begun: Turn, turns: list[Turn], use: ToolUse, is_unwanted: Unwanted
     ) -> tuple[Prompt, int]:
-        """The prompt of the next answer, and how many oldest turns leave for it.
-
-        Raises ContextError if even the question alone does not fit, Interrupted.
-        """
-        self._check_length(question)
-        capacity = self._engine.context_length
-        needed = min(MIN_ANSWER_TOKENS, capacity // 4)
-        prompts: dict[int, Prompt] = {}  # by the number of turns that leave
-        beyond: set[int] = set()  # where there are too many turns even for the template
-
-        def length(num_leaving: int) -> float:
-            if num_leaving not in prompts and num_leaving not in beyond:
-                kept = turns[num_leaving:]
-                try:
-                    prompts[num_leaving] = self._prompt(question, kept, is_unwanted)
-                except TemplateLimitError:
-                    if not kept:
-                        raise
-                    beyond.add(num_leaving)
-            return math.inf if num_leaving in beyond else len(prompts[num_leaving].tokens)
-
-        sizes = [sum(len(message["content"]) for message in turn) for turn in turns]
-        # Down to half, so that the kept turns are not decoded again at every question.
-        num_leaving = num_to_forget(sizes, length, capacity - needed, capacity // 2)
-        prompt = prompts[num_leaving]
-        if len(prompt.tokens) >= capacity:
-            raise self._too_long(
-                f"the message makes a prompt of {len(prompt.tokens)} tokens; "
-                f"the context holds {capacity}"
-            )
-        return prompt, num_leaving
-
-    def _prompt(
-        self, question: Message, turns: list[Turn], is_unwanted: Unwanted = never
-    ) -> Prompt:
-        messages = [*self._system, *_messages(turns), question]
-        prompt = self._maker.prompt(messages, is_unwanted)
-        return prompt._replace(tokens=self._engine.with_bos(prompt.tokens))
-
-    def _check_length(self, question: Message) -> None:
-        """Refuse what cannot fit however it is tokenised, before that takes its time."""
-        capacity = self._engine.context_length
-        longest = self._engine.vocabulary.max_text_bytes(capacity)
-        length = sum(
-            len(each["content"].encode(errors="replace")) for each in (*self._system, question)
-        )
-        if length > longest:
-            raise self._too_long(
-                f"the message has {length} bytes; the {capacity} tokens of the context "
-                f"cannot hold more than {longest}"
-            )
-
-    def _too_long(self, what: str) -> ContextError:
-        shorter = "Shorten it or the system message" if self._system else "Shorten it"
-        return ContextError(
-            what, f"{shorter}, or load the model with a larger context (--ctx)."
-        )
+        """See `Room.make`."""
+        return self._room.make(Asked(self._system, begun, use), turns, is_unwanted)
 
 
 def is_count(value: object) -> TypeGuard[int]:
     """Whether it can be a number of turns: 0 to MAX_COUNT."""
     return isinstance(value, int) and 0 <= value <= MAX_COUNT
-
-
-def _question(text: str) -> Message:
-    if not isinstance(text, str):
-        raise OptionError(f"the message is {text!r}", "Give a str.")
-    return {"role": "user", "content": text}
-
-
-def _messages(turns: list[Turn]) -> list[Message]:
-    return [message for turn in turns for message in turn]
-
-
-def _system_messages(text: str | None) -> list[Message]:
-    if not isinstance(text, str | None):
-        raise OptionError(f"the system message is {text!r}", "Give a str, or None.")
-    return [{"role": "system", "content": text}] if text else []

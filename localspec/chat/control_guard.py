@@ -48,9 +48,13 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Messages with placeholders, and what these stand for: texts by the digits after mark."""
+    """Messages with placeholders, and what these stand for: texts by the digits after mark.
+
+    contents: of the messages. data: what else a template gets.
+    """
 
     contents: list[str]
+    data: list[str]
     mark: str
     texts: dict[str, str]
 
@@ -74,27 +78,32 @@ class ControlGuard:
         self._longest = max(map(len, self.texts), default=0)
         self._ends = {end for text in self.texts for end in (text[0], text[-1])}
 
-    def hide(self, contents: Sequence[str]) -> Hidden:
-        """The messages' contents, in which nothing can be taken for a control token.
+    def hide(self, contents: Sequence[str], data: Sequence[str]) -> Hidden:
+        """The texts, in which nothing can be taken for a control token.
 
-        This holds where the template lets them be, but for their edges.
+        This holds where the template lets them be, but for their edges. contents: what
+        messages say. data: texts that a template may read, or write as JSON: of tools, calls
+        and results. What JSON escapes is not hidden in them.
         """
-        return _hidden(contents, self._spans)
+        return _hidden(contents, data, self._spans, self._spans)
 
-    def hide_words(self, contents: Sequence[str]) -> Hidden:
+    def hide_words(self, contents: Sequence[str], data: Sequence[str]) -> Hidden:
         """The same, and every word that could be the begin or the end of a control text.
 
         What is left cannot be joined to one, unless the template writes both its ends.
         """
-        return _hidden(contents, lambda content: _merged(self._words(content)))
+        return _hidden(contents, data, self._words, self._words)
 
-    def hide_all(self, contents: Sequence[str]) -> Hidden:
-        """The messages' contents, of which the template sees the blank space around them."""
-        return _hidden(contents, _whole)
+    def hide_all(self, contents: Sequence[str], data: Sequence[str]) -> Hidden:
+        """The messages' contents, of which the template sees the blank space around them.
+
+        Of data it has to see as much as with `hide_words`.
+        """
+        return _hidden(contents, data, _whole, self._words)
 
     def shows_ends(self, hidden: Hidden) -> bool:
         """Whether `hide_words` would hide more."""
-        return not all(map(self._ends.isdisjoint, hidden.contents))
+        return not all(map(self._ends.isdisjoint, (*hidden.contents, *hidden.data)))
 
     def found(self, prompt: str) -> list[str]:
         """The control texts in a prompt whose messages are hidden, in order."""
@@ -134,7 +143,7 @@ class ControlGuard:
         return left + self._spell(text[len(text) // 2 :], left[-1] if left else after)
 
     def _spans(self, content: str) -> list[Span]:
-        """What has to be hidden: runs that do not touch, in order."""
+        """What has to be hidden. Runs can overlap."""
         found = list(self._edges(content))
         for text in self.texts:
             begin = content.find(text)
@@ -143,7 +152,7 @@ class ControlGuard:
                 found.append((begin, end))
                 # What overlaps with it is not spelled any more where it is cut out.
                 begin = content.find(text, end)
-        return _merged(found)
+        return found
 
     def _words(self, content: str) -> Iterator[Span]:
         """What `hide_words` hides. Runs can overlap."""
@@ -168,17 +177,33 @@ class ControlGuard:
                 yield end - size, end
 
 
-def _hidden(contents: Sequence[str], spans: Callable[[str], Iterable[Span]]) -> Hidden:
-    hidden = Hidden([], _new_mark(contents), {})
-    for content in contents:
-        shown, at = "", 0
-        for begin, end in spans(content):
+def _hidden(
+    contents: Sequence[str],
+    data: Sequence[str],
+    spans: Callable[[str], Iterable[Span]],
+    data_spans: Callable[[str], Iterable[Span]],
+) -> Hidden:
+    hidden = Hidden([], [], _new_mark((*contents, *data)), {})
+
+    def shown(text: str, found: Iterable[Span]) -> str:
+        left, at = "", 0
+        for begin, end in found:
             index = f"{len(hidden.texts):0{_INDEX_DIGITS}}"
-            hidden.texts[index] = content[begin:end]
-            shown += content[at:begin] + hidden.mark + index
+            hidden.texts[index] = text[begin:end]
+            left += text[at:begin] + hidden.mark + index
             at = end
-        hidden.contents.append(shown + content[at:])
+        return left + text[at:]
+
+    hidden.contents.extend(shown(each, _merged(spans(each))) for each in contents)
+    hidden.data.extend(shown(each, _unescaped(each, data_spans(each))) for each in data)
     return hidden
+
+
+def _unescaped(text: str, spans: Iterable[Span]) -> Iterator[Span]:
+    """The runs without what JSON escapes, which a placeholder would keep from it."""
+    for begin, end in _merged(spans):
+        for found in re.finditer(r'[^"\\\x00-\x1f]+', text[begin:end]):
+            yield begin + found.start(), begin + found.end()
 
 
 def _merged(spans: Iterable[Span]) -> list[Span]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, takewhile
 
 from localspec.chat.template import Message
+from localspec.chat.tool_messages import checked_calls
 from localspec.errors import OptionError
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # it goes into the prompt as it is
@@ -22,10 +23,11 @@ _OTHER_PARTS = (
 
 
 def checked_messages(messages: object) -> list[Message]:
-    """Role and text of each message.
+    """Role and text of each message, and the calls of tools that belong to it.
 
     messages: a sequence of mappings with a role and a content: a str, None for no text, or
-    parts such as {"type": "text", "text": …}, which become lines of one text. Other keys are
+    parts such as {"type": "text", "text": …}, which become lines of one text. An assistant's
+    may have tool_calls, a tool's (or function's) tool_call_id and name. Other keys are
     passed over. Raises OptionError for anything else, with the message's number from 0.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
@@ -42,18 +44,24 @@ def merged_messages(messages: Sequence[Message]) -> list[Message]:
     """The same in turns that every template takes.
 
     What the system says first is one message, what it says later the user's, and messages in a
-    row of one role are one.
+    row of one role are one. Calls of tools, and what came of them, stay as they are.
     """
     opening = list(takewhile(_is_system, messages))
     merged = [_merged("system", opening)] if opening else []
-    told = [("user" if _is_system(each) else each["role"], each) for each in messages]
-    for role, group in groupby(told[len(opening) :], lambda pair: pair[0]):
-        merged.append(_merged(role, [message for _, message in group]))
+    for (role, is_plain), group in groupby(messages[len(opening) :], _role_in_turns):
+        same = list(group)
+        merged += [_merged(role, same)] if is_plain else same
     return merged
 
 
 def _merged(role: str, messages: Sequence[Message]) -> Message:
     return {"role": role, "content": "\n\n".join(each["content"] for each in messages)}
+
+
+def _role_in_turns(message: Message) -> tuple[str, bool]:
+    """Who says it, and whether it is nothing but text."""
+    is_plain = message["role"] != "tool" and "tool_calls" not in message
+    return "user" if _is_system(message) else str(message["role"]), is_plain
 
 
 def _is_system(message: Message) -> bool:
@@ -71,7 +79,15 @@ def _checked(number: int, message: object) -> Message:
             f"the role of message {number} is {role!r:.80}",
             "Give system, user, assistant, or another name that the chat template knows.",
         )
-    return {"role": role, "content": _text(number, message.get("content"))}
+    checked = {"role": role, "content": _text(number, message.get("content"))}
+    if role in ("tool", "function"):
+        call_id, name = message.get("tool_call_id"), message.get("name")
+        named = {"name": name} if isinstance(name, str) else {}
+        known = {"tool_call_id": call_id} if isinstance(call_id, str) else {}
+        return {**checked, "role": "tool", **named, **known}
+    if role == "assistant" and message.get("tool_calls"):
+        return {**checked, "tool_calls": checked_calls(number, message["tool_calls"])}
+    return checked
 
 
 def _text(number: int, content: object) -> str:
@@ -80,7 +96,8 @@ def _text(number: int, content: object) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence) and not isinstance(content, bytes):
-        return "\n".join(_text_of_part(number, part) for part in content)
+        # Without those that say nothing, with which a server's answer may have begun.
+        return "\n".join(filter(None, (_text_of_part(number, part) for part in content)))
     raise OptionError(
         f"the content of message {number} is {content!r:.80}",
         "Give a str, None, or a list of parts.",

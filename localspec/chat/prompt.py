@@ -8,30 +8,73 @@ hidden, and if need be all of it: then only what the template would have done to
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from localspec.chat.control_guard import ControlGuard, Hidden, Tokenizer
+from localspec.chat.kept_calls import kept_calls
+from localspec.chat.nested import texts_in, with_texts
 from localspec.chat.template import ChatTemplate, Message
+from localspec.chat.tool_messages import fit_to_form
 from localspec.errors import TemplateError
 from localspec.streaming.cancellation import Unwanted, never
 from localspec.streaming.thinking import Thoughts, said
 from localspec.streaming.thought_families import families_of
+from localspec.tools.calls import Calls
+from localspec.tools.forms import CallForm, form_of, known_families
+from localspec.tools.tool import ToolUse
 
 _USUAL_ROLES = ("system", "user", "assistant")  # which templates know, or refuse in words
+
+
+_TOOLS = re.compile(r"\btools\b")  # the variable, in a template
 
 
 class Prompt(NamedTuple):
     """What a model reads. thoughts: what tells them from speech in the answer to it.
 
     By default, as for a text of the caller's own, all of the answer is speech. num_said: how
-    many of the tokens are the answer's own already, which goes on behind them.
+    many of the tokens are the answer's own already, which goes on behind them. calls: which
+    calls of tools the answer can have; None for none.
     """
 
     tokens: list[int]
     thoughts: Thoughts = Thoughts()
     num_said: int = 0
+    calls: Calls | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a template gets: messages, what they say, and all other texts in and besides them.
+
+    contents: of the messages, but for those of results, which are among the others.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[dict[str, Any]]
+    results: frozenset[int]  # which of the messages are such
+    contents: list[str]
+    others: list[str]
+
+    def with_hidden(self, hidden: Hidden) -> tuple[list[dict[str, Any]], Any]:
+        """The messages and tools with other texts in place of their own."""
+        contents, others = iter(hidden.contents), iter(hidden.data)
+        messages = []
+        for number, message in enumerate(self.messages):
+            content = "" if number in self.results else next(contents)
+            rest = with_texts(self.rest(number), others)
+            messages.append({"role": message["role"], "content": content, **rest})
+        return messages, with_texts(list(self.tools), others)
+
+    def rest(self, number: int) -> dict[str, Any]:
+        """What a message has besides its role and what it says."""
+        apart = {"role"} if number in self.results else {"role", "content"}
+        message = self.messages[number]
+        return {name: message[name] for name in sorted(message.keys() - apart)}
 
 
 class PromptMaker:
@@ -47,11 +90,16 @@ class PromptMaker:
         variables = {"bos_token": bos, "eos_token": eos}
         self._named = tuple(text for name, text in variables.items() if name in source)
         self._source = source
+        self._form: CallForm | None = form_of(source)
+        self._knows_calls = "tool_calls" in source
+        self._vocabulary = vocabulary
         self._guard = ControlGuard(vocabulary)
         self._thoughts = _thoughts(vocabulary, source, self._guard.texts)
         self._rendering = threading.Lock()  # the template's meter counts for one at a time
 
-    def prompt(self, messages: Sequence[Message], is_unwanted: Unwanted = never) -> Prompt:
+    def prompt(
+        self, messages: Sequence[Message], use: ToolUse, is_unwanted: Unwanted = never
+    ) -> Prompt:
         """The prompt that asks for the next answer, without a token that begins every text.
 
         An answer that is the last of the messages is gone on with. A developer is the system
@@ -60,25 +108,84 @@ class PromptMaker:
         like any in a message.
 
         Raises TemplateError if the template refuses the messages, leaves some out, or fails,
-        Interrupted soon after it has become unwanted.
+        or has no tools where some are to be used; Interrupted soon after it has become
+        unwanted.
         """
-        messages = [{**message, "role": self._role(message)} for message in messages]
+        self._check_tools(messages, use)
+        if self._form is not None:
+            messages = fit_to_form(messages, self._form)
+        asked = self._asked(messages, use)
         with self._rendering:
-            self._check_roles(messages, is_unwanted)
-            text, hidden = self._guarded(messages, is_unwanted)
-        return Prompt(self._guard.tokenize(text, hidden), self._thoughts.after(text))
+            self._check_roles(asked, is_unwanted)
+            text, hidden = self._guarded(asked, is_unwanted)
+        tokens = self._guard.tokenize(text, hidden)
+        return Prompt(tokens, self._thoughts.after(text), calls=self._calls(use))
+
+    def _asked(self, messages: Sequence[Message], use: ToolUse) -> _Asked:
+        messages = [{**message, "role": self._role(message)} for message in messages]
+        tools = [tool.declared() for tool in use.tools]
+        results = (
+            number
+            for number, message in enumerate(messages)
+            if message["role"] == "tool" and self._knows_calls
+        )
+        asked = _Asked(messages, tools, frozenset(results), [], [])
+        for number, message in enumerate(messages):
+            if number not in asked.results:
+                asked.contents.append(self._content(message))
+            asked.others.extend(texts_in(asked.rest(number)))
+        asked.others.extend(texts_in(tools))
+        return asked
+
+    def _calls(self, use: ToolUse) -> Calls | None:
+        if self._form is None or not use.callable:
+            return None
+        ids = {
+            mark: self._vocabulary.tokenize(mark, parse_special=True)
+            for mark in self._form.marks
+        }
+        tokens = {mark: found[0] for mark, found in ids.items() if len(found) == 1}
+        shown = frozenset(filter(self._vocabulary.is_control, tokens.values()))
+        return Calls(self._form, use, shown, kept_calls(self._form, use, tokens))
+
+    def _check_tools(self, messages: Sequence[Message], use: ToolUse) -> None:
+        """Refuse what the template would pass over, or whose calls nobody could read."""
+        known = f"Calls are understood of {', '.join(known_families())}."
+        if use.tools and not _TOOLS.search(self._source):
+            raise TemplateError("the chat template has no tools", known)
+        if use.tools and self._form is None:
+            raise TemplateError(
+                "it is not known how the models of this chat template write calls of tools",
+                known,
+            )
+        has_calls = any("tool_calls" in message for message in messages)
+        if has_calls and not self._knows_calls:
+            raise TemplateError(
+                "the chat template leaves out calls of tools and what came of them",
+                "Give them as text, in messages of the roles assistant and user.",
+            )
+        if messages and "tool_calls" in messages[-1]:
+            raise TemplateError(
+                "the last message has calls of tools, and nothing has come of them yet",
+                "Give the results in messages of the role tool.",
+            )
 
     def _role(self, message: Message) -> str:
         is_unknown = message["role"] == "developer" and "developer" not in self._source
-        return "system" if is_unknown else message["role"]
+        return "system" if is_unknown else str(message["role"])
 
-    def _check_roles(self, messages: Sequence[Message], is_unwanted: Unwanted) -> None:
+    def _check_roles(self, asked: _Asked, is_unwanted: Unwanted) -> None:
         """Refuse a role that the template passes over: nothing that is said is lost."""
-        if all(message["role"] in _USUAL_ROLES for message in messages):
+        spoken = [
+            message
+            for number, message in enumerate(asked.messages)
+            if number not in asked.results
+        ]
+        if all(message["role"] in _USUAL_ROLES for message in spoken):
             return
-        hidden = self._guard.hide_all([self._content(message) for message in messages])
-        text = self._rendered(messages, hidden, is_unwanted)
-        for message, content in zip(messages, hidden.contents, strict=True):
+        hidden = self._guard.hide_all(asked.contents, asked.others)
+        text = self._rendered(asked, hidden, is_unwanted)
+        for message, content in zip(spoken, hidden.contents, strict=True):
             if message["role"] not in _USUAL_ROLES and content.strip() not in text:
                 raise TemplateError(
                     f"the chat template leaves out messages of the role {message['role']!r}",
@@ -86,26 +193,24 @@ class PromptMaker:
                 )
 
     def _content(self, message: Message) -> str:
-        content = message["content"]
+        content = str(message["content"])
         is_answer = message["role"] == "assistant"
         return said(content, self._thoughts.families) if is_answer else content
 
-    def _guarded(
-        self, messages: Sequence[Message], is_unwanted: Unwanted
-    ) -> tuple[str, Hidden]:
+    def _guarded(self, asked: _Asked, is_unwanted: Unwanted) -> tuple[str, Hidden]:
         """The template's text, whose control texts are its own, and what is hidden in it."""
-        contents = [self._content(message) for message in messages]
-        hidden = self._guard.hide(contents)
-        text = self._rendered(messages, hidden, is_unwanted)
+        texts = (asked.contents, asked.others)
+        hidden = self._guard.hide(*texts)
+        text = self._rendered(asked, hidden, is_unwanted)
         if not self._guard.shows_ends(hidden) and self._are_written(self._guard.found(text)):
             return text, hidden
-        safest = self._guard.hide_all(contents)
-        safe_text = self._rendered(messages, safest, is_unwanted)
+        safest = self._guard.hide_all(*texts)
+        safe_text = self._rendered(asked, safest, is_unwanted)
         own = self._guard.found(safe_text)
         if self._guard.found(text) == own:
             return text, hidden
-        hidden = self._guard.hide_words(contents)
-        text = self._rendered(messages, hidden, is_unwanted)
+        hidden = self._guard.hide_words(*texts)
+        text = self._rendered(asked, hidden, is_unwanted)
         # A switch in a message can bring others.
         others = [each for each in self._guard.found(text) if each not in own]
         return (text, hidden) if self._are_written(others) else (safe_text, safest)
@@ -114,30 +219,28 @@ class PromptMaker:
         """Whether the template names them all, so that it need not put them together."""
         return all(text in self._named or text in self._source for text in texts)
 
-    def _rendered(
-        self, originals: Sequence[Message], hidden: Hidden, is_unwanted: Unwanted
-    ) -> str:
+    def _rendered(self, asked: _Asked, hidden: Hidden, is_unwanted: Unwanted) -> str:
         """The template's text, also where it refuses an answer in which nothing was said."""
-        messages = [
-            {"role": message["role"], "content": content}
-            for message, content in zip(originals, hidden.contents, strict=True)
-        ]
+        messages, tools = asked.with_hidden(hidden)
         if messages[-1]["role"] == "assistant":
-            return self._begun(messages, hidden.end, is_unwanted)
+            return self._begun(messages, tools, hidden.end, is_unwanted)
         try:
-            return self._template.render(messages, is_unwanted)
+            return self._template.render(messages, is_unwanted, tools=tools)
         except TemplateError:
             if all(message["content"] for message in messages):
                 raise
         return self._template.render(
             [{**message, "content": message["content"] or " "} for message in messages],
             is_unwanted,
+            tools=tools,
         )
 
-    def _begun(self, messages: list[dict[str, str]], end: str, is_unwanted: Unwanted) -> str:
+    def _begun(
+        self, messages: list[dict[str, Any]], tools: Any, end: str, is_unwanted: Unwanted
+    ) -> str:
         """The template's text up to the end of the last message, an answer."""
         messages[-1]["content"] += end
-        text = self._template.render(messages, is_unwanted, opens_answer=False)
+        text = self._template.render(messages, is_unwanted, tools=tools, opens_answer=False)
         begun, found, _ = text.rpartition(end)
         if not found:
             raise TemplateError(
@@ -145,6 +248,11 @@ class PromptMaker:
                 "Leave out the last message, whose role is assistant.",
             )
         return begun
+
+
+def takes_tools(source: str | None) -> bool:
+    """Whether a template has tools, and it is known how its models call them."""
+    return source is not None and bool(_TOOLS.search(source)) and form_of(source) is not None
 
 
 def _thoughts(vocabulary: Tokenizer, source: str, texts: Sequence[str]) -> Thoughts:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "localspec-session", 1
 MAX_BYTES = 512_000_000  # of a file, written or read: what people say in years is less
+_OF_CALLS = ("tool_calls", "tool_call_id", "name")  # that a message may have besides
 _NAME = re.compile(r"[\w][\w.-]{0,99}")
 # Windows takes these for devices, whatever the ending.
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
@@ -40,7 +41,7 @@ class Session:
     """
 
     name: str
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     num_asked: int
     num_forgotten: int
     pending: str
@@ -140,9 +141,7 @@ def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
     for a conversation so long that `read_session` would refuse it.
     """
     path = session_file(name)
-    messages = [
-        {"role": message["role"], "content": message["content"]} for message in chat.transcript
-    ]
+    messages = [dict(message) for message in chat.transcript]
     data = Session(name, messages, chat.num_asked, chat.num_forgotten, pending).as_json()
     if len(data) > MAX_BYTES:
         raise SessionError(
@@ -234,8 +233,8 @@ def _session(name: str, path: Path, content: Any) -> Session:
 def _is_message(value: object) -> bool:
     return (
         isinstance(value, dict)
-        and set(value) == {"role", "content"}
-        and all(isinstance(each, str) for each in value.values())
+        and {"role", "content"} <= set(value) <= {"role", "content", *_OF_CALLS}
+        and all(isinstance(value[name], str) for name in ("role", "content"))
     )
 
 

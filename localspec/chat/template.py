@@ -7,7 +7,7 @@ that bounds what it can do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
@@ -19,7 +19,8 @@ from localspec.streaming.cancellation import Unwanted, never
 MAX_SOURCE = 200_000  # characters
 _MAX_REASON = 300  # characters of a template's own words in an error
 
-Message = Mapping[str, str]  # keys: role, content
+# Keys: role, content; of an answer perhaps tool_calls, of what came of one tool_call_id.
+Message = Mapping[str, Any]
 
 BUILT_IN = {
     "chatml": (
@@ -100,20 +101,25 @@ class ChatTemplate:
         messages: Sequence[Message],
         is_unwanted: Unwanted = never,
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         opens_answer: bool = True,
     ) -> str:
         """The prompt that asks for the next answer, or ends with the last message.
 
-        Raises TemplateError if the template refuses the messages or fails, TemplateLimitError
-        if it exceeds its bounds, Interrupted as soon as it is unwanted.
+        tools: as OpenAI declares them. Raises TemplateError if the template refuses the
+        messages or fails, TemplateLimitError if it exceeds its bounds, Interrupted as soon as
+        it is unwanted.
         """
         self._sandbox.restart(is_unwanted)
+        variables: dict[str, Any] = {**self._variables}
+        if tools:  # many templates ask whether they are defined
+            variables["tools"] = list(tools)
         try:
             return "".join(
                 self._template.generate(
                     messages=[dict(message) for message in messages],
                     add_generation_prompt=opens_answer,
-                    **self._variables,
+                    **variables,
                 )
             )
         except Interrupted:

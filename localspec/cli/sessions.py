@@ -230,7 +230,8 @@ def _as_markdown(session: Session) -> str:
 
 def _speaker(message: Message) -> str:
     """Who says it; a file that somebody edited can name anyone."""
-    return _SPEAKERS.get(message["role"], message["role"])
+    role = str(message["role"])
+    return _SPEAKERS.get(role, role)
 
 
 def _closed(text: str) -> str:

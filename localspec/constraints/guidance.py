@@ -5,6 +5,7 @@ Its errors are states that it never leaves; here they are exceptions.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import re
@@ -28,6 +29,19 @@ _MOST_SHOWN = 400  # characters of a message of llguidance
 def is_installed() -> bool:
     """Whether llguidance is here."""
     return importlib.util.find_spec("llguidance") is not None
+
+
+@functools.lru_cache(maxsize=256)
+def schema_problem(schema: str) -> ConstraintError | None:
+    """Why no answer can be kept to a JSON schema, with the keyword to blame; None if one can.
+
+    Raises ImportError without llguidance.
+    """
+    from llguidance import LLMatcher
+
+    asked = Asked("json_schema", schema)
+    message = LLMatcher.validate_grammar(_compiled(asked))
+    return _refused(asked, message) if message else None
 
 
 class Guide:
@@ -93,6 +107,7 @@ class _Tokens:
 
 
 def _compiled(asked: Asked) -> str:
+    """llguidance's own form of it. Raises ConstraintError for GBNF that it does not know."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
@@ -109,6 +124,7 @@ def _compiled(asked: Asked) -> str:
 
 
 def _refused(asked: Asked, message: str) -> ConstraintError:
+    """What llguidance says of it, for people."""
     name = {"json_schema": "JSON schema", "lark": "Lark grammar"}.get(asked.kind, asked.kind)
     keywords = _KEYWORDS.search(message)
     if keywords:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import Protocol
 
 from localspec.chat.chat import Chat
+from localspec.chat.control_guard import Tokenizer
 from localspec.errors import OptionError
+
+
+class TextTokenizer(Tokenizer, Protocol):
+    """The vocabulary facts that a prompt is made with, and text made of tokens."""
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Their text; with special, also that of control tokens."""
 
 
 def require_chat(chat: object) -> None:

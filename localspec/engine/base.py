@@ -10,14 +10,13 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from localspec.chat.chat import Chat
-from localspec.chat.control_guard import Tokenizer
 from localspec.chat.messages import checked_messages, merged_messages
-from localspec.chat.prompt import Prompt, PromptMaker
+from localspec.chat.prompt import Prompt, PromptMaker, takes_tools
 from localspec.chat.template import template_source
-from localspec.engine.arguments import require_chat, token_ids
+from localspec.engine.arguments import TextTokenizer, require_chat, token_ids
 from localspec.errors import ClosedError, EngineError, OptionError, TemplateError
 from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
@@ -25,18 +24,12 @@ from localspec.streaming.async_stream import AsyncStream, whole_reply
 from localspec.streaming.cancellation import Unwanted, never
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
 from localspec.streaming.stream import Exchange, Reply, Stream
+from localspec.tools.tool import ToolUse
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
 
     from localspec.engine.memory import EngineMemory
-
-
-class TextTokenizer(Tokenizer, Protocol):
-    """The vocabulary facts that a prompt is made with, and text made of tokens."""
-
-    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Their text; with special, also that of control tokens."""
 
 
 class BaseEngine(abc.ABC):
@@ -75,6 +68,11 @@ class BaseEngine(abc.ABC):
         """The Jinja source in the target's file, if it has one."""
 
     @property
+    def takes_tools(self) -> bool:
+        """Whether the model's own chat template has tools, and calls of them are understood."""
+        return takes_tools(self.chat_template)
+
+    @property
     def sampling(self) -> SamplingParams:
         """What an answer uses by default; at first the preset's. May be set."""
         return self._sampling
@@ -93,10 +91,7 @@ class BaseEngine(abc.ABC):
     @property
     @abc.abstractmethod
     def reading(self) -> tuple[int, int]:
-        """How many tokens of the text the target has decoded, and how many there are.
-
-        From any thread, to show how far a long prompt is.
-        """
+        """How many tokens of the text are decoded, and how many there are. From any thread."""
 
     @abc.abstractmethod
     def memory(self) -> EngineMemory:
@@ -167,7 +162,12 @@ class BaseEngine(abc.ABC):
 
         Raises ContextError if the prompt does not fit, OptionError for a bad value.
         """
-        return self.answer(self.raw_prompt(prompt), AnswerOptions.of(**options), Exchange())
+        chosen = AnswerOptions.of(**options)
+        if chosen.tools:
+            raise OptionError(
+                "a raw prompt has tools", "Give messages with them: see complete and chat."
+            )
+        return self.answer(self.raw_prompt(prompt), chosen, Exchange())
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Reply:
         """The whole answer of `stream`, with the same options."""
@@ -199,8 +199,9 @@ class BaseEngine(abc.ABC):
         """The answer to a list of messages, of which the engine keeps nothing but caches.
 
         messages: as the field writes them, each with a role and a content: text, None, or a
-        list of parts of text. Any roles that the chat template takes, in any order that it
-        takes; if it refuses several in a row of one role they become one. If the last is the
+        list of parts of text; calls of tools and what came of them as OpenAI has them. Any
+        roles that the chat template takes, in any order that it takes; if it refuses several
+        in a row of one role they become one. If the last is the
         assistant's, the answer goes on with it: with a beginning of your own, or with one
         that ended by "length". template, think: as for `chat`; options as for `stream`.
 
@@ -262,15 +263,17 @@ class BaseEngine(abc.ABC):
         *,
         think: bool,
     ) -> Stream:
-        prompt = self.make_prompt(messages, template, is_unwanted, think=think)
+        use = options.tool_use(())
+        prompt = self.make_prompt(messages, use, is_unwanted, template=template, think=think)
         return self.answer(prompt, options, Exchange())
 
     def make_prompt(
         self,
         messages: Sequence[Mapping[str, object]],
-        template: str | None,
+        use: ToolUse,
         is_unwanted: Unwanted,
         *,
+        template: str | None,
         think: bool,
     ) -> Prompt:
         """What `complete` has the model read. Raises as it does, but for ContextError.
@@ -280,12 +283,12 @@ class BaseEngine(abc.ABC):
         checked = checked_messages(messages)
         maker = self._prompt_maker(template, think=think)
         try:
-            prompt = maker.prompt(checked, is_unwanted)
+            prompt = maker.prompt(checked, use, is_unwanted)
         except TemplateError:
             merged = merged_messages(checked)
             if merged == checked:
                 raise
-            prompt = maker.prompt(merged, is_unwanted)
+            prompt = maker.prompt(merged, use, is_unwanted)
         return prompt._replace(tokens=self.with_bos(prompt.tokens))
 
     def raw_prompt(self, prompt: str | Sequence[int]) -> Prompt:

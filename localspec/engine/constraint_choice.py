@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from localspec.constraints.asked import Asked, asked_constraint
 from localspec.constraints.behind import Behind, Boundary, Start, Trigger
 from localspec.constraints.guidance import Guide, is_installed
 from localspec.constraints.spelling import Crossing, Spelling
-from localspec.errors import ConstraintError
+from localspec.errors import ConstraintError, OptionError
 from localspec.streaming.thinking import Thoughts, ThoughtsEnd
 
 if TYPE_CHECKING:
@@ -36,18 +37,18 @@ class Constrainer:
         Where the prompt has the beginning of the answer, behind that. Raises ConstraintError
         for what cannot be kept to, or a beginning that does not fit.
         """
-        asked = asked_constraint(
-            options.json_schema, options.regex, options.grammar, options.choices
-        )
+        asked, triggers = _asked(options, prompt)
         if asked is None:
             return None
         constraint = self._of(asked)
-        triggers = options.triggers
         if triggers:
             texts = tuple(text.encode().decode("latin-1") for text in triggers)
             start = Start(None, frozenset(), may_end=True)
             constraint = self._behind(constraint, Trigger(texts), texts, start)
-        constraint = self._behind_thoughts(constraint, prompt.thoughts, may_end=bool(triggers))
+        if prompt.calls is None or not prompt.calls.have_frame:
+            constraint = self._behind_thoughts(
+                constraint, prompt.thoughts, may_end=bool(triggers)
+            )
         said = prompt.tokens[len(prompt.tokens) - prompt.num_said :]
         if constraint.validate(said) < len(said):
             raise ConstraintError(
@@ -97,3 +98,20 @@ class Constrainer:
             if len(self._crossings) < _MAX_CROSSINGS:
                 self._crossings[marks] = crossing
         return Behind(inner, boundary, self._spelling, crossing, start)
+
+
+def _asked(options: AnswerOptions, prompt: Prompt) -> tuple[Asked | None, Sequence[str]]:
+    """What the answer is to fit, and behind which texts."""
+    asked = asked_constraint(
+        options.json_schema, options.regex, options.grammar, options.choices
+    )
+    grammar = None if prompt.calls is None else prompt.calls.grammar
+    if grammar is None:
+        return asked, options.triggers
+    if asked is not None and asked.kind != "json_schema":
+        raise OptionError(
+            "an answer that may call tools is to fit a grammar",
+            "Leave one of them out; a JSON schema goes with tools.",
+        )
+    # What fits the schema is one of the answers of the grammar of calls.
+    return asked_constraint(None, None, grammar.lark, None), grammar.triggers

@@ -172,6 +172,7 @@ class Engine(BaseEngine):
             options=options,
             lease=_Lease(self, exchange, self._plan(prompt, options, policy)),
             num_said=prompt.num_said,
+            calls=prompt.calls,
         )
         return self._listed(Stream(answer))
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.chat.prompt import Prompt
 from localspec.engine.access import busy, still_answering
-from localspec.engine.base import BaseEngine, TextTokenizer
+from localspec.engine.arguments import TextTokenizer
+from localspec.engine.base import BaseEngine
 from localspec.engine.child_process import ChildProcess
 from localspec.engine.isolated_child import EngineFacts
 from localspec.errors import ClosedError, EngineError, Interrupted, OptionError

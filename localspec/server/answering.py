@@ -9,17 +9,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
+from localspec.chat.messages import checked_messages
 from localspec.chat.prompt import Prompt
 from localspec.engine.isolated import IsolatedEngine
 from localspec.server.line import Line
 from localspec.server.question import Input, Messages, Question, RawPrompt
-from localspec.server.refusal import stopping
+from localspec.server.refusal import RequestError, stopping
 from localspec.server.served_models import ServedModels
+from localspec.server.tool_text import messages_as_text
 from localspec.streaming.async_stream import AsyncStream
 from localspec.streaming.cancellation import Unwanted
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.stops import checked_stop_strings
 from localspec.streaming.stream import Exchange, Piece, Reply, Stream
+from localspec.tools.tool import ToolUse
 
 Result = TypeVar("Result")
 
@@ -188,7 +191,8 @@ class Answering:
         if isinstance(given, RawPrompt):
             prompt = engine.raw_prompt(given.prompt)
         else:
-            prompt = prompt_of(engine, given, is_unwanted, think=self._question.think)
+            use = options.tool_use(())
+            prompt = prompt_of(engine, given, use, is_unwanted, think=self._question.think)
         self._num_prompt_tokens = len(prompt.tokens)
         text = self.model.prefixes.text_for(prompt.tokens)
 
@@ -242,11 +246,31 @@ async def ends_within(work: Awaitable[object], seconds: float) -> bool:
 
 
 def prompt_of(
-    engine: IsolatedEngine, messages: Messages, is_unwanted: Unwanted, *, think: bool
+    engine: IsolatedEngine,
+    messages: Messages,
+    use: ToolUse,
+    is_unwanted: Unwanted,
+    *,
+    think: bool,
 ) -> Prompt:
-    """See `BaseEngine.make_prompt`. A template without a switch for thoughts has none."""
+    """See `BaseEngine.make_prompt`. A template without a switch for thoughts has none.
+
+    One without tools is told of none, and of calls as text. Raises RequestError if a call has
+    to be made then.
+    """
+    if not engine.takes_tools:
+        if use.must:
+            raise RequestError(
+                "a call has to be made, and the model's chat template has no tools, or none "
+                "whose calls are understood here",
+                "Choose another model, or auto; a response_format can have a call's form.",
+                code="unsupported_value",
+                param="tool_choice",
+            )
+        messages, use = messages_as_text(checked_messages(messages)), ToolUse()
     has_switch = "enable_thinking" in (engine.chat_template or "")
-    return engine.make_prompt(messages, None, is_unwanted, think=think or not has_switch)
+    thinks = think or not has_switch
+    return engine.make_prompt(messages, use, is_unwanted, template=None, think=thinks)
 
 
 def _stopped_by(engine: IsolatedEngine, reply: Reply, options: AnswerOptions) -> str | None:

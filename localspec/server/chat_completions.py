@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -15,27 +14,25 @@ from localspec.server.costs import LOWEST_LOGPROB, openai_usage, timings_of, usa
 from localspec.server.error_shapes import openai_error
 from localspec.server.fields import Fields
 from localspec.server.question import (
-    Messages,
     Question,
     answer_options,
     max_tokens,
     num_answers,
     num_logprobs,
-    refuse_format,
-    refuse_tool_choice,
 )
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
-from localspec.server.tool_text import call_as_text, result_as_text
+from localspec.server.tool_fields import answer_form, openai_tools, own_form
 from localspec.server.writing import event
-
-logger = logging.getLogger(__name__)
+from localspec.streaming.stream import Reply
+from localspec.tools.calls import CallPiece
 
 
 def read_question(fields: Fields) -> Question:
     """What a request asks. Raises RequestError."""
-    refuse_what_is_no_text(fields)
-    options = answer_options(fields)
+    _refuse_sound(fields)
+    options = answer_options(fields) | openai_tools(fields)
+    options |= own_form(fields) | answer_form(fields.object("response_format"))
     options["max_tokens"] = max_tokens(
         fields, "max_completion_tokens", "max_tokens", "n_predict"
     )
@@ -45,7 +42,7 @@ def read_question(fields: Fields) -> Question:
     options["prediction"] = _prediction(fields)
     return Question(
         model=fields.text("model"),
-        inputs=[plain_messages(fields.any("messages"))],
+        inputs=[checked_messages(fields.any("messages"))],
         options=options,
         think=thinks(fields),
         num_answers=num_answers(fields),
@@ -53,15 +50,7 @@ def read_question(fields: Fields) -> Question:
     )
 
 
-def refuse_what_is_no_text(fields: Fields) -> None:
-    """Raise RequestError for what only other kinds of answers could serve."""
-    tools = fields.objects("tools")
-    if tools:
-        logger.debug("%d tools are passed over: the answer is text", len(tools))
-    choice = fields.any("tool_choice")
-    refuse_tool_choice(choice.get("type") if isinstance(choice, dict) else choice)
-    form = fields.object("response_format")
-    refuse_format(None if form is None else form.any("type"))
+def _refuse_sound(fields: Fields) -> None:
     modalities = fields.texts("modalities")
     if "audio" in fields or (modalities is not None and modalities != ["text"]):
         raise RequestError("the answer would be audio", "Ask for text.", param="modalities")
@@ -74,40 +63,12 @@ def thinks(fields: Fields) -> bool:
     return says is not False and fields.text("reasoning_effort") != "none"
 
 
-def plain_messages(messages: object) -> Messages:
-    """Messages of text alone: calls of tools, and what came of them, are text in them.
-
-    Raises OptionError for what are no messages.
-    """
-    checked = checked_messages(messages)
-    assert isinstance(messages, list)
-    return [
-        _plain(original, message["role"], message["content"])
-        for original, message in zip(messages, checked, strict=True)
-    ]
-
-
-def _plain(original: dict[str, Any], role: str, text: str) -> dict[str, str]:
-    if role in ("tool", "function"):
-        return {"role": "user", "content": result_as_text(text)}
-    calls = original.get("tool_calls") if role == "assistant" else None
-    if isinstance(calls, list):
-        functions = [call.get("function") for call in calls if isinstance(call, dict)]
-        texts = [
-            call_as_text(function.get("name"), function.get("arguments"))
-            for function in functions
-            if isinstance(function, dict)
-        ]
-        text = "\n".join([*([text] if text else []), *texts])
-    return {"role": role, "content": text}
-
-
 def _prediction(fields: Fields) -> str | None:
     prediction = fields.object("prediction")
     content = None if prediction is None else prediction.any("content")
     if content is None:
         return None
-    return checked_messages([{"role": "user", "content": content}])[0]["content"]
+    return str(checked_messages([{"role": "user", "content": content}])[0]["content"])
 
 
 class ChatCompletion:
@@ -124,6 +85,7 @@ class ChatCompletion:
             "system_fingerprint": None,
         }
         self._has_role: set[int] = set()
+        self._begun_calls: set[tuple[int, int]] = set()  # of which answer, and which of its
         self._finished: list[Finished] = []
 
     def whole(self, finished: Sequence[Finished]) -> Any:
@@ -143,7 +105,7 @@ class ChatCompletion:
         if isinstance(event, Finished):
             self._finished.append(event)
             timings = timings_of(event.reply.stats)
-            return self._chunk(event.number, {}, event.reply.finish_reason, timings=timings)
+            return self._chunk(event.number, {}, _reason(event.reply), timings=timings)
         if isinstance(event, Reading):
             progress = {"processed": event.num_decoded, "total": event.num_tokens}
             return self._chunk(0, {}, None, prompt_progress=progress)
@@ -166,13 +128,25 @@ class ChatCompletion:
 
     def _piece(self, said: Said) -> str:
         piece = said.piece
-        if not piece.text and piece.logprobs is None:
+        if not piece.text and piece.logprobs is None and piece.call is None:
             return ""
         name = "reasoning_content" if piece.is_thought else "content"
+        delta: dict[str, Any] = {name: piece.text}
+        if piece.call is not None:
+            delta = {"tool_calls": [self._call(said.number, piece.call)]}
         logprobs = None
         if piece.logprobs is not None:
             logprobs = {"content": [logprob_object(piece.logprobs)], "refusal": None}
-        return self._chunk(said.number, {name: piece.text}, None, logprobs=logprobs)
+        return self._chunk(said.number, delta, None, logprobs=logprobs)
+
+    def _call(self, answer: int, call: CallPiece) -> dict[str, Any]:
+        """More of a call; the first time with what it is."""
+        arguments = {"arguments": call.json}
+        if (answer, call.number) in self._begun_calls:
+            return {"index": call.number, "function": arguments}
+        self._begun_calls.add((answer, call.number))
+        function = {"name": call.name, **arguments}
+        return {"index": call.number, "id": call.id, "type": "function", "function": function}
 
     def _chunk(
         self,
@@ -204,18 +178,31 @@ def _choice(finished: Finished) -> dict[str, Any]:
             "content": [logprob_object(each) for each in reply.logprobs],
             "refusal": None,
         }
-    thoughts = {"reasoning_content": reply.thoughts} if reply.thoughts else {}
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+    if reply.thoughts:
+        message["reasoning_content"] = reply.thoughts
+    if reply.tool_calls:
+        message["content"] = reply.text or None
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.json},
+            }
+            for call in reply.tool_calls
+        ]
     return {
         "index": finished.number,
-        "message": {
-            "role": "assistant",
-            "content": reply.text,
-            "refusal": None,
-            **thoughts,
-        },
+        "message": message,
         "logprobs": logprobs,
-        "finish_reason": reply.finish_reason,
+        "finish_reason": _reason(reply),
     }
+
+
+def _reason(reply: Reply) -> str:
+    """Why the answer ended."""
+    has_called = reply.finish_reason == "stop" and reply.tool_calls
+    return "tool_calls" if has_called else reply.finish_reason
 
 
 def logprob_object(found: TokenLogprobs) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from localspec.server.question import (
 )
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
+from localspec.server.tool_fields import own_form
 from localspec.server.writing import event
 
 
@@ -33,7 +34,7 @@ def read_question(fields: Fields) -> Question:
         fields.refuse("suffix", "Leave it out: nothing is filled in between two texts.")
     if fields.flag("echo"):
         fields.refuse("echo", "Leave it out: put the prompt before the answer yourself.")
-    options = answer_options(fields)
+    options = answer_options(fields) | own_form(fields)
     options["max_tokens"] = max_tokens(fields, "max_tokens", "n_predict")
     options["stop"] = fields.texts("stop")
     options["logprobs"] = num_logprobs(fields, "logprobs")

@@ -5,13 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
+from localspec.chat.messages import checked_messages
 from localspec.engine.isolated import IsolatedEngine
 from localspec.server.answering import Service, in_thread, prompt_of
-from localspec.server.chat_completions import plain_messages, thinks
+from localspec.server.chat_completions import thinks
 from localspec.server.fields import Fields
 from localspec.server.question import PromptQuestion
 from localspec.server.refusal import RequestError
+from localspec.server.tool_fields import openai_tools
 from localspec.streaming.cancellation import never
+from localspec.streaming.options import AnswerOptions
 
 
 class TextQuestion(NamedTuple):
@@ -80,14 +83,15 @@ async def detokenize(service: Service, asked: TokenQuestion) -> dict[str, Any]:
 
 def read_prompt_question(fields: Fields) -> PromptQuestion:
     """What a request to /apply-template asks. Raises RequestError."""
-    messages = plain_messages(fields.any("messages"))
-    return PromptQuestion(fields.text("model"), messages, thinks(fields))
+    messages = checked_messages(fields.any("messages"))
+    use = AnswerOptions.of(**openai_tools(fields)).tool_use(())
+    return PromptQuestion(fields.text("model"), messages, use, thinks(fields))
 
 
 async def apply_template(service: Service, asked: PromptQuestion) -> dict[str, Any]:
     """The prompt that messages become. Raises TemplateError."""
     async with service.opened(asked.model) as engine:
-        make = partial(prompt_of, engine, asked.messages, never, think=asked.think)
+        make = partial(prompt_of, engine, asked.messages, asked.use, never, think=asked.think)
         prompt = await in_thread(make)
         spell = partial(engine.detokenize, prompt.tokens, special=True)
         return {"prompt": await in_thread(spell)}

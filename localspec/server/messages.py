@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from localspec.chat.messages import checked_messages
+from localspec.chat.template import Message
 from localspec.server.answering import (
     Event,
     Finished,
@@ -26,29 +27,27 @@ from localspec.server.question import (
     Question,
     answer_options,
     max_tokens,
-    refuse_format,
-    refuse_tool_choice,
 )
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
-from localspec.server.tool_text import call_as_text, result_as_text
+from localspec.server.tool_fields import answer_form, anthropic_tools
 from localspec.server.writing import event
 from localspec.streaming.cancellation import never
+from localspec.streaming.options import AnswerOptions
+from localspec.streaming.stream import Piece
 
 # A line of a coding agent's, with numbers that change from one request or session to the next.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
+_NO_TEXT = ("thinking", "redacted_thinking", "tool_use", "tool_result")  # kinds of blocks
 
 
 def read_question(fields: Fields) -> Question:
     """What a request asks. Raises RequestError."""
-    fields.objects("tools")  # they are passed over: the answer is text
-    choice = fields.object("tool_choice")
-    refuse_tool_choice(None if choice is None else choice.any("type"))
+    options = answer_options(fields) | anthropic_tools(fields)
     for name in ("output_format", "output_config"):
         form = fields.object(name)
         form = form if form is None or name == "output_format" else form.object("format")
-        refuse_format(None if form is None else form.any("type"))
-    options = answer_options(fields)
+        options |= answer_form(form)
     options["max_tokens"] = max_tokens(fields, "max_tokens")
     options["stop"] = fields.texts("stop_sequences")
     return Question(
@@ -60,51 +59,71 @@ def read_question(fields: Fields) -> Question:
     )
 
 
-def read_messages(fields: Fields) -> list[dict[str, str]]:
-    """System text and messages, as messages of text. Raises RequestError, OptionError."""
-    messages = []
+def read_messages(fields: Fields) -> list[Message]:
+    """System text and messages, as `checked_messages` has them.
+
+    Raises RequestError, OptionError.
+    """
+    messages: list[Message] = []
     system = fields.any("system")
     if system is not None:
-        text = _BILLING.sub(
-            "", _text_of(system, "system"), count=1
-        )  # else nothing stays cached
+        # Else nothing behind it stays cached.
+        text = _BILLING.sub("", _text_of(system, "system"), count=1)
         messages.append({"role": "system", "content": text})
     given = fields.objects("messages")
     if not given:
         fields.refuse("messages", "Give one or more.")
     for message in given:
-        role = message.text("role") or ""
-        messages.append({"role": role, "content": _text_of(message.any("content"), role)})
+        messages += _messages_of(message.any("content"), message.text("role") or "")
     return messages
+
+
+def _messages_of(content: object, role: str) -> list[Message]:
+    """What a message says: first what came of calls, then its text and the calls in it."""
+    blocks = content if isinstance(content, list) else []
+    results = [_result(block) for block in blocks if _kind(block) == "tool_result"]
+    calls = [_call(block) for block in blocks if _kind(block) == "tool_use"]
+    if isinstance(content, list):
+        content = [block for block in content if _kind(block) not in _NO_TEXT]
+    told: list[Message] = []
+    if content or calls or not results:
+        called = {"tool_calls": calls} if calls else {}
+        told = [{"role": role, "content": _text_of(content, role), **called}]
+    return checked_messages([*results, *told])
+
+
+def _call(block: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": block.get("id"),
+        "function": {"name": block.get("name"), "arguments": block.get("input")},
+    }
+
+
+def _result(block: dict[str, Any]) -> Message:
+    text = _text_of(block.get("content"), "user")
+    return {"role": "tool", "content": text, "tool_call_id": block.get("tool_use_id")}
+
+
+def _kind(block: object) -> object:
+    return block.get("type") if isinstance(block, dict) else None
 
 
 def _text_of(content: object, role: str) -> str:
     """The text of a content: one, or blocks of it."""
-    if not isinstance(content, list):
-        (message,) = checked_messages([{"role": role, "content": content}])
-        return message["content"]
-    texts = []
-    for block in content:
-        kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "tool_use":
-            texts.append(call_as_text(block.get("name"), block.get("input")))
-        elif kind == "tool_result":
-            texts.append(result_as_text(_text_of(block.get("content"), role)))
-        elif kind not in ("thinking", "redacted_thinking"):
-            (message,) = checked_messages([{"role": role, "content": [block]}])
-            texts.append(message["content"])
-    return "\n".join(filter(None, texts))  # an answer may begin with a text without a word
+    (message,) = checked_messages([{"role": role, "content": content}])
+    return str(message["content"])
 
 
 def read_prompt_question(fields: Fields) -> PromptQuestion:
     """What a request to count its tokens asks. Raises RequestError, OptionError."""
-    return PromptQuestion(fields.text("model"), read_messages(fields), thinks(fields))
+    use = AnswerOptions.of(**anthropic_tools(fields)).tool_use(())
+    return PromptQuestion(fields.text("model"), read_messages(fields), use, thinks(fields))
 
 
 async def count_tokens(service: Service, asked: PromptQuestion) -> dict[str, int]:
     """How many tokens the prompt has. Raises RequestError, TemplateError."""
     async with service.opened(asked.model) as engine:
-        make = partial(prompt_of, engine, asked.messages, never, think=asked.think)
+        make = partial(prompt_of, engine, asked.messages, asked.use, never, think=asked.think)
         prompt = await in_thread(make)
     return {"input_tokens": len(prompt.tokens)}
 
@@ -123,7 +142,7 @@ class MessageForm:
         self._model = model.name
         self._has_begun = False
         self._num_blocks = 0
-        self._is_thought: bool | None = None  # the block that is being written, if one is
+        self._block: str | int | None = None  # that is being written: its kind, or which call
 
     def whole(self, finished: Sequence[Finished]) -> Any:
         """See `writing.Form.whole`."""
@@ -132,7 +151,10 @@ class MessageForm:
         if answer.reply.thoughts:
             thoughts = answer.reply.thoughts
             content.append({"type": "thinking", "thinking": thoughts, "signature": ""})
-        content.append({"type": "text", "text": answer.reply.text})
+        if answer.reply.text or not answer.reply.tool_calls:
+            content.append({"type": "text", "text": answer.reply.text})
+        for call in answer.reply.tool_calls:
+            content.append({**_tool_use(call.id, call.name), "input": call.arguments})
         return {
             **self._message(content),
             **_stop(answer),
@@ -143,15 +165,15 @@ class MessageForm:
     def told(self, event: Event) -> str:
         """See `writing.Form.told`."""
         if isinstance(event, Said):
-            if not event.piece.text:
+            piece = event.piece
+            if not piece.text and piece.call is None:
                 return ""
-            begun = self._begin(event.num_prompt_tokens)
-            turned = self._turn_to(is_thought=event.piece.is_thought)
-            return begun + turned + self._delta(event.piece.text)
+            return self._begin(event.num_prompt_tokens) + self._say(piece)
         if isinstance(event, Finished):
             begun = self._begin(event.reply.stats.prompt_tokens)
-            has_text = self._is_thought is False
-            turned = "" if has_text else self._turn_to(is_thought=False)
+            has_said = self._block == "text" or event.reply.tool_calls
+            text = {"type": "text", "text": ""}
+            turned = "" if has_said else self._turn_to("text", text)
             usage = _usage(usage_of([event], 1, has_prediction=False))
             ended = _event(
                 "message_delta",
@@ -186,34 +208,39 @@ class MessageForm:
         message = {**self._message([]), **stop, "usage": usage}
         return _event("message_start", message=message)
 
-    def _turn_to(self, *, is_thought: bool) -> str:
-        """End a block of the other kind, and begin one of this."""
-        if self._is_thought == is_thought:
+    def _say(self, piece: Piece) -> str:
+        """A piece in the block that it belongs to."""
+        if (call := piece.call) is not None:
+            turned = self._turn_to(call.number, _tool_use(call.id, call.name))
+            delta = {"type": "input_json_delta", "partial_json": call.json}
+        elif piece.is_thought:
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+            turned = self._turn_to("thinking", block)
+            delta = {"type": "thinking_delta", "thinking": piece.text}
+        else:
+            turned = self._turn_to("text", {"type": "text", "text": ""})
+            delta = {"type": "text_delta", "text": piece.text}
+        return turned + _event("content_block_delta", index=self._num_blocks, delta=delta)
+
+    def _turn_to(self, name: str | int, block: dict[str, Any]) -> str:
+        """End another block, and begin this one. name: what it is told from others by."""
+        if self._block == name:
             return ""
         ended = self._end_block()
-        self._is_thought = is_thought
-        block = {"type": "text", "text": ""}
-        if is_thought:
-            block = {"type": "thinking", "thinking": "", "signature": ""}
+        self._block = name
         return ended + _event(
             "content_block_start", index=self._num_blocks, content_block=block
         )
 
-    def _delta(self, text: str) -> str:
-        delta = {"type": "text_delta", "text": text}
-        if self._is_thought:
-            delta = {"type": "thinking_delta", "thinking": text}
-        return _event("content_block_delta", index=self._num_blocks, delta=delta)
-
     def _end_block(self) -> str:
-        if self._is_thought is None:
+        if self._block is None:
             return ""
         signed = ""
-        if self._is_thought:
+        if self._block == "thinking":
             delta = {"type": "signature_delta", "signature": ""}
             signed = _event("content_block_delta", index=self._num_blocks, delta=delta)
         ended = _event("content_block_stop", index=self._num_blocks)
-        self._is_thought = None
+        self._block = None
         self._num_blocks += 1
         return signed + ended
 
@@ -227,12 +254,18 @@ class MessageForm:
         }
 
 
+def _tool_use(call_id: str, name: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+
+
 def _event(kind: str, **fields: Any) -> str:
     return event({"type": kind, **fields}, kind)
 
 
 def _stop(finished: Finished) -> dict[str, Any]:
-    reason = "max_tokens" if finished.reply.finish_reason == "length" else "end_turn"
+    reason = "tool_use" if finished.reply.tool_calls else "end_turn"
+    if finished.reply.finish_reason == "length":
+        reason = "max_tokens"
     if finished.stopped_by is not None:
         reason = "stop_sequence"
     return {"stop_reason": reason, "stop_sequence": finished.stopped_by}

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from localspec.sampling.params import SamplingParams
 from localspec.server.fields import Fields
-from localspec.server.refusal import RequestError
 from localspec.streaming.options import AnswerOptions
+from localspec.tools.tool import ToolUse
 
 Messages = Sequence[Mapping[str, object]]
 
@@ -28,6 +28,7 @@ class PromptQuestion(NamedTuple):
 
     model: str | None
     messages: Messages
+    use: ToolUse
     think: bool
 
 
@@ -132,31 +133,6 @@ def num_logprobs(fields: Fields, name: str) -> int | None:
     if value is not None and not 0 <= value <= MOST_LOGPROBS:
         fields.refuse(name, f"Choose 0 to {MOST_LOGPROBS}.")
     return value
-
-
-def refuse_tool_choice(kind: object) -> None:
-    """Raise RequestError for a call that would have to be made.
-
-    kind: what the protocol has for who chooses.
-    """
-    if kind not in (None, "auto", "none"):
-        raise RequestError(
-            f"the tool choice is {kind!r:.80}: no call can be forced yet",
-            "Choose auto or none; the answer is text.",
-            code="unsupported_value",
-            param="tool_choice",
-        )
-
-
-def refuse_format(kind: object) -> None:
-    """Raise RequestError for any form of answer but text."""
-    if kind not in (None, "text"):
-        raise RequestError(
-            f"the response format is {kind!r:.80}: answers are text yet",
-            'Choose {"type": "text"}, and describe the form in a message.',
-            code="unsupported_value",
-            param="response_format",
-        )
 
 
 def _logit_bias(fields: Fields) -> dict[Any, Any] | None:

@@ -7,9 +7,10 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from localspec.chat.messages import checked_messages
+from localspec.chat.template import Message
 from localspec.server.answering import Event, Finished, Said
 from localspec.server.chat_completions import logprob_object
 from localspec.server.costs import Usage, timings_of, usage_of
@@ -19,14 +20,13 @@ from localspec.server.question import (
     answer_options,
     max_tokens,
     num_logprobs,
-    refuse_format,
-    refuse_tool_choice,
 )
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
-from localspec.server.tool_text import call_as_text, result_as_text
+from localspec.server.tool_fields import answer_form, openai_tools
 from localspec.server.writing import event
 from localspec.streaming.stream import Piece
+from localspec.tools.calls import CallPiece
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +47,11 @@ def read_question(fields: Fields) -> Question:
             fields.refuse(name, "Send all that was said: nothing is kept here.")
     if fields.flag("background"):
         fields.refuse("background", "Leave it out: answers are given at once.")
-    fields.objects("tools")  # they are passed over: the answer is text
-    choice = fields.any("tool_choice")
-    refuse_tool_choice(choice.get("type") if isinstance(choice, dict) else choice)
-    text = fields.object("text")
-    form = None if text is None else text.object("format")
-    refuse_format(None if form is None else form.any("type"))
     reasoning = fields.object("reasoning")
     effort = None if reasoning is None else reasoning.text("effort")
-    options = answer_options(fields)
+    options = answer_options(fields) | openai_tools(fields)
+    text = fields.object("text")
+    options |= answer_form(None if text is None else text.object("format"))
     options["max_tokens"] = max_tokens(fields, "max_output_tokens")
     options["stop"] = fields.texts("stop")
     num_top = num_logprobs(fields, "top_logprobs")
@@ -71,38 +67,47 @@ def read_question(fields: Fields) -> Question:
     )
 
 
-def _messages(fields: Fields) -> list[dict[str, str]]:
+def _messages(fields: Fields) -> list[Message]:
     given = fields.any("input")
+    messages: list[Message] = []
     if given is None or isinstance(given, str):
-        messages = [{"role": "user", "content": given}] if given else []
+        messages += [{"role": "user", "content": given}] if given else []
     else:
-        found = map(_message, fields.objects("input") or [])
-        messages = [message for message in found if message is not None]
+        for item in fields.objects("input") or []:
+            _add(messages, item)
     instructions = fields.text("instructions")
     if instructions and messages:
         messages = [{"role": "system", "content": instructions}, *messages]
-    return messages
+    return checked_messages(messages) if messages else []
 
 
-def _message(item: Fields) -> dict[str, str] | None:
-    """What an item says, as a message of text; None if it says nothing to a model."""
+def _add(messages: list[Message], item: Fields) -> None:
+    """Add what an item says to a model; a call belongs to the answer before it."""
     kind = item.text("type") or "message"
     if kind == "message":
-        given = {"role": item.any("role"), "content": item.any("content")}
-        (message,) = checked_messages([given])
-        return {"role": message["role"], "content": message["content"]}
-    if kind in _CALLS:
-        name = item.text("name") or kind
-        return {"role": "assistant", "content": call_as_text(name, item.any(_CALLS[kind]))}
-    if kind in _RESULTS:
+        messages.append({"role": item.any("role"), "content": item.any("content")})
+    elif kind in _CALLS:
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": None})
+        before = messages.pop()
+        calls = [*before.get("tool_calls", ()), _call(item, kind)]
+        messages.append({**before, "tool_calls": calls})
+    elif kind in _RESULTS:
         output = item.any("output")
         if isinstance(output, dict):
             output = json.dumps(output)
-        (message,) = checked_messages([{"role": "user", "content": output}])
-        return {"role": "user", "content": result_as_text(message["content"])}
-    if kind != "reasoning":
+        call_id = item.text("call_id")
+        messages.append({"role": "tool", "content": output, "tool_call_id": call_id})
+    elif kind != "reasoning":
         logger.debug("an item of type %.80r is passed over", kind)
-    return None
+
+
+def _call(item: Fields, kind: str) -> dict[str, Any]:
+    arguments = item.any(_CALLS[kind])
+    if kind != "function_call":
+        arguments = {_CALLS[kind]: arguments}
+    function = {"name": item.text("name") or kind, "arguments": arguments}
+    return {"id": item.text("call_id"), "function": function}
 
 
 class ResponseForm:
@@ -118,7 +123,7 @@ class ResponseForm:
         self._created = int(time.time())
         self._model = model.name
         self._num_events = 0
-        self._item: _Item | None = None  # the one that is being written
+        self._item: _Item | _CallItem | None = None  # the one that is being written
         self._output: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []  # of what was said, not yet in an item
         self._finished: list[Finished] = []
@@ -127,15 +132,18 @@ class ResponseForm:
         """See `writing.Form.whole`."""
         output = []
         for each in finished:
-            if each.reply.thoughts:
-                thought = _Item(is_thought=True)
-                thought.text = each.reply.thoughts
-                output.append(thought.object())
-            message = _Item(is_thought=False)
-            message.text = each.reply.text
-            said = (each.reply.logprobs or ())[each.num_thought :]
-            message.logprobs += map(logprob_object, said)
-            output.append(message.object())
+            reply = each.reply
+            if reply.thoughts:
+                output.append(_Item("reasoning", reply.thoughts).object())
+            if reply.text or not reply.tool_calls:
+                message = _Item("message", reply.text)
+                said = (reply.logprobs or ())[each.num_thought :]
+                message.logprobs += map(logprob_object, said)
+                output.append(message.object())
+            for call in reply.tool_calls:
+                item = _CallItem(CallPiece(0, call.id, call.name, "", is_last=True))
+                item.text = call.json
+                output.append(item.object())
         return self._response("completed", output, finished)
 
     def told(self, event: Event) -> str:
@@ -145,8 +153,11 @@ class ResponseForm:
             return begun + self._say(event.piece)
         if isinstance(event, Finished):
             self._finished.append(event)
-            said = self._turn_to(is_thought=False)  # an answer without a word has its item, too
-            return begun + said + self._end_item()
+            # An answer without a word has its item, too.
+            is_mute = self._item is None and not event.reply.tool_calls
+            if is_mute or (isinstance(self._item, _Item) and self._item.kind == "reasoning"):
+                begun += self._turn_to(_Item("message"))
+            return begun + self._end_item()
         return begun or self._in_progress()
 
     def end(self) -> str:
@@ -173,56 +184,69 @@ class ResponseForm:
     def _say(self, piece: Piece) -> str:
         if piece.logprobs is not None and not piece.is_thought:
             self._logprobs.append(logprob_object(piece.logprobs))
-        if not piece.text:
-            return ""
-        turned = self._turn_to(is_thought=piece.is_thought)
-        item = self._item
-        assert item is not None
-        item.text += piece.text
+        item: _Item | _CallItem
+        if piece.call is not None:
+            item, text = _CallItem(piece.call), piece.call.json
+        else:
+            item, text = _Item("reasoning" if piece.is_thought else "message"), piece.text
+            if not text:
+                return ""
+        turned = ""
+        if self._item is None or self._item.name != item.name:
+            turned = self._turn_to(item)
+        item = self._item or item
+        if not text:
+            return turned
+        item.text += text
+        more = self._with_logprobs(item)
         place = item.place(len(self._output))
-        more = {} if piece.is_thought else {"logprobs": self._take_logprobs(item)}
-        kind = f"response.{item.part_kind}.delta"
-        return turned + self._event(kind, **place, delta=piece.text, **more)
+        return turned + self._event(f"response.{item.delta}.delta", **place, delta=text, **more)
 
-    def _take_logprobs(self, item: _Item) -> list[dict[str, Any]]:
-        """Those of tokens since the last text of a message, of which they are now."""
+    def _with_logprobs(self, item: _Item | _CallItem) -> dict[str, Any]:
+        """For an event of a message: those of the tokens since its last text."""
+        if item.name != "message":
+            return {}
+        assert isinstance(item, _Item)
         taken, self._logprobs = self._logprobs, []
         item.logprobs += taken
-        return taken
+        return {"logprobs": taken}
 
-    def _turn_to(self, *, is_thought: bool) -> str:
-        """End an item of the other kind, and begin one of this."""
-        if self._item is not None and self._item.is_thought == is_thought:
-            return ""
+    def _turn_to(self, item: _Item | _CallItem) -> str:
+        """End another item, and begin this one."""
         ended = self._end_item()
-        self._item = item = _Item(is_thought=is_thought)
+        self._item = item
         index = len(self._output)
         added = self._event(
             "response.output_item.added",
             output_index=index,
-            item={**item.object(), "status": "in_progress", "content": []},
+            item={**item.object(), "status": "in_progress", **item.nothing},
         )
-        part = self._event("response.content_part.added", **item.place(index), part=item.part())
-        return ended + added + part
+        return ended + added + self._parted("added", item, index)
 
     def _end_item(self) -> str:
         item, self._item = self._item, None
         if item is None:
             return ""
-        more = {}
-        if not item.is_thought:
-            self._take_logprobs(item)
-            more = {"logprobs": item.logprobs}
+        self._with_logprobs(item)
         index = len(self._output)
         self._output.append(item.object())
-        place = item.place(index)
+        done = self._event(
+            f"response.{item.delta}.done", **item.place(index), **item.whole_text()
+        )
         return (
-            self._event(f"response.{item.part_kind}.done", **place, text=item.text, **more)
-            + self._event("response.content_part.done", **place, part=item.part())
+            done
+            + self._parted("done", item, index)
             + self._event(
                 "response.output_item.done", output_index=index, item=self._output[-1]
             )
         )
+
+    def _parted(self, what: str, item: _Item | _CallItem, index: int) -> str:
+        """That the part of an item begins or ends, if it has one."""
+        if isinstance(item, _CallItem):
+            return ""
+        place = item.place(index)
+        return self._event(f"response.content_part.{what}", **place, part=item.part())
 
     def _event(self, kind: str, **fields: Any) -> str:
         number, self._num_events = self._num_events, self._num_events + 1
@@ -243,14 +267,14 @@ class ResponseForm:
             "max_output_tokens": self._question.options.get("max_tokens"),
             "model": self._model,
             "output": list(output),
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": self._question.options.get("parallel_tool_calls", True),
             "previous_response_id": None,
             "store": False,
             "temperature": self._question.options.get("temperature"),
             "top_p": self._question.options.get("top_p"),
             "top_logprobs": self._question.options.get("logprobs") or 0,
             "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
+            "tool_choice": self._question.options.get("tool_choice") or "auto",
             "tools": [],
             "truncation": "disabled",
             "metadata": {},
@@ -264,17 +288,19 @@ class ResponseForm:
 
 
 class _Item:
-    """A message, or what was thought before it."""
+    """A message, or what was thought before it. name: what it is told from others by."""
 
-    def __init__(self, *, is_thought: bool) -> None:
-        self.is_thought = is_thought
-        self.text = ""
+    nothing: Mapping[str, Any] = {"content": []}  # what it has when it begins
+
+    def __init__(self, kind: Literal["message", "reasoning"], text: str = "") -> None:
+        self.kind = self.name = kind
+        self.text = text
         self.logprobs: list[dict[str, Any]] = []
-        self.part_kind = "reasoning_text" if is_thought else "output_text"
-        self._id = ("rs_" if is_thought else "msg_") + secrets.token_hex(24)
+        self.delta = "output_text" if kind == "message" else "reasoning_text"
+        self._id = ("msg_" if kind == "message" else "rs_") + secrets.token_hex(24)
 
     def part(self) -> dict[str, Any]:
-        if self.is_thought:
+        if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
         return {
             "type": "output_text",
@@ -285,13 +311,47 @@ class _Item:
 
     def object(self) -> dict[str, Any]:
         common = {"id": self._id, "status": "completed", "content": [self.part()]}
-        if self.is_thought:
+        if self.kind == "reasoning":
             return {"type": "reasoning", "summary": [], **common}
         return {"type": "message", "role": "assistant", **common}
 
     def place(self, index: int) -> dict[str, Any]:
         """Where a part of it stands."""
         return {"item_id": self._id, "output_index": index, "content_index": 0}
+
+    def whole_text(self) -> dict[str, Any]:
+        """What its text is called when it is whole."""
+        more = {"logprobs": self.logprobs} if self.kind == "message" else {}
+        return {"text": self.text, **more}
+
+
+class _CallItem:
+    """A call of a tool; like `_Item`, but that it has no parts."""
+
+    nothing: Mapping[str, Any] = {"arguments": ""}
+    delta = "function_call_arguments"
+
+    def __init__(self, call: CallPiece) -> None:
+        self.name = call.number
+        self.text = ""  # its arguments
+        self._call = call
+        self._id = f"fc_{secrets.token_hex(24)}"
+
+    def object(self) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "function_call",
+            "status": "completed",
+            "call_id": self._call.id,
+            "name": self._call.name,
+            "arguments": self.text,
+        }
+
+    def place(self, index: int) -> dict[str, Any]:
+        return {"item_id": self._id, "output_index": index}
+
+    def whole_text(self) -> dict[str, Any]:
+        return {"name": self._call.name, "arguments": self.text}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

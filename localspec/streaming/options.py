@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from localspec.constraints.asked import asked_constraint, schema_text
@@ -12,6 +12,7 @@ from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.speculative.policy_api import Drafting, ProposerName
 from localspec.speculative.rule_name import RuleName
 from localspec.streaming.stops import checked_stop_strings
+from localspec.tools.tool import Tool, ToolChoice, ToolUse, checked_tools, tool_use
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
@@ -34,6 +35,9 @@ class AnswerKeywords(SamplingKeywords, total=False):
     draft_tokens: int | None
     proposer: ProposerName | None
     prediction: str | Sequence[int] | None
+    tools: Sequence[Mapping[str, object] | Tool] | None
+    tool_choice: ToolChoice | None
+    parallel_tool_calls: bool
     json_schema: Mapping[str, object] | str | type | None
     regex: str | None
     grammar: str | None
@@ -59,6 +63,12 @@ class AnswerOptions:
     prediction: what the answer is expected to be for the most part, as an edited text: it is
     proposed where the answer follows it, by the lookup, and changes nothing that is said.
 
+    Where there are messages, tools: functions that the model may ask for, each a dict with a
+    name, a description and parameters (the JSON schema of an object), or as OpenAI has them;
+    in a chat by default those of the answer before. tool_choice: "auto", "none", "required", or
+    the name of the tool that has to be called. parallel_tool_calls: whether several may be
+    called at once. None is run: see `Reply.tool_calls`.
+
     What the answer is to fit, in one of four ways, behind its thoughts if it has any.
     json_schema: a dict, its JSON, a Pydantic model class or a dataclass; kept as JSON. regex:
     for the whole answer. grammar: Lark or GBNF. choices: texts of which it is one. trigger: a
@@ -80,6 +90,9 @@ class AnswerOptions:
     draft_tokens: int | None = None
     proposer: ProposerName | None = None
     prediction: str | Sequence[int] | None = None
+    tools: Sequence[Mapping[str, object] | Tool] | None = field(default=None, hash=False)
+    tool_choice: ToolChoice | None = field(default=None, hash=False)
+    parallel_tool_calls: bool = True
     json_schema: Mapping[str, object] | str | type | None = field(default=None, hash=False)
     regex: str | None = None
     grammar: str | None = None
@@ -93,6 +106,17 @@ class AnswerOptions:
         if self.draft_tokens is None and self.proposer is None:
             return None
         return Drafting(self.draft_tokens, self.proposer or "auto")
+
+    def tool_use(self, known: tuple[Tool, ...]) -> ToolUse:
+        """Which tools may be called; those that are known already, if none are given.
+
+        Raises OptionError for a choice that is none of them.
+        """
+        tools = known if self.tools is None else self.tools
+        use = tool_use(tools, self.tool_choice, is_parallel=self.parallel_tool_calls)
+        schema = self.json_schema
+        assert schema is None or isinstance(schema, str)
+        return replace(use, answer_schema=schema)
 
     @property
     def triggers(self) -> tuple[str, ...]:
@@ -119,6 +143,7 @@ class AnswerOptions:
         self.sampling_from(SamplingParams())
         _ = self.drafting
         checked_stop_strings(self.stop)
+        checked_tools(self.tools or ())
         self._check_constraint()
         if self.on_prompt is not None and not callable(self.on_prompt):
             raise OptionError(

@@ -20,6 +20,8 @@ from localspec.streaming.cancellation import Cancellation
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.stops import checked_stop_strings
 from localspec.streaming.thinking import Part, Thoughts
+from localspec.tools.calls import CallPiece, Calls, whole_calls
+from localspec.tools.tool import ToolCall
 
 if TYPE_CHECKING:
     pass  # in typing from Python 3.11 on
@@ -39,7 +41,7 @@ class Piece:
     piece may bring such text without a token of its own. logprobs: the token's, if asked for.
     is_thought: in a chat, whether the model thought it rather than said it. The marks between
     the two are in no text. A token that ends the one and begins the other gives two pieces,
-    the second without a token.
+    the second without a token. call: more of a call of a tool, in a piece without text.
     """
 
     text: str
@@ -47,6 +49,7 @@ class Piece:
     provenance: Provenance
     logprobs: TokenLogprobs | None = None
     is_thought: bool = False
+    call: CallPiece | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class Reply:
     end token, if the model ended the answer itself. finish_reason: "stop" (end token or stop
     string), "length" (max_tokens or the context), "cancelled". seed: the one that was given, or
     None. verify: the rule that accepted draft tokens. logprobs: one for each of token_ids, or
-    None if they were not asked for.
+    None if they were not asked for. tool_calls: those that the model asks for, whole.
     """
 
     text: str
@@ -68,6 +71,7 @@ class Reply:
     verify: RuleName
     logprobs: tuple[TokenLogprobs, ...] | None = None
     thoughts: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,7 @@ class AnswerRun:
     options: AnswerOptions
     lease: Lease
     num_said: int  # tokens at the end of the prompt that are the answer's own
+    calls: Calls | None
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -134,7 +139,10 @@ class AnswerRun:
             cached = self.decoder.start(self.prompt_tokens)
             meter = Meter(len(self.prompt_tokens), cached, started)
             text = AnswerText(
-                self.vocabulary, self.thoughts, checked_stop_strings(self.options.stop)
+                self.vocabulary,
+                self.thoughts,
+                checked_stop_strings(self.options.stop),
+                self.calls,
             )
             if self.num_said:
                 text.resume(self.prompt_tokens[-self.num_said :])
@@ -163,9 +171,9 @@ class AnswerRun:
                     parts = text.push(token)
                     self.parts += parts
                     first, *more = parts or [Part("", text.is_thinking)]
-                    yield Piece(first.text, (token,), provenance, logprobs, first.is_thought)
+                    yield _piece(first, provenance, (token,), logprobs)
                     for part in more:
-                        yield Piece(part.text, (), provenance, is_thought=part.is_thought)
+                        yield _piece(part, provenance)
                     if text.stopped:
                         yield from self._tail(text, provenance)
                         return
@@ -182,7 +190,7 @@ class AnswerRun:
             self.finish_reason = "stop"
         self.parts += parts
         for part in parts:
-            yield Piece(part.text, (), provenance, is_thought=part.is_thought)
+            yield _piece(part, provenance)
 
     def _logprobs(self, step: Step, index: int) -> TokenLogprobs | None:
         if self.options.logprobs is None:
@@ -213,6 +221,7 @@ class AnswerRun:
             verify=self.request.rule.name,
             logprobs=None if self.options.logprobs is None else tuple(self.logprobs),
             thoughts="".join(part.text for part in self.parts if part.is_thought),
+            tool_calls=whole_calls(part.call for part in self.parts),
         )
 
     def abandon(self) -> None:
@@ -226,6 +235,16 @@ class AnswerRun:
                 "the answer has not been produced yet", "Iterate over the stream, or close it."
             )
         return self.reply
+
+
+def _piece(
+    part: Part,
+    provenance: Provenance,
+    token_ids: tuple[int, ...] = (),
+    logprobs: TokenLogprobs | None = None,
+) -> Piece:
+    """A part as it is handed on; the first that came of a token has that."""
+    return Piece(part.text, token_ids, provenance, logprobs, part.is_thought, part.call)
 
 
 class Produced(Protocol):

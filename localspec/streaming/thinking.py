@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from localspec.streaming.thought_families import Family, Following
+from localspec.tools.calls import CallPiece
 
 _MAX_HEAD = 200  # characters: what is longer is no head of a message
 
@@ -65,10 +66,15 @@ class Thoughts:
 
 
 class Part(NamedTuple):
-    """Text that became certain. One without text stands where a mark was."""
+    """Text that became certain. One without text stands where a mark was.
+
+    head: of the message that begins at this mark. call: instead of text, more of a call.
+    """
 
     text: str
     is_thought: bool
+    head: str = ""
+    call: CallPiece | None = None
 
 
 class ThoughtStream:
@@ -132,8 +138,8 @@ class ThoughtStream:
                 mark, text, self._held = "", self._held[:end], self._held[end:]
             parts += self._taken(text)
             if mark:
-                self._enter(mark)
-                parts.append(Part("", self.is_thinking))
+                head = self._enter(mark)
+                parts.append(Part("", self.is_thinking, head))
             elif waits:
                 break
         return parts
@@ -180,16 +186,22 @@ class ThoughtStream:
             return []
         return [Part(text, self._following is Following.THOUGHT)]
 
-    def _enter(self, mark: str) -> None:
+    def _enter(self, mark: str) -> str:
+        """The head of the message whose body begins there, else ""."""
         family = next(each for each in self._families if mark in each.marks)
         after = family.marks[mark]
+        head = ""
         if after is Following.BODY:
-            is_thought = re.search(family.thoughtful, self._named + self._head)
+            head = self._named + self._head
+            is_thought = re.search(family.thoughtful, head)
             after = Following.THOUGHT if is_thought else Following.SPEECH
-        if after is not Following.HEAD:
+        if after is Following.HEAD:
+            self._head += " "  # so that what stands before the mark can be told from the rest
+        else:
             self._named = self._head = ""
         self._families, self._has_marks = (family,), True
         self._following = None if after is Following.SPEECH else after
+        return head
 
 
 class ThoughtsEnd:

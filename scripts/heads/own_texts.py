@@ -12,6 +12,7 @@ import localspec
 from localspec.chat.prompt import PromptMaker
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
+from localspec.tools.tool import ToolUse
 
 CONTEXT = 1024
 _ANSWER = 200  # tokens at most
@@ -28,7 +29,7 @@ def write_texts(target: Path, prompts: list[str], seconds: float) -> list[list[i
         while time.monotonic() < end:
             question = prompts[len(texts) % len(prompts)]
             tokens = engine.with_bos(
-                maker.prompt([{"role": "user", "content": question}]).tokens
+                maker.prompt([{"role": "user", "content": question}], ToolUse()).tokens
             )
             reply = engine.generate(
                 tokens, sampling=sampling, seed=len(texts), max_tokens=_ANSWER

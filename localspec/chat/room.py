@@ -1,0 +1,99 @@
+"""Which turns of a conversation its context has room for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from localspec.chat.backend import ChatBackend
+from localspec.chat.forgetting import num_to_forget
+from localspec.chat.prompt import Prompt, PromptMaker
+from localspec.chat.template import Message
+from localspec.chat.turns import Turn, messages_of, turn_size
+from localspec.errors import ContextError, TemplateLimitError
+from localspec.streaming.cancellation import Unwanted
+from localspec.tools.tool import ToolUse
+
+MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below this
+
+
+class Asked(NamedTuple):
+    """What a model is asked, whatever was said before.
+
+    begun: a turn without the answer that is to come.
+    """
+
+    system: Sequence[Message]
+    begun: Turn
+    use: ToolUse
+
+
+class Room:
+    """The context of an engine, and the template that fills it."""
+
+    def __init__(self, engine: ChatBackend, maker: PromptMaker) -> None:
+        self._engine = engine
+        self._maker = maker
+
+    def make(
+        self, asked: Asked, turns: list[Turn], is_unwanted: Unwanted
+    ) -> tuple[Prompt, int]:
+        """The prompt of the next answer, and how many oldest turns leave for it.
+
+        Raises ContextError if even the question alone does not fit, Interrupted.
+        """
+        self._check_length(asked)
+        capacity = self._engine.context_length
+        needed = min(MIN_ANSWER_TOKENS, capacity // 4)
+        prompts: dict[int, Prompt] = {}  # by the number of turns that leave
+        beyond: set[int] = set()  # where there are too many turns even for the template
+
+        def length(num_leaving: int) -> float:
+            if num_leaving not in prompts and num_leaving not in beyond:
+                kept = turns[num_leaving:]
+                try:
+                    prompts[num_leaving] = self.prompt(asked, kept, is_unwanted)
+                except TemplateLimitError:
+                    if not kept:
+                        raise
+                    beyond.add(num_leaving)
+            return math.inf if num_leaving in beyond else len(prompts[num_leaving].tokens)
+
+        sizes = [turn_size(turn) for turn in turns]
+        # Down to half, so that the kept turns are not decoded again at every question.
+        num_leaving = num_to_forget(sizes, length, capacity - needed, capacity // 2)
+        prompt = prompts[num_leaving]
+        if len(prompt.tokens) >= capacity:
+            raise _too_long(
+                asked,
+                f"the message makes a prompt of {len(prompt.tokens)} tokens; "
+                f"the context holds {capacity}",
+            )
+        return prompt, num_leaving
+
+    def prompt(self, asked: Asked, turns: list[Turn], is_unwanted: Unwanted) -> Prompt:
+        """The prompt behind these turns, however long it is."""
+        messages = [*asked.system, *messages_of(turns), *asked.begun]
+        prompt = self._maker.prompt(messages, asked.use, is_unwanted)
+        return prompt._replace(tokens=self._engine.with_bos(prompt.tokens))
+
+    def _check_length(self, asked: Asked) -> None:
+        """Refuse what cannot fit however it is tokenised, before that takes its time."""
+        capacity = self._engine.context_length
+        longest = self._engine.vocabulary.max_text_bytes(capacity)
+        length = sum(
+            len(each["content"].encode(errors="replace"))
+            for each in (*asked.system, *asked.begun)
+        )
+        if length > longest:
+            raise _too_long(
+                asked,
+                f"the message has {length} bytes; the {capacity} tokens of the context "
+                f"cannot hold more than {longest}",
+            )
+
+
+def _too_long(asked: Asked, what: str) -> ContextError:
+    shorter = "Shorten it or the system message" if asked.system else "Shorten it"
+    return ContextError(what, f"{shorter}, or load the model with a larger context (--ctx).")

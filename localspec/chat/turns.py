@@ -1,0 +1,133 @@
+"""Turns of a conversation: a question, and all that came of it up to its last answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from localspec.chat.messages import checked_messages
+from localspec.chat.template import Message
+from localspec.errors import OptionError
+
+# A question, an answer, and where that called tools what came of them, and the next answer.
+Turn = tuple[Message, ...]
+
+
+def question_message(text: str) -> Message:
+    """What a user asks. Raises OptionError for what is no text."""
+    if not isinstance(text, str):
+        raise OptionError(f"the message is {text!r}", "Give a str.")
+    return {"role": "user", "content": text}
+
+
+def system_messages(text: str | None) -> list[Message]:
+    """The system message, if there is one. Raises OptionError for what is no text."""
+    if not isinstance(text, str | None):
+        raise OptionError(f"the system message is {text!r}", "Give a str, or None.")
+    return [{"role": "system", "content": text}] if text else []
+
+
+def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Turn:
+    """What came of the calls of the last answer, in their order.
+
+    results: by the ids of the calls; what is no text is written as JSON. Raises OptionError
+    where the answer called nothing, a result is missing, or is of no call.
+    """
+    calls = pending_calls(turns)
+    if not calls:
+        raise OptionError("the last answer calls no tool", "Ask, with tools.")
+    if not isinstance(results, Mapping):
+        raise OptionError(f"the results are {results!r:.80}", "Give a dict, by ids of calls.")
+    ids = [str(call["id"]) for call in calls]
+    for call_id in [*results, *ids]:
+        if call_id not in ids or call_id not in results:
+            missing = (
+                "there is no call" if call_id not in ids else "no result is given of the call"
+            )
+            raise OptionError(
+                f"{missing} {call_id!r:.80}; the last answer's are {', '.join(ids)}",
+                "Give one result for each call, by its id.",
+            )
+    return tuple(
+        {
+            "role": "tool",
+            "content": _text(results[str(call["id"])]),
+            "tool_call_id": call["id"],
+            "name": call["function"]["name"],
+        }
+        for call in calls
+    )
+
+
+def pending_calls(turns: Sequence[Turn]) -> Sequence[Message]:
+    """The calls of the last answer, of which nothing has come yet."""
+    if not turns:
+        return ()
+    calls: Sequence[Message] = turns[-1][-1].get("tool_calls", ())
+    return calls
+
+
+def require_no_calls(turns: Sequence[Turn]) -> None:
+    """Raise OptionError where the last answer waits for what comes of its calls."""
+    if pending_calls(turns):
+        raise OptionError(
+            "the last answer calls tools, and has not been told what came of it",
+            "Give their results with tool_results, or take the turn back with undo().",
+        )
+
+
+def messages_of(turns: Sequence[Turn]) -> list[Message]:
+    """Their messages in a row."""
+    return [message for turn in turns for message in turn]
+
+
+def turn_size(turn: Turn) -> int:
+    """About how many characters it takes in a prompt."""
+    return sum(
+        len(message["content"]) + len(json.dumps(message.get("tool_calls", "")))
+        for message in turn
+    )
+
+
+def turns_of(messages: Sequence[Message]) -> list[Turn]:
+    """Whole turns. Raises OptionError if the messages are no such sequence."""
+    if not all(isinstance(message.get("content"), str) for message in messages):
+        raise OptionError("a message has no text as its content", "Give a str.")
+    turns: list[Turn] = []
+    for message in checked_messages(messages) if messages else ():
+        if message["role"] == "user":
+            turns.append(())
+        if turns:
+            turns[-1] = (*turns[-1], message)
+    roles = [message["role"] for message in messages]
+    if sum(map(len, turns)) != len(messages) or not all(map(_is_whole, turns)):
+        raise OptionError(
+            f"the messages' roles are {', '.join(map(repr, roles))}",
+            "Give user and assistant in turn, after at most one system message.",
+        )
+    return turns
+
+
+def _is_whole(turn: Turn) -> bool:
+    """Whether each answer but the last calls tools, and is followed by what came of it."""
+    rest = list(turn[1:])
+    while rest and rest[0]["role"] == "assistant":
+        answer = rest.pop(0)
+        if not rest:
+            return True
+        if "tool_calls" not in answer or rest[0]["role"] != "tool":
+            return False
+        while rest and rest[0]["role"] == "tool":
+            rest.pop(0)
+    return False
+
+
+def _text(result: object) -> str:
+    if isinstance(result, str):
+        return result
+    try:
+        return json.dumps(result, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError(
+            f"a result is {result!r:.80}: {error}", "Give a text, or what JSON can hold."
+        ) from error

@@ -1,0 +1,90 @@
+"""Fields about tools, and about the form of an answer, as options of an engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from localspec.server.fields import Fields
+from localspec.server.refusal import RequestError
+
+logger = logging.getLogger(__name__)
+
+_ANTHROPIC_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def openai_tools(fields: Fields) -> dict[str, Any]:
+    """What Chat Completions and Responses say of tools. Raises RequestError.
+
+    Tools that are no functions are passed over: nothing here could run them.
+    """
+    given = fields.objects("tools") or []
+    functions = [tool.any("type") in (None, "function") for tool in given]
+    tools = _kept(fields.any("tools") or (), functions)
+    choice = fields.any("tool_choice")
+    is_parallel = fields.flag("parallel_tool_calls")
+    return _options(tools, choice, is_parallel=is_parallel is not False)
+
+
+def anthropic_tools(fields: Fields) -> dict[str, Any]:
+    """What Messages say of tools. Raises RequestError.
+
+    Anthropic's own tools are passed over.
+    """
+    given = fields.objects("tools") or []
+    tools = _kept(fields.any("tools") or (), ["input_schema" in tool for tool in given])
+    choice = fields.object("tool_choice")
+    if choice is None:
+        return _options(tools, None, is_parallel=True)
+    kind = choice.text("type") or "auto"
+    is_parallel = choice.flag("disable_parallel_tool_use") is not True
+    name = choice.text("name") if kind == "tool" else _ANTHROPIC_CHOICES.get(kind)
+    if name is None:
+        fields.refuse("tool_choice", "Choose auto, any, none, or a tool by its name.")
+    return _options(tools, name, is_parallel=is_parallel)
+
+
+def _kept(tools: Sequence[Mapping[str, Any]], are_functions: Sequence[bool]) -> list[Any]:
+    kept = [tool for tool, is_one in zip(tools, are_functions, strict=False) if is_one]
+    if len(kept) < len(tools):
+        logger.debug("%d tools are no functions, and passed over", len(tools) - len(kept))
+    return kept
+
+
+def _options(tools: list[Any], choice: object, *, is_parallel: bool) -> dict[str, Any]:
+    if not tools and choice in (None, "auto", "none"):
+        return {}
+    return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": is_parallel}
+
+
+def answer_form(form: Fields | None) -> dict[str, Any]:
+    """What the object that describes an answer's form says. Raises RequestError.
+
+    Its schema stands in it, or as Chat Completions have it in an object of its own.
+    """
+    if form is None:
+        return {}
+    kind = form.text("type")
+    schema = (form.object("json_schema") or form).any("schema")
+    if kind in (None, "text"):
+        return {}
+    if kind == "json_object":
+        return {"json_schema": schema or {"type": "object"}}
+    if kind == "json_schema" and isinstance(schema, Mapping):
+        return {"json_schema": schema}
+    raise RequestError(
+        f"the form of the answer is {kind!r:.80}, with the schema {schema!r:.80}",
+        "Choose text, json_object, or json_schema with its schema.",
+        code="unsupported_value",
+        param="response_format",
+    )
+
+
+def own_form(fields: Fields) -> dict[str, Any]:
+    """The same in llama-server's own fields."""
+    schema, grammar = fields.any("json_schema"), fields.text("grammar")
+    if schema is not None and not isinstance(schema, Mapping):
+        fields.refuse("json_schema", "Give a JSON schema.")
+    found = {"json_schema": schema, "grammar": grammar or None}
+    return {name: value for name, value in found.items() if value is not None}

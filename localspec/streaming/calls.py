@@ -1,0 +1,228 @@
+"""Calls of tools, told apart from what a model says."""
+
+from __future__ import annotations
+
+import re
+
+from localspec.streaming.thinking import Part
+from localspec.tools.calls import CallPiece, Calls
+from localspec.tools.tool import new_call_id
+from localspec.tools.written import Written
+
+
+class CallStream:
+    """Splits an answer's parts into text and calls while it comes.
+
+    Where a grammar keeps the answer to the form, a call is known by its head, and its
+    arguments come as they are written; else it is known when it is whole, and what is no
+    call of the tools stays text. Neither the form's marks nor the blank space around calls
+    are text. Thoughts hold no calls.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._form, self._use = calls.form, calls.use
+        self._is_certain = calls.grammar is not None and calls.form.notation == "json"
+        self._head = calls.form.head_pattern()
+        self._held = ""
+        self._opening: str | None = None  # of the calls that are being written
+        self._tried = 0  # characters of them in which no closing has to be looked for again
+        self._has_spoken = False
+        self._is_behind_call = False
+        self._number = 0  # of the next call
+        self._open: CallPiece | None = None  # the call whose arguments come now
+        self._arguments = _ObjectEnd()
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether what comes next belongs to a call, as far as is known."""
+        return self._opening is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there was the only call that there may be, which no grammar sees to."""
+        is_one = self._form.is_single or not self._use.is_parallel
+        return is_one and self._number > 0 and not self._is_certain
+
+    def push(self, part: Part) -> list[Part]:
+        """What is certain now, in order."""
+        if self.has_ended:
+            return []
+        if self._form.recipient:
+            return self._push_message(part)
+        if part.text and not part.is_thought:
+            self._held += part.text
+            return self._read()
+        before = self._spoken() if self._opening is None else []
+        return [*before, part] if part.text else before
+
+    def finish(self) -> list[Part]:
+        """Whatever waited: nothing more is coming."""
+        opening = self._opening
+        if opening is None or self._is_certain:
+            parts = [] if self._is_certain and opening is not None else self._spoken()
+        elif (written := self._form.read(self._held, self._use.callable)) is not None:
+            parts = self._whole(written)
+        else:
+            parts = self._no_call(opening)
+        self._opening, self._held = None, ""
+        return parts
+
+    def _push_message(self, part: Part) -> list[Part]:
+        """Where messages are calls: one that is goes on to the next mark."""
+        if part.text:
+            if self._opening is None:
+                return [part]
+            self._held += part.text
+            return self._read()
+        parts = self.finish()
+        found = re.search(self._form.recipient, part.head)
+        if found is not None and found["name"] in [t.name for t in self._use.callable]:
+            self._opening, self._held = "", f"{found['name']}\n"
+            parts += self._read()
+        return parts
+
+    def _read(self) -> list[Part]:
+        parts: list[Part] = []
+        while True:
+            if self._opening is None:
+                found = self._begin()
+            elif self._is_certain:
+                found = self._flow()
+            else:
+                found = self._section()
+            if found is None:
+                return parts
+            parts += found
+
+    def _begin(self) -> list[Part] | None:
+        """Begin with calls where they do; the text before, or that is none of a call's."""
+        openings = [each for each in self._form.openings if each in self._held]
+        opening = min(openings, key=self._held.index, default=None)
+        if opening is not None:
+            said, _, self._held = self._held.partition(opening)
+            self._opening, self._tried = opening, 0
+            return self._text(said.rstrip())
+        if self._form.is_bare and not self._has_spoken and not self._number:
+            begin, sign = "".join(self._held.split()), _sign(self._form.head)
+            if begin.startswith(sign):
+                self._opening = ""
+                return []
+            if sign.startswith(begin):
+                return None
+        size = len(self._held) - self._unfinished()
+        said, self._held = self._held[:size], self._held[size:]
+        return self._text(said) or None
+
+    def _unfinished(self) -> int:
+        """Length of the end of what is held that could belong to a call, with blank space."""
+        size = max(
+            (
+                size
+                for opening in self._form.openings
+                for size in range(1, len(opening))
+                if self._held.endswith(opening[:size])
+            ),
+            default=0,
+        )
+        rest = self._held[: len(self._held) - size]
+        return len(self._held) - len(rest.rstrip())
+
+    def _section(self) -> list[Part] | None:
+        """The calls that are written, if they are whole."""
+        closing = self._form.closing
+        at = self._held.find(closing, self._tried) if closing else -1
+        while at >= 0:
+            written = self._form.read(self._held[:at], self._use.callable)
+            if written is not None:
+                self._held, self._opening = self._held[at + len(closing) :], None
+                return self._whole(written)
+            self._tried = at + len(closing)
+            at = self._held.find(closing, self._tried)
+        return None
+
+    def _whole(self, written: list[Written]) -> list[Part]:
+        if self._form.is_single or not self._use.is_parallel:
+            written = written[:1]
+        parts = []
+        for each in written:
+            call_id = each.id or new_call_id()
+            call = CallPiece(self._number, call_id, each.name, each.json, is_last=True)
+            parts.append(Part("", is_thought=False, call=call))
+            self._number += 1
+        self._is_behind_call = True
+        return parts
+
+    def _flow(self) -> list[Part] | None:
+        """More of a call that is certain to be one."""
+        if self._open is None:
+            found = self._head.search(self._held)
+            if found is None:
+                return None
+            self._held = self._held[found.end() :]
+            call_id = new_call_id()
+            self._open = CallPiece(self._number, call_id, found["name"], "", is_last=False)
+            self._arguments = _ObjectEnd()
+            self._number += 1
+            return [Part("", is_thought=False, call=self._open)]
+        if not self._held:
+            return None
+        end = self._arguments.push(self._held)
+        json, self._held = self._held[:end], self._held[end:]
+        piece = self._open._replace(json=json, is_last=self._arguments.is_over)
+        if self._arguments.is_over:
+            self._open = None
+        return [Part("", is_thought=False, call=piece)]
+
+    def _no_call(self, opening: str) -> list[Part]:
+        """What was held as a call, and is none."""
+        if self._form.recipient:  # a message to somebody else is not for the user
+            return [Part(self._held.partition("\n")[2], is_thought=True)]
+        self._held = opening + self._held
+        return self._spoken()
+
+    def _spoken(self) -> list[Part]:
+        """What waited for a call that did not come."""
+        text, self._held = self._held, ""
+        return self._text(text.rstrip() if self._number else text)
+
+    def _text(self, text: str) -> list[Part]:
+        if self._is_behind_call:
+            text = text.lstrip()
+        if not text:
+            return []
+        self._is_behind_call = False
+        self._has_spoken = self._has_spoken or not text.isspace()
+        return [Part(text, is_thought=False)]
+
+
+class _ObjectEnd:
+    """Finds the end of a JSON object in text that comes piece by piece."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._depth = 0
+        self._is_string = False
+        self._is_escaped = False
+
+    def push(self, text: str) -> int:
+        """How many of the characters belong to it."""
+        for at, each in enumerate(text):
+            if self._is_string:
+                is_escape = each == "\\" and not self._is_escaped
+                self._is_string = each != '"' or self._is_escaped
+                self._is_escaped = is_escape
+            elif each == '"':
+                self._is_string = True
+            elif each in "{[":
+                self._depth += 1
+            elif each in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    self.is_over = True
+                    return at + 1
+        return len(text)
+
+
+def _sign(head: str) -> str:
+    """What a head has before the name, without blank space."""
+    return "".join(head.partition("NAME")[0].split())

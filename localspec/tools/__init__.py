@@ -1,0 +1,1 @@
+"""Tools that a model may call, and how each family of models writes a call."""

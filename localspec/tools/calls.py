@@ -1,0 +1,58 @@
+"""Which calls an answer can have, and how these are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from localspec.tools.forms import CallForm
+from localspec.tools.grammar import CallGrammar
+from localspec.tools.tool import ToolCall, ToolUse
+
+
+class CallPiece(NamedTuple):
+    """More of a call.
+
+    number: which of the answer's calls it is, from 0. id, name: the call's, in each of its
+    pieces. json: more of its arguments' text. is_last: the call is whole.
+    """
+
+    number: int
+    id: str
+    name: str
+    json: str
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Which calls an answer can have, and how these are written.
+
+    shown: ids of control tokens that are among the form's marks, and are rendered to be seen.
+    grammar: what keeps the answer to the form and the tools' schemas; None where it is free,
+    so that only what was read to its end is known to be a call.
+    """
+
+    form: CallForm
+    use: ToolUse
+    shown: frozenset[int] = frozenset()
+    grammar: CallGrammar | None = None
+
+    @property
+    def have_frame(self) -> bool:
+        """Whether what keeps to the grammar is the whole answer, with its thoughts."""
+        return self.grammar is not None and self.grammar.has_frame
+
+
+def whole_calls(pieces: Iterable[CallPiece | None]) -> tuple[ToolCall, ...]:
+    """The calls that pieces make, without one that was cut."""
+    texts: dict[int, str] = {}
+    calls = []
+    for piece in pieces:
+        if piece is None:
+            continue
+        texts[piece.number] = texts.get(piece.number, "") + piece.json
+        if piece.is_last:
+            calls.append(ToolCall(piece.id, piece.name, texts[piece.number]))
+    return tuple(calls)

@@ -1,0 +1,114 @@
+"""A grammar for an answer that may or must call tools, in llguidance's dialect of Lark.
+
+From the moment a call begins, its name is one of the tools' and its arguments fit the schema.
+What is said before is free, unless a call must be made.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from localspec.tools.forms import CallForm
+from localspec.tools.tool import Tool, ToolUse
+from localspec.tools.values import Spelling, gemma_rules, json_rule, tag_rules
+
+Schema = Mapping[str, Any]
+
+
+class CallGrammar(NamedTuple):
+    """What an answer is kept to.
+
+    lark: of what stands behind the first of the triggers, or of all that is no thought where
+    there are none. has_frame: of the whole answer, in which thoughts and calls are messages.
+    """
+
+    lark: str
+    triggers: tuple[str, ...] = ()
+    has_frame: bool = False
+
+
+def call_grammar(
+    form: CallForm,
+    use: ToolUse,
+    tokens: Mapping[str, int],
+    schema_of: Callable[[Tool], Schema],
+) -> CallGrammar:
+    """What the calls of an answer are kept to, and the answer itself if it must be a call.
+
+    tokens: ids of the form's marks that are entries of the vocabulary. schema_of: what a
+    tool's arguments are kept to.
+    """
+    spell = Spelling(tokens)
+    heads = range(len(use.callable))
+    rules = []
+    for number, tool in enumerate(use.callable):
+        head = form.head.replace("NAME", tool.name)
+        if form.recipient:
+            head = ""
+        rules.append(
+            f"call_{number}: {spell.of(head)} args_{number} {spell.of(form.tail)}".rstrip()
+        )
+        rules += _arguments(form, number, schema_of(tool), spell)
+    if form.recipient:
+        start, triggers = _messages(use, spell)
+        return CallGrammar("\n".join([*start, *rules]) + "\n", triggers, has_frame=True)
+    rules.insert(0, f"call: {' | '.join(f'call_{number}' for number in heads)}")
+    one = f"call {spell.of(form.after)}".rstrip()
+    if use.is_parallel and not form.is_single:
+        one = f"call ({spell.of(form.between)} call)* {spell.of(form.after)}".rstrip()
+    rules.insert(0, f"calls: {one}")
+    start, triggers = _start(form, use, spell)
+    return CallGrammar("\n".join([*start, *rules]) + "\n", triggers)
+
+
+def _start(form: CallForm, use: ToolUse, spell: Spelling) -> tuple[list[str], tuple[str, ...]]:
+    """What an answer is, and behind which texts that begins."""
+    if use.must:
+        return [f"start: {spell.of(form.before)} calls"], ()
+    if use.answer_schema is not None:
+        start = f"start: {spell.of(form.before)} calls | answer"
+        return [start, json_rule("answer", json.loads(use.answer_schema))], ()
+    if not form.is_bare:
+        opening = form.openings[0]
+        rest = spell.of(form.before.removeprefix(opening))
+        return [f"start: {rest} calls"], form.openings
+    # What begins as a call does is one.
+    begin = r"\s*".join(map(re.escape, form.head.partition("NAME")[0].split()))
+    opened = " | ".join(f"TEXT? {spell.of(opening)} calls" for opening in form.openings)
+    return [f"start: calls | TEXT | {opened}", f"TEXT: /(.|\\n)*/ & ~/\\s*{begin}(.|\\n)*/"], ()
+
+
+def _messages(use: ToolUse, spell: Spelling) -> tuple[list[str], tuple[str, ...]]:
+    """The same where a call is a message: gpt-oss's channels."""
+    channel, message = spell.of("<|channel|>"), spell.of("<|message|>")
+    kind = f'(" "? {spell.of("<|constrain|>")}? "json")?'
+    names = " | ".join(
+        f"{json.dumps(tool.name)} channel? {kind} {message} call_{number}"
+        for number, tool in enumerate(use.callable)
+    )
+    rules = [f'channel: {channel} ("commentary" | "analysis")', f"named: {names}"]
+    trigger = " to=functions."
+    if not use.must and use.answer_schema is None:
+        return ["start: named", *rules], (trigger,)
+    start, whole = spell.of("<|start|>"), f"channel? {json.dumps(trigger)} named"
+    if not use.must and use.answer_schema is not None:
+        rules.append(json_rule("answer", json.loads(use.answer_schema)))
+        whole = f'({whole} | {channel} "final" {kind} {message} answer)'
+    return [
+        f'start: (thought {start} "assistant")* {whole}',
+        f'thought: {channel} "analysis" {message} rest',
+        spell.until("rest", "<|end|>"),
+        *rules,
+    ], ()
+
+
+def _arguments(form: CallForm, number: int, schema: Schema, spell: Spelling) -> list[str]:
+    name = f"args_{number}"
+    if form.notation == "gemma":
+        return gemma_rules(name, schema, spell)
+    if form.notation == "tags":
+        return tag_rules(name, schema, spell)
+    return [json_rule(name, schema)]

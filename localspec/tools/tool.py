@@ -1,0 +1,175 @@
+"""Tools as the field declares them, calls of them, and who chooses whether one is made."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from localspec.errors import OptionError, perhaps
+
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_ID_LENGTH = 9  # as Mistral's templates want them; nobody else minds
+_EXAMPLE = (
+    'Give {"name": …, "description": …, "parameters": {a JSON schema}}, or OpenAI\'s form.'
+)
+
+ToolChoice = str | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a model may ask for.
+
+    parameters: the JSON schema of its arguments. is_strict: whether a call that does not fit it
+    is of no use.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    is_strict: bool = False
+
+    def declared(self) -> dict[str, Any]:
+        """As chat templates expect it."""
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": dict(self.parameters),
+        }
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a model asks for; whether and where it is run is the application's choice.
+
+    id: of this call, for its result. json: the arguments, as a JSON object's text.
+    """
+
+    id: str
+    name: str
+    json: str
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by name."""
+        found: dict[str, Any] = json.loads(self.json)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Which tools an answer may call.
+
+    tools: all that the model is told of. must: whether it has to call one. only: the name of
+    the one that it has to call, or None. are_off: none may be called. is_parallel: whether it
+    may call several at once. answer_schema: what an answer fits that is no call, as JSON.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    must: bool = False
+    only: str | None = None
+    are_off: bool = False
+    is_parallel: bool = True
+    answer_schema: str | None = None
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        """The tools that the answer may call."""
+        if self.are_off:
+            return ()
+        return tuple(tool for tool in self.tools if self.only in (None, tool.name))
+
+
+def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
+    """What a caller says of tools.
+
+    tools: a sequence of mappings: a name, a description and the schema of the parameters, flat
+    or under "function" as OpenAI has them, the schema also as input_schema. choice: "auto",
+    "none", "required", a tool's name, or OpenAI's object with one. Raises OptionError.
+    """
+    checked = checked_tools(tools)
+    if not isinstance(is_parallel, bool):
+        raise OptionError(f"parallel_tool_calls is {is_parallel!r:.80}", "Give True or False.")
+    name = _named(choice)
+    if name in (None, "auto"):
+        return ToolUse(checked, is_parallel=is_parallel)
+    if name == "none":
+        return ToolUse(checked, are_off=True, is_parallel=is_parallel)
+    if name == "required" and checked:
+        return ToolUse(checked, must=True, is_parallel=is_parallel)
+    names = [tool.name for tool in checked]
+    if name not in names:
+        raise OptionError(
+            f"the tool choice is {choice!r:.200}; the tools are {', '.join(names) or 'none'}",
+            f"{perhaps(str(name), names)}Choose auto, none, required, or a tool's name.",
+        )
+    return ToolUse(checked, must=True, only=name, is_parallel=is_parallel)
+
+
+def checked_tools(tools: object) -> tuple[Tool, ...]:
+    """The tools; see `tool_use`. Raises OptionError for what are none, or two of one name."""
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
+        raise OptionError(f"the tools are {tools!r:.80}", "Give a list of them.")
+    checked = tuple(_checked(number, tool) for number, tool in enumerate(tools))
+    names = [tool.name for tool in checked]
+    for name in names:
+        if names.count(name) > 1:
+            raise OptionError(f"two tools have the name {name!r}", "Give each its own.")
+    return checked
+
+
+def new_call_id() -> str:
+    """An id for a call, letters and digits."""
+    return secrets.token_hex(_ID_LENGTH)[:_ID_LENGTH]
+
+
+def _checked(number: int, tool: object) -> Tool:
+    if isinstance(tool, Tool):
+        return tool
+    given = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    if not isinstance(given, Mapping):
+        raise OptionError(f"tool {number} is {tool!r:.80}", _EXAMPLE)
+    name = given.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise OptionError(
+            f"the name of tool {number} is {name!r:.80}",
+            "Give 1 to 128 letters, digits, and characters of _.:/-",
+        )
+    description = given.get("description")
+    if not isinstance(description, str | None):
+        raise OptionError(
+            f"the description of the tool {name} is {description!r:.80}", _EXAMPLE
+        )
+    parameters = given.get("parameters")
+    if parameters is None:
+        parameters = given.get("input_schema")
+    if parameters is None:
+        parameters = {}
+    if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
+        raise OptionError(
+            f"the parameters of the tool {name} are {parameters!r:.200}",
+            'Give the JSON schema of an object: {"type": "object", "properties": {…}}.',
+        )
+    schema = {"type": "object", "properties": {}, **parameters}
+    try:
+        json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError(
+            f"the parameters of the tool {name} are no JSON: {error}",
+            "Use only what JSON can hold.",
+        ) from error
+    return Tool(name, description or "", schema, given.get("strict") is True)
+
+
+def _named(choice: object) -> object:
+    """A choice as one word."""
+    if isinstance(choice, Mapping):
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, Mapping) else None
+        return name if isinstance(name, str) else choice
+    return choice

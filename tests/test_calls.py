@@ -1,0 +1,252 @@
+"""Calls of tools as families of models write them, told apart from what is said."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from call_families import ARGUMENTS, FAMILIES, TOOLS
+
+from localspec.chat.messages import checked_messages
+from localspec.chat.template import ChatTemplate
+from localspec.chat.tool_messages import fit_to_form
+from localspec.streaming.answer_text import AnswerText
+from localspec.streaming.thinking import Thoughts
+from localspec.streaming.thought_families import families_of
+from localspec.tools.calls import Calls, whole_calls
+from localspec.tools.forms import FORMS, form_of
+from localspec.tools.grammar import CallGrammar
+from localspec.tools.tool import tool_use
+
+USE = tool_use(TOOLS, "auto", is_parallel=True)
+LATER = [
+    {"role": "user", "content": "Hi"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "call_7",
+                "type": "function",
+                "function": {"name": "get_weather", "arguments": json.dumps(ARGUMENTS)},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_7", "content": "sunny"},
+]
+
+
+class Pieces:
+    """A vocabulary whose tokens are texts that were given."""
+
+    def __init__(self, texts):
+        self.texts = list(texts)
+
+    def piece(self, token):
+        return self.texts[token].encode()
+
+    def text(self, token):
+        return self.texts[token]
+
+    def detokenize(self, tokens, *, special=False):
+        return "".join(self.texts[token] for token in tokens)
+
+
+def read(name, answer, *, use=USE, is_kept=False, sizes=None, stop=()):
+    """Text, thoughts and calls of an answer, whose tokens have one character or other sizes."""
+    form = form_of(FAMILIES[name].template)
+    calls = Calls(form, use, grammar=CallGrammar("") if is_kept else None)
+    thoughts = Thoughts(families_of(FAMILIES[name].template, ()))
+    if form.recipient:
+        thoughts = thoughts.after("<|start|>assistant")
+    texts, rest = [], answer
+    while rest:
+        size = sizes.choice([1, 2, 3, 7, 40]) if sizes else 1
+        texts.append(rest[:size])
+        rest = rest[size:]
+    text = AnswerText(Pieces(texts), thoughts, stop, calls)
+    parts = []
+    for token in range(len(texts)):
+        parts += text.push(token)
+        if text.stopped:
+            break
+    parts += text.finish()
+    said = "".join(part.text for part in parts if not part.is_thought)
+    thought = "".join(part.text for part in parts if part.is_thought)
+    found = whole_calls(part.call for part in parts)
+    return said, thought, [(call.name, call.arguments) for call in found]
+
+
+def test_each_template_has_its_form():
+    forms = [form_of(family.template) for family in FAMILIES.values()]
+    assert None not in forms
+    assert len({FORMS.index(form) for form in forms}) == len(FAMILIES)
+    assert form_of("{{ messages }}") is None
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_call(name, is_kept):
+    """Whatever tokens it comes in; free, or kept to its form by a grammar."""
+    for seed in range(20):
+        sizes = random.Random(seed) if seed else None
+        said, thought, calls = read(name, FAMILIES[name].call, is_kept=is_kept, sizes=sizes)
+        assert (said, thought) == ("", "")
+        assert calls == [("get_weather", ARGUMENTS)]
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("name", [name for name, each in FAMILIES.items() if each.two])
+def test_two_calls_and_what_is_said_before(name, is_kept):
+    answer = f"I look.\n\n{FAMILIES[name].two}"
+    expected = [("get_weather", ARGUMENTS), ("now", {})]
+    for seed in range(20):
+        sizes = random.Random(seed)
+        found = read(name, answer, is_kept=is_kept, sizes=sizes)
+        assert found == ("I look.", "", expected)
+    one = tool_use(TOOLS, "auto", is_parallel=False)
+    assert read(name, answer, use=one) == ("I look.", "", expected[:1])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_no_call_of_the_tools_stays_text(name):
+    """Also one of a tool that nobody offered, and one that was cut."""
+    call = FAMILIES[name].call
+    for answer in (
+        "Hello, world!\n",
+        call.replace("get_weather", "rm"),
+        call[: call.index("Rome") + 2],
+    ):
+        said, _, calls = read(name, answer)
+        assert calls == []
+        if name == "gpt-oss" and answer != "Hello, world!\n":
+            assert said == ""  # a message to somebody else is not for the user
+        else:
+            assert said == answer
+
+
+def test_a_call_that_is_thought_of_is_none():
+    call = FAMILIES["Qwen"].call
+    assert read("Qwen", f"<think>Perhaps {call}?</think>\n\nNo.") == (
+        "No.",
+        f"Perhaps {call}?",
+        [],
+    )
+    said, thought, calls = read("Qwen", f"<think>Hm.</think>\n\n{call}")
+    assert (said, thought, calls) == ("", "Hm.", [("get_weather", ARGUMENTS)])
+
+
+def test_thoughts_before_a_message_to_a_tool():
+    answer = (
+        f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{FAMILIES['gpt-oss'].call}"
+    )
+    assert read("gpt-oss", answer) == ("", "Hm.", [("get_weather", ARGUMENTS)])
+    role = " to=functions.now<|channel|>commentary json<|message|>{}"
+    assert read("gpt-oss", role) == ("", "", [("now", {})])
+    final = "<|channel|>final<|message|>Hello."
+    assert read("gpt-oss", final) == ("Hello.", "", [])
+
+
+def test_text_behind_a_call():
+    call = FAMILIES["Qwen"].call
+    said, _, calls = read("Qwen", f"{call}\n\nThat is it.")
+    assert (said, calls) == ("That is it.", [("get_weather", ARGUMENTS)])
+
+
+def test_the_end_of_a_call_in_an_argument_is_not_its_end():
+    call = FAMILIES["Qwen"].call.replace("Rome", "</tool_call>}{")
+    for is_kept in (False, True):
+        _, _, calls = read("Qwen", call, is_kept=is_kept)
+        assert calls == [("get_weather", {"city": "</tool_call>}{", "days": 3})]
+
+
+def test_a_stop_string_ends_a_call_too():
+    said, _, calls = read("Qwen", FAMILIES["Qwen"].call, stop=("Rome",))
+    assert calls == []
+    assert "Rome" not in said
+
+
+def test_llamas_json_that_is_no_call_is_an_answer():
+    answer = '{"named": 1}'
+    assert read("Llama 3", answer) == (answer, "", [])
+    tagged = f"<|python_tag|>{FAMILIES['Llama 3'].call}"
+    assert read("Llama 3", f"Let me see. {tagged}") == (
+        "Let me see.",
+        "",
+        [("get_weather", ARGUMENTS)],
+    )
+
+
+# As llama.cpp's own tests have them (tests/test-chat.cpp, MIT).
+FACTS = [
+    (
+        "Gemma 4",
+        '<|tool_call>call:todo_list{todos:[<|"|>buy milk<|"|>,<|"|>walk dog<|"|>]}'
+        "<tool_call|>",
+        {"todos": ["buy milk", "walk dog"]},
+    ),
+    (
+        "Gemma 4",
+        "<|tool_call>call:set_config{config:{theme:<|\"|>dark<|\"|>,count:3}}<tool_call|>",
+        {"config": {"theme": "dark", "count": 3}},
+    ),
+    ("Gemma 4", "<|tool_call>call:amount{orig:1.5e10}<tool_call|>", {"orig": 1.5e10}),
+    ("Gemma 4", "<|tool_call>call:set_nullable{value:null}<tool_call|>", {"value": None}),
+    ("Gemma 4", "<|tool_call>call:set_config{config:{}}<tool_call|>", {"config": {}}),
+    (
+        "Qwen3-Coder",
+        "<tool_call>\n<function=python>\n<parameter=code>\ndef hello():\n"
+        '    print("Hello, world!")\n\nhello()\n</parameter>\n</function>\n</tool_call>',
+        {"code": 'def hello():\n    print("Hello, world!")\n\nhello()'},
+    ),
+    (
+        "Qwen3-Coder",
+        "<tool_call>\n<function=todo_list>\n<parameter=todos>\n"
+        '[{"item": "Check stuff", "selected": false}]\n</parameter>\n</function>\n</tool_call>',
+        {"todos": [{"item": "Check stuff", "selected": False}]},
+    ),
+    (
+        "Mistral Small",
+        '[TOOL_CALLS]special_function[CALL_ID]123456789[ARGS]{"arg1": 1}',
+        {"arg1": 1},
+    ),
+    (
+        "Mistral Nemo",
+        '[TOOL_CALLS][{"name": "special_function", "arguments": {"arg1": 1}, '
+        '"id": "123456789"}]',
+        {"arg1": 1},
+    ),
+    (
+        "gpt-oss",
+        " to=functions.special_function<|channel|>analysis <|constrain|>json<|message|>"
+        '{"arg1": 1}',
+        {"arg1": 1},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "answer", "arguments"), FACTS)
+def test_what_llama_cpp_reads(name, answer, arguments):
+    names = ("todo_list", "set_config", "amount", "set_nullable", "python", "special_function")
+    use = tool_use([{"name": each} for each in names], "auto", is_parallel=True)
+    _, _, calls = read(name, answer, use=use)
+    assert [found for _, found in calls] == [arguments]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_template_writes_a_call_as_its_models_do(name):
+    """What was read is rendered again so that it is read again."""
+    source = FAMILIES[name].template
+    template = ChatTemplate(source, bos="", eos="")
+    messages = fit_to_form(checked_messages(LATER), form_of(source))
+    tools = [tool.declared() for tool in USE.tools]
+    assert "get_weather" in template.render(messages[:1], tools=tools)
+    before, text = template.render(messages[:1]), template.render(messages)
+    assert "sunny" in text
+    assert text.startswith(before)
+    written = text[len(before) :]
+    for end in ("<|im_end|>", "<|eot_id|>", "</s>", "<|call|>", "<turn|>"):
+        written = written.partition(end)[0]
+    _, _, calls = read(name, written)
+    assert calls == [("get_weather", ARGUMENTS)]
