@@ -97,24 +97,33 @@ def agent(settings, tmp_path):
     return Agent(settings, home, folder)
 
 
+def codex_turn(agent, *words, **variables):
+    """The tokens that it counts for a turn."""
+    command = ("codex", "exec", "--json", "--skip-git-repo-check")
+    told = agent.run(*command, *words, **variables)
+    events = [json.loads(line) for line in told.splitlines()]
+    items = [event["item"] for event in events if event["type"] == "item.completed"]
+    (said,) = [item["text"] for item in items if item["type"] == "agent_message"]
+    assert said == ANSWER
+    assert events[-1]["type"] == "turn.completed"
+    return events[-1]["usage"]
+
+
 def test_codex(agent):
     config = agent.home / ".codex" / "config.toml"
     config.parent.mkdir()
     config.write_text(agent.settings["Codex"])
-
-    def turn(*words):
-        told = agent.run("codex", "exec", "--json", "--skip-git-repo-check", *words)
-        events = [json.loads(line) for line in told.splitlines()]
-        items = [event["item"] for event in events if event["type"] == "item.completed"]
-        (said,) = [item["text"] for item in items if item["type"] == "agent_message"]
-        assert said == ANSWER
-        assert events[-1]["type"] == "turn.completed"
-        return events[-1]["usage"]
-
-    first = turn("Say hello.")
+    first = codex_turn(agent, "Say hello.")
     assert first["input_tokens"] > 3000
-    second = turn("resume", "--last", "And again.")
+    second = codex_turn(agent, "resume", "--last", "And again.")
     assert second["cached_input_tokens"] >= first["input_tokens"] - 16
+
+
+def test_codex_that_takes_it_for_lm_studio(agent):
+    """It asks for the models, and loads one by an empty input."""
+    address = re.search(r"OPENAI_BASE_URL=(\S+)", agent.settings["OpenAI's libraries"])[1]
+    words = ("--oss", "--local-provider", "lmstudio", "-m", "agent", "Say hello.")
+    assert codex_turn(agent, *words, CODEX_OSS_BASE_URL=address)["input_tokens"] > 3000
 
 
 def test_claude_code(agent):
@@ -156,3 +165,15 @@ def test_opencode(agent):
     assert num_read > 1500
     second = turn("--continue", "And again.")
     assert second["cache"]["read"] >= num_read - 16
+
+
+def test_aider(agent):
+    exports, command, _ = agent.settings["OpenAI's libraries"].splitlines()
+    words = exports.removeprefix("export ").split()
+    told = agent.run(
+        *command.split(),
+        *("--message", "Say hello.", "--yes-always", "--no-git", "--no-pretty"),
+        *("--no-check-update", "--no-show-release-notes", "--analytics-disable"),
+        **dict(word.split("=", 1) for word in words),
+    )
+    assert ANSWER in told

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 from click.testing import CliRunner
 
 from localspec.cli import main
+from localspec.cli.client_settings import ready_settings
+
+PAGE = Path(__file__).parent.parent / "docs" / "server.md"
 
 
 def refused(*arguments):
@@ -72,6 +77,16 @@ def _children(pid):
         ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True
     )
     return found.stdout.split()
+
+
+def test_the_page_has_the_settings_that_are_printed():
+    told = ready_settings("http://127.0.0.1:8617", "qwen2.5-7b", 32768, has_key=False)
+    printed = {line.strip() for line in told.splitlines()}
+    agents = PAGE.read_text("utf-8").split("## Coding agents")[1].split("## Open WebUI")[0]
+    blocks = re.findall(r"^```\w+\n(.*?)^```$", agents, re.M | re.S)
+    assert len(blocks) == 4
+    for block in blocks:
+        assert {line.strip() for line in block.splitlines() if line.strip()} <= printed
 
 
 def test_another_address_needs_a_key(tmp_path):

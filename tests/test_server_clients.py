@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,7 +16,18 @@ import pytest
 from server_runner import running_server
 
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
+AGENTS = Path(os.environ.get("LOCALSPEC_AGENTS", "/nonexistent"))  # for `npm install --prefix`
 PAGE = Path(__file__).parent.parent / "docs" / "server.md"
+
+
+def blocks(language):
+    text = PAGE.read_text("utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+
+
+def at(server, text):
+    """The text, with the address of this server."""
+    return text.replace("http://127.0.0.1:8617", server.url)
 
 
 @pytest.fixture(scope="module")
@@ -109,16 +122,6 @@ def test_anthropic_errors(anthropic_client):
         )
 
 
-def blocks(language):
-    text = PAGE.read_text("utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
-
-
-def at(server, text):
-    """The text, with the address of this server."""
-    return text.replace("http://127.0.0.1:8617", server.url)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="the page is for a shell of Unix")
 def test_the_calls_of_curl_on_the_page(server):
     if shutil.which("curl") is None:
@@ -137,20 +140,65 @@ def test_the_calls_of_curl_on_the_page(server):
         assert done.stdout
 
 
-def test_the_python_on_the_page(server):
-    found = blocks("python")
-    assert found
-    for number, block in enumerate(found):
-        for name in re.findall(r"^(?:import|from) (\w+)", block, re.M):
-            pytest.importorskip(name, reason=f"{name} is not installed")
-        done = subprocess.run(
-            [sys.executable, "-c", at(server, block)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, (number, done.stderr)
-        assert done.stdout.strip()
+@pytest.mark.parametrize("block", blocks("python"))
+def test_the_python_on_the_page(server, block):
+    (name,) = re.findall(r"^from (\w+)", block, re.M)
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    done = run([sys.executable, "-c", at(server, block)])
+    assert done.strip()
+
+
+def test_the_javascript_on_the_page(server):
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    if not (AGENTS / "node_modules" / "openai").is_dir():
+        pytest.skip("openai of npm is not installed")
+    (block,) = blocks("js")
+    told = run(["node", "--input-type=module", "-e", at(server, block)], cwd=AGENTS)
+    assert len(told.split()) > 10
+
+
+def test_llm(server, tmp_path):
+    """The program of that name, with the file that the page shows."""
+    llm = Path(sys.executable).with_name("llm")
+    if not llm.is_file():
+        pytest.skip("llm is not installed")
+    (block,) = blocks("yaml")
+    (tmp_path / "extra-openai-models.yaml").write_text(at(server, block))
+    environment = {**os.environ, "LLM_USER_PATH": str(tmp_path)}
+    command = [llm, "-m", "localspec", "--key", "local", "-o", "max_tokens", "20"]
+    for more in ((), ("--no-stream",), ("--continue",)):
+        told = run([*command, *more, "Tell me a story about a fox."], env=environment)
+        assert len(told.split()) > 10
+
+
+@pytest.mark.parametrize("uses_responses", [False, True])
+def test_langchain(server, uses_responses):
+    found = pytest.importorskip("langchain_openai", reason="langchain_openai is not installed")
+    model = found.ChatOpenAI(
+        model="demo",
+        base_url=f"{server.url}/v1",
+        api_key="any",
+        max_tokens=20,
+        temperature=0,
+        extra_body={"draft_tokens": 3},
+        stream_usage=True,
+        use_responses_api=uses_responses,
+    )
+    whole = model.invoke("Tell me a story about a fox.")
+    assert whole.usage_metadata["output_tokens"] == 20
+    chunks = list(model.stream("Tell me a story about a fox."))
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    usages = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
+    assert sum(usage["output_tokens"] for usage in usages) == 20
+
+
+def run(command, **options):
+    """What it prints."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_the_settings_on_the_page_can_be_read(server):

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from localspec.server import app, running
+from localspec.server import app, running, writing
 from server_runner import running_server
 
 CHAT = "/v1/chat/completions"
@@ -114,6 +114,25 @@ def test_who_does_not_take_an_answer_is_hung_up_on(hasty):
         assert begun.startswith(b"HTTP/1.1 200")
         time.sleep(2)
         assert len(begun) + len(read_all(connection)) < len(text)
+
+
+@pytest.mark.slow
+def test_who_does_not_take_events_gives_the_model_back(monkeypatch):
+    """What is written first, the two systems keep; then nothing goes out any more."""
+    monkeypatch.setattr(writing, "WRITE_S", 0.3)
+    with running_server(limits=app.Limits(patience_s=0.05)) as server:
+        body = json.dumps({**LONG, "n": 16, "logprobs": True, "top_logprobs": 20}).encode()
+        with connected(server) as connection:
+            connection.sendall(head_of(CHAT, body) + body)
+            assert connection.recv(1)
+            position = ""
+            while position != "0":
+                asked = {**LONG, "max_tokens": 1}
+                with server.client.stream("POST", CHAT, json=asked) as response:
+                    position = response.headers["x-localspec-queue"]
+            taken = read_all(connection)
+        assert b'"content":' in taken
+        assert b"[DONE]" not in taken
 
 
 def test_a_body_that_is_too_long_is_read_before_that_is_said():

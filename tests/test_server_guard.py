@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import random
 import socket
 
 import pytest
 
 from localspec.server.app import Limits
+from localspec.server.guard import BodyReader
+from localspec.server.refusal import RequestError
 from server_runner import running_server
 
 CHAT = "/v1/chat/completions"
@@ -38,7 +42,8 @@ def test_health_and_models_load_nothing():
 
 
 def look_at_health_and_models(server):
-    assert server.client.get("/health").json() == {"status": "ok"}
+    for path in ("/health", "/v1/health"):
+        assert server.client.get(path).json() == {"status": "ok"}
     listed = server.client.get("/v1/models").json()
     assert listed == server.client.get("/models").json()
     (model,) = listed["data"]
@@ -108,6 +113,39 @@ def test_lists_of_texts_that_are_looked_for_are_short(server):
         assert "up to 64" in response.json()["error"]["message"]
 
 
+def test_too_many_bodies_at_once():
+    """Each of which would be none too long."""
+
+    def chunk(size, *, more_body):
+        return {"type": "http.request", "body": b"x" * size, "more_body": more_body}
+
+    async def use():
+        reader = BodyReader(1000, 60)
+        queues = [asyncio.Queue() for _ in range(9)]
+        reading = [asyncio.create_task(reader.read(queue.get)) for queue in queues]
+        for queue in queues[:8]:
+            queue.put_nowait(chunk(1000, more_body=True))
+        await asyncio.sleep(0.01)
+        queues[8].put_nowait(chunk(1, more_body=False))
+        with pytest.raises(RequestError, match="too much is being sent") as caught:
+            await reading[8]
+        assert caught.value.status == 503
+        for queue in queues[:8]:
+            queue.put_nowait(chunk(0, more_body=False))
+        assert await asyncio.gather(*reading[:8]) == [b"x" * 1000] * 8
+        for size, status in ((1000, None), (1001, 413), (8000, 413), (1, None)):
+            queues[0].put_nowait(chunk(size, more_body=True))
+            queues[0].put_nowait(chunk(0, more_body=False))
+            if status is None:
+                assert await reader.read(queues[0].get) == b"x" * size
+            else:
+                with pytest.raises(RequestError) as caught:
+                    await reader.read(queues[0].get)
+                assert caught.value.status == status
+
+    asyncio.run(use())
+
+
 def test_routes_that_are_not_there(server):
     missing = server.ask("/v1/embeddings", input="x")
     assert missing.status_code == 404
@@ -172,9 +210,38 @@ def test_a_key_is_needed_where_one_is_set(locked, server):
         {"x-api-key": "second-key"},
     ):
         assert locked.client.get("/v1/models", headers=headers).status_code == 200
-    assert locked.client.get("/health").status_code == 200
+    for path in ("/health", "/v1/health"):
+        assert locked.client.get(path).status_code == 200
     any_key = {"authorization": "Bearer whatever"}
     assert server.client.get("/v1/models", headers=any_key).status_code == 200
+
+
+def test_neither_keys_nor_texts_are_in_the_log(server, locked, caplog):
+    """Also where a request fails, or is refused, or its client hangs up."""
+    caplog.set_level(logging.INFO)
+    mark = "8d1f52"
+    question = [{"role": "user", "content": mark}]
+    for path, fields in (
+        (CHAT, {"messages": question, "max_tokens": 1, "user": mark}),
+        (CHAT, {"messages": question, "temperature": mark}),
+        (CHAT, {"messages": question, "model": mark, "max_tokens": 1}),
+        (CHAT, {"messages": [{"role": "user", "content": mark * 2000}]}),
+        ("/v1/messages", {"messages": question, "system": {mark: 1}}),
+        ("/v1/responses", {"input": [{"type": mark}], "max_output_tokens": 1}),
+        ("/v1/completions", {"prompt": mark, "max_tokens": 1, "suffix": mark}),
+        ("/tokenize", {"content": mark}),
+        (f"/v1/{mark}", {}),
+    ):
+        server.ask(path, **fields)
+    post(server, b'{"%s": ' % mark.encode(), authorization=f"Bearer {mark}")
+    post(locked, b"{}", authorization=f"Bearer {mark}")
+    body = {"messages": question, "stream": True, "ignore_eos": True}
+    with server.client.stream("POST", CHAT, json=body) as response:
+        next(response.iter_lines())
+    assert server.chat(max_tokens=1)["choices"]
+    records = [record for record in caplog.records if record.name != "httpx"]
+    assert any("passes over the field 'user'" in record.getMessage() for record in records)
+    assert not any(mark in logging.Formatter().format(record) for record in records)
 
 
 SAMPLES = [

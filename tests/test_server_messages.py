@@ -118,6 +118,8 @@ def test_blocks(server):
     usage = message(server, **fields)["usage"]
     read = usage["input_tokens"] + usage["cache_read_input_tokens"]
     assert counted == {"input_tokens": read}
+    messages[1]["content"].insert(0, {"type": "text", "text": ""})
+    assert server.ask(f"{PATH}/count_tokens", **fields).json() == counted
     fewer = server.ask(f"{PATH}/count_tokens", **{**fields, "system": "One."}).json()
     assert fewer["input_tokens"] < read
 
@@ -191,6 +193,17 @@ def test_thoughts_are_blocks_of_their_own(tmp_path, monkeypatch):
         assert "".join(delta.get("text", "") for delta in deltas) == "threefour"
         chat = thinker.chat("x")["choices"][0]["message"]
         assert (chat["reasoning_content"], chat["content"]) == ("onetwo", "threefour")
-        response = thinker.ask("/v1/responses", input="x", temperature=0).json()
+        asked = {
+            "input": "x",
+            "temperature": 0,
+            "include": ["message.output_text.logprobs"],
+        }
+        response = thinker.ask("/v1/responses", **asked).json()
         assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+        logprobs = response["output"][1]["content"][0]["logprobs"]
+        assert [each["token"] for each in logprobs][-3:-1] == ["three", "four"]
+        assert "two" not in [each["token"] for each in logprobs]
+        streamed = thinker.ask("/v1/responses", **asked, stream=True).text
+        last = json.loads(streamed.rpartition("data: ")[2])
+        assert last["response"]["output"][1]["content"][0]["logprobs"] == logprobs
         assert response["usage"]["output_tokens_details"]["reasoning_tokens"] >= 2

@@ -71,6 +71,28 @@ def test_the_order_of_events(server):
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
+@pytest.mark.parametrize("num_top", [None, 3])
+def test_logprobs_of_what_is_said(server, num_top):
+    """As Chat Completions have them; in the events each with the text that it belongs to."""
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": num_top}
+    (part,) = respond(server, **asked)["output"][0]["content"]
+    chat = server.chat(INPUT, max_tokens=20, logprobs=True, top_logprobs=num_top or 0)
+    expected = chat["choices"][0]["logprobs"]["content"]
+    assert [each["token"] for each in part["logprobs"]] == [each["token"] for each in expected]
+    assert part["logprobs"][0]["logprob"] == pytest.approx(expected[0]["logprob"], abs=1e-3)
+    assert all(len(each["top_logprobs"]) == (num_top or 0) for each in part["logprobs"])
+
+    events = events_of(server, **asked)
+    deltas = [e for e in events if e["type"] == "response.output_text.delta"]
+    tokens = [each["token"] for delta in deltas for each in delta["logprobs"]]
+    assert tokens == [each["token"] for each in part["logprobs"]]
+    assert all(delta["logprobs"] for delta in deltas)
+    (done,) = [e for e in events if e["type"] == "response.output_text.done"]
+    assert [each["token"] for each in done["logprobs"]] == tokens
+    without = events_of(server, top_logprobs=num_top)
+    assert all(e["logprobs"] == [] for e in without if "logprobs" in e)
+
+
 def test_an_empty_input_loads_the_model(server):
     for given in ("", [], None):
         found = respond(server, input=given, max_output_tokens=1)
@@ -134,6 +156,8 @@ def test_what_an_agent_sends(server, caplog):
         ({"input": [{"content": "x"}]}, "the role of message 0 is None"),
         ({"text": {"format": {"type": "json_schema"}}}, "the form of the answer"),
         ({"tool_choice": "required"}, "the tools are none"),
+        ({"top_logprobs": 21}, "top_logprobs is 21"),
+        ({"include": 3}, "include is 3"),
         ({"max_output_tokens": 0}, "max_tokens is 0"),
         ({"input": "fox " * 4000}, "the context holds 2048"),
     ],

@@ -96,7 +96,8 @@ def _text(number: int, content: object) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence) and not isinstance(content, bytes):
-        return "\n".join(_text_of_part(number, part) for part in content)
+        # Without those that say nothing, with which a server's answer may have begun.
+        return "\n".join(filter(None, (_text_of_part(number, part) for part in content)))
     raise OptionError(
         f"the content of message {number} is {content!r:.80}",
         "Give a str, None, or a list of parts.",

@@ -151,8 +151,8 @@ class _Judge:
         return None
 
     def _choice(self, position: int, row: Logits) -> int:
-        history = [*self.prompt_tokens, *self.plain[:position]]
-        distribution = self.request.chain.distribution(row, history)
+        chain = self.request.chain
+        distribution = chain.distribution(row, self.prompt_tokens, self.plain[:position])
         return self.request.rule.draw(Place(0, position))(0, distribution)
 
     def _gap(self, position: int, expected: int, token: int) -> float:

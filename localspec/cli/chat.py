@@ -95,12 +95,16 @@ def chat(
             return
         note(f"{engine.description}.")
         note("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
-        if is_resumed:
-            tell_resumed(conversation)
-        elif session is not None:
-            note(f"{session} is a new session.")
+        _tell_session(conversation, session, is_resumed=is_resumed)
         converse(conversation)
         conversation.leave()
+
+
+def _tell_session(conversation: Conversation, session: str | None, *, is_resumed: bool) -> None:
+    if is_resumed:
+        tell_resumed(conversation)
+    elif session is not None:
+        note(f"{session} is a new session.")
 
 
 def _answer_options(

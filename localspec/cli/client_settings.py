@@ -10,7 +10,7 @@ Listening on $address with $model (context $context). Ctrl-C stops.
 
 OpenAI's libraries, aider, Open WebUI:
   export OPENAI_BASE_URL=$address/v1 OPENAI_API_BASE=$address/v1 OPENAI_API_KEY=$key
-  aider --model openai/$model
+  aider --model openai/$model --no-show-model-warnings
   OPENAI_API_BASE_URL=$address/v1 open-webui serve
 Claude Code:
   export ANTHROPIC_BASE_URL=$address ANTHROPIC_AUTH_TOKEN=$key

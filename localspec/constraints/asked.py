@@ -12,6 +12,9 @@ from localspec.errors import ConstraintError, OptionError
 
 # Of a schema or grammar: what takes llguidance about a second to read on a slow machine.
 MAX_BYTES = 256 << 10
+# One line, as json.dumps writes it: what stands between two values is known then, and no
+# answer ends in blanks without end.
+_ONE_LINE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
 Kind = Literal["json_schema", "regex", "lark", "gbnf"]
 
@@ -93,6 +96,17 @@ def schema_text(schema: object) -> str:
         raise ConstraintError(
             f"the JSON schema has what JSON has not: {error}", "Use only what JSON can hold."
         ) from error
+
+
+def with_spacing(schema: Mapping[str, Any]) -> str:
+    """A schema as llguidance reads it, also in a Lark grammar's `%json`: values on one line.
+
+    What the schema asks of llguidance itself ("x-guidance") comes first, but that no keyword is
+    passed over.
+    """
+    own = schema.get("x-guidance")
+    wishes = own if isinstance(own, Mapping) else {}
+    return json.dumps({**schema, "x-guidance": {**_ONE_LINE, **wishes, "lenient": False}})
 
 
 def _parsed(text: str) -> Any:

@@ -7,31 +7,21 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localspec.constraints.asked import Asked
+from localspec.constraints.asked import Asked, with_spacing
 from localspec.constraints.spelling import Spelling
 from localspec.errors import ConstraintError
 from localspec.sampling.constraint import Mask
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-    from llguidance._lib import JsonCompileOptions
 
-# One line, as json.dumps writes it: what stands between two values is known then, and no
-# answer ends in blanks. A schema's own "x-guidance" comes first.
-_ONE_LINE: JsonCompileOptions = {
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "whitespace_flexible": False,
-}
-_STRICT: JsonCompileOptions = {
-    "lenient": False
-}  # whatever a schema says of itself: no keyword is passed over
 _KEYWORDS = re.compile(r"Unimplemented keys: \[(.*?)\]")
 _MOST_SHOWN = 400  # characters of a message of llguidance
 
@@ -122,7 +112,7 @@ def _compiled(asked: Asked) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     if asked.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(asked.text, _ONE_LINE, _STRICT)
+        return LLMatcher.grammar_from_json_schema(with_spacing(json.loads(asked.text)))
     if asked.kind == "regex":
         return LLMatcher.grammar_from_regex(asked.text)
     if asked.kind == "lark":

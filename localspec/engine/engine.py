@@ -28,6 +28,7 @@ from localspec.errors import (
 )
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.threads import AdaptiveThreads
+from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.resolver import Resolver
 from localspec.speculative.lookup import LONGEST_MATCH, Lookup
@@ -108,6 +109,14 @@ class Engine(BaseEngine):
     def draft_policy(self, draft_policy: DraftPolicy) -> None:
         self._decoder.draft_policy = draft_policy
 
+    def constraint(self, options: AnswerOptions, prompt: Prompt) -> Constraint | None:
+        """What the answer to a prompt is to fit, in front of it; for checks and measurements.
+
+        Raises ConstraintError for what cannot be kept to.
+        """
+        self._require_open()
+        return self._constrainer.constraint(options, prompt)
+
     @contextlib.contextmanager
     def exclusively(self) -> Iterator[SpeculativeDecoder]:
         """The loop below the streams, its text empty, while no stream may run.
@@ -141,7 +150,7 @@ class Engine(BaseEngine):
         params = options.sampling_from(self.sampling)
         seed = fresh_seed() if options.seed is None else options.seed
         policy, kinds = answer_policy(options.drafting, self._decoder.proposers)
-        constraint = self._constrainer.constraint(options, prompt)
+        constraint = self.constraint(options, prompt)
         request = Request(
             chain=self._resolver.chain(params, len(prompt.tokens), constraint),
             rule=make_rule(

@@ -49,12 +49,13 @@ def choose_proposers(
     shared = None if draft is None else shared_vocabulary(vocabulary, draft.vocabulary)
     if target.max_rollback == 0:
         return shared, [], DraftOff.TARGET_CANNOT_ROLL_BACK
-    # What a constraint forces comes first: it costs nothing, and no free answer has it.
-    proposers: list[Proposer] = [Forced(vocabulary.is_end)] if drafting.needs_forced else []
+    proposers: list[Proposer] = []
     if head is not None:
         proposers.append(_of_head(head, vocabulary.is_end))
     if draft is not None and shared is not None:
         proposers.append(DraftModel(draft, shared, vocabulary.is_end))
+    if drafting.needs_forced:
+        proposers.append(Forced(vocabulary.is_end))
     if drafting.needs_lookup:
         proposers.append(Lookup(vocabulary.is_end))
     without = DraftOff.NO_HEAD if drafting.proposer == "head" else DraftOff.NO_DRAFT

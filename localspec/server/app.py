@@ -29,7 +29,7 @@ from localspec.server import (
 from localspec.server.answering import Service
 from localspec.server.error_shapes import refusal_response
 from localspec.server.fields import Fields, read_fields
-from localspec.server.guard import Access, Guard, read_body
+from localspec.server.guard import Access, BodyReader, Guard
 from localspec.server.line import Line
 from localspec.server.model_list import model_list, model_object
 from localspec.server.openapi import Body, document
@@ -80,6 +80,7 @@ class Server:
         self._limits = limits
         self._line = Line(limits.num_waiting)
         self._service = Service(models=models, line=self._line, patience_s=limits.patience_s)
+        self._bodies = BodyReader(limits.body_bytes, limits.body_s)
         self._told: set[str] = set()  # fields that the log has a line on
 
     def app(self, access: Access) -> ASGIApp:
@@ -121,7 +122,7 @@ class Server:
     def _gets(self) -> dict[str, Endpoint]:
         return {
             "/": _health,  # programs look for a server, or an Ollama, by its address alone
-            "/health": _health,
+            "/v1/health": _health,
             "/v1/models": self._list,
             "/v1/models/{name}": self._one,
             "/api/version": _version,
@@ -178,10 +179,7 @@ class Server:
     async def _post(self, post: Post, request: Request) -> Response:
         path = request.url.path
         try:
-            body = await read_body(
-                request.receive, self._limits.body_bytes, self._limits.body_s
-            )
-            fields = read_fields(body)
+            fields = read_fields(await self._bodies.read(request.receive))
             asked = post.read(fields)
             response = await unless_gone(request.receive, post.answer(asked))
             fields.log_unread(path, self._told)

@@ -136,7 +136,7 @@ class ChatCompletion:
             delta = {"tool_calls": [self._call(said.number, piece.call)]}
         logprobs = None
         if piece.logprobs is not None:
-            logprobs = {"content": [_logprob(piece.logprobs)], "refusal": None}
+            logprobs = {"content": [logprob_object(piece.logprobs)], "refusal": None}
         return self._chunk(said.number, delta, None, logprobs=logprobs)
 
     def _call(self, answer: int, call: CallPiece) -> dict[str, Any]:
@@ -174,7 +174,10 @@ def _choice(finished: Finished) -> dict[str, Any]:
     reply = finished.reply
     logprobs = None
     if reply.logprobs is not None:
-        logprobs = {"content": [_logprob(each) for each in reply.logprobs], "refusal": None}
+        logprobs = {
+            "content": [logprob_object(each) for each in reply.logprobs],
+            "refusal": None,
+        }
     message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
     if reply.thoughts:
         message["reasoning_content"] = reply.thoughts
@@ -202,7 +205,8 @@ def _reason(reply: Reply) -> str:
     return "tool_calls" if has_called else reply.finish_reason
 
 
-def _logprob(found: TokenLogprobs) -> dict[str, Any]:
+def logprob_object(found: TokenLogprobs) -> dict[str, Any]:
+    """A token's log-probability, and the best of its place, as OpenAI has them."""
     own = TokenLogprob(found.token_id, found.before, found.text)
     return {**_listed(own), "top_logprobs": [_listed(top) for top in found.top_before]}
 

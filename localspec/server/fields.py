@@ -65,13 +65,13 @@ class Fields:
 
     def texts(self, name: str) -> list[str] | None:
         """A short list of str; a single one is a list of one."""
-        value = self._value(name)
+        value: list[str] | str | None = self._value(name)
         if isinstance(value, str):
             return [value]
         if value is None:
             return None
-        is_short = isinstance(value, list) and len(value) <= MOST_TEXTS
-        if not is_short or not all(isinstance(each, str) for each in value):
+        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        if not is_list or len(value) > MOST_TEXTS:
             self.refuse(name, f"Give a text, or up to {MOST_TEXTS} of them.")
         return value
 

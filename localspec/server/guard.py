@@ -15,6 +15,7 @@ from localspec.server.error_shapes import refusal_response
 from localspec.server.refusal import RequestError
 
 _OPEN_PATHS = ("/health", "/v1/health")  # answered without a key
+_BODIES_AT_ONCE = 8  # of the greatest size: all connections together could send many more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,39 +137,64 @@ def _sharing(send: Send, origin: str) -> Send:
     return send_shared
 
 
-async def read_body(receive: Receive, limit: int, seconds: float) -> bytes:
-    """The request's body. Raises RequestError for more than `limit` bytes, or if it is slow.
+class BodyReader:
+    """Reads bodies of requests: each of up to num_bytes, in so many seconds; few at once."""
 
-    What is too long is read to its end all the same, and not kept: few clients look for an
-    answer while they send.
-    """
-    chunks: list[bytes] = []
-    num_bytes, more = 0, True
+    def __init__(self, num_bytes: int, seconds: float) -> None:
+        self._num_bytes = num_bytes
+        self._seconds = seconds
+        self._num_held = 0  # of bodies that are not whole yet
 
-    async def read() -> None:
-        nonlocal num_bytes, more
-        while more:
-            message = await receive()
-            if message["type"] != "http.request":
-                raise RequestError("the request ended early", status=400)
-            chunk = message.get("body", b"")
-            num_bytes += len(chunk)
-            if num_bytes <= limit:
-                chunks.append(chunk)
-            else:
-                chunks.clear()
-            more = message.get("more_body", False)
+    async def read(self, receive: Receive) -> bytes:
+        """A body. Raises RequestError for one that is too long or too slow, or too many.
 
-    has_ended = await ends_within(read(), seconds)
-    if num_bytes > limit:
-        raise RequestError(
-            f"the body has more than {limit} bytes",
-            "Send less.",
-            status=413,
-            code="request_too_large",
-        )
-    if not has_ended:
-        raise RequestError(
-            f"the body did not arrive within {seconds:.0f} s", status=408, code="timeout"
-        )
-    return b"".join(chunks)
+        What is too long is read to its end all the same, and not kept: few clients look for
+        an answer while they send.
+        """
+        chunks: list[bytes] = []
+        num_read, more = 0, True
+
+        async def read() -> None:
+            nonlocal num_read, more
+            while more:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise RequestError("the request ended early", status=400)
+                chunk = message.get("body", b"")
+                num_read += len(chunk)
+                if num_read <= self._num_bytes:
+                    self._hold(len(chunk))
+                    chunks.append(chunk)
+                else:
+                    self._num_held -= sum(map(len, chunks))
+                    chunks.clear()
+                more = message.get("more_body", False)
+
+        try:
+            has_ended = await ends_within(read(), self._seconds)
+        finally:
+            self._num_held -= sum(map(len, chunks))
+        if num_read > self._num_bytes:
+            raise RequestError(
+                f"the body has more than {self._num_bytes} bytes",
+                "Send less.",
+                status=413,
+                code="request_too_large",
+            )
+        if not has_ended:
+            raise RequestError(
+                f"the body did not arrive within {self._seconds:.0f} s",
+                status=408,
+                code="timeout",
+            )
+        return b"".join(chunks)
+
+    def _hold(self, num_bytes: int) -> None:
+        if self._num_held + num_bytes > _BODIES_AT_ONCE * self._num_bytes:
+            raise RequestError(
+                "too much is being sent at once",
+                "Send it again in a while.",
+                status=503,
+                code="overloaded",
+            )
+        self._num_held += num_bytes

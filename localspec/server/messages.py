@@ -13,6 +13,7 @@ from localspec.chat.template import Message
 from localspec.server.answering import (
     Event,
     Finished,
+    Reading,
     Said,
     Service,
     in_thread,
@@ -181,7 +182,9 @@ class MessageForm:
                 timings=timings_of(event.reply.stats),
             )
             return begun + turned + self._end_block() + ended
-        return _event("ping")
+        # Not a ping: a coding agent gives up that gets nothing else for five minutes.
+        begun = self._begin(event.num_tokens if isinstance(event, Reading) else 0)
+        return begun + self._say_text("")
 
     def end(self) -> str:
         """See `writing.Form.end`."""
@@ -215,9 +218,15 @@ class MessageForm:
             turned = self._turn_to("thinking", block)
             delta = {"type": "thinking_delta", "thinking": piece.text}
         else:
-            turned = self._turn_to("text", {"type": "text", "text": ""})
-            delta = {"type": "text_delta", "text": piece.text}
-        return turned + _event("content_block_delta", index=self._num_blocks, delta=delta)
+            return self._say_text(piece.text)
+        return turned + self._delta(delta)
+
+    def _say_text(self, text: str) -> str:
+        turned = self._turn_to("text", {"type": "text", "text": ""})
+        return turned + self._delta({"type": "text_delta", "text": text})
+
+    def _delta(self, delta: dict[str, Any]) -> str:
+        return _event("content_block_delta", index=self._num_blocks, delta=delta)
 
     def _turn_to(self, name: str | int, block: dict[str, Any]) -> str:
         """End another block, and begin this one. name: what it is told from others by."""
@@ -235,7 +244,7 @@ class MessageForm:
         signed = ""
         if self._block == "thinking":
             delta = {"type": "signature_delta", "signature": ""}
-            signed = _event("content_block_delta", index=self._num_blocks, delta=delta)
+            signed = self._delta(delta)
         ended = _event("content_block_stop", index=self._num_blocks)
         self._block = None
         self._num_blocks += 1

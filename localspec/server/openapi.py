@@ -47,7 +47,7 @@ def document(gets: Sequence[str], posts: Mapping[str, Body]) -> dict[str, Any]:
 def _responses(path: str, *, streams: bool) -> dict[str, Any]:
     good: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if streams:
-        good["text/event-stream"] = {"schema": {"type": "string"}}
+        good["text/event-stream"] = {}
     refused = {
         "description": "refused",
         "content": {"application/json": {"schema": error_schema(path)}},

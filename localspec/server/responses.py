@@ -12,12 +12,14 @@ from typing import Any, Literal
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
 from localspec.server.answering import Event, Finished, Said
+from localspec.server.chat_completions import logprob_object
 from localspec.server.costs import Usage, timings_of, usage_of
 from localspec.server.fields import Fields
 from localspec.server.question import (
     Question,
     answer_options,
     max_tokens,
+    num_logprobs,
 )
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
@@ -34,6 +36,7 @@ _CALLS = {
     "custom_tool_call": "input",
     "local_shell_call": "action",
 }
+_LOGPROBS = "message.output_text.logprobs"  # what is included if that is asked for
 _RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
 
@@ -51,6 +54,9 @@ def read_question(fields: Fields) -> Question:
     options |= answer_form(None if text is None else text.object("format"))
     options["max_tokens"] = max_tokens(fields, "max_output_tokens")
     options["stop"] = fields.texts("stop")
+    num_top = num_logprobs(fields, "top_logprobs")
+    has_logprobs = _LOGPROBS in (fields.texts("include") or ())
+    options["logprobs"] = num_top or 0 if has_logprobs else None
     messages = _messages(fields)
     return Question(
         model=fields.text("model"),
@@ -119,6 +125,7 @@ class ResponseForm:
         self._num_events = 0
         self._item: _Item | _CallItem | None = None  # the one that is being written
         self._output: list[dict[str, Any]] = []
+        self._logprobs: list[dict[str, Any]] = []  # of what was said, not yet in an item
         self._finished: list[Finished] = []
 
     def whole(self, finished: Sequence[Finished]) -> Any:
@@ -129,7 +136,10 @@ class ResponseForm:
             if reply.thoughts:
                 output.append(_Item("reasoning", reply.thoughts).object())
             if reply.text or not reply.tool_calls:
-                output.append(_Item("message", reply.text).object())
+                message = _Item("message", reply.text)
+                said = (reply.logprobs or ())[each.num_thought :]
+                message.logprobs += map(logprob_object, said)
+                output.append(message.object())
             for call in reply.tool_calls:
                 item = _CallItem(CallPiece(0, call.id, call.name, "", is_last=True))
                 item.text = call.json
@@ -172,6 +182,8 @@ class ResponseForm:
         return self._event("response.in_progress", response=response)
 
     def _say(self, piece: Piece) -> str:
+        if piece.logprobs is not None and not piece.is_thought:
+            self._logprobs.append(logprob_object(piece.logprobs))
         item: _Item | _CallItem
         if piece.call is not None:
             item, text = _CallItem(piece.call), piece.call.json
@@ -182,12 +194,22 @@ class ResponseForm:
         turned = ""
         if self._item is None or self._item.name != item.name:
             turned = self._turn_to(item)
-        assert self._item is not None
+        item = self._item or item
         if not text:
             return turned
-        self._item.text += text
-        place = self._item.place(len(self._output))
-        return turned + self._event(f"response.{self._item.delta}.delta", **place, delta=text)
+        item.text += text
+        more = self._with_logprobs(item)
+        place = item.place(len(self._output))
+        return turned + self._event(f"response.{item.delta}.delta", **place, delta=text, **more)
+
+    def _with_logprobs(self, item: _Item | _CallItem) -> dict[str, Any]:
+        """For an event of a message: those of the tokens since its last text."""
+        if item.name != "message":
+            return {}
+        assert isinstance(item, _Item)
+        taken, self._logprobs = self._logprobs, []
+        item.logprobs += taken
+        return {"logprobs": taken}
 
     def _turn_to(self, item: _Item | _CallItem) -> str:
         """End another item, and begin this one."""
@@ -205,6 +227,7 @@ class ResponseForm:
         item, self._item = self._item, None
         if item is None:
             return ""
+        self._with_logprobs(item)
         index = len(self._output)
         self._output.append(item.object())
         done = self._event(
@@ -249,6 +272,7 @@ class ResponseForm:
             "store": False,
             "temperature": self._question.options.get("temperature"),
             "top_p": self._question.options.get("top_p"),
+            "top_logprobs": self._question.options.get("logprobs") or 0,
             "text": {"format": {"type": "text"}},
             "tool_choice": self._question.options.get("tool_choice") or "auto",
             "tools": [],
@@ -271,6 +295,7 @@ class _Item:
     def __init__(self, kind: Literal["message", "reasoning"], text: str = "") -> None:
         self.kind = self.name = kind
         self.text = text
+        self.logprobs: list[dict[str, Any]] = []
         self.delta = "output_text" if kind == "message" else "reasoning_text"
         self._id = ("msg_" if kind == "message" else "rs_") + secrets.token_hex(24)
 
@@ -278,8 +303,11 @@ class _Item:
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
         return {
-            "type": "output_text", "text": self.text, "annotations": [], "logprobs": [],
-        }  # fmt: skip
+            "type": "output_text",
+            "text": self.text,
+            "annotations": [],
+            "logprobs": self.logprobs,
+        }
 
     def object(self) -> dict[str, Any]:
         common = {"id": self._id, "status": "completed", "content": [self.part()]}
@@ -293,7 +321,8 @@ class _Item:
 
     def whole_text(self) -> dict[str, Any]:
         """What its text is called when it is whole."""
-        return {"text": self.text}
+        more = {"logprobs": self.logprobs} if self.kind == "message" else {}
+        return {"text": self.text, **more}
 
 
 class _CallItem:

@@ -51,7 +51,7 @@ class ServedModel:
     def load(self) -> IsolatedEngine:
         """Open the engine. Raises what `localspec.load` raises."""
         return IsolatedEngine(
-            self.name,
+            self.preset,
             context_length=self.context_length,
             kept_bytes=self.kept_bytes,
         )

@@ -66,7 +66,9 @@ def answer_form(form: Fields | None) -> dict[str, Any]:
     if form is None:
         return {}
     kind = form.text("type")
-    schema = (form.object("json_schema") or form).any("schema")
+    schema, nested = form.any("schema"), form.object("json_schema")
+    if nested is not None:
+        schema = nested.any("schema")
     if kind in (None, "text"):
         return {}
     if kind == "json_object":

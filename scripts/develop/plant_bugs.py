@@ -58,6 +58,12 @@ def head(case: str) -> str:
     return f"tests/test_llama_heads.py::{case}"
 
 
+def constrained(case: str) -> str:
+    """The exact law of constrained texts over several steps."""
+    name = "test_constrained_texts_have_the_law_of_masked_rows"
+    return f"tests/test_constraint_law.py::{name}[{case}]"
+
+
 MEDUSA_TEXTS = (
     "tests/test_loop_distribution.py::"
     "test_texts_drafted_by_medusa_heads_have_the_targets_distribution"
@@ -247,8 +253,8 @@ BUGS = [
     Bug(
         "truncate one token too late",
         "speculative/loop.py",
-        "self._truncate_caches(length + num_accepted)",
-        "self._truncate_caches(length + num_accepted + 1)",
+        "self._truncate_caches(length + verdict.num_accepted)",
+        "self._truncate_caches(length + verdict.num_accepted + 1)",
         loop("five tokens, K 3"),
     ),
     # 12. A lossy knob.
@@ -435,6 +441,37 @@ BUGS = [
         "            self._logits[:] = -np.inf  # a view that may have been written to\n",
         "",
         "tests/test_medusa.py::test_a_row_may_be_written_to[some]",
+    ),
+    # 13. Constrained answers.
+    Bug(
+        "a sampled draft is cut at a forbidden token",
+        "speculative/loop.py",
+        "proposal.up_to(num_allowed + 1)",
+        "proposal.up_to(num_allowed)",
+        constrained("words, K 2-token-free drafts"),
+    ),
+    Bug(
+        "the mask of another row",
+        "sampling/chain.py",
+        "self._obedient(row, tokens, draft_tokens[:i])",
+        "self._obedient(row, tokens, draft_tokens[: max(i - 1, 0)])",
+        constrained("words, K 2-token-masked drafts"),
+    ),
+    Bug(
+        "what is forced is taken as certain",
+        "speculative/verify.py",
+        "        target, draft = targets[index], drafts[index]\n",
+        "        target, draft = targets[index], drafts[index]\n"
+        "        if len(draft.ids) == 1 and target.prob(drawn) > 0.0:\n            continue\n",
+        "tests/test_constraint_law.py::test_what_is_forced_is_judged_like_any_draft[2-token]",
+    ),
+    Bug(
+        "a token across the boundary is not looked at",
+        "constraints/behind.py",
+        "return token not in self._candidates() or self._may_pass(token)",
+        "return True",
+        "tests/test_constraint_law.py"
+        "::test_what_stands_behind_a_thought_is_what_the_constraint_allows",
     ),
 ]
 

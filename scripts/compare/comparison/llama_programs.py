@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,11 +13,11 @@ from typing import Any
 from comparison.child import Child
 from comparison.contender import Answer, Request, Setup
 from comparison.llama_tools import Tools
+from comparison.server_process import ServerProcess
 from localspec.errors import LocalspecError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
 
-_START_S = 600.0  # a large file from a slow disk
 _ATTEMPTS = 3
 
 
@@ -114,41 +110,20 @@ class Simple(_Program):
         raise LocalspecError(f"{self.name} printed no speed: {said[-600:]}")
 
 
-class Server:
+class Server(ServerProcess):
     """llama-server; num_draft_tokens None leaves its default."""
 
     def __init__(self, tools: Tools, setup: Setup, num_draft_tokens: int | None) -> None:
         given = "" if num_draft_tokens is None else f" K={num_draft_tokens}"
-        self.name = f"llama-server{given}"
-        self.must_draft = setup.drafts
-        self.peak_bytes: int | None = None
         # One slot and no store of old prompts: what a single conversation needs.
-        self._command = [tools.path("llama-server"), *_common(setup), "-np", "1", "-cram", "0"]
-        self._command += ["--no-webui", *_drafting(setup, num_draft_tokens)]
+        command = [tools.path("llama-server"), *_common(setup), "-np", "1", "-cram", "0"]
+        command += ["--no-webui", *_drafting(setup, num_draft_tokens)]
+        super().__init__(f"llama-server{given}", command)
+        self.must_draft = setup.drafts
 
     def __enter__(self) -> Server:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self._url = f"http://127.0.0.1:{port}"
-        self._log = tempfile.TemporaryFile()
-        command = [*self._command, "--host", "127.0.0.1", "--port", str(port)]
-        self._child = Child(command, self._log)
-        try:
-            self._wait_until_ready()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
+        super().__enter__()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.peak_bytes = self._child.end()
-        self._log.close()
 
     def answer(self, request: Request) -> Answer:
         body = {
@@ -159,7 +134,7 @@ class Server:
             "cache_prompt": False,
             **_samplers(request),
         }
-        timings = self._ask("/completion", body)["timings"]
+        timings = self.ask("/completion", body)["timings"]
         # Its count has the first token, which came with the prompt; its time has not.
         decoded, seconds = timings["predicted_n"] - 1, timings["predicted_ms"] / 1000
         return Answer(
@@ -169,29 +144,6 @@ class Server:
             num_kept=timings.get("draft_n_accepted", 0),
         )
 
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline:
-            try:
-                self._ask("/health", None)
-                return
-            except urllib.error.URLError:  # nobody listens yet, or "loading model"
-                if self._child.has_ended():
-                    break
-            time.sleep(0.1)
-        self._log.seek(0)
-        said = self._log.read().decode(errors="replace")
-        raise LocalspecError(f"{self.name} did not start: {said[-600:]}")
-
-    def _ask(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        data = None if body is None else json.dumps(body).encode()
-        asked = urllib.request.Request(
-            self._url + path, data, {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(asked, timeout=_START_S) as reply:
-            answer: dict[str, Any] = json.load(reply)
-        return answer
-
 
 class UnsureServer(Server):
     """llama-server whose draft is decoded and never thought good enough."""
@@ -200,7 +152,16 @@ class UnsureServer(Server):
         super().__init__(tools, setup, None)
         self.name += ", drafter never sure"
         self.must_draft = False
-        self._command += ["--spec-draft-p-min", "2"]
+        self._command = [*self._command, "--spec-draft-p-min", "2"]
+
+
+def server_as_it_comes(tools: Tools, setup: Setup) -> ServerProcess:
+    """llama-server with its defaults: its slots, and its store of old prompts."""
+    threads = str(setup.num_threads)
+    command: list[str | Path] = [tools.path("llama-server"), "-m", setup.target]
+    command += ["-c", str(setup.context_length), "-t", threads, "-tb", threads]
+    command += [*_layers("-ngl", setup), *_drafting(setup, None)]
+    return ServerProcess("llama-server", command)
 
 
 def _common(setup: Setup) -> list[str | Path]:

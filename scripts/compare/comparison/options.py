@@ -29,13 +29,22 @@ OPENINGS = (
 _INSIDE = Path()
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """Files, machine and amount of work."""
+def add_files(parser: argparse.ArgumentParser) -> None:
+    """Files and machine."""
     add = parser.add_argument
     add("--target", type=Path, help="GGUF file (default: the demo pair)")
     add("--draft", type=Path, help="GGUF file")
     head = "a head drafts (MTP, EAGLE-3): the one in the target's file, or in this GGUF file"
     add("--head", type=Path, nargs="?", const=_INSIDE, metavar="FILE", help=head)
+    add("--threads", type=positive, default=num_usable_cores(), help="default: as localspec")
+    add("--ctx", type=positive, default=2048, help="context in tokens (default: %(default)s)")
+    add("--gpu-layers", type=int, help="of both models (default: what each side takes itself)")
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Files, machine and amount of work."""
+    add_files(parser)
+    add = parser.add_argument
     add(
         "--prompts",
         type=Path,
@@ -45,9 +54,6 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--chat", action="store_true", help=chat)
     add("--max-tokens", type=positive, default=128, help="of an answer (default: 128)")
     add("--rounds", type=positive, default=3, help="times each prompt is asked (default: 3)")
-    add("--threads", type=positive, default=num_usable_cores(), help="default: as localspec")
-    add("--ctx", type=positive, default=2048, help="context in tokens (default: 2048)")
-    add("--gpu-layers", type=int, help="of both models (default: what each side takes itself)")
 
 
 def setup_of(asked: argparse.Namespace) -> Setup:

@@ -1,0 +1,399 @@
+"""Constrained answers of real files: they fit, whatever drafts, and leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import json
+import random
+import re
+import sys
+from functools import partial
+from typing import Literal, Optional
+
+import numpy as np
+import pytest
+
+import localspec
+from localspec.chat.prompt import Prompt
+from localspec.checks.identity import IdentityCheck
+from localspec.checks.rounding import Rounding
+from localspec.constraints.asked import schema_text
+from localspec.errors import ClosedError, ConstraintError, OptionError
+from localspec.sampling.params import SamplingParams
+from localspec.speculative.policy_api import ProposerKind
+from localspec.streaming.options import AnswerOptions
+
+pytest.importorskip("llguidance", reason="llguidance is not installed")
+jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+
+QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
+FOX = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "kind": {"enum": ["fox", "owl", "a fox that is an owl"]},
+        "friends": {
+            "type": "array",
+            "items": {"type": "string", "maxLength": 5},
+            "maxItems": 2,
+        },
+    },
+    "required": ["name", "age", "kind", "friends"],
+    "additionalProperties": False,
+}
+GBNF = 'root ::= greeting " " [A-Z] [a-z]{2,6} "."\ngreeting ::= "Hello" | "Good day"\n'
+LARK = 'start: ("Hello" | "Good day") " " /[A-Z][a-z]{2,6}/ "."\n'
+GREETING = r"(Hello|Good day) [A-Z][a-z]{2,6}\."
+CHOICES = ["yes", "no", "perhaps", "yes, but not today"]
+SEEDED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 120}
+
+
+def is_fox(text: str) -> bool:
+    jsonschema.validate(json.loads(text), FOX)
+    return True
+
+
+WAYS = {
+    "schema": ({"json_schema": FOX}, is_fox),
+    "regex": ({"regex": GREETING}, partial(re.fullmatch, GREETING)),
+    "gbnf": ({"grammar": GBNF}, partial(re.fullmatch, GREETING)),
+    "lark": ({"grammar": LARK}, partial(re.fullmatch, GREETING)),
+    "choices": ({"choices": CHOICES}, CHOICES.__contains__),
+}
+
+
+@pytest.fixture(scope="module", params=["here", "isolated"])
+def engine(request):
+    opening = localspec.load if request.param == "here" else localspec.IsolatedEngine
+    with opening("demo", draft_tokens=3) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with localspec.load("demo", draft_tokens=3) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_answer_fits_what_it_was_asked_to(engine, way):
+    keywords, fits = WAYS[way]
+    texts = set()
+    for seed in range(8):
+        reply = engine.complete(QUESTION, seed=seed, **SEEDED, **keywords)
+        assert reply.finish_reason == "stop"
+        assert fits(reply.text)
+        texts.add(reply.text)
+    assert len(texts) > 1
+    assert fits(engine.complete(QUESTION, temperature=0, max_tokens=120, **keywords).text)
+
+
+def test_an_answer_that_is_cut_is_a_beginning(pair):
+    whole = pair.complete(QUESTION, seed=1, json_schema=FOX, **SEEDED)
+    cut = pair.complete(QUESTION, seed=1, json_schema=FOX, **{**SEEDED, "max_tokens": 8})
+    assert (cut.finish_reason, len(cut.token_ids)) == ("length", 8)
+    assert whole.text.startswith(cut.text)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("draft", ["demo_draft", "unrelated_draft", "what is forced"])
+def test_seeded_constrained_text_is_the_same_with_any_draft(demo_target, draft, way, request):
+    """Token by token the target's own choice under the masks, up to near ties."""
+    path = None if draft == "what is forced" else request.getfixturevalue(draft)
+    options = AnswerOptions(**WAYS[way][0])
+    with localspec.load(target=demo_target, draft=path) as opened:
+        prompt = opened.make_prompt(QUESTION, None, lambda: False, think=True)
+
+        def chain(num_tokens):
+            constraint = opened.constraint(options, prompt)
+            return opened._resolver.chain(SamplingParams(), num_tokens, constraint)
+
+        rounding = Rounding()
+        with opened.exclusively() as loop:
+            check = IdentityCheck(loop, opened.vocabulary.is_end, chain, rounding)
+            for seed in range(6):
+                check.run(seed, prompt.tokens, seed)
+    found = check.result
+    assert found.bugs(rounding.bound) == []
+    assert len(found.divergences) <= found.num_texts // 10
+    assert found.num_accepted > 0 or way == "gbnf" or draft == "unrelated_draft"
+
+
+def constraint_of(engine, asked):
+    return engine.constraint(AnswerOptions(**asked), Prompt([1]))
+
+
+def grammars(engine):
+    """Of llguidance, and libllama's own."""
+    from localspec.llama.grammar import LlamaGrammar
+
+    own = LlamaGrammar.parse(engine.vocabulary, GBNF, engine._target.vocab_size)
+    return [own, *(constraint_of(engine, keywords) for keywords, _ in WAYS.values())]
+
+
+def test_validate_commit_and_mask_agree(pair):
+    """Fuzzed: any tokens, the allowed ones, ends in the middle; copies are apart."""
+    random_ = random.Random(7)
+    ends = pair.vocabulary.ends()
+    for number, fresh in enumerate(grammars(pair)):
+        for _ in range(12 if fresh.is_quick else 3):
+            constraint, said = fresh.copy(), []
+            for _ in range(40):
+                mask = constraint.mask()
+                if mask is None:
+                    break
+                allowed = mask.nonzero()[0].tolist()
+                others = random_.sample(range(pair.vocabulary.size), 3)
+                for token in [*random_.sample(allowed, min(3, len(allowed))), *others, *ends]:
+                    assert constraint.validate([token]) == mask[token], (number, said, token)
+                    if not mask[token]:
+                        with pytest.raises(ConstraintError):
+                            constraint.copy().commit([token])
+                said.append(random_.choice(allowed))
+                constraint.commit(said[-1:])
+                # All that was said may come; of what goes wrong behind it, nothing.
+                assert fresh.validate(said) == len(said)
+                wrong = next((t for t in others if constraint.mask() is not None
+                              and not constraint.mask()[t]), None)  # fmt: skip
+                if wrong is not None:
+                    assert fresh.validate([*said, wrong, *said]) == len(said)
+            assert fresh.validate(said[:1]) == 1
+
+
+def test_what_is_forced_may_come_and_ends_the_answer(pair):
+    constraint = constraint_of(pair, {"json_schema": {"const": {"name": "Ada", "age": 36}}})
+    forced = constraint.forced()
+    assert pair.vocabulary.is_end(forced[-1])
+    assert pair.detokenize(forced) == '{"name": "Ada", "age": 36}'
+    assert constraint.validate(forced) == len(forced)
+    constraint.commit(forced[:3])
+    assert constraint.forced() == forced[3:]
+    assert constraint.copy().forced() == forced[3:]
+    constraint.commit(forced[3:-1])
+    assert constraint.is_done
+    assert constraint.mask().nonzero()[0].tolist() == sorted(pair.vocabulary.ends())
+
+
+def test_what_is_forced_is_proposed_without_a_draft_model(demo_target):
+    """And by nobody in a free answer, whose steps are what they were."""
+    with localspec.load(target=demo_target, draft_tokens=4) as alone:
+        free = alone.complete(QUESTION, temperature=0, max_tokens=60)
+        reply = alone.complete(QUESTION, temperature=0, json_schema=FOX, max_tokens=120)
+        again = alone.complete(QUESTION, temperature=0, max_tokens=60)
+    assert is_fox(reply.text)
+    assert reply.stats.accepted_per_proposer[ProposerKind.FORCED] > 10
+    for answer in (free, again):
+        assert ProposerKind.FORCED not in answer.stats.drafted_per_proposer
+    assert free.token_ids == again.token_ids
+    assert free.stats.steps_per_length == again.stats.steps_per_length
+    with localspec.load(target=demo_target, draft_tokens=4, proposer="lookup") as lookup:
+        looked_up = lookup.complete(QUESTION, temperature=0, max_tokens=60)
+    assert looked_up.stats.steps_per_length == free.stats.steps_per_length
+    assert looked_up.stats.draft_off_steps == free.stats.draft_off_steps
+
+
+def test_the_automatic_policy_uses_what_is_forced(demo_target):
+    keys = {f"the {word} of it": {"enum": ["yes", "no"]} for word in ("first", "next", "last")}
+    schema = {"properties": keys, "required": list(keys), "additionalProperties": False}
+    schema["type"] = "object"
+    with localspec.load(target=demo_target) as alone:
+        for _ in range(6):
+            reply = alone.complete(QUESTION, temperature=0, json_schema=schema)
+    assert list(json.loads(reply.text)) == list(keys)
+    assert reply.stats.accepted_per_proposer.get(ProposerKind.FORCED, 0) > 0
+
+
+class _OwnError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("ending", ["closed", "cancelled", "a stop string", "an exception"])
+def test_whatever_ends_an_answer_the_next_one_is_free_of_it(pair, monkeypatch, ending):
+    chain = type(pair._resolver.chain(SamplingParams(), 1))
+    free = pair.complete(QUESTION, temperature=0, max_tokens=40)
+    same = {"seed": 3, "json_schema": FOX, **SEEDED}
+    whole = pair.complete(QUESTION, **same)
+    if ending == "a stop string":
+        reply = pair.complete(QUESTION, stop=['"age"'], **same)
+        assert (reply.finish_reason, reply.text) == ("stop", whole.text.split('"age"')[0])
+    else:
+        stream = pair.stream_complete(QUESTION, **same)
+        for _ in range(7):
+            next(stream)
+        if ending == "closed":
+            stream.close()
+        elif ending == "cancelled":
+            stream.cancel()
+            assert len(list(stream)) < len(whole.token_ids)
+        else:
+            with monkeypatch.context() as patch:
+
+                def fail(*_arguments):
+                    raise _OwnError
+
+                patch.setattr(chain, "settle", fail)
+                with pytest.raises(_OwnError):
+                    list(stream)
+    assert pair.complete(QUESTION, temperature=0, max_tokens=40).token_ids == free.token_ids
+    assert pair.complete(QUESTION, **same).token_ids == whole.token_ids
+
+
+def test_a_cut_answer_is_gone_on_with(pair):
+    chat = pair.chat()
+    cut = chat.send("Hello", temperature=0, json_schema=FOX, max_tokens=9)
+    assert cut.finish_reason == "length"
+    with chat.go_on(temperature=0, json_schema=FOX) as stream:
+        list(stream)
+    assert is_fox(chat.messages[-1]["content"])
+
+
+def test_a_trigger_begins_what_fits(pair):
+    """A text that the free answer has: up to there it is that, behind it JSON."""
+    free = pair.complete(QUESTION, temperature=0, max_tokens=60)
+    word = free.text.split()[5]
+    before = free.text[: free.text.index(word) + len(word)]
+    reply = pair.complete(
+        QUESTION, temperature=0, json_schema=FOX, trigger=[word, "@@"], max_tokens=120
+    )
+    assert reply.text.startswith(before)
+    assert is_fox(reply.text[len(before) :])
+    never = pair.complete(QUESTION, temperature=0, json_schema=FOX, trigger="@@", max_tokens=60)
+    assert never.token_ids == free.token_ids
+
+
+def test_what_clashes_or_is_none_is_refused(engine):
+    refused = [
+        ({"json_schema": FOX, "regex": "a"}, OptionError, "json_schema and regex"),
+        ({"json_schema": {"not": {}}}, ConstraintError, '"not"'),
+        ({"json_schema": {"a": {}, "if": {}}}, ConstraintError, '"if"'),
+        ({"json_schema": {"x-guidance": {"lenient": True}, "not": {}}}, ConstraintError, "not"),
+        ({"json_schema": "{"}, ConstraintError, "no JSON"),
+        ({"json_schema": "[]"}, ConstraintError, "JSON schema is"),
+        ({"json_schema": 3}, OptionError, "json_schema is 3"),
+        ({"json_schema": {"a": {1, 2}}}, ConstraintError, "JSON has not"),
+        ({"json_schema": {"$ref": "https://example.com/a"}}, ConstraintError, "example"),
+        ({"regex": "("}, ConstraintError, "unclosed group"),
+        ({"regex": ""}, ConstraintError, "regex is empty"),
+        ({"regex": "a" * (1 << 19)}, ConstraintError, "bytes"),
+        ({"grammar": "root ::= fox"}, ConstraintError, "fox"),
+        ({"grammar": "start: fox"}, ConstraintError, "fox"),
+        ({"choices": []}, OptionError, "choices"),
+        ({"choices": "yes"}, OptionError, "choices"),
+        ({"choices": [""]}, OptionError, "choice is ''"),
+        ({"trigger": "x"}, OptionError, "trigger"),
+        ({"trigger": "", "regex": "a"}, OptionError, "trigger"),
+        ({"regex": "a", "ignore_eos": True}, OptionError, "ignore_eos"),
+        ({"regex": "a", "min_tokens": 3}, OptionError, "min_tokens"),
+    ]
+    for keywords, error, message in refused:
+        with pytest.raises(error, match=re.escape(message)) as caught:
+            engine.generate("Hi", **keywords)
+        assert caught.value.hint
+    token = engine.tokenize("x")[0]
+    with pytest.raises(ConstraintError, match="no token is left"):
+        engine.generate("Hi", regex="x", logit_bias={token: float("-inf")})
+    assert engine.generate("Hi", regex="xy").text == "xy"
+
+
+def test_a_schema_cannot_stall_or_exhaust_the_process(pair):
+    """Refused, or answered within bounds: depth, size, counts, long forced texts."""
+    deep = {"type": "string"}
+    for _ in range(400):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(ConstraintError):
+        pair.generate("Hi", json_schema=deep)
+    with pytest.raises(ConstraintError):
+        pair.generate("Hi", json_schema="[" * 100_000)
+    with pytest.raises(ConstraintError, match="bytes"):
+        pair.generate("Hi", json_schema={"enum": ["x" * 1000] * 400})
+    # A text of this length overflows the stack where libllama is asked to tokenise it there.
+    long = {"const": "word " * 40_000}
+    reply = pair.generate("Hi", json_schema=long, max_tokens=20)
+    assert (len(reply.token_ids), reply.finish_reason) == (20, "length")
+    many = {"type": "array", "minItems": 10**6, "items": {"pattern": "^(a{1,900}){1,900}$"}}
+    with contextlib.suppress(ConstraintError):
+        pair.generate("Hi", json_schema=many, max_tokens=20)
+
+
+@dataclasses.dataclass
+class _Friend:
+    name: str
+    friend: Optional[_Friend] = None  # noqa: UP045  as in Python 3.10
+
+
+class _Kind(enum.Enum):
+    FOX = "fox"
+    OWL = "owl"
+
+
+@dataclasses.dataclass
+class _Animal:
+    name: str
+    age: int
+    kind: _Kind
+    mood: Literal["sad", "glad"]
+    friends: list[_Friend]
+    place: tuple[float, float]
+    notes: dict[str, bool]
+    weight: float | None = None
+
+
+def test_dataclasses_and_pydantic_models_are_schemas(pair):
+    schema = json.loads(schema_text(_Animal))
+    example = {
+        "name": "Rika", "age": 3, "kind": "fox", "mood": "glad", "place": [1.5, 2], "notes": {},
+        "friends": [{"name": "Ida", "friend": {"name": "Bo"}}],
+    }  # fmt: skip
+    jsonschema.validate(example, schema)
+    for wrong in ({"mood": "angry"}, {"place": [1.5]}, {"age": "3"}, {"friends": [{}]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**example, **wrong}, schema)
+    for seed in range(3):
+        reply = pair.complete(
+            QUESTION, seed=seed, json_schema=_Animal, **{**SEEDED, "max_tokens": 400}
+        )
+        if reply.finish_reason == "stop":
+            jsonschema.validate(json.loads(reply.text), schema)
+    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
+    strict = pydantic.ConfigDict(extra="forbid")
+    model = pydantic.create_model(
+        "Fox", __config__=strict, name=(Literal["Rika", "Ida"], ...), age=(bool, ...)
+    )
+    model.model_validate_json(pair.complete(QUESTION, json_schema=model).text)
+
+    @dataclasses.dataclass
+    class Odd:
+        when: complex
+
+    with pytest.raises(ConstraintError, match="complex"):
+        pair.generate("Hi", json_schema=Odd)
+
+
+def test_without_llguidance_a_gbnf_grammar_still_works(demo_target, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with localspec.load(target=demo_target) as alone:
+        reply = alone.complete(QUESTION, seed=1, grammar=GBNF)
+        assert re.fullmatch(GREETING, reply.text)
+        assert reply.finish_reason == "stop"
+        for keywords in ({"json_schema": FOX}, {"grammar": LARK}, {"choices": CHOICES}):
+            with pytest.raises(ConstraintError, match="not installed") as caught:
+                alone.complete(QUESTION, **keywords)
+            assert "localspec[grammar]" in caught.value.hint
+        with pytest.raises(ConstraintError, match="libllama cannot read"):
+            alone.complete(QUESTION, grammar="root ::= fox")
+        with pytest.raises(ConstraintError, match="bytes"):
+            alone.complete(QUESTION, grammar="root ::= " + '"a" ' * 20_000)
+
+
+def test_nothing_is_asked_of_a_closed_engine(demo_target):
+    with localspec.load(target=demo_target) as alone:
+        own = grammars(alone)[0]
+        chosen = constraint_of(alone, {"choices": CHOICES})
+    with pytest.raises(ClosedError):
+        own.mask()
+    with pytest.raises(ClosedError):
+        constraint_of(alone, {"grammar": GBNF}).mask()
+    assert isinstance(chosen.mask(), np.ndarray)  # it asks libllama nothing
