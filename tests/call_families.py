@@ -51,7 +51,7 @@ def _chatml(call: str) -> str:
     return (
         f"{_SYSTEM}{{% for m in messages %}}{_TURN}{{% for t in m.tool_calls %}}"
         f"{{% set c = t.function %}}{call}{{% endfor %}}{_END}{{% endfor %}}"
-        "<|im_start|>assistant\n"
+        "<|im_start|>assistant{{ '\n' }}"
     )
 
 
@@ -89,7 +89,7 @@ FAMILIES = {
         '{{ \'{"name": "\' + c.name + \'", "parameters": \' }}'
         "{{ c.arguments | tojson }}{{ '}' }}"
         "{% else %}{{ m.content }}{% endif %}<|eot_id|>{% endfor %}"
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<|start_header_id|>assistant<|end_header_id|>{{ '\n\n' }}",
         '{"name": "get_weather", "parameters": {"city": "Rome", "days": 3}}',
         ("<|python_tag|>",),
     ),
@@ -142,7 +142,7 @@ FAMILIES = {
         "{% for k, v in t.function.arguments | dictsort %}{{ k }}:"
         "{{ '<|\"|>' + v + '<|\"|>' if v is string else v }}{{ ',' if not loop.last }}"
         "{% endfor %}{{ '}' }}<tool_call|>{% endfor %}{{ m.content }}<turn|>\n{% endfor %}"
-        "<|turn>model\n",
+        "<|turn>model{{ '\n' }}",
         '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:3}<tool_call|>',
         ("<|tool_call>", "<tool_call|>", '<|"|>'),
         '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:3}<tool_call|>'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 import pickle
 
@@ -11,7 +12,7 @@ import pytest
 from call_families import FAMILIES, write_calling_model
 
 import localspec
-from gguf_maker import with_template
+from gguf_maker import with_template, write_scripted_model
 from localspec.errors import ConstraintError, OptionError, TemplateError
 
 TOOLS = [
@@ -190,15 +191,41 @@ def test_nonsense_is_text_where_nothing_keeps_a_call_to_its_form(script, monkeyp
         assert reply.text == "".join(said)
 
 
+BEGUN = {
+    "Qwen": ["<tool_call>"],
+    "Qwen3-Coder": ["<tool_call>"],
+    "Llama 3": ["<|python_tag|>"],
+    "Mistral Nemo": ["[TOOL_CALLS]"],
+    "Mistral Small": ["[TOOL_CALLS]"],
+    "gpt-oss": ["<|channel|>", "commentary", " to=functions."],
+    "Gemma 4": ["<|tool_call>"],
+}
+
+
 @needs_grammar
-def test_from_where_a_call_begins_nothing_else_is_said(script):
-    """The model would go on with nonsense, and is kept from it."""
-    said = ["Let me see. ", "<tool_call>", "no such thing"]
-    with localspec.load(target=script(said)) as engine:
-        reply = engine.complete([QUESTION], tools=TOOLS, **STEADY)
-        assert reply.text == "Let me see."
-        assert reply.tool_calls
+@pytest.mark.parametrize("name", FAMILIES)
+def test_from_where_a_call_begins_nothing_else_is_said(tmp_path, name):
+    """The model would go on with nonsense, and is kept from it. Marks are control tokens."""
+    last = {"gpt-oss": "t", "Mistral Nemo": "[/INST]", "Mistral Small": "[/INST]"}
+    begun = [] if name == "gpt-oss" else ["Let me see. "]
+    said = [last.get(name, "<0x0A>"), *begun, *BEGUN[name], "no such thing"]
+    path = tmp_path / "model.gguf"
+    follow = dict(itertools.pairwise(said))
+    template = FAMILIES[name].template
+    write_scripted_model(
+        path, follow, control=(*FAMILIES[name].marks, "[/INST]"), template=template
+    )
+    with localspec.load(target=path) as engine:
+        ask = {"tools": TOOLS, "temperature": 0, "max_tokens": 200, "draft_tokens": 3}
+        reply = engine.complete([QUESTION], parallel_tool_calls=False, **ask)
+        assert reply.finish_reason == "stop"
+        assert reply.text == ("Let me see." if begun else "")
+        assert len(reply.tool_calls) == 1
         assert all(map(fits, reply.tool_calls))
+        must = engine.complete([QUESTION], **{**ONE, **ask})
+        assert must.text == ""
+        assert len(must.tool_calls) == 1
+        assert all(map(fits, must.tool_calls))
 
 
 @needs_grammar

@@ -53,5 +53,5 @@ def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
         raise ConstraintError(
             f"the parameters of the tool {tool.name}: {problem}", problem.hint
         )
-    logger.info("calls of the tool %s are not kept to its schema: %s", tool.name, problem)
+    logger.debug("calls of the tool %s are not kept to its schema: %s", tool.name, problem)
     return _ANY_OBJECT
