@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from pathlib import Path
 
 import pytest
 from call_families import ARGUMENTS, FAMILIES, TOOLS
 
 from localspec.chat.messages import checked_messages
+from localspec.chat.prompt import takes_tools
 from localspec.chat.template import ChatTemplate
 from localspec.chat.tool_messages import fit_to_form
 from localspec.streaming.answer_text import AnswerText
@@ -234,19 +237,45 @@ def test_what_llama_cpp_reads(name, answer, arguments):
     assert [found for _, found in calls] == [arguments]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_template_writes_a_call_as_its_models_do(name):
-    """What was read is rendered again so that it is read again."""
-    source = FAMILIES[name].template
-    template = ChatTemplate(source, bos="", eos="")
+def written(source):
+    """What a template makes of an answer with a call, without its end, and of all the rest."""
+    template = ChatTemplate(source, bos="", eos="</s>")
     messages = fit_to_form(checked_messages(LATER), form_of(source))
     tools = [tool.declared() for tool in USE.tools]
     assert "get_weather" in template.render(messages[:1], tools=tools)
-    before, text = template.render(messages[:1]), template.render(messages)
+    text = template.render(messages, tools=tools)
     assert "sunny" in text
-    assert text.startswith(before)
-    written = text[len(before) :]
-    for end in ("<|im_end|>", "<|eot_id|>", "</s>", "<|call|>", "<turn|>"):
-        written = written.partition(end)[0]
-    _, _, calls = read(name, written)
+    before = text[: text.rindex("Rome", 0, text.rindex("sunny"))]
+    form = form_of(source)
+    begins = ["to=functions"] if form.recipient else form.openings
+    begin = before.rindex('{"name"') if form.is_bare else max(map(before.rindex, begins))
+    found = re.search(r"<\|im_end\|>|<\|eot_id\|>|</s>|<\|call\|>|<turn\|>", text[begin:])
+    return text[begin : begin + found.start()]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_template_writes_a_call_as_its_models_do(name):
+    """What was read is rendered again so that it is read again."""
+    said = written(FAMILIES[name].template)
+    _, _, calls = read(name, f" {said}" if name == "gpt-oss" else said)
+    assert calls == [("get_weather", ARGUMENTS)]
+
+
+PUBLISHED = {
+    "Qwen-Qwen2.5-7B-Instruct": "Qwen",
+    "Qwen-Qwen3-0.6B": "Qwen",
+    "Qwen3-Coder": "Qwen3-Coder",
+    "openai-gpt-oss-120b": "gpt-oss",
+    "mistralai-Mistral-Nemo-Instruct-2407": "Mistral Nemo",
+}
+
+
+@pytest.mark.parametrize(("file", "name"), PUBLISHED.items())
+def test_published_templates_have_the_forms_of_their_families(file, name):
+    path = Path(__file__).parent / "templates" / f"{file}.jinja"
+    source = path.read_text("utf-8")
+    assert takes_tools(source)
+    assert form_of(source) is form_of(FAMILIES[name].template)
+    said = written(source)
+    _, _, calls = read(name, f" {said}" if name == "gpt-oss" else said)
     assert calls == [("get_weather", ARGUMENTS)]

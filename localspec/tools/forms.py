@@ -169,18 +169,6 @@ FORMS = (
         read=read_objects,
         marks=("<TOOLCALL>", "</TOOLCALL>"),
     ),
-    # Granite 3
-    CallForm(
-        signs=("<|tool_call|>",),
-        openings=("<|tool_call|>",),
-        before="<|tool_call|>[",
-        head=_OBJECT,
-        tail="}",
-        between=", ",
-        after="]",
-        read=read_objects,
-        marks=("<|tool_call|>",),
-    ),
     # Llama 3.1 to 3.3: the answer is the call
     CallForm(
         signs=('"parameters": ', "<|start_header_id|>"),
@@ -212,7 +200,7 @@ def known_families() -> Collection[str]:
         "Mistral",
         "gpt-oss",
         "Gemma 4",
-        "Granite",
+        "Granite 4",
         "Nemotron",
         "Apriel",
     )
