@@ -261,6 +261,40 @@ def test_a_template_writes_a_call_as_its_models_do(name):
     assert calls == [("get_weather", ARGUMENTS)]
 
 
+def test_thoughts_that_led_to_a_call_are_read_again():
+    """Until the question is answered; as the templates of Qwen3 and gpt-oss have them."""
+    folder = Path(__file__).parent / "templates"
+    for file, name in (("Qwen-Qwen3-0.6B", "Qwen"), ("openai-gpt-oss-120b", "gpt-oss")):
+        source = (folder / f"{file}.jinja").read_text("utf-8")
+        called = {**LATER[1], "reasoning_content": "I need the weather."}
+        messages = checked_messages([LATER[0], called, LATER[2]])
+        template = ChatTemplate(source, bos="", eos="")
+        assert "I need" in template.render(fit_to_form(messages, form_of(source))), name
+        spoken = checked_messages([LATER[0], {**called, "content": "Let me look."}, LATER[2]])
+        text = template.render(fit_to_form(spoken, form_of(source)))
+        assert text.index("I need") < text.index("Let me look.")
+        later = [*messages, {"role": "assistant", "content": "Sunny."}, LATER[0]]
+        text = template.render(fit_to_form(checked_messages(later), form_of(source)))
+        assert "I need" not in text
+
+
+def test_a_template_that_takes_one_call_gets_them_one_by_one():
+    calls = [{"id": each, "name": "now", "arguments": {}} for each in ("a", "b")]
+    results = [{"role": "tool", "tool_call_id": each, "content": each} for each in ("b", "a")]
+    messages = [
+        LATER[0],
+        {"role": "assistant", "content": "Two.", "tool_calls": calls},
+        *results,
+    ]
+    fitted = fit_to_form(checked_messages(messages), form_of(FAMILIES["Llama 3"].template))
+    assert [message["role"] for message in fitted] == [
+        "user", "assistant", "tool", "assistant", "tool",
+    ]  # fmt: skip
+    assert [message["content"] for message in fitted] == ["Hi", "Two.", "a", "", "b"]
+    whole = fit_to_form(checked_messages(messages), form_of(FAMILIES["Qwen"].template))
+    assert len(whole) == 4
+
+
 PUBLISHED = {
     "Qwen-Qwen2.5-7B-Instruct": "Qwen",
     "Qwen-Qwen3-0.6B": "Qwen",

@@ -299,6 +299,15 @@ def test_the_prompt_has_tools_calls_and_results(servers):
         "/v1/responses", model="tooled", input=items, tools=TOOLS, max_output_tokens=1
     ).json()
     assert response["usage"]["input_tokens"] == num_tokens
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    response = servers.ask(
+        "/v1/responses",
+        model="tooled",
+        input=[items[0], thought, *items[1:]],
+        tools=TOOLS,
+        max_output_tokens=1,
+    ).json()
+    assert response["usage"]["input_tokens"] == num_tokens  # this template leaves it out
     plain = servers.ask("/apply-template", **{**fields, "model": "demo"}).json()["prompt"]
     assert "<tool_response>\nsunny\n</tool_response>" in plain  # it has no tools
 
