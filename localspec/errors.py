@@ -94,7 +94,7 @@ class SessionError(LocalspecError):
 
 
 class DecodeError(LocalspecError):
-    """libllama refused or failed a decode; the cache was cut back to what it held before."""
+    """libllama refused or failed a decode; the cache was cut back to what is whole of it."""
 
 
 class Interrupted(DecodeError):

@@ -323,7 +323,7 @@ def test_a_long_prompt_tells_how_far_it_is(any_engine):
     with pytest.raises(KeyError, match="enough"):
         any_engine.generate(others, on_prompt=stop)
     whole = any_engine.generate(others, max_tokens=3, ignore_eos=True)
-    assert whole.stats.cached_prompt_tokens < 1799
+    assert 0 < whole.stats.cached_prompt_tokens < 1799  # what was read of it before
     assert len(whole.token_ids) == 3
     with pytest.raises(OptionError, match="on_prompt is 3"):
         any_engine.generate(others, on_prompt=3)

@@ -224,6 +224,7 @@ class LlamaModel:
                 size = min(self._batch.size, len(tokens) - num_logits)
                 self._decode_batch(tokens[:size], 0, len(tokens) - size)
                 tokens = tokens[size:]
+                before = self.num_cached  # a whole batch stays: who asks again goes on there
                 if self.on_batch is not None:
                     self.on_batch(self.num_cached)
             self._decode_batch(tokens, num_logits, 0)

@@ -200,7 +200,10 @@ class Answering:
             text.tokens = [*prompt.tokens, *reply.token_ids]
             text.num_asked = len(prompt.tokens)
 
-        return engine.answer(prompt, options, Exchange(owner=text, remember=remember))
+        stream = engine.answer(prompt, options, Exchange(owner=text, remember=remember))
+        # Also if it is not read to its end: who asks again finds what was read of it.
+        text.tokens, text.num_asked = prompt.tokens, len(prompt.tokens)
+        return stream
 
     def _report(self, num_decoded: int, num_tokens: int) -> None:
         self._tell_from_thread(Reading(num_decoded, num_tokens))
