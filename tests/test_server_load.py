@@ -17,9 +17,9 @@ import pytest
 
 CHAT = "/v1/chat/completions"
 NUM_CLIENTS = 50
-NUM_ROUNDS = 8
-NUM_SETTLING = 4  # rounds until caches of all questions are kept
-MOST_GROWTH = 6e6  # bytes; a leak of a question and its answer would be more
+NUM_ROUNDS = 16
+NUM_SETTLING = 8  # rounds until caches of all questions are kept
+MOST_GROWTH = 4e6  # bytes; a leak of a question and its answer would be more
 
 pytestmark = [
     pytest.mark.slow,
