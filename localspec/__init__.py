@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from localspec.streaming.async_stream import AsyncStream
     from localspec.streaming.options import AnswerOptions
     from localspec.streaming.stream import Piece, Reply, Stream
+    from localspec.tools.calls import CallPiece
+    from localspec.tools.tool import ToolCall
 
 __version__ = "0.1.0"
 
@@ -76,6 +78,7 @@ __all__ = [
     "AsyncStream",
     "BusyError",
     "CacheError",
+    "CallPiece",
     "Chat",
     "ClosedError",
     "ConstraintError",
@@ -125,6 +128,7 @@ __all__ = [
     "TemplateLimitError",
     "TokenLogprob",
     "TokenLogprobs",
+    "ToolCall",
     "UnknownPresetError",
     "disk_usage",
     "download",
@@ -139,6 +143,7 @@ __all__ = [
 _MODULE_OF = {
     "AnswerOptions": "streaming.options",
     "AsyncStream": "streaming.async_stream",
+    "CallPiece": "tools.calls",
     "Chat": "chat.chat",
     "DiskUsage": "engine.disk_usage",
     "DraftOff": "speculative.policy_api",
@@ -170,6 +175,7 @@ _MODULE_OF = {
     "Stream": "streaming.stream",
     "TokenLogprob": "sampling.logprobs",
     "TokenLogprobs": "sampling.logprobs",
+    "ToolCall": "tools.tool",
     "disk_usage": "engine.disk_usage",
     "download": "models.downloads",
     "explain": "preflight.explanation",

@@ -4,57 +4,90 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
 import numpy as np
+from call_families import FAMILIES
 
 from gguf_maker import copy_tokenizer
 
 CONTEXT_LENGTH = 131_072
-# Entries of the demo's vocabulary: the last of its template's, and what is said after it.
-_SAID = (
-    "Ċ", "The", "Ġanswer", "Ġis", "Ġhere", ":",
+# Entries of the demo's vocabulary.
+_ANSWER = (
+    "The", "Ġanswer", "Ġis", "Ġhere", ":",
     "Ġa", "Ġlittle", "Ġfox", "Ġsays", "Ġhello", "Ġto", "Ġyou", ".",
 )  # fmt: skip
-ANSWER = "".join(_SAID[1:]).replace("Ġ", " ")
+ANSWER = "".join(_ANSWER).replace("Ġ", " ")
+_OPENING = ("<", "to", "ol", "_", "c", "all", ">")
+_LAST = "Ċ"  # of a prompt
+_LAST_BEHIND_RESULTS = "#"
 _WIDTH = 32
 _HEAD_WIDTH = 8  # so that a token takes 32 bytes in the cache
 _CERTAIN = 10  # in the output layer: no other token is ever drawn
+_CALL = 20  # wherever it may be said
 
 
-def write_agent_preset(config: Path, demo_target: Path) -> None:
-    """A preset "agent" in that configuration directory: the model, which drafts for itself."""
+def write_agent_preset(config: Path, demo_target: Path, calls: Mapping[str, str]) -> None:
+    """Presets in that configuration directory, of models that draft for themselves.
+
+    "agent" answers at once. calls: names of others, and what they say of a call, from the
+    tool's name on; when they were told what came of it they answer.
+    """
     folder = config / "localspec"
     folder.mkdir(parents=True)
-    target = write_agent_model(folder / "agent.gguf", demo_target)
-    shutil.copyfile(target, folder / "draft.gguf")
-    (folder / "models.toml").write_text(
-        f'[agent]\ndescription = "for agents"\ncontext_length = {CONTEXT_LENGTH}\n'
-        f'target.path = "{target}"\ndraft.path = "{folder / "draft.gguf"}"\n'
-    )
+    presets = []
+    for name, call in {"agent": "", **calls}.items():
+        target = write_agent_model(folder / f"{name}.gguf", demo_target, call)
+        draft = shutil.copyfile(target, folder / f"{name}-draft.gguf")
+        presets.append(
+            f'[{name}]\ndescription = "for agents"\ncontext_length = {CONTEXT_LENGTH}\n'
+            f'target.path = "{target}"\ndraft.path = "{draft}"\n'
+        )
+    (folder / "models.toml").write_text("".join(presets))
 
 
-def write_agent_model(path: Path, demo_target: Path) -> Path:
-    """A model with the demo's vocabulary and template that answers ANSWER, and ends.
+def write_agent_model(path: Path, demo_target: Path, call: str) -> Path:
+    """A model with the demo's vocabulary that answers ANSWER, and ends.
 
     The embedding of each token of it has a number of its own, those of all others share one,
-    and the output looks for the token that follows.
+    and the output looks for the token that follows. call: an entry in place of the last of the
+    vocabulary; what stands before and behind it in a call is what the grammar forces.
     """
     fields = gguf.GGUFReader(demo_target).fields
     entries = fields["tokenizer.ggml.tokens"].contents()
     end = fields["tokenizer.ggml.eos_token_id"].contents()
-    said = [entries.index(entry) for entry in _SAID]
-    assert len(set(said)) == len(said) < _WIDTH
+    chains = [[_LAST, *_ANSWER]]
+    if call:
+        chains = [[_LAST, *_OPENING], [_LAST_BEHIND_RESULTS, *_ANSWER]]
+    said = [[*map(entries.index, chain), end] for chain in chains]
+    known = [token for chain in said for token in chain[:-1]]
+    assert len(set(known)) == len(known) < _WIDTH
     embedding = np.zeros((len(entries), _WIDTH), dtype=np.float32)
     embedding[:, -1] = 1
     output = np.zeros((len(entries), _WIDTH), dtype=np.float32)
     output[end, -1] = _CERTAIN
-    for place, (token, following) in enumerate(itertools.pairwise([*said, end])):
+    if call:
+        output[len(entries) - 1, -1] = _CALL
+    pairs = itertools.chain.from_iterable(map(itertools.pairwise, said))
+    for place, (token, following) in enumerate(pairs):
         embedding[token] = np.eye(_WIDTH)[place]
         output[following, place] = _CERTAIN
     writer = gguf.GGUFWriter(path, "llama")
-    copy_tokenizer(writer, demo_target)
+    if call:
+        own = {len(entries) - 1: call.replace(" ", "Ġ")}
+        template = (
+            FAMILIES["Qwen"].template
+            + "{% if messages | selectattr('role', 'equalto', 'tool') | list %}"
+            + _LAST_BEHIND_RESULTS
+            + "{% endif %}"
+        )
+        drop = ("tokenizer.chat_template",)
+        copy_tokenizer(writer, demo_target, replace_tokens=own, drop=drop)
+        writer.add_chat_template(template)
+    else:
+        copy_tokenizer(writer, demo_target)
     writer.add_context_length(CONTEXT_LENGTH)
     writer.add_embedding_length(_WIDTH)
     writer.add_block_count(1)

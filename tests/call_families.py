@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from gguf_maker import write_scripted_model
 
 TOOLS = [
     {
@@ -46,7 +51,7 @@ def _chatml(call: str) -> str:
     return (
         f"{_SYSTEM}{{% for m in messages %}}{_TURN}{{% for t in m.tool_calls %}}"
         f"{{% set c = t.function %}}{call}{{% endfor %}}{_END}{{% endfor %}}"
-        "<|im_start|>assistant\n"
+        "<|im_start|>assistant{{ '\n' }}"
     )
 
 
@@ -84,7 +89,7 @@ FAMILIES = {
         '{{ \'{"name": "\' + c.name + \'", "parameters": \' }}'
         "{{ c.arguments | tojson }}{{ '}' }}"
         "{% else %}{{ m.content }}{% endif %}<|eot_id|>{% endfor %}"
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<|start_header_id|>assistant<|end_header_id|>{{ '\n\n' }}",
         '{"name": "get_weather", "parameters": {"city": "Rome", "days": 3}}',
         ("<|python_tag|>",),
     ),
@@ -137,10 +142,21 @@ FAMILIES = {
         "{% for k, v in t.function.arguments | dictsort %}{{ k }}:"
         "{{ '<|\"|>' + v + '<|\"|>' if v is string else v }}{{ ',' if not loop.last }}"
         "{% endfor %}{{ '}' }}<tool_call|>{% endfor %}{{ m.content }}<turn|>\n{% endfor %}"
-        "<|turn>model\n",
+        "<|turn>model{{ '\n' }}",
         '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:3}<tool_call|>',
         ("<|tool_call>", "<tool_call|>", '<|"|>'),
         '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:3}<tool_call|>'
         "<|tool_call>call:now{}<tool_call|>",
     ),
 }
+
+
+def write_calling_model(path: Path, name: str, said: Sequence[str]) -> Path:
+    """A model that says that in its first turn, and Done. when it was told what came of it.
+
+    Its tokens are those texts; the marks of the family are control tokens.
+    """
+    family = FAMILIES[name]
+    template = family.template + "{% if messages[-1].role == 'tool' %}t{% endif %}"
+    follow = {**dict(itertools.pairwise(["<0x0A>", *said])), "t": "Done."}
+    return write_scripted_model(path, follow, control=family.marks, template=template)

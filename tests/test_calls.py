@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from pathlib import Path
 
 import pytest
 from call_families import ARGUMENTS, FAMILIES, TOOLS
 
 from localspec.chat.messages import checked_messages
+from localspec.chat.prompt import takes_tools
 from localspec.chat.template import ChatTemplate
 from localspec.chat.tool_messages import fit_to_form
 from localspec.streaming.answer_text import AnswerText
@@ -234,19 +237,79 @@ def test_what_llama_cpp_reads(name, answer, arguments):
     assert [found for _, found in calls] == [arguments]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_template_writes_a_call_as_its_models_do(name):
-    """What was read is rendered again so that it is read again."""
-    source = FAMILIES[name].template
-    template = ChatTemplate(source, bos="", eos="")
+def written(source):
+    """What a template makes of an answer with a call, without its end, and of all the rest."""
+    template = ChatTemplate(source, bos="", eos="</s>")
     messages = fit_to_form(checked_messages(LATER), form_of(source))
     tools = [tool.declared() for tool in USE.tools]
     assert "get_weather" in template.render(messages[:1], tools=tools)
-    before, text = template.render(messages[:1]), template.render(messages)
+    text = template.render(messages, tools=tools)
     assert "sunny" in text
-    assert text.startswith(before)
-    written = text[len(before) :]
-    for end in ("<|im_end|>", "<|eot_id|>", "</s>", "<|call|>", "<turn|>"):
-        written = written.partition(end)[0]
-    _, _, calls = read(name, written)
+    before = text[: text.rindex("Rome", 0, text.rindex("sunny"))]
+    form = form_of(source)
+    begins = ["to=functions"] if form.recipient else form.openings
+    begin = before.rindex('{"name"') if form.is_bare else max(map(before.rindex, begins))
+    found = re.search(r"<\|im_end\|>|<\|eot_id\|>|</s>|<\|call\|>|<turn\|>", text[begin:])
+    return text[begin : begin + found.start()]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_template_writes_a_call_as_its_models_do(name):
+    """What was read is rendered again so that it is read again."""
+    said = written(FAMILIES[name].template)
+    _, _, calls = read(name, f" {said}" if name == "gpt-oss" else said)
+    assert calls == [("get_weather", ARGUMENTS)]
+
+
+def test_thoughts_that_led_to_a_call_are_read_again():
+    """Until the question is answered; as the templates of Qwen3 and gpt-oss have them."""
+    folder = Path(__file__).parent / "templates"
+    for file, name in (("Qwen-Qwen3-0.6B", "Qwen"), ("openai-gpt-oss-120b", "gpt-oss")):
+        source = (folder / f"{file}.jinja").read_text("utf-8")
+        called = {**LATER[1], "reasoning_content": "I need the weather."}
+        messages = checked_messages([LATER[0], called, LATER[2]])
+        template = ChatTemplate(source, bos="", eos="")
+        assert "I need" in template.render(fit_to_form(messages, form_of(source))), name
+        spoken = checked_messages([LATER[0], {**called, "content": "Let me look."}, LATER[2]])
+        text = template.render(fit_to_form(spoken, form_of(source)))
+        assert text.index("I need") < text.index("Let me look.")
+        later = [*messages, {"role": "assistant", "content": "Sunny."}, LATER[0]]
+        text = template.render(fit_to_form(checked_messages(later), form_of(source)))
+        assert "I need" not in text
+
+
+def test_a_template_that_takes_one_call_gets_them_one_by_one():
+    calls = [{"id": each, "name": "now", "arguments": {}} for each in ("a", "b")]
+    results = [{"role": "tool", "tool_call_id": each, "content": each} for each in ("b", "a")]
+    messages = [
+        LATER[0],
+        {"role": "assistant", "content": "Two.", "tool_calls": calls},
+        *results,
+    ]
+    fitted = fit_to_form(checked_messages(messages), form_of(FAMILIES["Llama 3"].template))
+    assert [message["role"] for message in fitted] == [
+        "user", "assistant", "tool", "assistant", "tool",
+    ]  # fmt: skip
+    assert [message["content"] for message in fitted] == ["Hi", "Two.", "a", "", "b"]
+    whole = fit_to_form(checked_messages(messages), form_of(FAMILIES["Qwen"].template))
+    assert len(whole) == 4
+
+
+PUBLISHED = {
+    "Qwen-Qwen2.5-7B-Instruct": "Qwen",
+    "Qwen-Qwen3-0.6B": "Qwen",
+    "Qwen3-Coder": "Qwen3-Coder",
+    "openai-gpt-oss-120b": "gpt-oss",
+    "mistralai-Mistral-Nemo-Instruct-2407": "Mistral Nemo",
+}
+
+
+@pytest.mark.parametrize(("file", "name"), PUBLISHED.items())
+def test_published_templates_have_the_forms_of_their_families(file, name):
+    path = Path(__file__).parent / "templates" / f"{file}.jinja"
+    source = path.read_text("utf-8")
+    assert takes_tools(source)
+    assert form_of(source) is form_of(FAMILIES[name].template)
+    said = written(source)
+    _, _, calls = read(name, f" {said}" if name == "gpt-oss" else said)
     assert calls == [("get_weather", ARGUMENTS)]

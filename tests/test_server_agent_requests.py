@@ -128,7 +128,7 @@ OPENCODE = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, demo_target):
     config = tmp_path_factory.mktemp("config")
-    write_agent_preset(config, demo_target)
+    write_agent_preset(config, demo_target, {})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(config))
         with running_server(presets=["agent"], context_length=16_384) as running:

@@ -27,6 +27,12 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="homes and signa
 
 BIN = Path(os.environ.get("LOCALSPEC_AGENTS", "/nonexistent")) / "node_modules" / ".bin"
 PATH = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+# Models that call a tool of an agent's, from its name on.
+CALLS = {
+    "for-codex": 'exec_command", "arguments": {"cmd": "echo hello"}',
+    "for-claude": 'Bash", "arguments": {"command": "echo hello"}',
+    "for-opencode": 'bash", "arguments": {"command": "echo hello"}',
+}
 NOWHERE = "http://127.0.0.1:9"  # nothing listens there
 
 
@@ -66,8 +72,9 @@ class Agent:
 @contextlib.contextmanager
 def serving(folder, demo_target, *options):
     """What the server tells each program, by its name."""
-    write_agent_preset(folder, demo_target)
-    command = [sys.executable, "-m", "localspec", "serve", "agent", "--port", "0", *options]
+    write_agent_preset(folder, demo_target, CALLS)
+    names = ["agent", *CALLS]
+    command = [sys.executable, "-m", "localspec", "serve", *names, "--port", "0", *options]
     log = folder / "log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
@@ -189,3 +196,53 @@ def test_aider(agent):
         **dict(word.split("=", 1) for word in words),
     )
     assert ANSWER in told
+
+
+def test_codex_runs_what_the_model_calls(agent):
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+    config = agent.home / ".codex" / "config.toml"
+    config.parent.mkdir()
+    config.write_text(agent.settings["Codex"])
+    words = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+    told = agent.run("codex", "exec", "--json", *words, "-m", "for-codex", "Say hello.")
+    events = [json.loads(line) for line in told.splitlines()]
+    items = [event["item"] for event in events if event["type"] == "item.completed"]
+    (ran,) = [item for item in items if item["type"] == "command_execution"]
+    assert (ran["exit_code"], ran["aggregated_output"]) == (0, "hello\n")
+    assert items[-1]["text"] == ANSWER
+
+
+def test_claude_code_runs_what_the_model_calls(agent):
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+    exports, command = agent.settings["Claude Code"].splitlines()
+    words = [*exports.removeprefix("export ").split(), *command.split()]
+    variables = dict(word.split("=", 1) for word in words[: words.index("claude")])
+    options = ("--allowedTools", "Bash", "--output-format", "stream-json", "--verbose")
+    told = agent.run(
+        "claude", "-p", "--model", "for-claude", *options, "Say hello.", **variables
+    )
+    events = [json.loads(line) for line in told.splitlines()]
+    blocks = [
+        block
+        for event in events
+        if event["type"] in ("assistant", "user")
+        for block in event["message"]["content"]
+    ]
+    assert [block["type"] for block in blocks] == ["tool_use", "tool_result", "text"]
+    assert blocks[0]["input"] == {"command": "echo hello"}
+    assert blocks[1]["content"] == "hello"
+    assert events[-1]["result"] == ANSWER
+
+
+@pytest.mark.slow
+def test_opencode_runs_what_the_model_calls(agent):
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+    settings = json.loads(agent.settings["opencode"])
+    settings["provider"]["localspec"]["models"]["for-opencode"] = {}
+    (agent.folder / "opencode.json").write_text(json.dumps(settings))
+    words = ("--format", "json", "--model", "localspec/for-opencode", "Say hello.")
+    events = [json.loads(line) for line in agent.run("opencode", "run", *words).splitlines()]
+    parts = [event["part"] for event in events]
+    (ran,) = [part["state"] for part in parts if part["type"] == "tool"]
+    assert (ran["status"], ran["output"]) == ("completed", "hello\n")
+    assert [part["text"] for part in parts if part["type"] == "text"] == [ANSWER]

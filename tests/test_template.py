@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import subprocess
 import sys
 import time
@@ -68,6 +69,7 @@ def test_gemma():
 def test_templates_that_are_in_use_render_as_by_jinja_itself():
     """With its own filters and without a meter, byte by byte."""
     free = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    free.globals["strftime_now"] = lambda form: dt.datetime.now().strftime(form)
     conversations = [
         TURNS,
         [{"role": "system", "content": " Be brief. /no_think\n"}, *TURNS],

@@ -47,7 +47,8 @@ _PROBES = ("a", "\n1")
 class Chat:
     """Turns of a conversation over an engine. Made by `Engine.chat`.
 
-    What was said stays when an answer is stopped early; what was thought before is dropped.
+    What was said stays when an answer is stopped early; what was thought before is dropped,
+    unless it led to calls of tools.
     When the context is full the fewest whole oldest turns are forgotten without which the
     prompt takes no more than half of it; likewise where a chat template copes with no more.
     """
@@ -178,9 +179,7 @@ class Chat:
         """The answer to a turn without it, after `turns`, which are all or all but the last."""
         use = options.tool_use(self._tools)
         prompt, num_leaving = self._make_room(begun, turns, use, is_unwanted)
-        stream = self._exchange(prompt, begun, turns, num_leaving, options)
-        self._tools = use.tools
-        return stream
+        return self._exchange(prompt, begun, turns, num_leaving, options)
 
     def _exchange(
         self,
@@ -196,6 +195,7 @@ class Chat:
         num_leaving: oldest turns that are forgotten. said_before: what of the answer is there.
         """
         turn, revision = self._num_asked, self._revision
+        tools = options.tool_use(self._tools).tools
         kept, replaced = turns[num_leaving:], self._turns[len(turns) :]
 
         def begin() -> None:
@@ -206,6 +206,7 @@ class Chat:
                 )
             self._revision += 1
             self._num_asked += 1
+            self._tools = tools
             self._forgotten = self._forgotten + turns[:num_leaving]
             self._turns = kept + replaced
 
@@ -214,7 +215,8 @@ class Chat:
             if self._revision != revision + 1:
                 return  # it was cleared, say, while the answer came
             if said or reply.tool_calls or reply.finish_reason != "cancelled":
-                self._turns = [*kept, (*begun, call_message(said, reply.tool_calls))]
+                answer = call_message(said, reply.tool_calls, reply.thoughts)
+                self._turns = [*kept, (*begun, answer)]
                 # Of a call that was cut nothing is kept.
                 if reply.finish_reason != "stop" and prompt.calls is None:
                     self._unfinished = Unfinished(

@@ -17,11 +17,16 @@ from localspec.tools.tool import Tool, ToolUse
 logger = logging.getLogger(__name__)
 
 _ANY_OBJECT = {"type": "object"}
+# Where one of these says which arguments there are besides the properties, or may.
+_SAYS_MORE = frozenset(
+    ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
+)
 
 
 def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallGrammar | None:
     """The grammar of calls; None without llguidance, where none has to be made.
 
+    A schema that says nothing of other arguments than its properties' allows none here.
     A tool whose schema cannot be kept to gets any object, and the log a line on it, unless it
     is strict or has to be called. tokens: as for `call_grammar`. Raises ConstraintError for
     such a one, and without llguidance where a call has to be made.
@@ -38,12 +43,15 @@ def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallG
 
 def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
     """What the tool's arguments are kept to."""
-    problem = schema_problem(json.dumps(tool.parameters))
+    schema = tool.parameters
+    if _SAYS_MORE.isdisjoint(schema):
+        schema = {**schema, "additionalProperties": False}
+    problem = schema_problem(json.dumps(schema))
     if problem is None:
-        return tool.parameters
+        return schema
     if use.must or tool.is_strict:
         raise ConstraintError(
             f"the parameters of the tool {tool.name}: {problem}", problem.hint
         )
-    logger.info("calls of the tool %s are not kept to its schema: %s", tool.name, problem)
+    logger.debug("calls of the tool %s are not kept to its schema: %s", tool.name, problem)
     return _ANY_OBJECT

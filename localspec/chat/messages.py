@@ -27,8 +27,9 @@ def checked_messages(messages: object) -> list[Message]:
 
     messages: a sequence of mappings with a role and a content: a str, None for no text, or
     parts such as {"type": "text", "text": …}, which become lines of one text. An assistant's
-    may have tool_calls, a tool's (or function's) tool_call_id and name. Other keys are
-    passed over. Raises OptionError for anything else, with the message's number from 0.
+    may have tool_calls, and then the thoughts before them as reasoning_content; a tool's (or
+    function's) tool_call_id and name. Other keys are passed over. Raises OptionError for
+    anything else, with the message's number from 0.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise OptionError(
@@ -86,7 +87,10 @@ def _checked(number: int, message: object) -> Message:
         known = {"tool_call_id": call_id} if isinstance(call_id, str) else {}
         return {**checked, "role": "tool", **named, **known}
     if role == "assistant" and message.get("tool_calls"):
-        return {**checked, "tool_calls": checked_calls(number, message["tool_calls"])}
+        thoughts = message.get("reasoning_content") or message.get("reasoning")
+        before = {"reasoning_content": thoughts} if isinstance(thoughts, str) else {}
+        calls = checked_calls(number, message["tool_calls"])
+        return {**checked, **before, "tool_calls": calls}
     return checked
 
 

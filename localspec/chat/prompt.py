@@ -251,8 +251,10 @@ class PromptMaker:
 
 
 def takes_tools(source: str | None) -> bool:
-    """Whether a template has tools, and it is known how its models call them."""
-    return source is not None and bool(_TOOLS.search(source)) and form_of(source) is not None
+    """Whether a template has tools, calls and results, and it is known how its models call."""
+    if source is None or form_of(source) is None:
+        return False
+    return _TOOLS.search(source) is not None and "tool_calls" in source
 
 
 def _thoughts(vocabulary: Tokenizer, source: str, texts: Sequence[str]) -> Thoughts:

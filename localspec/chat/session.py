@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "localspec-session", 1
 MAX_BYTES = 512_000_000  # of a file, written or read: what people say in years is less
-_OF_CALLS = ("tool_calls", "tool_call_id", "name")  # that a message may have besides
+_OF_CALLS = (
+    "tool_calls",
+    "tool_call_id",
+    "name",
+    "reasoning_content",
+)  # that a message may have besides
 _NAME = re.compile(r"[\w][\w.-]{0,99}")
 # Windows takes these for devices, whatever the ending.
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)

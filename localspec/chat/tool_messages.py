@@ -27,17 +27,24 @@ def checked_calls(number: int, calls: object) -> list[dict[str, Any]]:
     return [_checked(number, index, call) for index, call in enumerate(calls)]
 
 
-def call_message(text: str, calls: Sequence[ToolCall]) -> Message:
-    """An answer with the calls that it asks for."""
+def call_message(text: str, calls: Sequence[ToolCall], thoughts: str) -> Message:
+    """An answer with the calls that it asks for, and the thoughts before these.
+
+    Templates show a model what it thought until it has answered what was asked.
+    """
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = checked_calls(0, calls)
+    if calls and thoughts:
+        message["reasoning_content"] = thoughts
     return message
 
 
 def fit_to_form(messages: Sequence[Message], form: CallForm) -> list[Message]:
     """The messages with calls as templates of the form take them."""
     fitted = _one_call_each(messages) if form.is_single else messages
+    if form.recipient:
+        fitted = map(_with_thinking, fitted)
     return [_with_short_ids(message) for message in fitted] if form.has_ids else list(fitted)
 
 
@@ -82,15 +89,22 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
         while rest and rest[0]["role"] == "tool":
             results.append(rest.pop(0))
         for number, call in enumerate(calls):
-            yield {
-                **message,
-                "content": message["content"] * (not number),
-                "tool_calls": [call],
-            }
+            first = message if number == 0 else {"role": "assistant", "content": ""}
+            yield {**first, "tool_calls": [call]}
             own = [each for each in results if each.get("tool_call_id") == call["id"]]
             yield from own
             results = [each for each in results if each not in own]
         yield from results
+
+
+def _with_thinking(message: Message) -> Message:
+    """With the thoughts by gpt-oss's name for them, which has no place for a text beside."""
+    if "reasoning_content" not in message:
+        return message
+    fitted = {**message, "thinking": message["reasoning_content"]}
+    if message["content"]:
+        fitted["thinking"] += f"\n\n{message['content']}"
+    return {**fitted, "content": ""}
 
 
 def _with_short_ids(message: Message) -> Message:

@@ -87,7 +87,9 @@ def _messages_of(content: object, role: str) -> list[Message]:
         content = [block for block in content if _kind(block) not in _NO_TEXT]
     told: list[Message] = []
     if content or calls or not results:
-        called = {"tool_calls": calls} if calls else {}
+        thoughts = [block for block in blocks if _kind(block) == "thinking"]
+        thought = "\n".join(str(block.get("thinking")) for block in thoughts)
+        called = {"tool_calls": calls, "reasoning_content": thought} if calls else {}
         told = [{"role": role, "content": _text_of(content, role), **called}]
     return checked_messages([*results, *told])
 

@@ -37,6 +37,7 @@ _CALLS = {
     "local_shell_call": "action",
 }
 _LOGPROBS = "message.output_text.logprobs"  # what is included if that is asked for
+_ONLY_THOUGHT = {"role", "content", "reasoning_content"}
 _RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
 
@@ -78,14 +79,25 @@ def _messages(fields: Fields) -> list[Message]:
     instructions = fields.text("instructions")
     if instructions and messages:
         messages = [{"role": "system", "content": instructions}, *messages]
-    return checked_messages(messages) if messages else []
+    # Thoughts that led to no call are not sent again.
+    told = [
+        each for each in messages if each["content"] is not None or each.keys() != _ONLY_THOUGHT
+    ]
+    return checked_messages(told) if told else []
 
 
 def _add(messages: list[Message], item: Fields) -> None:
     """Add what an item says to a model; a call belongs to the answer before it."""
     kind = item.text("type") or "message"
     if kind == "message":
-        messages.append({"role": item.any("role"), "content": item.any("content")})
+        said = {"role": item.any("role"), "content": item.any("content")}
+        if said["role"] == "assistant" and messages and messages[-1].keys() == _ONLY_THOUGHT:
+            said = {**messages.pop(), **said}
+        messages.append(said)
+    elif kind == "reasoning":
+        messages.append(
+            {"role": "assistant", "content": None, "reasoning_content": _thought(item)}
+        )
     elif kind in _CALLS:
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": None})
@@ -98,8 +110,13 @@ def _add(messages: list[Message], item: Fields) -> None:
             output = json.dumps(output)
         call_id = item.text("call_id")
         messages.append({"role": "tool", "content": output, "tool_call_id": call_id})
-    elif kind != "reasoning":
+    else:
         logger.debug("an item of type %.80r is passed over", kind)
+
+
+def _thought(item: Fields) -> str:
+    parts = item.objects("content") or item.objects("summary") or []
+    return "\n".join(part.text("text") or "" for part in parts)
 
 
 def _call(item: Fields, kind: str) -> dict[str, Any]:

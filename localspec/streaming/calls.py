@@ -25,6 +25,7 @@ class CallStream:
         self._head = calls.form.head_pattern()
         self._held = ""
         self._opening: str | None = None  # of the calls that are being written
+        self._blank = ""  # before that
         self._tried = 0  # characters of them in which no closing has to be looked for again
         self._has_spoken = False
         self._is_behind_call = False
@@ -101,9 +102,10 @@ class CallStream:
         if opening is not None:
             said, _, self._held = self._held.partition(opening)
             self._opening, self._tried = opening, 0
+            self._blank = said[len(said.rstrip()) :]
             return self._text(said.rstrip())
         if self._form.is_bare and not self._has_spoken and not self._number:
-            begin, sign = "".join(self._held.split()), _sign(self._form.head)
+            begin, sign = "".join(self._held.split()), self._form.sign
             if begin.startswith(sign):
                 self._opening = ""
                 return []
@@ -177,7 +179,7 @@ class CallStream:
         """What was held as a call, and is none."""
         if self._form.recipient:  # a message to somebody else is not for the user
             return [Part(self._held.partition("\n")[2], is_thought=True)]
-        self._held = opening + self._held
+        self._held = self._blank + opening + self._held
         return self._spoken()
 
     def _spoken(self) -> list[Part]:
@@ -221,8 +223,3 @@ class _ObjectEnd:
                     self.is_over = True
                     return at + 1
         return len(text)
-
-
-def _sign(head: str) -> str:
-    """What a head has before the name, without blank space."""
-    return "".join(head.partition("NAME")[0].split())

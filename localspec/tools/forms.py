@@ -52,6 +52,11 @@ class CallForm:
     is_single: bool = False
     has_ids: bool = False
 
+    @property
+    def sign(self) -> str:
+        """What a head has before the name, without blank space."""
+        return "".join(self.head.partition("NAME")[0].split())
+
     def head_pattern(self) -> re.Pattern[str]:
         """Matches the head of a call, with its name."""
         return re.compile(re.escape(self.head).replace("NAME", "(?P<name>[A-Za-z0-9_.:/-]+)"))
@@ -164,18 +169,6 @@ FORMS = (
         read=read_objects,
         marks=("<TOOLCALL>", "</TOOLCALL>"),
     ),
-    # Granite 3
-    CallForm(
-        signs=("<|tool_call|>",),
-        openings=("<|tool_call|>",),
-        before="<|tool_call|>[",
-        head=_OBJECT,
-        tail="}",
-        between=", ",
-        after="]",
-        read=read_objects,
-        marks=("<|tool_call|>",),
-    ),
     # Llama 3.1 to 3.3: the answer is the call
     CallForm(
         signs=('"parameters": ', "<|start_header_id|>"),
@@ -207,7 +200,7 @@ def known_families() -> Collection[str]:
         "Mistral",
         "gpt-oss",
         "Gemma 4",
-        "Granite",
+        "Granite 4",
         "Nemotron",
         "Apriel",
     )

@@ -60,6 +60,8 @@ def call_grammar(
     if use.is_parallel and not form.is_single:
         one = f"call ({spell.of(form.between)} call)* {spell.of(form.after)}".rstrip()
     rules.insert(0, f"calls: {one}")
+    if form.is_bare and use.answer_schema is not None and not use.must:
+        return CallGrammar(_objects(use, schema_of))
     start, triggers = _start(form, use, spell)
     return CallGrammar("\n".join([*start, *rules]) + "\n", triggers)
 
@@ -76,15 +78,30 @@ def _start(form: CallForm, use: ToolUse, spell: Spelling) -> tuple[list[str], tu
         rest = spell.of(form.before.removeprefix(opening))
         return [f"start: {rest} calls"], form.openings
     # What begins as a call does is one.
-    begin = r"\s*".join(map(re.escape, form.head.partition("NAME")[0].split()))
+    begin = r"\s*".join(map(re.escape, form.sign))
     opened = " | ".join(f"TEXT? {spell.of(opening)} calls" for opening in form.openings)
     return [f"start: calls | TEXT | {opened}", f"TEXT: /(.|\\n)*/ & ~/\\s*{begin}(.|\\n)*/"], ()
+
+
+def _objects(use: ToolUse, schema_of: Callable[[Tool], Schema]) -> str:
+    """The grammar where a call is an object, and so is any other answer."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "parameters": schema_of(tool)},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for tool in use.callable
+    ]
+    answer = json.loads(use.answer_schema or "{}")
+    return json_rule("start", {"anyOf": [*calls, answer]}) + "\n"
 
 
 def _messages(use: ToolUse, spell: Spelling) -> tuple[list[str], tuple[str, ...]]:
     """The same where a call is a message: gpt-oss's channels."""
     channel, message = spell.of("<|channel|>"), spell.of("<|message|>")
-    kind = f'(" "? {spell.of("<|constrain|>")}? "json")?'
+    kind = f'(" json" | " "? {spell.of("<|constrain|>")} "json")?'
     names = " | ".join(
         f"{json.dumps(tool.name)} channel? {kind} {message} call_{number}"
         for number, tool in enumerate(use.callable)

@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localspec.errors import OptionError
-from localspec.tools.written import takes_text
+from localspec.tools.schemas import choices, properties_of, resolved, takes_text
 
 # As templates render them, so that what a model wrote and what it reads next are alike.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -58,13 +57,14 @@ def tag_rules(name: str, schema: Schema, spell: Spelling) -> list[str]:
     rules: list[str] = []
     required: list[str] = []
     others: list[str] = []
-    for number, (key, value) in enumerate(_properties(schema).items()):
+    for number, (key, value) in enumerate(properties_of(schema).items()):
         rule = f"{name}_{number}"
+        value = resolved(value, schema)
         opening = json.dumps(f"<parameter={key}>\n")
-        if takes_text(value) and not _choices(value):
+        if takes_text(value) and not choices(value):
             rules += [f"{rule}: {opening} {rule}_text", spell.until(f"{rule}_text", close)]
         elif takes_text(value):
-            texts = " | ".join(json.dumps(str(each)) for each in _choices(value) or ())
+            texts = " | ".join(json.dumps(str(each)) for each in choices(value) or ())
             rules.append(f"{rule}: {opening} ({texts}) {json.dumps(close)}")
         elif takes_text(value) is None:
             rules += [f"{rule}: {opening} {rule}_text", spell.until(f"{rule}_text", close)]
@@ -102,10 +102,10 @@ class _GemmaWriter:
 
     def value(self, schema: object, depth: int) -> str:
         """A value of the schema."""
-        schema = _resolved(schema, self._root)
+        schema = resolved(schema, self._root)
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return f"{self._name}_any"
-        if (values := _choices(schema)) is not None:
+        if (values := choices(schema)) is not None:
             return "(" + " | ".join(map(self._constant, values)) + ")"
         for word in ("anyOf", "oneOf"):
             if isinstance(schema.get(word), list):
@@ -139,9 +139,10 @@ class _GemmaWriter:
         return json.dumps(json.dumps(value))
 
     def _object(self, schema: Schema, depth: int) -> str:
-        properties = _properties(schema)
+        properties = properties_of(schema)
         if not properties:
-            return f"{self._name}_object"
+            is_empty = schema.get("additionalProperties") is False
+            return '"{}"' if is_empty else f"{self._name}_object"
         required = [key for key in properties if key in schema.get("required", ())]
         others = [key for key in properties if key not in required]
 
@@ -157,38 +158,7 @@ class _GemmaWriter:
         return f'"{{" (({rest}) ("," ({rest}))*)? "}}"'
 
 
-def _choices(schema: Schema) -> Sequence[object] | None:
-    """The values that the schema has to choose from, if it does."""
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    return values if isinstance(values, list) and values else None
-
-
-def _properties(schema: Schema) -> Schema:
-    properties = schema.get("properties")
-    return properties if isinstance(properties, Mapping) else {}
-
-
 def _with_definitions(value: object, schema: Schema) -> Schema:
     """The schema of an argument, with what it may refer to."""
     found = value if isinstance(value, Mapping) else {}
     return {**{word: schema[word] for word in _DEFINITIONS if word in schema}, **found}
-
-
-def _resolved(schema: object, root: Schema) -> object:
-    """What a reference inside of the schema refers to."""
-    for _ in range(_MAX_DEPTH):
-        if not isinstance(schema, Mapping) or "$ref" not in schema:
-            break
-        reference = schema["$ref"]
-        found: object = root
-        for part in str(reference).removeprefix("#/").split("/"):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        if not str(reference).startswith("#/") or found is None:
-            raise OptionError(
-                f"a tool's schema refers to {reference!r:.80}, which it does not have",
-                "Put what it refers to under $defs of the same schema.",
-            )
-        schema = found
-    return schema

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from localspec.tools.schemas import properties_of, resolved, takes_text
 from localspec.tools.tool import Tool
 
 _MAX_DEPTH = 64  # of values in Gemma's notation
@@ -101,22 +102,6 @@ def read_tags(text: str, tools: Sequence[Tool]) -> list[Written] | None:
     return None if written is None else [written]
 
 
-def takes_text(schema: object) -> bool | None:
-    """Whether a value of the schema is a text; None if it can be something else, too."""
-    if not isinstance(schema, Mapping):
-        return None
-    if "enum" in schema or "const" in schema:
-        values = schema.get("enum", [schema.get("const")])
-        kinds = {isinstance(value, str) for value in values} if values else set()
-    elif isinstance(schema.get("type"), str):
-        kinds = {schema["type"] == "string"}
-    elif isinstance(schema.get("type"), list):
-        kinds = {kind == "string" for kind in schema["type"]}
-    else:
-        return None
-    return kinds.pop() if len(kinds) == 1 else None
-
-
 def _typed(text: str, schema: object) -> Any:
     """What a text between tags stands for."""
     if takes_text(schema):
@@ -127,11 +112,11 @@ def _typed(text: str, schema: object) -> Any:
         return text
 
 
-def _properties(name: str, tools: Sequence[Tool]) -> Mapping[str, Any]:
+def _properties(name: str, tools: Sequence[Tool]) -> dict[str, object]:
     for tool in tools:
-        properties = tool.parameters.get("properties")
-        if tool.name == name and isinstance(properties, Mapping):
-            return properties
+        if tool.name == name:
+            found = properties_of(tool.parameters)
+            return {key: resolved(value, tool.parameters) for key, value in found.items()}
     return {}
 
 

@@ -1,0 +1,191 @@
+"""The grammars of calls against texts that are calls of the tools, and texts that are none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from call_families import FAMILIES, TOOLS
+
+from localspec.errors import OptionError
+from localspec.tools.forms import form_of
+from localspec.tools.grammar import call_grammar
+from localspec.tools.tool import tool_use
+
+llguidance = pytest.importorskip("llguidance", reason="llguidance is not installed")
+
+BYTES = llguidance.LLTokenizer("byte")
+
+
+def grammar_of(name, choice="auto", tools=TOOLS, *, is_parallel=True, answer=None):
+    use = tool_use(tools, choice, is_parallel=is_parallel)
+    if answer is not None:
+        use = dataclasses.replace(use, answer_schema=json.dumps(answer))
+    form = form_of(FAMILIES[name].template)
+    return form, call_grammar(form, use, {}, lambda tool: tool.parameters)
+
+
+def fit(grammar, text):
+    """Whether an answer may be the text."""
+    lark = llguidance.LLMatcher.grammar_from_lark(grammar.lark)
+    matcher = llguidance.LLMatcher(BYTES, lark, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = BYTES.tokenize_str(text)
+    if matcher.validate_tokens(tokens) < len(tokens):
+        return False
+    matcher.consume_tokens(tokens)
+    return matcher.is_accepting()
+
+
+def behind(grammar, text):
+    """What stands behind the first trigger."""
+    for trigger in grammar.triggers:
+        _, found, rest = text.partition(trigger)
+        if found:
+            return rest
+    return text
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_calls_fit(name, choice):
+    _, grammar = grammar_of(name, choice)
+    family = FAMILIES[name]
+    assert fit(grammar, behind(grammar, family.call))
+    for wrong in (
+        family.call.replace("get_weather", "get_whether"),
+        family.call.replace("city", "town"),
+        family.call.replace("3", "3.5"),
+        family.call.replace("3", "three"),
+        family.call + "x",
+        family.call[:-1],
+    ):
+        assert not fit(grammar, behind(grammar, wrong)), wrong
+    if family.two:
+        assert fit(grammar, behind(grammar, family.two))
+        _, one = grammar_of(name, choice, is_parallel=False)
+        assert fit(one, behind(one, family.call))
+        assert not fit(one, behind(one, family.two))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_no_call_fits_only_where_none_has_to_be_made(name):
+    _, must = grammar_of(name, "required")
+    assert not fit(must, "Hello.")
+    _, named = grammar_of(name, "now")
+    assert not fit(named, FAMILIES[name].call)
+    form, free = grammar_of(name)
+    if form.is_bare:  # it has no trigger
+        assert fit(free, 'Hello {"name": "x"}')
+        assert not fit(free, '{ "name": "rm"')
+        assert fit(free, f"Hm. <|python_tag|>{FAMILIES[name].call}")
+    else:
+        assert all(each in FAMILIES[name].call for each in free.triggers)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_answer_that_is_no_call_fits_its_schema(name):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    _, grammar = grammar_of(name, answer=schema)
+    frame = "<|channel|>final<|message|>" if name == "gpt-oss" else ""
+    assert grammar.triggers == ()
+    assert fit(grammar, f'{frame}{{"a": 1}}')
+    assert fit(grammar, FAMILIES[name].call)
+    assert not fit(grammar, f"{frame}Hello.")
+
+
+def test_thoughts_stand_before_a_message_to_a_tool():
+    _, grammar = grammar_of("gpt-oss", "required")
+    call = FAMILIES["gpt-oss"].call
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    assert fit(grammar, thought + thought + call)
+    assert fit(grammar, " to=functions.now<|channel|>commentary json<|message|>{}")
+    assert not fit(grammar, thought)
+
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "mode": {"type": "string", "enum": ["fast", "slow"]},
+        "level": {"enum": [1, 2, None]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "point": {"$ref": "#/$defs/point"},
+        "either": {"anyOf": [{"type": "boolean"}, {"type": "string"}]},
+        "some": {"type": ["integer", "null"]},
+        "any": {},
+    },
+    "required": ["text"],
+    "$defs": {
+        "point": {
+            "type": "object",
+            "properties": {"x": {"type": "number"}, "y": {"type": "number"}},
+            "required": ["x"],
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [
+        ('text:<|"|>a\n"b" {c}<|"|>', True),
+        ('text:<|"|><|"|>,mode:<|"|>fast<|"|>,level:null', True),
+        ('text:<|"|>a<|"|>,mode:<|"|>quick<|"|>', False),
+        ('text:<|"|>a<|"|>,level:3', False),
+        ('text:<|"|>a<|"|>,tags:[<|"|>b<|"|>,<|"|>c<|"|>]', True),
+        ('text:<|"|>a<|"|>,tags:[1]', False),
+        ('text:<|"|>a<|"|>,point:{x:1.5,y:-2}', True),
+        ('text:<|"|>a<|"|>,point:{y:-2}', False),
+        ('text:<|"|>a<|"|>,either:true,some:7', True),
+        ('text:<|"|>a<|"|>,either:1', False),
+        ('text:<|"|>a<|"|>,any:{k:[1,<|"|>s<|"|>,{}]}', True),
+        ("mode:<|\"|>fast<|\"|>", False),
+        ("", False),
+    ],
+)  # fmt: skip
+def test_gemmas_notation(arguments, fits):
+    _, grammar = grammar_of("Gemma 4", tools=[{"name": "f", "parameters": NESTED}])
+    assert fit(grammar, f"call:f{{{arguments}}}<tool_call|>") is fits
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [
+        ({"text": 'a\n"b" <c>\n'}, True),
+        ({"text": "a", "mode": "fast", "level": "null"}, True),
+        ({"text": "a", "mode": "quick"}, False),
+        ({"text": "a", "tags": '["b", "c"]'}, True),
+        ({"text": "a", "tags": "[1]"}, False),
+        ({"text": "a", "point": '{"x": 1.5, "y": -2}'}, True),
+        ({"text": "a", "point": '{"y": -2}'}, False),
+        ({"text": "a", "some": "7"}, True),
+        ({"text": "a", "some": "b"}, False),
+        ({"text": "a", "either": "true", "any": "[1]"}, True),
+        ({"mode": "fast"}, False),
+    ],
+)
+def test_tags(arguments, fits):
+    _, grammar = grammar_of("Qwen3-Coder", tools=[{"name": "f", "parameters": NESTED}])
+    written = "".join(
+        f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in arguments.items()
+    )
+    call = f"\n<function=f>\n{written}</function>\n</tool_call>"
+    assert fit(grammar, call) is fits
+
+
+def test_a_reference_to_nowhere_is_refused():
+    lost = {"type": "object", "properties": {"x": {"$ref": "#/$defs/nothing"}}}
+    with pytest.raises(OptionError, match="refers to '#/\\$defs/nothing'"):
+        grammar_of("Gemma 4", tools=[{"name": "f", "parameters": lost}])
+
+
+def test_marks_that_are_entries_are_named_by_their_ids():
+    form = form_of(FAMILIES["Qwen"].template)
+    use = tool_use(TOOLS, "required", is_parallel=True)
+    tokens = {"<tool_call>": 7, "</tool_call>": 8}
+    lark = call_grammar(form, use, tokens, lambda tool: tool.parameters).lark
+    assert lark.startswith('start: <[7]> "\\n" calls\n')
+    assert '"\\n" <[8]> "\\n" <[7]> "\\n"' in lark
+    assert "tool_call" not in lark
