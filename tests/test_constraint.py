@@ -115,9 +115,9 @@ def test_seeded_constrained_text_is_the_same_with_any_draft(demo_target, draft, 
     with localspec.load(target=demo_target, draft=path) as opened:
         prompt = opened.make_prompt(QUESTION, None, lambda: False, think=True)
 
-        def chain(num_tokens):
+        def chain(tokens):
             constraint = opened.constraint(options, prompt)
-            return opened._resolver.chain(SamplingParams(), num_tokens, constraint)
+            return opened._resolver.chain(SamplingParams(), len(tokens), constraint)
 
         rounding = Rounding()
         with opened.exclusively() as loop:
