@@ -20,6 +20,7 @@ from localspec.chat.prompt import Prompt
 from localspec.checks.identity import IdentityCheck
 from localspec.checks.rounding import Rounding
 from localspec.constraints.asked import schema_text
+from localspec.constraints.gbnf import endless_rule
 from localspec.errors import ClosedError, ConstraintError, OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.params import SamplingParams
@@ -419,8 +420,28 @@ def test_without_llguidance_a_gbnf_grammar_still_works(demo_target, monkeypatch)
             assert "localspec[grammar]" in caught.value.hint
         with pytest.raises(ConstraintError, match="libllama cannot read"):
             alone.complete(QUESTION, grammar="root ::= fox")
+        # libllama takes memory for this one until the process ends.
+        endless = 'root ::= x root "a" | ""\nx ::= y\ny ::= ""'
+        with pytest.raises(ConstraintError, match=r"rule root .* begin with itself"):
+            alone.complete(QUESTION, grammar=endless)
         with pytest.raises(ConstraintError, match="bytes"):
             alone.complete(QUESTION, grammar="root ::= " + '"a" ' * 20_000)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "rule"),
+    [
+        ('root ::= root "a" | "b"', "root"),
+        ('root ::= x root "a" | "b"\nx ::= y\ny ::= "" | "c"', "root"),
+        ('root ::= (x | "d")? list\nlist ::= [ ]* root "]"\nx ::= "c"', "root"),
+        ('root ::= a # ::= "(" |\na ::= ("b"? | "c"{0,3}) a "d" | "e"', "a"),
+        ('root ::= "a"+ root? | ("b" root)* "c"', None),
+        ('root ::= item ("," item)*\nitem ::= "[" root "]" | [^]"]+ | "\\"" root | .', None),
+        ('root ::= ("a"*)* "b" | <|end|> root\nother ::= "a"{1,} other | ""', None),
+    ],
+)
+def test_rules_that_begin_with_themselves_are_found(grammar, rule):
+    assert endless_rule(grammar) == rule
 
 
 def test_nothing_is_asked_of_a_closed_engine(demo_target):
