@@ -1,7 +1,7 @@
 """A coding agent's session with localspec's server and with llama-server, on the same files.
 
-    python scripts/compare/compare_servers.py --target T.gguf --record rounds.jsonl
-    python scripts/compare/compare_servers.py --target T.gguf --record rounds.jsonl --temperature 0.7
+    python scripts/compare/compare_servers.py --target T.gguf --record ROUNDS
+    python scripts/compare/compare_servers.py --target T.gguf --record ROUNDS --temperature 0.7
 
 Each call is one round: it starts both servers, as they come, asks both every request of the
 session in turn, another one first each time, and appends the times to the file. Then it prints
@@ -13,6 +13,7 @@ compare_llama_cpp.py. The session is made up, see comparison/agents.py. Leave th
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from comparison.options import add_files, positive, run, setup_of
 
 def compare(asked: argparse.Namespace) -> None:
     setup = setup_of(asked)
-    tools = build(default_folder(), jobs=2, no_amx=False)
+    tools = build(default_folder(), jobs=os.cpu_count() or 1, no_amx=False)
     session = agents.Session(
         asked.turns, asked.system_tokens, asked.answer_tokens, asked.temperature, asked.seed
     )
@@ -43,7 +44,9 @@ def main() -> None:
     add = parser.add_argument
     add("--record", type=Path, required=True, help="the file that gets a line each round")
     add("--temperature", type=float, default=0.0, help="default: 0, greedy")
-    add("--seed", type=int, default=0, help="of the answers; an odd one asks llama-server first")
+    add(
+        "--seed", type=int, default=0, help="of the answers; an odd one asks llama-server first"
+    )
     add("--turns", type=positive, default=20, help="default: 20")
     add("--system-tokens", type=positive, default=8000, help="default: 8000")
     add("--answer-tokens", type=positive, default=100, help="default: 100")

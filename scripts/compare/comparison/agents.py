@@ -1,13 +1,12 @@
 """What a coding agent asks of a server: a made-up session of the usual shape, and its times.
 
 A system prompt that is mostly descriptions of tools, then turns whose questions are what tools
-gave, each with an answer that the next question repeats. Beside them the agent asks for a title,
-for summaries, and has tasks of a single question done under the same system prompt.
+gave, each with an answer that the next question repeats. Beside them the agent asks for a
+title, for summaries, and has tasks of a single question done under the same system prompt.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import statistics
@@ -16,13 +15,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from comparison.contender import Setup
 from comparison.server_process import ServerProcess
 
 _SCRIPTS = Path(__file__).resolve().parents[1]
-_NOUNS = "file folder branch commit test module function class option path line error log".split()
-_VERBS = "read write search list rename compare check format build run open close".split()
+_NOUNS = (
+    *("file", "folder", "branch", "commit", "test", "module", "function"),
+    *("class", "option", "path", "line", "error", "log"),
+)
+_VERBS = (
+    *("read", "write", "search", "list", "rename", "compare"),
+    *("check", "format", "build", "run", "open", "close"),
+)
 _RULES = (
     "Before you {verb} a {noun}, {other} the {noun} that belongs to it and say what you found.",
     "Never {verb} a {noun} that the user has not named, unless a {thing} asks for it.",
@@ -195,28 +201,24 @@ def hold(session: Session, servers: Sequence[ServerProcess]) -> list[list[Timed]
         lambda text: len(count.ask("/tokenize", {"content": text})["tokens"]),
     )
     answers: list[list[Timed]] = [[] for _ in servers]
-    conversations = [requests(session, system) for _ in servers]
-    sides = list(zip(servers, conversations, answers, strict=True))
-    if session.seed % 2:
-        sides.reverse()
-    for number in itertools.count():
-        for server, asked, answered in sides:
-            request, tell = next(asked, (None, _unheard))
-            if request is None:
-                return answers
+    for number, asked in enumerate(
+        zip(*(requests(session, system) for _ in servers), strict=True), session.seed
+    ):
+        sides = list(zip(servers, asked, answers, strict=True))
+        for server, (request, tell), answered in sides[:: -1 if number % 2 else 1]:
             timed = ask(server, request, session)
             answered.append(timed)
             tell(timed.text)
-            print(f"{number} {server.name}: {_shown(timed)}", file=sys.stderr, flush=True)
-        sides.reverse()
-    raise AssertionError
+            print(f"{server.name}: {_shown(timed)}", file=sys.stderr, flush=True)
+    return answers
 
 
 def _shown(timed: Timed) -> str:
     decoded = timed.num_prompt_tokens - timed.num_cached
     return (
         f"{timed.kind}, {decoded} of {timed.num_prompt_tokens} prompt tokens decoded, "
-        f"first text after {timed.first_s:.2f} s, {timed.num_tokens} tokens in {timed.total_s:.2f} s"
+        f"first text after {timed.first_s:.2f} s, "
+        f"{timed.num_tokens} tokens in {timed.total_s:.2f} s"
     )
 
 
@@ -243,7 +245,10 @@ def table(path: Path) -> str:
     return "\n".join(lines)
 
 
-def _row(temperature: float, kind: str, rounds: Sequence[dict[str, list[dict]]]) -> str:
+_Sides = dict[str, list[dict[str, Any]]]  # the answers of each server
+
+
+def _row(temperature: float, kind: str, rounds: Sequence[_Sides]) -> str:
     sums, num_requests = [], 0
     for name in rounds[0]:
         chosen = [[t for t in one[name] if kind in ("all", t["kind"])] for one in rounds]
