@@ -200,8 +200,9 @@ def test_an_agents_session_is_the_same_for_every_server(setup, tmp_path):
     )
     setup = replace(setup, context_length=2048)
     servers = [agents.localspec_server(setup) for _ in range(2)]
+    path = tmp_path / "rounds.jsonl"
     with servers[0], servers[1]:
-        answers = agents.hold(session, servers)
+        answers = agents.hold(session, servers, path)
     kinds = ["turn", "title", *["turn"] * 4, "summary", "turn", "turn", "task"]
     lengths = {"turn": 10, "title": 12, "summary": 60, "task": 10}
     for answered in answers:
@@ -213,14 +214,32 @@ def test_an_agents_session_is_the_same_for_every_server(setup, tmp_path):
             assert after.num_prompt_tokens > before.num_prompt_tokens
             assert after.num_cached > before.num_prompt_tokens - 10
         assert answered[-1].num_cached >= session.system_tokens
-    path = tmp_path / "rounds.jsonl"
-    for _ in range(2):
-        agents.record(path, session, ("ours", "theirs"), answers)
-    rows = agents.table(path).splitlines()
-    assert rows[0] == "| temperature | what | requests | ours | theirs | ratio |"
-    assert [row.split(" | ")[1:3] for row in rows[2:]] == [
+    # Of the same name, they share a column; the rows are those of what was asked.
+    rows = [row.split(" | ") for row in agents.table(path).splitlines()[2:]]
+    assert [row[1:3] for row in rows] == [
         ["all", "10"], ["turn", "7"], ["title", "1"], ["summary", "1"], ["task", "1"],
     ]  # fmt: skip
+
+
+def test_table_of_sessions_has_the_ratios_of_rounds(tmp_path):
+    """The median of the rounds' ratios, each of sums."""
+    path = tmp_path / "rounds.jsonl"
+    for seed, (ours, theirs) in enumerate([(1.0, 2.0), (3.0, 3.0), (4.0, 2.0)]):
+        session = agents.Session(1, 10, 5, 0.7, seed)
+        for kind, factor in (("turn", 1.0), ("title", 3.0)):
+            timed = [
+                agents.Timed(kind, "x", 5, 10, cached, 0.1, factor * seconds)
+                for cached, seconds in ((8, ours), (2 * seed, theirs))
+            ]
+            agents.record(path, session, dict(zip(("a", "b"), timed, strict=True)))
+    assert agents.table(path).splitlines()[0] == (
+        "| temperature | what | requests | a: decoded | a: seconds | b: decoded | b: seconds "
+        "| ratio |"
+    )
+    assert agents.table(path).splitlines()[2] == (
+        "| 0.7 | all | 2 | 4 | 12.0 (4.0 … 16.0) | 16 (12 … 20) | 8.0 (8.0 … 12.0) "
+        "| **1.000 (0.500 … 2.000)** |"
+    )
 
 
 @pytest.mark.parametrize(
