@@ -200,6 +200,7 @@ def test_an_agents_session_is_the_same_for_every_server(setup, tmp_path):
     )
     setup = replace(setup, context_length=2048)
     servers = [agents.localspec_server(setup) for _ in range(2)]
+    servers[1].name = "another"
     path = tmp_path / "rounds.jsonl"
     with servers[0], servers[1]:
         answers = agents.hold(session, servers, path)
@@ -214,7 +215,6 @@ def test_an_agents_session_is_the_same_for_every_server(setup, tmp_path):
             assert after.num_prompt_tokens > before.num_prompt_tokens
             assert after.num_cached > before.num_prompt_tokens - 10
         assert answered[-1].num_cached >= session.system_tokens
-    # Of the same name, they share a column; the rows are those of what was asked.
     rows = [row.split(" | ") for row in agents.table(path).splitlines()[2:]]
     assert [row[1:3] for row in rows] == [
         ["all", "10"], ["turn", "7"], ["title", "1"], ["summary", "1"], ["task", "1"],
