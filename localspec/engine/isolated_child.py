@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TOGETHER_S = 0.01  # pieces that come within that time are sent together
+TOGETHER_S = 0.02  # pieces that come within that time are sent together
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
