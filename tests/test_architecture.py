@@ -26,7 +26,7 @@ PACKAGES = [
     ["streaming", "llama", "models"],
     ["policy"],
     ["speculative", "gguf_file"],
-    ["sampling", "machine", "atomic_write", "fork_guard"],
+    ["sampling", "machine", "atomic_write", "fork_guard", "rpc_address"],
     ["processors", "cpu_quota", "errors"],
 ]
 

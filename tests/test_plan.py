@@ -421,7 +421,7 @@ def test_explain_and_doctor_show_the_plan_of_each_device(
     assert [model["gpu_layers"] for model in models["models"]] == [[4], [3]]
     for module in ("fit", "installation"):
         monkeypatch.setattr(f"localspec.preflight.{module}.room_here", lambda: where)
-    assert inspect_installation().plans["demo"].models[1].gpu_layers == (3,)
+    assert inspect_installation(()).plans["demo"].models[1].gpu_layers == (3,)
     shown = CliRunner().invoke(main, ["doctor"]).output
     assert re.search(r"Layers +demo at a context of 2048: fits\n", shown)
     assert re.search(r"CUDA0 .* of the target .*, 3 of 3 layers of the draft", shown)

@@ -84,8 +84,8 @@ def bench(
                 bar.label = f"Measuring {stage}"
                 bar.update(round(share * 1000) - bar.pos)
 
-            found = run_bench(
-                engine,
+            found = engine.measure(
+                run_bench,
                 tokens,
                 num_rounds=rounds,
                 max_tokens=_DEFAULT_TOKENS

@@ -81,7 +81,9 @@ def verify(
                 bar.label = f"Checking {stage}"
                 bar.update(round(share * 1000) - bar.pos)
 
-            report = check(engine, tokens, budget_s=seconds, num_samples=samples, progress=show)
+            report = engine.measure(
+                check, tokens, budget_s=seconds, num_samples=samples, progress=show
+            )
         if as_json:
             click.echo(json.dumps(as_object(report)))
         else:

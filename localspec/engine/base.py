@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from localspec.chat.chat import Chat
 from localspec.chat.control_guard import Tokenizer
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
 
     from localspec.engine.memory import EngineMemory
+    from localspec.speculative.policy_api import Drafting
+    from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 
 class TextTokenizer(Tokenizer, Protocol):
@@ -37,6 +39,9 @@ class TextTokenizer(Tokenizer, Protocol):
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Their text; with special, also that of control tokens."""
+
+
+Found = TypeVar("Found")
 
 
 class BaseEngine(abc.ABC):
@@ -48,7 +53,13 @@ class BaseEngine(abc.ABC):
 
     Leaving its `with` block ends what is being answered, in any thread, and closes it; so
     does the interpreter's end.
+
+    shared_vocabulary: what target and draft have in common, None without a draft. drafting:
+    what was asked of it when it was loaded.
     """
+
+    drafting: Drafting
+    shared_vocabulary: SharedVocabulary | None
 
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling
@@ -96,6 +107,21 @@ class BaseEngine(abc.ABC):
         """How many tokens of the text the target has decoded, and how many there are.
 
         From any thread, to show how far a long prompt is.
+        """
+
+    @abc.abstractmethod
+    def measure(
+        self,
+        function: Callable[..., Found],
+        *arguments: Any,
+        progress: Callable[[str, float], None],
+        **keywords: Any,
+    ) -> Found:
+        """What a check or a measurement makes of the `Engine` that has the models.
+
+        function: of a module, called with that engine and all the rest, perhaps in another
+        process. progress: gets what is being done, and the share that is. Raises what it
+        raises.
         """
 
     @abc.abstractmethod

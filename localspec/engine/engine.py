@@ -7,12 +7,12 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from localspec.chat.prompt import Prompt
 from localspec.engine.access import Access, busy, still_answering
 from localspec.engine.arguments import token_ids
-from localspec.engine.base import BaseEngine
+from localspec.engine.base import BaseEngine, Found
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.memory import EngineMemory
@@ -49,8 +49,7 @@ class Engine(BaseEngine):
     From any thread, but one answer at a time: a second stream that starts while another is
     unfinished raises EngineError. sampling: what an answer
     uses by default. description: the pair, for people. kept_bytes: memory for the caches of
-    conversations that wait. shared_vocabulary: what target and
-    draft have in common, None without a draft.
+    conversations that wait.
     """
 
     def __init__(
@@ -63,6 +62,7 @@ class Engine(BaseEngine):
     ) -> None:
         super().__init__(sampling)
         self._description = description
+        self.drafting = drafting
         self._target = target = models.target
         self._models = models
         self._resolver = Resolver(target.vocabulary)
@@ -201,6 +201,21 @@ class Engine(BaseEngine):
             if kept is not None:
                 self._cache_pool.put(owner, kept)
             return kept is not None
+
+    def measure(
+        self,
+        function: Callable[..., Found],
+        *arguments: Any,
+        progress: Callable[[str, float], None],
+        **keywords: Any,
+    ) -> Found:
+        """See `BaseEngine.measure`."""
+        return function(self, *arguments, progress=progress, **keywords)
+
+    @property
+    def num_decodes(self) -> int:
+        """Of the target, so far: whether something goes on. From any thread."""
+        return self._target.num_decodes
 
     def memory(self) -> EngineMemory:
         """See `BaseEngine.memory`."""

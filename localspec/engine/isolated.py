@@ -15,10 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.chat.prompt import Prompt
 from localspec.engine.access import busy, still_answering
-from localspec.engine.base import BaseEngine, TextTokenizer
+from localspec.engine.base import BaseEngine, Found, TextTokenizer
 from localspec.engine.child_process import ChildProcess
 from localspec.engine.isolated_child import EngineFacts
-from localspec.errors import ClosedError, EngineError, Interrupted, OptionError
+from localspec.errors import (
+    ClosedError,
+    CrashedError,
+    EngineError,
+    Interrupted,
+    OptionError,
+)
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Meter
 from localspec.speculative.randomness import Randomness
@@ -72,8 +78,10 @@ class _RemoteVocabulary:
 class IsolatedEngine(BaseEngine):
     """An `Engine` in a child process, with the same streams, chats and asynchronous twins.
 
-    If libllama crashes, whoever reads the answer gets EngineError, and the next question
-    starts the process again; conversations live on this side and go on. An answer's options
+    If libllama crashes, whoever reads the answer gets EngineError, the stream's reply and the
+    conversation keep what was said, and the next question starts the process again. Its
+    models may be on RPC servers, of which the error names those that do not answer; where the
+    process says nothing for ten minutes it is taken for lost. An answer's options
     are checked when it is read. preset, arguments: as for `localspec.load`, but for
     `llama_cpp.Llama` objects, which belong to this process.
 
@@ -111,6 +119,8 @@ class IsolatedEngine(BaseEngine):
         self._process = ChildProcess(preset, arguments, progress)
         self._facts = self._process.facts
         self.sampling = self._facts.sampling
+        self.shared_vocabulary = self._facts.shared_vocabulary
+        self.drafting = self._facts.drafting
 
     @property
     def vocabulary(self) -> TextTokenizer:
@@ -136,6 +146,22 @@ class IsolatedEngine(BaseEngine):
     def reading(self) -> tuple[int, int]:
         """See `BaseEngine.reading`; it is known after each batch of a long prompt."""
         return self._reading
+
+    def measure(
+        self,
+        function: Callable[..., Found],
+        *arguments: Any,
+        progress: Callable[[str, float], None],
+        **keywords: Any,
+    ) -> Found:
+        """See `BaseEngine.measure`."""
+
+        def show(told: tuple[str, float]) -> None:
+            progress(*told)
+
+        with self._exclusively() as process:
+            found: Found = process.watched(show, "measure", function, *arguments, **keywords)
+        return found
 
     def memory(self) -> EngineMemory:
         """See `BaseEngine.memory`. Raises BusyError while an answer is produced."""
@@ -291,25 +317,41 @@ class _RemoteAnswer:
         self._begin = begin
         self._remember = remember
         self._reply: Reply | None = None
+        self._said: list[Piece] = []
         self.cancellation = Cancellation()
 
     def pieces(self) -> Generator[Piece, None, None]:
         try:
             with self._engine._exclusively() as process:
-                number = self._begin(process)
+                process, number = self._begun(process)
                 if self.cancellation.is_requested:
                     process.call("cancel", number)  # on this line it comes before the first
                 try:
                     with self.cancellation.obeyed(lambda: process.cancel(number)):
                         report = functools.partial(self._report, process, number)
                         while (piece := process.watched(report, "next_piece")) is not None:
+                            self._said.append(piece)
                             yield piece
+                except CrashedError:
+                    self._conclude()
+                    raise
                 finally:
                     if self._engine._can_ask(process):
                         self._reply = process.call("end")
         finally:
             if self._reply is not None:
                 self._remember(self._reply)
+
+    def _begun(self, process: ChildProcess) -> tuple[ChildProcess, int]:
+        """The child that has begun the answer: a new one, if this one had gone unnoticed.
+
+        As one that has lost an RPC server while it was idle.
+        """
+        try:
+            return process, self._begin(process)
+        except CrashedError:
+            process = self._engine._running()
+            return process, self._begin(process)
 
     def _report(self, process: ChildProcess, number: int, reading: tuple[int, int]) -> None:
         """Take notice of how far the prompt is."""
@@ -323,6 +365,10 @@ class _RemoteAnswer:
 
     def abandon(self) -> None:
         """See `stream.Produced.abandon`. Raises OptionError for a bad option."""
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """A reply of the pieces that came, the child's own being lost or none."""
         options = self._options
         params = options.sampling_from(self._engine.sampling)
         rule = make_rule(
@@ -331,14 +377,23 @@ class _RemoteAnswer:
             seed=options.seed,
             randomness=Randomness(0),
         )
+        meter = Meter(self._num_prompt_tokens, 0, 0.0)
+        for piece in self._said:
+            for _ in piece.token_ids:
+                meter.deliver(piece.provenance)
         self._reply = Reply(
-            text="",
-            token_ids=(),
+            text="".join(piece.text for piece in self._said if not piece.is_thought),
+            token_ids=tuple(token for piece in self._said for token in piece.token_ids),
             finish_reason="cancelled",
-            stats=Meter(self._num_prompt_tokens, 0, 0.0).stats(0.0, None, None),
+            stats=meter.stats(0.0, None, None),
             seed=options.seed,
             verify=rule.name,
-            logprobs=None if options.logprobs is None else (),
+            logprobs=(
+                None
+                if options.logprobs is None
+                else tuple(p.logprobs for p in self._said if p.logprobs is not None)
+            ),
+            thoughts="".join(piece.text for piece in self._said if piece.is_thought),
         )
 
     def final_reply(self) -> Reply:

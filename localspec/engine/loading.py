@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
@@ -25,6 +25,7 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import Header
 from localspec.llama.options import LlamaOptions
+from localspec.models.presets import common_servers
 from localspec.preflight.content import FileContent, content_of_adopted
 from localspec.preflight.fit import repacked_here, target_context_length, uses_gpu
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
@@ -51,6 +52,7 @@ class LoadKeywords(TypedDict, total=False):
     context_length: int | None
     num_threads: int | None
     num_gpu_layers: int | None
+    rpc: Sequence[str] | None
     target_options: LlamaOptions | None
     draft_options: LlamaOptions | None
     kept_bytes: int
@@ -68,6 +70,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     context_length: int | None = None,
     num_threads: int | None = None,
     num_gpu_layers: int | None = None,
+    rpc: Sequence[str] | None = None,
     target_options: LlamaOptions | None = None,
     draft_options: LlamaOptions | None = None,
     kept_bytes: int = DEFAULT_KEPT_BYTES,
@@ -88,14 +91,18 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     or "none".
     context_length: tokens (default: the preset's, or the model's own up to 8192).
     num_gpu_layers: default: as many as fit onto the GPUs, the draft's first; where a load
-    finds no memory for them after all, fewer are tried, as a warning tells. target_options,
+    finds no memory for them after all, fewer are tried, as a warning tells. rpc: llama.cpp's
+    RPC servers that hold layers of the target, too, each "host:port" (default: the preset's).
+    One that fails later ends the process: `IsolatedEngine` makes an exception of that. Draft
+    and head stay here, unless draft_options name servers; a head in the target's file is used
+    with servers only if proposer="head". target_options,
     draft_options: any other setting of one of the models; it counts where the three before
     say nothing. kept_bytes: main memory, beside the models' own, for what the caches held of
     conversations that wait while others are answered: up to that much. progress: called in
     this thread with the loaded share of both models, 0 … 1; to cancel the load, raise in it.
     force: load even what seems not to fit into memory.
 
-    Raises PresetError, ModelFileError, MemoryLimitError, PairError or OptionError.
+    Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """
     drafting = Drafting(draft_tokens, proposer)
     if progress is not None and not callable(progress):
@@ -106,7 +113,8 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     common = LlamaOptions(
         context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
     )
-    options = [_with_common(own, common) for own in (target_options, draft_options)]
+    of_target, of_draft = (_with_common(own, common) for own in (target_options, draft_options))
+    options = [replace(of_target, rpc=of_target.rpc or common_servers(rpc, chosen)), of_draft]
     sources = chosen_sources(found, drafting, *options)
     shares = progress_shares(sources, progress or (lambda _fraction: None))
     with contextlib.ExitStack() as undo:
@@ -218,11 +226,8 @@ def _open_head(
 
 def _suited(options: LlamaOptions, header: Header, context_length: int) -> LlamaOptions:
     """The options with what they leave open chosen as it suits the file here."""
-    num_gpu_layers = options.num_gpu_layers
-    options = with_suited_attention(
-        options, header, context_length, uses_gpu=uses_gpu(num_gpu_layers)
-    )
-    return with_suited_mapping(options, header, repacked_here(num_gpu_layers))
+    options = with_suited_attention(options, header, context_length, uses_gpu=uses_gpu(options))
+    return with_suited_mapping(options, header, repacked_here(options))
 
 
 def _description(models: Models) -> str:

@@ -104,6 +104,22 @@ def capture_logs(lib: Any) -> Complaints:
     return complaints
 
 
+def log_aborts(lib: Any) -> Any:
+    """Send libllama's last words to `logging`: else it writes a trace of calls to stderr.
+
+    Returns what C holds a pointer to, and has to live as long.
+    """
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+
+    @kind
+    def log(words: bytes) -> None:
+        logger.error("%s", words.decode(errors="replace"))
+
+    ggml = shared_library(lib)
+    ctypes.CFUNCTYPE(ctypes.c_void_p, kind)(("ggml_set_abort_callback", ggml))(log)
+    return log
+
+
 class LoadWatch:
     """Reports a load's progress, and notices why it has to end.
 

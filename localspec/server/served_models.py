@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 
 from localspec.engine.isolated import IsolatedEngine
-from localspec.errors import MemoryLimitError
+from localspec.errors import MemoryLimitError, RpcError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.shape import ModelShape
 from localspec.machine import memory_here
@@ -47,7 +47,7 @@ class ServedModel:
     def load(self) -> IsolatedEngine:
         """Open the engine. Raises what `localspec.load` raises."""
         return IsolatedEngine(
-            self.name,
+            self.preset,
             context_length=self.context_length,
             kept_bytes=memory_here().total_bytes // _KEPT_SHARE,
         )
@@ -92,7 +92,8 @@ class ServedModels:
     async def opened(self, model: ServedModel) -> AsyncGenerator[IsolatedEngine, None]:
         """Its engine, which stays open in the block. By who is first in the line.
 
-        It is loaded if it is not yet, and others are closed where the memory is short. Raises
+        It is loaded if it is not yet, and others are closed where the memory is short, or an
+        RPC server, which serves one of them at a time, is taken. Raises
         what loading raises.
         """
         model.num_users += 1
@@ -112,7 +113,7 @@ class ServedModels:
             try:
                 # Shielded: a client that gives up leaves it to the next one.
                 model.engine = await asyncio.shield(model.loading)
-            except MemoryLimitError:
+            except (MemoryLimitError, RpcError):  # a server may serve another of the models
                 idle = [each for each in self.all if each.engine is not None]
                 idle = [each for each in idle if each.num_users == 0]
                 if not idle:
