@@ -164,6 +164,6 @@ def test_json_has_all_of_it():
 def test_cores_that_are_left_out_have_a_reason(change, words, sound, monkeypatch):
     found = replace(sound, cores=replace(CORES, **change))
     command = sys.modules["localspec.cli.doctor"]  # whose name is also that of the command
-    monkeypatch.setattr(command, "inspect_installation", lambda: found)
+    monkeypatch.setattr(command, "inspect_installation", lambda _rpc: found)
     output = CliRunner().invoke(main, ["doctor"]).output
     assert f"Cores      {words}\n" in output

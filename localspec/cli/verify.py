@@ -71,6 +71,7 @@ def verify(
     # Late, as everything that needs an engine: completion loads none.
     from localspec.checks.selfcheck import Finding, check
     from localspec.cli.verify_report import as_object, as_text
+    from localspec.engine.measuring import measure
 
     texts = questions.BUILT_IN if prompts is None else questions.read_prompts(prompts)
     with options.open_engine() as engine:
@@ -81,8 +82,8 @@ def verify(
                 bar.label = f"Checking {stage}"
                 bar.update(round(share * 1000) - bar.pos)
 
-            report = engine.measure(
-                check, tokens, budget_s=seconds, num_samples=samples, progress=show
+            report = measure(
+                engine, check, tokens, budget_s=seconds, num_samples=samples, progress=show
             )
         if as_json:
             click.echo(json.dumps(as_object(report)))

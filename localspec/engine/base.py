@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from localspec.chat.chat import Chat
 from localspec.chat.control_guard import Tokenizer
@@ -39,9 +39,6 @@ class TextTokenizer(Tokenizer, Protocol):
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Their text; with special, also that of control tokens."""
-
-
-Found = TypeVar("Found")
 
 
 class BaseEngine(abc.ABC):
@@ -107,21 +104,6 @@ class BaseEngine(abc.ABC):
         """How many tokens of the text the target has decoded, and how many there are.
 
         From any thread, to show how far a long prompt is.
-        """
-
-    @abc.abstractmethod
-    def measure(
-        self,
-        function: Callable[..., Found],
-        *arguments: Any,
-        progress: Callable[[str, float], None],
-        **keywords: Any,
-    ) -> Found:
-        """What a check or a measurement makes of the `Engine` that has the models.
-
-        function: of a module, called with that engine and all the rest, perhaps in another
-        process. progress: gets what is being done, and the share that is. Raises what it
-        raises.
         """
 
     @abc.abstractmethod

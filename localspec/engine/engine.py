@@ -7,12 +7,12 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from localspec.chat.prompt import Prompt
 from localspec.engine.access import Access, busy, still_answering
 from localspec.engine.arguments import token_ids
-from localspec.engine.base import BaseEngine, Found
+from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.memory import EngineMemory
@@ -201,16 +201,6 @@ class Engine(BaseEngine):
             if kept is not None:
                 self._cache_pool.put(owner, kept)
             return kept is not None
-
-    def measure(
-        self,
-        function: Callable[..., Found],
-        *arguments: Any,
-        progress: Callable[[str, float], None],
-        **keywords: Any,
-    ) -> Found:
-        """See `BaseEngine.measure`."""
-        return function(self, *arguments, progress=progress, **keywords)
 
     @property
     def num_decodes(self) -> int:

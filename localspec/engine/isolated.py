@@ -8,16 +8,16 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.chat.prompt import Prompt
 from localspec.engine.access import busy, still_answering
-from localspec.engine.base import BaseEngine, Found, TextTokenizer
+from localspec.engine.base import BaseEngine, TextTokenizer
 from localspec.engine.child_process import ChildProcess
-from localspec.engine.isolated_child import EngineFacts
+from localspec.engine.remote_vocabulary import RemoteVocabulary
 from localspec.errors import (
     ClosedError,
     CrashedError,
@@ -41,38 +41,6 @@ if TYPE_CHECKING:
     from localspec.models.preset import Preset
 
 _POLL_S = 0.02  # between two looks at whether idle work goes on
-
-
-class _RemoteVocabulary:
-    """The vocabulary's methods, asked of the child."""
-
-    def __init__(self, engine: IsolatedEngine, facts: EngineFacts) -> None:
-        self._engine = engine
-        self.bos, self.eos, self.add_bos = facts.bos, facts.eos, facts.add_bos
-
-    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        return str(self._ask("detokenize", list(tokens), special=special))
-
-    def tokenize(
-        self, text: str, *, parse_special: bool, after: int | None = None
-    ) -> list[int]:
-        keywords = {"parse_special": parse_special, "after": after}
-        return list(self._ask("tokenize", text, **keywords))
-
-    def text(self, token: int) -> str:
-        return str(self._ask("text", token))
-
-    def control_texts(self) -> list[str]:
-        return list(self._ask("control_texts"))
-
-    def is_control(self, token: int) -> bool:
-        return bool(self._ask("is_control", token))
-
-    def max_text_bytes(self, num_tokens: int) -> int:
-        return int(self._ask("max_text_bytes", num_tokens))
-
-    def _ask(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        return self._engine._running().call("vocabulary", method, arguments, **keywords)
 
 
 class IsolatedEngine(BaseEngine):
@@ -106,7 +74,7 @@ class IsolatedEngine(BaseEngine):
         self._preset, self._arguments = preset, arguments
         self._starting = threading.Lock()
         self._busy = threading.Lock()
-        self._closed = False
+        self._closed = True  # until there is something to close
         self._num_streams = 0
         self._num_cancels = 0
         self._owner_numbers: weakref.WeakKeyDictionary[object, int] = (
@@ -117,6 +85,7 @@ class IsolatedEngine(BaseEngine):
         self._gone_owners: list[int] = []
         self._reading = (0, 0)
         self._process = ChildProcess(preset, arguments, progress)
+        self._closed = False
         self._facts = self._process.facts
         self.sampling = self._facts.sampling
         self.shared_vocabulary = self._facts.shared_vocabulary
@@ -125,7 +94,10 @@ class IsolatedEngine(BaseEngine):
     @property
     def vocabulary(self) -> TextTokenizer:
         """The target's tokens."""
-        return _RemoteVocabulary(self, self._facts)  # kept here it would keep the engine
+        return RemoteVocabulary(self._ask_vocabulary, self._facts)  # kept it would keep this
+
+    def _ask_vocabulary(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        return self._running().call("vocabulary", method, arguments, **keywords)
 
     @property
     def description(self) -> str:
@@ -149,19 +121,18 @@ class IsolatedEngine(BaseEngine):
 
     def measure(
         self,
-        function: Callable[..., Found],
+        function: Callable[..., Any],
         *arguments: Any,
         progress: Callable[[str, float], None],
         **keywords: Any,
-    ) -> Found:
-        """See `BaseEngine.measure`."""
+    ) -> Any:
+        """What is behind `measuring.measure`."""
 
         def show(told: tuple[str, float]) -> None:
             progress(*told)
 
         with self._exclusively() as process:
-            found: Found = process.watched(show, "measure", function, *arguments, **keywords)
-        return found
+            return process.watched(show, "measure", function, *arguments, **keywords)
 
     def memory(self) -> EngineMemory:
         """See `BaseEngine.memory`. Raises BusyError while an answer is produced."""

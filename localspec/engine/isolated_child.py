@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.chat.prompt import Prompt
-from localspec.engine.base import Found
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load
 from localspec.errors import EngineError
@@ -112,10 +111,11 @@ class Served:
             return stream.reply
         return None
 
-    def measure(
-        self, function: Callable[..., Found], *arguments: Any, **keywords: Any
-    ) -> Found:
-        """See `BaseEngine.measure`. Now and then it is reported that something goes on."""
+    def measure(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """What a function makes of the engine.
+
+        Now and then it is reported that something goes on.
+        """
         self.end()
         is_done, reporting = threading.Event(), threading.Lock()
         told = ("", 0.0)
@@ -137,7 +137,7 @@ class Served:
         shower = threading.Thread(target=show_life, name="localspec-life", daemon=True)
         shower.start()
         try:
-            return self._engine.measure(function, *arguments, progress=progress, **keywords)
+            return function(self._engine, *arguments, progress=progress, **keywords)
         finally:
             is_done.set()
             shower.join()

@@ -217,9 +217,15 @@ def _for_target(options: LlamaOptions, drafting: Drafting) -> LlamaOptions:
 
 
 def progress_shares(
-    sources: list[Source], progress: Callable[[float], None]
+    sources: list[Source], progress: Callable[[float], None] | None
 ) -> list[Callable[[float], None]]:
-    """A callback for each load; together they report 0 … 1, by the sizes of the files."""
+    """A callback for each load; together they report 0 … 1, by the sizes of the files.
+
+    Raises OptionError for what cannot be called.
+    """
+    tell = progress or (lambda _fraction: None)
+    if not callable(tell):
+        raise OptionError(f"progress is {progress!r}", "Give a function of the loaded share.")
     sizes = [
         os.path.getsize(source.header.path) if source.header is not None else 0
         for source in sources
@@ -227,6 +233,6 @@ def progress_shares(
     total = sum(sizes) or 1
 
     def share(before: int, size: int) -> Callable[[float], None]:
-        return lambda fraction: progress((before + fraction * size) / total)
+        return lambda fraction: tell((before + fraction * size) / total)
 
     return [share(sum(sizes[:index]), size) for index, size in enumerate(sizes)]

@@ -110,14 +110,10 @@ def log_aborts(lib: Any) -> Any:
     Returns what C holds a pointer to, and has to live as long.
     """
     kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-
-    @kind
-    def log(words: bytes) -> None:
-        logger.error("%s", words.decode(errors="replace"))
-
+    callback = kind(lambda words: logger.error("%s", words.decode(errors="replace")))
     ggml = shared_library(lib)
-    ctypes.CFUNCTYPE(ctypes.c_void_p, kind)(("ggml_set_abort_callback", ggml))(log)
-    return log
+    ctypes.CFUNCTYPE(ctypes.c_void_p, kind)(("ggml_set_abort_callback", ggml))(callback)
+    return callback
 
 
 class LoadWatch:

@@ -8,12 +8,16 @@ A server serves one client at a time: others are accepted by its system and wait
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import struct
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from localspec.errors import RpcError
@@ -99,6 +103,40 @@ def ask_servers(addresses: Sequence[str]) -> list[RpcServer | RpcError]:
         return list(pool.map(ask, addresses))
 
 
+def reset_at_end(connection: socket.socket) -> None:
+    """Have the line reset when it is closed, or its process ends.
+
+    A server of llama.cpp that writes to a client that has gone is ended by SIGPIPE: also when
+    its turn comes to answer one that waited in vain. What it reads from or writes to a line
+    that was reset fails, and it goes on to its next client.
+    """
+    on, seconds = 1, 0
+    connection.setsockopt(
+        socket.SOL_SOCKET,
+        socket.SO_LINGER,
+        struct.pack("hh" if sys.platform == "win32" else "ii", on, seconds),
+    )
+
+
+def reset_lines_at_end(addresses: Sequence[str]) -> None:
+    """`reset_at_end` for libllama's lines to the servers, where they can be found."""
+    descriptors = Path("/dev/fd")
+    if not addresses or not descriptors.is_dir():
+        return
+    known = {(socket.gethostbyname(host), int(port)) for host, port in map(_parts, addresses)}
+    for name in os.listdir(descriptors):
+        with contextlib.suppress(OSError):  # it is no socket, has no peer, or was the listing's
+            line = socket.socket(fileno=os.dup(int(name)))
+            with line:
+                if line.family == socket.AF_INET and line.getpeername() in known:
+                    reset_at_end(line)
+
+
+def _parts(address: str) -> tuple[str, str]:
+    host, _, port = address.partition(":")
+    return host, port
+
+
 def _device(line: _Line, address: str, protocol: Protocol, index: int) -> Device:
     free, total = line.ask(_DEVICE_MEMORY, struct.pack("<I", index), "<QQ")
     return Device(
@@ -115,10 +153,11 @@ class _Line:
     """A connection that ends after _WAIT_S, whatever comes. Raises OSError."""
 
     def __init__(self, address: str) -> None:
-        host, _, port = address.partition(":")
+        host, port = _parts(address)
         self._deadline = time.monotonic() + _WAIT_S
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
+            reset_at_end(self._socket)
             self._socket.settimeout(_WAIT_S)
             self._socket.connect((host, int(port)))
         except BaseException:

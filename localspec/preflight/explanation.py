@@ -177,35 +177,17 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     its_header = found["target"].header
     check_target(its_header)
     vocabulary, misfit = _compared(found)
-    servers = common_servers(rpc, chosen)
-    room = room_here(servers)
-    # One in the target's file would be on the servers.
-    with_head = False if "head" in found or servers else None
-    options = replace(
-        asked,
-        context_length=None,
-        with_head=with_head,
-        tensor_split=() if servers else tuple(tensor_split),
-    )
-    of_target = replace(options, rpc=servers, tensor_split=tuple(tensor_split))
-    wanted = [
-        Planned(one.header, of_target if role == "target" else options, role)
-        for role, one in found.items()
-    ]
+    asked = replace(asked, rpc=common_servers(rpc, chosen), tensor_split=tuple(tensor_split))
+    room = room_here(asked.rpc)
+    wanted = _wanted(found, replace(asked, context_length=None))
     length = target_context_length(its_header, context_length)
     memory = plan_layers(wanted, length, room).memory
     smaller = fitting_preset(room) if room.shortages(memory) else None
-    facts = _facts(found["target"])
-    if ModelShape(its_header).has_snapshots and memory.models[0].num_snapshots == 0:
-        facts = replace(facts, can_roll_back=False)  # there is no memory for them
-    without = "" if memory.models[0].with_head else "there is no memory for it"
-    if servers:
-        without = "it would be on the servers, where --proposer head uses it"
-    head_report = _head_report(found, without)
+    head_report = _head_report(found, memory, asked)
     costs = _costs_of(found, head_report)
     return Explanation(
         description=description,
-        target=facts,
+        target=_target_facts(found["target"], memory),
         draft=_facts(found["draft"]) if "draft" in found else None,
         head=head_report,
         vocabulary=vocabulary,
@@ -223,6 +205,17 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     )
 
 
+def _wanted(found: dict[Role, FoundHeader], asked: LlamaOptions) -> list[Planned]:
+    """The models with their options. asked: of the target, if none has a head of its own."""
+    if "head" in found or asked.rpc:  # one in the target's file would be on the servers
+        asked = replace(asked, with_head=False)
+    here = replace(asked, rpc=(), tensor_split=()) if asked.rpc else asked
+    return [
+        Planned(one.header, asked if role == "target" else here, role)
+        for role, one in found.items()
+    ]
+
+
 def expected_gains(costs: Costs) -> tuple[ExpectedGain, ...]:
     """The best there is to gain at typical acceptances."""
     gains = []
@@ -238,8 +231,13 @@ def expected_gains(costs: Costs) -> tuple[ExpectedGain, ...]:
     return tuple(gains)
 
 
-def _head_report(found: dict[Role, FoundHeader], without: str) -> HeadReport | None:
-    """Of the head in a file of its own, or in the target's: without, why that is left out."""
+def _head_report(
+    found: dict[Role, FoundHeader], memory: PairMemory, asked: LlamaOptions
+) -> HeadReport | None:
+    """Of the head in a file of its own, or in the target's. asked: of the target."""
+    without = "" if memory.models[0].with_head else "there is no memory for it"
+    if asked.rpc:
+        without = "it would be on the servers, where --proposer head uses it"
     target, own = found["target"], found.get("head")
     one = own or target
     facts = head_facts(one.header)
@@ -282,6 +280,13 @@ def _variants(chosen: Preset) -> dict[str, str]:
         for name, preset in load_presets().items()
         if name.partition("@")[0] == stem and name != chosen.name
     }
+
+
+def _target_facts(found: FoundHeader, memory: PairMemory) -> ModelFacts:
+    facts = _facts(found)
+    if ModelShape(found.header).has_snapshots and memory.models[0].num_snapshots == 0:
+        facts = replace(facts, can_roll_back=False)  # there is no memory for them
+    return facts
 
 
 def _facts(found: FoundHeader) -> ModelFacts:
