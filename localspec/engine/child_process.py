@@ -50,6 +50,7 @@ class ChildProcess:
         self._num_calls = 0
         self._caller: int | None = None  # the thread that makes a call
         self._has_ended = False
+        self._last_words = ""
         self._is_mute = False  # it was killed, because it said nothing any more
         self._is_left = False  # by a call that did not wait for its answer
         self._is_stopped = False
@@ -99,7 +100,7 @@ class ChildProcess:
         limit_s = _PATIENCE_S if self._is_left else _SILENCE_S
         self._is_left = True
         # A call that an exception of a signal handler ended has left its answer behind.
-        while number != self._num_calls or kind == "progress":
+        while number != self._num_calls or kind in ("progress", "last words"):
             try:
                 number, kind, value = self._received(limit_s)
             except (EOFError, OSError) as error:
@@ -109,6 +110,8 @@ class ChildProcess:
                 raise CrashedError(*self._how_it_ended()) from error
             if kind == "progress":
                 progress(value)
+            elif kind == "last words":
+                self._last_words = f" ({' '.join(value.split())})"
         self._is_left = False
         if isinstance(value, Exception):
             raise value
@@ -133,7 +136,7 @@ class ChildProcess:
         if not faults:
             names = ", ".join(self._servers)
             return (
-                f"{ended}. It used the RPC servers {names}, which answer now",
+                f"{ended}{self._last_words}. It used the RPC servers {names}, which answer now",
                 "Ask again: it is started again.",
             )
         return (

@@ -1,7 +1,8 @@
 """The process of an `IsolatedEngine`: loads an engine and does what it is told.
 
 Requests are (number, method of `Served`, arguments), answers (the request's number, kind,
-value): "done" or "error", and under number 0 "progress", of the load and of long prompts.
+value): "done" or "error", and under number 0 "progress", of the load and of long prompts, and
+"last words", of libllama before it ends the process.
 """
 
 from __future__ import annotations
@@ -216,9 +217,9 @@ def serve(
     with contextlib.suppress(EOFError, OSError):
         try:
             if servers:
-                from localspec.llama.library import quiet_aborts  # loads libllama
+                from localspec.llama.library import report_aborts  # loads libllama
 
-                quiet_aborts()  # the other process says what has happened
+                report_aborts(lambda words: calls.send((0, "last words", words)))
             engine = load(
                 preset, **arguments, progress=lambda share: calls.send((0, "progress", share))
             )

@@ -96,7 +96,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     llama.cpp's RPC servers that hold layers of the target, too (default: the preset's); one
     that fails later ends the process, of which `IsolatedEngine` makes an exception; a head in
     the target's file is then used only if proposer="head". target_options,
-    draft_options: any other setting of one of the models; it counts where the three before
+    draft_options: any other setting of one of the models; it counts where those before
     say nothing. kept_bytes: main memory, beside the models' own, for what the caches held of
     conversations that wait while others are answered: up to that much. progress: called in
     this thread with the loaded share of both models, 0 … 1; to cancel the load, raise in it.
@@ -116,8 +116,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     sources = chosen_sources(found, drafting, *options)
     shares = progress_shares(sources, progress)
     with contextlib.ExitStack() as undo:
-        open_all = functools.partial(_open_all, shares)
-        models = open_fitting(sources, open_all, undo, force=force)
+        models = open_fitting(sources, functools.partial(_open_all, shares), undo, force=force)
         engine = _engine(models, drafting, chosen, kept_bytes)
         undo.pop_all()
     return engine

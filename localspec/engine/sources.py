@@ -202,9 +202,13 @@ def _can_compute_head(source: Source) -> bool:
 
 
 def _for_head(target_options: LlamaOptions) -> LlamaOptions:
-    """Those of a head in a file of its own: the target's settings, on this machine."""
-    if target_options.rpc:  # the shares are of its devices, too
-        target_options = replace(target_options, rpc=(), tensor_split=())
+    """Those of a head in a file of its own: the target's settings.
+
+    With RPC servers its layers stay here; the servers are named, since it may share the
+    target's output or cache, which are there.
+    """
+    if target_options.rpc:
+        target_options = replace(target_options, num_gpu_layers=0)
     return replace(target_options, max_outputs=REPLAY_TOKENS, num_snapshots=0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from localspec.errors import LocalspecError, RpcError
 from localspec.fork_guard import OwnProcess
@@ -60,9 +60,9 @@ def touch_servers(addresses: Sequence[str]) -> None:
     rpc_backend.touch(llama_cpp, addresses)
 
 
-def quiet_aborts() -> None:
-    """Have libllama log why it ends the process, in place of a trace on stderr."""
-    _kept.append(native.log_aborts(llama_cpp))
+def report_aborts(tell: Callable[[str], None]) -> None:
+    """Hand to `tell` why libllama ends the process, from any thread, just before it does."""
+    _kept.append(native.report_aborts(llama_cpp, tell))
 
 
 def system_info() -> str:

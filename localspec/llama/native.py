@@ -104,13 +104,13 @@ def capture_logs(lib: Any) -> Complaints:
     return complaints
 
 
-def log_aborts(lib: Any) -> Any:
-    """Send libllama's last words to `logging`: else it writes a trace of calls to stderr.
+def report_aborts(lib: Any, tell: Callable[[str], None]) -> Any:
+    """Hand libllama's last words to `tell`: else it writes a trace of calls to stderr.
 
     Returns what C holds a pointer to, and has to live as long.
     """
     kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-    callback = kind(lambda words: logger.error("%s", words.decode(errors="replace")))
+    callback = kind(lambda words: tell(words.decode(errors="replace")))
     ggml = shared_library(lib)
     ctypes.CFUNCTYPE(ctypes.c_void_p, kind)(("ggml_set_abort_callback", ggml))(callback)
     return callback

@@ -26,13 +26,13 @@ def model_params(llama_cpp: Any, options: LlamaOptions) -> Any:
     params.load_mtp = bool(options.with_head)
     if options.num_gpu_layers is not None:
         params.n_gpu_layers = options.num_gpu_layers
-    if options.num_gpu_layers == 0:
+    if options.rpc:
+        devices = [*remote_pointers(llama_cpp, options.rpc), *_gpus_here(llama_cpp), None]
+        _point_to(params, "devices", (ctypes.c_void_p * len(devices))(*devices))
+    elif options.num_gpu_layers == 0:
         # Else libllama takes GPU memory all the same, to compute prompts there, and does not
         # repack weights for the processor.
         _point_to(params, "devices", (ctypes.c_void_p * 1)(None))
-    elif options.rpc:
-        devices = [*remote_pointers(llama_cpp, options.rpc), *_gpus_here(llama_cpp), None]
-        _point_to(params, "devices", (ctypes.c_void_p * len(devices))(*devices))
     if options.num_cpu_moe_layers:
         experts = _BufferOverride(
             experts_pattern(options.num_cpu_moe_layers).encode(), cpu_buffer_type(llama_cpp)
