@@ -12,10 +12,11 @@ import llama_cpp
 import pytest
 from click.testing import CliRunner
 from head_maker import write_head_model
-from rpc_runner import needs_servers, running_servers
+from rpc_runner import PROGRAM, needs_servers, stopped
 from rpc_standin import answering, device_count, device_memory, hello
 
 import localspec
+from comparison.rpc_server import running_servers
 from localspec.cli import main
 from localspec.engine import child_process
 from localspec.llama import native, rpc_backend, rpc_servers
@@ -33,14 +34,14 @@ PLAIN = localspec.LlamaOptions(flash_attention="off")
 
 @pytest.fixture(scope="module")
 def servers():
-    with running_servers(2) as found:
+    with running_servers(PROGRAM, 2, num_threads=1) as found:
         yield found
 
 
 @pytest.fixture
 def server():
     """One that a test may end."""
-    with running_servers(1) as [one]:
+    with running_servers(PROGRAM, 1, num_threads=1) as [one]:
         yield one
 
 
@@ -203,7 +204,8 @@ def test_a_server_killed_while_nothing_is_asked(server):
     with opened(server) as engine:
         chat = engine.chat()
         chat.send("Hello!", max_tokens=5)
-        server.restart()
+        server.kill()
+        server.start()
         assert chat.send("Hello again!", sampling=LONG, max_tokens=5).text
         server.kill()
         with pytest.raises(localspec.RpcError, match=server.address):
@@ -219,7 +221,7 @@ def test_a_server_that_stands_still_is_not_waited_for_for_ever(server):
         stream = chat.stream("Tell me a story.", sampling=LONG)
         for _ in range(3):
             next(stream)
-        with server.stopped():
+        with stopped(server):
             with pytest.raises(localspec.CrashedError, match="waited in vain") as caught:
                 list(stream)
             assert f"{server.address} did not answer" in str(caught.value)
@@ -227,7 +229,7 @@ def test_a_server_that_stands_still_is_not_waited_for_for_ever(server):
                 chat.send("Go on.")
         assert chat.send("Go on.", sampling=LONG, max_tokens=5).text
         assert server.process.poll() is None
-        with server.stopped():
+        with stopped(server):
             engine.close()
     assert server.process.poll() is None
 
@@ -240,7 +242,7 @@ def test_nobody_waits_long_for_an_answer_that_was_left(server, monkeypatch):
     with opened(server) as engine:
         stream = engine.stream(STORY, sampling=LONG)
         next(stream)
-        with server.stopped():
+        with stopped(server):
             alarm = threading.Timer(
                 0.3, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]
             )

@@ -21,8 +21,8 @@ import platformdirs
 
 from localspec.errors import LocalspecError
 
-PROGRAMS = ("llama-bench", "llama-server", "llama-speculative-simple")
 RPC_SERVER = "ggml-rpc-server"
+PROGRAMS = ("llama-bench", "llama-server", "llama-speculative-simple", RPC_SERVER)
 _NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 # Exits 0 unless the compiler drops part of a tile configuration as dead stores, as GCC 12
