@@ -81,6 +81,7 @@ def verify(  # noqa: PLR0913  each is an option of the command
     # Late, as everything that needs an engine: completion loads none.
     from localspec.checks.selfcheck import Finding, check
     from localspec.cli.verify_report import as_object, as_text
+    from localspec.engine.measuring import measure
     from localspec.streaming.options import AnswerOptions
 
     schema = None
@@ -95,8 +96,9 @@ def verify(  # noqa: PLR0913  each is an option of the command
                 bar.label = f"Checking {stage}"
                 bar.update(round(share * 1000) - bar.pos)
 
-            report = check(
+            report = measure(
                 engine,
+                check,
                 tokens,
                 budget_s=seconds,
                 num_samples=samples,
