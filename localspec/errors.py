@@ -19,6 +19,7 @@
     └── EngineError        an engine that cannot do what it is asked for now
         ├── BusyError      it is producing another answer
         ├── ClosedError    it was closed, or is being closed
+        ├── RpcError       an RPC server that is to hold a part of it cannot be used
         ├── CrashedError   the process of an isolated one ended: ask again
         └── ForkedError    it belongs to the process that this one was forked from
 
@@ -94,7 +95,7 @@ class SessionError(LocalspecError):
 
 
 class DecodeError(LocalspecError):
-    """libllama refused or failed a decode; the cache was cut back to what it held before."""
+    """libllama refused or failed a decode; the cache was cut back to what is whole of it."""
 
 
 class Interrupted(DecodeError):
@@ -115,6 +116,10 @@ class BusyError(EngineError):
 
 class ClosedError(EngineError):
     """The engine was closed, or is being closed."""
+
+
+class RpcError(EngineError):
+    """A server of llama.cpp's RPC back-end does not answer, or not as it should."""
 
 
 class CrashedError(EngineError):

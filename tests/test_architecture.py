@@ -26,7 +26,7 @@ PACKAGES = [
     ["streaming", "llama", "models"],
     ["policy", "constraints"],
     ["speculative", "gguf_file", "tools"],
-    ["sampling", "machine", "atomic_write", "fork_guard"],
+    ["sampling", "machine", "atomic_write", "fork_guard", "rpc_address"],
     ["processors", "cpu_quota", "errors"],
 ]
 

@@ -20,9 +20,18 @@ from localspec.chat.prompt import Prompt
 from localspec.checks.identity import IdentityCheck
 from localspec.checks.rounding import Rounding
 from localspec.constraints.asked import schema_text
+from localspec.constraints.gbnf import endless_rule
 from localspec.errors import ClosedError, ConstraintError, OptionError
+from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.policy_api import ProposerKind
+from localspec.speculative.policy_api import (
+    DraftOff,
+    PolicyContext,
+    ProposerKind,
+    ProposerState,
+    ReplayScores,
+    StepRecord,
+)
 from localspec.streaming.options import AnswerOptions
 
 pytest.importorskip("llguidance", reason="llguidance is not installed")
@@ -107,9 +116,9 @@ def test_seeded_constrained_text_is_the_same_with_any_draft(demo_target, draft, 
     with localspec.load(target=demo_target, draft=path) as opened:
         prompt = opened.make_prompt(QUESTION, None, lambda: False, think=True)
 
-        def chain(num_tokens):
+        def chain(tokens):
             constraint = opened.constraint(options, prompt)
-            return opened._resolver.chain(SamplingParams(), num_tokens, constraint)
+            return opened._resolver.chain(SamplingParams(), len(tokens), constraint)
 
         rounding = Rounding()
         with opened.exclusively() as loop:
@@ -195,15 +204,42 @@ def test_what_is_forced_is_proposed_without_a_draft_model(demo_target):
     assert looked_up.stats.draft_off_steps == free.stats.draft_off_steps
 
 
-def test_the_automatic_policy_uses_what_is_forced(demo_target):
-    keys = {f"the {word} of it": {"enum": ["yes", "no"]} for word in ("first", "next", "last")}
-    schema = {"properties": keys, "required": list(keys), "additionalProperties": False}
-    schema["type"] = "object"
-    with localspec.load(target=demo_target) as alone:
-        for _ in range(6):
-            reply = alone.complete(QUESTION, temperature=0, json_schema=schema)
-    assert list(json.loads(reply.text)) == list(keys)
-    assert reply.stats.accepted_per_proposer.get(ProposerKind.FORCED, 0) > 0
+def test_the_automatic_policy_takes_what_is_forced_at_once():
+    """Also while it rests as nothing else pays. Made-up times: 20 ms, and 1 for a token."""
+    policy = AdaptiveDraftPolicy({ProposerKind.FORCED: 0.0, ProposerKind.LOOKUP: 0.0}, 1)
+    nothing = ProposerState(0, draft_off=DraftOff.NOTHING_REPEATS)
+    chosen = []
+    policy.begin()
+    for number in range(200):
+        forced = ProposerState(6, confidence=1.0) if number % 20 == 19 else ProposerState(0)
+        lookup = ProposerState(16, confidence=0.5) if number % 2 else nothing
+        decision = policy.choose(PolicyContext(100 + number, 16, 100, (forced, lookup)))
+        if decision.replays:
+            policy.replay(decision.proposer, ReplayScores([(0.5, 0.0)] * 8, 0), 0.001)
+            decision = decision._replace(proposer=None)
+        num_drafted = 0
+        while decision.proposer is not None and num_drafted < 6:
+            confidence = 0.5 if decision.proposer else 1.0
+            if decision.extent.num_worth(num_drafted, confidence) <= 0:
+                break
+            num_drafted += 1
+        num_accepted = 0 if decision.proposer else num_drafted
+        if forced.max_tokens:
+            chosen.append((decision.proposer, num_accepted))
+        record = StepRecord(
+            decision.proposer,
+            [0.5 if decision.proposer else 1.0] * num_drafted,
+            num_accepted,
+            num_emitted=num_accepted + 1,
+            num_read=0,
+            num_target_tokens=num_drafted + 1,
+            num_cached=100 + number,
+            draft_time_s=0.0005,
+            target_time_s=0.020 + 0.001 * num_drafted,
+            sampler_time_s=0.0,
+        )
+        policy.learn(record)
+    assert chosen == [(0, 6)] * 10
 
 
 class _OwnError(Exception):
@@ -384,8 +420,28 @@ def test_without_llguidance_a_gbnf_grammar_still_works(demo_target, monkeypatch)
             assert "localspec[grammar]" in caught.value.hint
         with pytest.raises(ConstraintError, match="libllama cannot read"):
             alone.complete(QUESTION, grammar="root ::= fox")
+        # libllama takes memory for this one until the process ends.
+        endless = 'root ::= x root "a" | ""\nx ::= y\ny ::= ""'
+        with pytest.raises(ConstraintError, match=r"rule root .* begin with itself"):
+            alone.complete(QUESTION, grammar=endless)
         with pytest.raises(ConstraintError, match="bytes"):
             alone.complete(QUESTION, grammar="root ::= " + '"a" ' * 20_000)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "rule"),
+    [
+        ('root ::= root "a" | "b"', "root"),
+        ('root ::= x root "a" | "b"\nx ::= y\ny ::= "" | "c"', "root"),
+        ('root ::= (x | "d")? list\nlist ::= [ ]* root "]"\nx ::= "c"', "root"),
+        ('root ::= a # ::= "(" |\na ::= ("b"? | "c"{0,3}) a "d" | "e"', "a"),
+        ('root ::= "a"+ root? | ("b" root)* "c"', None),
+        ('root ::= item ("," item)*\nitem ::= "[" root "]" | [^]"]+ | "\\"" root | .', None),
+        ('root ::= ("a"*)* "b" | <|end|> root\nother ::= "a"{1,} other | ""', None),
+    ],
+)
+def test_rules_that_begin_with_themselves_are_found(grammar, rule):
+    assert endless_rule(grammar) == rule
 
 
 def test_nothing_is_asked_of_a_closed_engine(demo_target):

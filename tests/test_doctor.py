@@ -28,7 +28,7 @@ CORES = Cores(
 @pytest.fixture(scope="module")
 def sound():
     """This installation, as if nothing were wrong with it."""
-    found = inspect_installation()
+    found = inspect_installation(())
     return replace(
         found,
         amx_is_left_out=False,
@@ -43,7 +43,7 @@ def sound():
 
 
 def test_the_facts_are_real():
-    found = inspect_installation()
+    found = inspect_installation(())
     assert found.packages["llama-cpp-python"].startswith("0.3.")
     cpu = next(device for device in found.devices if device.kind == "CPU")
     assert cpu.total_bytes > 1 << 28
@@ -117,7 +117,7 @@ def test_unfinished_downloads_are_found_with_the_way_on(hub: StandinHub, tmp_pat
     (blobs / "0123.localspec-part").write_bytes(b"half")
     (blobs / "0123.89abcdef.incomplete").write_bytes(b"half")
     (blobs / "4567").write_bytes(b"whole")
-    found = inspect_installation()
+    found = inspect_installation(())
     assert found.cache.path == tmp_path / "cache"
     assert found.cache.size_bytes == 3_000_000 + 4 + 4 + 5
     problems = [one for one in find_problems(found) if "a download stopped" in one.what]
@@ -164,6 +164,6 @@ def test_json_has_all_of_it():
 def test_cores_that_are_left_out_have_a_reason(change, words, sound, monkeypatch):
     found = replace(sound, cores=replace(CORES, **change))
     command = sys.modules["localspec.cli.doctor"]  # whose name is also that of the command
-    monkeypatch.setattr(command, "inspect_installation", lambda: found)
+    monkeypatch.setattr(command, "inspect_installation", lambda _rpc: found)
     output = CliRunner().invoke(main, ["doctor"]).output
     assert f"Cores      {words}\n" in output

@@ -231,7 +231,7 @@ def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(eight_layers, monk
     free = pair_memory([Planned(header, half)], 2048, roomy).gpu_bytes[0]
     room = replace(LARGE, gpus=(gpu("CUDA0", free),))
     assert most_gpu_layers([Planned(header, all_of_them)], 2048, room) == 5
-    monkeypatch.setattr("localspec.preflight.fit.room_here", lambda: room)
+    monkeypatch.setattr("localspec.preflight.fit.room_here", lambda _rpc=(): room)
     with pytest.raises(MemoryLimitError) as caught:
         check_room(plan_here([Planned(header, all_of_them)]))
     assert re.fullmatch(
@@ -249,7 +249,7 @@ def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(eight_layers, monk
 
 def test_explain_says_what_each_place_needs(eight_layers, monkeypatch):
     room = replace(LARGE, gpus=(gpu("CUDA0", 2 << 30), gpu("CUDA1", 3 << 30)))
-    monkeypatch.setattr("localspec.preflight.explanation.room_here", lambda: room)
+    monkeypatch.setattr("localspec.preflight.explanation.room_here", lambda _rpc=(): room)
     shown = CliRunner().invoke(main, ["explain", "--target", str(eight_layers)]).output
     assert re.search(r"of main memory, where .* are free", shown)
     for name in ("CUDA0", "CUDA1"):

@@ -62,19 +62,22 @@ def test_a_crash_is_an_error_and_the_next_question_is_answered(isolated):
     chat = isolated.chat()
     chat.send("Tell me a story about a fox.", sampling=GREEDY)
     stream = chat.stream("Another one!", sampling=LONG)
-    next(stream)
+    said = next(stream).text
     first = isolated.process_id
     os.kill(first, signal.SIGSEGV)
     with pytest.raises(localspec.CrashedError, match="SIGSEGV") as caught:
         list(stream)
     assert "started again" in caught.value.hint
-    assert len(chat.messages) == 2
+    assert stream.reply.text == chat.messages[3]["content"]
+    assert stream.reply.text.startswith(said)
+    assert stream.reply.finish_reason == "cancelled"
+    assert stream.reply.stats.completion_tokens == len(stream.reply.token_ids)
     assert chat.send("Another one!", sampling=GREEDY, max_tokens=5).text
     assert isolated.process_id != first
     os.kill(isolated.process_id, signal.SIGABRT)
     isolated._process._process.join()
     assert isolated.generate("Hi", max_tokens=2).token_ids
-    assert len(chat.messages) == 4
+    assert len(chat.messages) == 6
 
 
 def test_streams_stop_as_in_an_engine_here(isolated, engine):

@@ -135,13 +135,14 @@ def test_interrupt_ends_a_decode_from_another_thread(model):
         spinner.join()
         timer.join()
     assert time.perf_counter() - started < 5
-    assert model.num_cached == 40
+    cached = model.num_cached
+    assert 40 <= cached < 1900  # whole batches stay
     with pytest.raises(Interrupted):
         model.decode([1], 1)
     model.begin()
     rows = model.decode([8], 1).copy()
     model.truncate(0)
-    close_rows(rows, model.decode([*ids[:40], 8], 1))
+    close_rows(rows, model.decode([*ids[:cached], 8], 1))
 
 
 def test_control_tokens_only_when_asked_for(model):

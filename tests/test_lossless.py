@@ -192,7 +192,8 @@ def test_sampled_texts_follow_the_targets_distribution(demo_target, demo_draft):
     with localspec.load(target=demo_target, draft=demo_draft) as pair:
         prompts = [prompt_tokens(pair, text) for text in PROMPTS[::9]]
         with pair.exclusively() as loop:
-            results = DistributionCheck(loop, prompts, pair.vocabulary.is_end).run(
+            is_end = pair.vocabulary.is_end
+            results = DistributionCheck(loop, prompts, is_end, lambda _prompt: None).run(
                 RULES, time.monotonic() + 3600, 20_000, lambda _share: None
             )
     assert len(results) == len(RULES) * len(VIEWS)
@@ -220,7 +221,9 @@ def test_seeded_text_is_the_same_with_any_draft(demo_target, draft, request):
             check = IdentityCheck(
                 loop,
                 pair.vocabulary.is_end,
-                lambda count: SamplerChain(localspec.SamplingParams(), num_prompt_tokens=count),
+                lambda prompt: SamplerChain(
+                    localspec.SamplingParams(), num_prompt_tokens=len(prompt)
+                ),
                 rounding,
             )
             for seed, text in enumerate(PROMPTS[::6]):

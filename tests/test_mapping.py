@@ -40,7 +40,10 @@ def test_a_user_has_the_last_word(demo_target, use_mmap):
     assert with_suited_mapping(asked, header, _REPACKED) == asked
 
 
-@pytest.mark.skipif(not repacked_here(0), reason="this processor repacks no weights")
+@pytest.mark.skipif(
+    not repacked_here(LlamaOptions(num_gpu_layers=0)),
+    reason="this processor repacks no weights",
+)
 def test_loading_goes_by_it_and_so_does_the_estimate(caplog, demo_target):
     with caplog.at_level(logging.DEBUG, "localspec.llama"):
         localspec.load(draft_tokens=0, num_gpu_layers=0).close()

@@ -170,7 +170,7 @@ def test_memory_of_gpus_and_main_memory_are_two_budgets_and_a_pair_may_use_both(
         (needed - 1, free - MARGIN_BYTES, False),
     ):
         here = room(beyond_margin, main_bytes=main_bytes)
-        monkeypatch.setattr("localspec.preflight.fit.room_here", lambda here=here: here)
+        monkeypatch.setattr("localspec.preflight.fit.room_here", lambda _rpc, here=here: here)
         plan = plan_here(
             [Planned(check_model_file(target), LlamaOptions(context_length=CONTEXT))]
         )
@@ -316,7 +316,7 @@ def opened(monkeypatch):
 
 
 def see(monkeypatch, where):
-    monkeypatch.setattr("localspec.preflight.fit.room_here", lambda: where)
+    monkeypatch.setattr("localspec.preflight.fit.room_here", lambda _rpc=(): where)
 
 
 def test_a_load_uses_the_plan(target, header, opened, monkeypatch):
@@ -407,7 +407,7 @@ def test_explain_and_doctor_show_the_plan_of_each_device(
     draft = check_model_file(demo_draft)
     of_draft = planned([(header, LlamaOptions(num_gpu_layers=0)), (draft,)], room(1 << 40))[1]
     where = room(of_draft.gpu_bytes[0] + taken(header, 4))
-    monkeypatch.setattr("localspec.preflight.explanation.room_here", lambda: where)
+    monkeypatch.setattr("localspec.preflight.explanation.room_here", lambda _rpc=(): where)
     command = ["explain", "--target", str(target), "--draft", str(demo_draft), "--ctx", "1024"]
     shown = CliRunner().invoke(main, command).output
     assert re.search(r"of main memory, .* free: 5 of 9 layers of the target \(.*B\)\n", shown)
@@ -420,8 +420,8 @@ def test_explain_and_doctor_show_the_plan_of_each_device(
     models = json.loads(CliRunner().invoke(main, [*command, "--json"]).output)["memory"]
     assert [model["gpu_layers"] for model in models["models"]] == [[4], [3]]
     for module in ("fit", "installation"):
-        monkeypatch.setattr(f"localspec.preflight.{module}.room_here", lambda: where)
-    assert inspect_installation().plans["demo"].models[1].gpu_layers == (3,)
+        monkeypatch.setattr(f"localspec.preflight.{module}.room_here", lambda _rpc=(): where)
+    assert inspect_installation(()).plans["demo"].models[1].gpu_layers == (3,)
     shown = CliRunner().invoke(main, ["doctor"]).output
     assert re.search(r"Layers +demo at a context of 2048: fits\n", shown)
     assert re.search(r"CUDA0 .* of the target .*, 3 of 3 layers of the draft", shown)
@@ -430,7 +430,7 @@ def test_explain_and_doctor_show_the_plan_of_each_device(
 
 def test_explain_says_which_experts_stay(mixture_file, mixture, monkeypatch):
     where = room(taken(mixture, 7, num_cpu_moe_layers=2))
-    monkeypatch.setattr("localspec.preflight.explanation.room_here", lambda: where)
+    monkeypatch.setattr("localspec.preflight.explanation.room_here", lambda _rpc=(): where)
     shown = CliRunner().invoke(
         main, ["explain", "--target", str(mixture_file), "--ctx", "1024"]
     )

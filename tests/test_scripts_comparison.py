@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import localspec
+from comparison import agents
 from comparison.child import Child
 from comparison.contender import Answer, Request, Setup
 from comparison.duel import Duel, Outcome, Side, fight
@@ -187,6 +190,56 @@ def test_comparison_prints_a_table_for_the_demo_pair(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "- files: target.gguf, draft.gguf" in done.stdout
     assert done.stdout.count("LlamaPromptLookupDecoding K=10") == 2
+
+
+def test_an_agents_session_is_the_same_for_every_server(setup, tmp_path):
+    """What is asked, how much is answered, and what the caches spare; here both are ours."""
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    session = agents.Session(
+        num_turns=7, system_tokens=150, answer_tokens=10, temperature=0.0, seed=1
+    )
+    setup = replace(setup, context_length=2048)
+    servers = [agents.localspec_server(setup) for _ in range(2)]
+    servers[1].name = "another"
+    path = tmp_path / "rounds.jsonl"
+    with servers[0], servers[1]:
+        answers = agents.hold(session, servers, path)
+    kinds = ["turn", "title", *["turn"] * 4, "summary", "turn", "turn", "task"]
+    lengths = {"turn": 10, "title": 12, "summary": 60, "task": 10}
+    for answered in answers:
+        assert [timed.kind for timed in answered] == kinds
+        assert [timed.num_tokens for timed in answered] == [lengths[kind] for kind in kinds]
+        assert all(0 < timed.first_s <= timed.total_s for timed in answered)
+        turns = [timed for timed in answered if timed.kind == "turn"]
+        for before, after in itertools.pairwise(turns):
+            assert after.num_prompt_tokens > before.num_prompt_tokens
+            assert after.num_cached > before.num_prompt_tokens - 10
+        assert answered[-1].num_cached >= session.system_tokens
+    rows = [row.split(" | ") for row in agents.table(path).splitlines()[2:]]
+    assert [row[1:3] for row in rows] == [
+        ["all", "10"], ["turn", "7"], ["title", "1"], ["summary", "1"], ["task", "1"],
+    ]  # fmt: skip
+
+
+def test_table_of_sessions_has_the_ratios_of_rounds(tmp_path):
+    """The median of the rounds' ratios, each of sums."""
+    path = tmp_path / "rounds.jsonl"
+    for seed, (ours, theirs) in enumerate([(1.0, 2.0), (3.0, 3.0), (4.0, 2.0)]):
+        session = agents.Session(1, 10, 5, 0.7, seed)
+        for kind, factor in (("turn", 1.0), ("title", 3.0)):
+            timed = [
+                agents.Timed(kind, "x", 5, 10, cached, 0.1, factor * seconds)
+                for cached, seconds in ((8, ours), (2 * seed, theirs))
+            ]
+            agents.record(path, session, dict(zip(("a", "b"), timed, strict=True)))
+    assert agents.table(path).splitlines()[0] == (
+        "| temperature | what | requests | a: decoded | a: seconds | b: decoded | b: seconds "
+        "| ratio |"
+    )
+    assert agents.table(path).splitlines()[2] == (
+        "| 0.7 | all | 2 | 4 | 12.0 (4.0 … 16.0) | 16 (12 … 20) | 8.0 (8.0 … 12.0) "
+        "| **1.000 (0.500 … 2.000)** |"
+    )
 
 
 @pytest.mark.parametrize(

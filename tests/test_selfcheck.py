@@ -16,6 +16,7 @@ from localspec.checks.identity import ENOUGH_ACCEPTED
 from localspec.checks.rounding import Rounding
 from localspec.checks.selfcheck import Finding, check
 from localspec.cli import main
+from localspec.sampling.chain import SamplerChain
 from localspec.speculative import loop as speculative
 from localspec.speculative import rules, verify
 from localspec.speculative.verify import Verdict
@@ -28,7 +29,7 @@ def pair():
         yield engine
 
 
-def run_check(engine, samples=700, names=("a fox", "rain"), seconds=600):
+def run_check(engine, samples=700, names=("a fox", "rain"), seconds=600, **fits):
     chat = engine.chat()
     return check(
         engine,
@@ -36,6 +37,7 @@ def run_check(engine, samples=700, names=("a fox", "rain"), seconds=600):
         budget_s=seconds,
         num_samples=samples,
         progress=lambda _stage, _share: None,
+        options=localspec.AnswerOptions(**fits),
     )
 
 
@@ -287,3 +289,24 @@ def test_a_prompt_that_fills_the_context_is_refused(tmp_path):
     result = run("--prompts", str(path), "--ctx", "64")
     assert result.exit_code == 1
     assert "context holds 64" in result.stderr
+
+
+NAMES = {"type": "array", "items": {"type": "string", "maxLength": 30}, "minItems": 4}
+
+
+@pytest.mark.slow
+def test_constrained_texts_are_checked_and_a_mask_of_another_row_is_found(pair, monkeypatch):
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+    report = run_check(pair, json_schema=NAMES)
+    assert report.finding is not Finding.NOT_LOSSLESS
+    assert report.greedy.num_accepted > 50
+    own = SamplerChain.distributions
+
+    def lagging(chain, rows, tokens, draft_tokens):
+        found = own(chain, rows, tokens, draft_tokens)
+        return [
+            found[max(i - 1, 0)] if len(found) > 3 else each for i, each in enumerate(found)
+        ]
+
+    monkeypatch.setattr(SamplerChain, "distributions", lagging)
+    assert run_check(pair, json_schema=NAMES).finding is Finding.NOT_LOSSLESS

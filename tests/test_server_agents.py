@@ -6,6 +6,7 @@ They are looked for on PATH and in the folder LOCALSPEC_AGENTS, into which
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -68,12 +69,12 @@ class Agent:
         return done.stdout
 
 
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory, demo_target):
+@contextlib.contextmanager
+def serving(folder, demo_target, *options):
     """What the server tells each program, by its name."""
-    folder = tmp_path_factory.mktemp("agents")
     write_agent_preset(folder, demo_target, CALLS)
-    command = [sys.executable, "-m", "localspec", "serve", "agent", *CALLS, "--port", "0"]
+    names = ["agent", *CALLS]
+    command = [sys.executable, "-m", "localspec", "serve", *names, "--port", "0", *options]
     log = folder / "log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
@@ -93,6 +94,16 @@ def settings(tmp_path_factory, demo_target):
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory, demo_target):
+    """Of a server that needs the key that they name."""
+    folder = tmp_path_factory.mktemp("agents")
+    keys = folder / "keys"
+    keys.write_text("YOUR_KEY\n")
+    with serving(folder, demo_target, "--api-key-file", str(keys)) as told:
+        yield told
 
 
 @pytest.fixture
@@ -125,11 +136,13 @@ def test_codex(agent):
     assert second["cached_input_tokens"] >= first["input_tokens"] - 16
 
 
-def test_codex_that_takes_it_for_lm_studio(agent):
-    """It asks for the models, and loads one by an empty input."""
-    address = re.search(r"OPENAI_BASE_URL=(\S+)", agent.settings["OpenAI's libraries"])[1]
+def test_codex_that_takes_it_for_lm_studio(agent, demo_target, tmp_path):
+    """It asks for the models, and loads one by an empty input; it has no key."""
     words = ("--oss", "--local-provider", "lmstudio", "-m", "agent", "Say hello.")
-    assert codex_turn(agent, *words, CODEX_OSS_BASE_URL=address)["input_tokens"] > 3000
+    with serving(tmp_path / "keyless", demo_target) as settings:
+        address = re.search(r"OPENAI_BASE_URL=(\S+)", settings["OpenAI's libraries"])[1]
+        usage = codex_turn(agent, *words, CODEX_OSS_BASE_URL=address)
+    assert usage["input_tokens"] > 3000
 
 
 def test_claude_code(agent):

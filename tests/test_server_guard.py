@@ -11,6 +11,7 @@ import socket
 import pytest
 
 from localspec.server.app import Limits
+from localspec.server.fields import read_fields
 from localspec.server.guard import BodyReader
 from localspec.server.refusal import RequestError
 from server_runner import running_server
@@ -28,7 +29,8 @@ def server():
 
 @pytest.fixture(scope="module")
 def locked():
-    with running_server(keys=["first-key", "second-key"], origins=[ORIGIN]) as running:
+    keys = ["first-key", "second-key", "schlüssel"]
+    with running_server(keys=keys, origins=[ORIGIN]) as running:
         yield running
 
 
@@ -73,6 +75,7 @@ def look_at_health_and_models(server):
         (b'{"messages": "\xff"}', "no UTF-8"),
         (b"\x00", "no JSON"),
         (b"[" * 15_000, "no JSON"),
+        (b"\\ud83d" + b"\\" * 3, "no JSON"),
         (b'{"a":' * 3_000 + b"1" + b"}" * 3_000, "no JSON"),
     ],
 )
@@ -88,6 +91,23 @@ def test_a_half_of_a_surrogate_pair_is_replaced(server):
     assert post(server, body).status_code == 200
     body = b'{"messages": [{"role": "\\ud83d", "content": "a"}]}'
     assert post(server, body).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (r"\ud83d\ude00", "\U0001f600"),
+        (r"\uD83D\uDE00\uDE00", "\U0001f600\ufffd"),
+        (r"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (r"\ud83d\n\ude00", "\ufffd\n\ufffd"),
+        (r"\\ud83d", r"\ud83d"),
+        (r"\\\ud83d\\\\ud83d", "\\\ufffd\\\\ud83d"),
+        (r"\u00e9\u0064", "éd"),
+        ("\\\\" * 1_000_000 + "ud83d", "\\" * 1_000_000 + "ud83d"),
+    ],
+)
+def test_which_halves_are_replaced(written, read):
+    assert read_fields(f'{{"a": "{written}"}}'.encode()).text("a") == read
 
 
 def test_a_body_that_is_too_large_or_slow(server):
@@ -153,6 +173,7 @@ def test_routes_that_are_not_there(server):
     wrong = server.client.get(CHAT)
     assert wrong.status_code == 405
     assert wrong.headers["allow"] == "POST"
+    assert wrong.json()["error"]["code"] == "method_not_allowed"
     assert server.client.get("/v1/../etc/passwd").status_code == 404
 
 
@@ -208,6 +229,7 @@ def test_a_key_is_needed_where_one_is_set(locked, server):
         {"authorization": "Bearer first-key"},
         {"authorization": "bearer second-key"},
         {"x-api-key": "second-key"},
+        {"x-api-key": "schlüssel".encode()},
     ):
         assert locked.client.get("/v1/models", headers=headers).status_code == 200
     for path in ("/health", "/v1/health"):

@@ -51,6 +51,19 @@ def test_a_new_conversation_begins_with_what_another_has_read():
         assert new < 20 < 200 < usage["prompt_tokens"]
 
 
+def test_who_gave_up_and_asks_again_goes_on_where_the_prompt_was_read_to():
+    long = [{"role": "user", "content": "Read this. " * 500}]
+    body = {"messages": long, "max_tokens": 2, "stream": True}
+    with running_server() as server:
+        with server.client.stream("POST", "/v1/chat/completions", json=body) as response:
+            for line in response.iter_lines():
+                if "prompt_progress" in line:
+                    break
+        server.chat(max_tokens=2)  # in between
+        usage = server.chat(messages=long, max_tokens=2)["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= 256
+
+
 def test_how_much_two_texts_share():
     assert common_length([], [1]) == 0
     assert common_length([1, 2, 3], [1, 2, 4]) == 2

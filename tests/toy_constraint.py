@@ -98,8 +98,8 @@ class ToyVocabulary:
         return [self.eos]
 
 
-def behind(inner, boundary, vocabulary, marks, *, opening=None, blanks=(), may_end=False):
+def behind(inner, boundary, vocabulary, marks, *, opening=None, between=(), may_end=False):
     """A constraint that begins behind a boundary of a toy's text."""
     spelling = Spelling(vocabulary, vocabulary.size)
-    start = Start(opening, frozenset(blanks), may_end)
+    start = Start(opening, frozenset(between), may_end)
     return Behind(inner, boundary, spelling, spelling.crossing(marks), start)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from localspec.checks.martingale import CategoryTest
 from localspec.sampling.chain import SamplerChain
+from localspec.sampling.constraint import Constraint, Mask
 from localspec.sampling.distribution import Logits, Probs
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
@@ -63,12 +64,14 @@ class DistributionResult:
 class DistributionCheck:
     """Samples texts and holds them against the target's distributions.
 
-    prompts: token ids. is_end: the target's end-of-generation test.
+    prompts: token ids. is_end: the target's end-of-generation test. constraint: of the answer
+    to a prompt, if it has one; each call makes another.
     """
 
     loop: SpeculativeDecoder
     prompts: Sequence[list[int]]
     is_end: Callable[[int], bool]
+    constraint: Callable[[list[int]], Constraint | None]
 
     def run(
         self,
@@ -119,7 +122,9 @@ class DistributionCheck:
         loop.start(prompt)
         made = make_rule(rule, is_greedy=False, seed=None, randomness=Randomness(fresh_seed()))
         request = Request(
-            SamplerChain(UNFILTERED, num_prompt_tokens=len(prompt)),
+            SamplerChain(
+                UNFILTERED, num_prompt_tokens=len(prompt), constraint=self.constraint(prompt)
+            ),
             made,
             min(TEXT_TOKENS, room),
             self.is_end,
@@ -134,15 +139,19 @@ class DistributionCheck:
         loop.truncate(0)
         by_rank, by_id, *by_draft = views
         rows = _rows(loop.target, self._draft, prompt, text)
+        constraint = self.constraint(prompt)
         for (token, is_judged), (target_row, draft_row) in zip(emitted, rows, strict=True):
+            mask = None if constraint is None else constraint.mask()
+            if constraint is not None:
+                constraint.commit([token])
             if not is_judged:
                 continue
-            target = _dense(target_row)
+            target = _dense(target_row, mask)
             by_rank.add(*_rank_category(target, token))
             by_id.add(*_two_halves(np.cumsum(target) < 0.5, target, token))
             if draft_row is None:
                 continue
-            draft = _dense(draft_row)
+            draft = _dense(draft_row, None)
             overrated = np.zeros(len(target), dtype=bool)
             overrated[: len(draft)] = draft > target[: len(draft)]
             by_draft[0].add(*_two_halves(overrated, target, token))
@@ -178,9 +187,10 @@ def _rows(
             yield from zip(targets, draft.rows(whole[:end], end - begin), strict=True)
 
 
-def _dense(row: Logits) -> Probs:
-    """(vocab,) probabilities of a row of logits, unfiltered."""
-    weights: Probs = np.exp(row - row.max(), dtype=np.float64)
+def _dense(row: Logits, mask: Mask | None) -> Probs:
+    """(vocab,) probabilities of a row of logits, of those that the mask has."""
+    left = row if mask is None else np.where(mask[: len(row)], row, -np.inf)
+    weights: Probs = np.exp(left - left.max(), dtype=np.float64)
     weights /= weights.sum()
     return weights
 

@@ -74,13 +74,12 @@ class Identity:
 class IdentityCheck:
     """Compares texts of one rule, prompt by prompt, and measures rounding on the way.
 
-    The rule is greedy at temperature 0, else coupled. make_chain: of a text whose
-    prompt has so many tokens.
+    The rule is greedy at temperature 0, else coupled. make_chain: of a text with that prompt.
     """
 
     loop: SpeculativeDecoder
     is_end: Callable[[int], bool]
-    make_chain: Callable[[int], SamplerChain]
+    make_chain: Callable[[list[int]], SamplerChain]
     rounding: Rounding
     result: Identity = field(default_factory=Identity)
 
@@ -106,7 +105,7 @@ class IdentityCheck:
                 )
 
     def _request(self, seed: int | None, prompt_tokens: list[int]) -> Request:
-        chain = self.make_chain(len(prompt_tokens))
+        chain = self.make_chain(prompt_tokens)
         is_greedy = chain.params.is_greedy
         rule = make_rule(
             None if is_greedy else "coupled",

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from localspec.chat.prompt import Prompt
 from localspec.checks.distribution_check import (
     BIAS,
     RULES,
@@ -27,9 +28,12 @@ from localspec.checks.identity import (
 from localspec.checks.rounding import Rounding
 from localspec.engine.engine import Engine
 from localspec.errors import ContextError, OptionError
+from localspec.sampling.chain import SamplerChain
+from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.resolver import Resolver
 from localspec.speculative.loop import SpeculativeDecoder
+from localspec.streaming.options import AnswerOptions
 
 GREEDY = SamplingParams(temperature=0)
 _IDENTITY_SHARE = 0.5  # of the time, that comparing texts may take
@@ -125,14 +129,16 @@ def check(
     budget_s: float,
     num_samples: int | None,
     progress: Progress,
+    options: AnswerOptions,
 ) -> Report:
     """Check an engine on prompts of token ids, until there is enough evidence.
 
     It takes about budget_s seconds at the most, and four times as long as sampling if a rule
     is suspect.
-    num_samples: tokens to sample per rule (None: as many as evidence takes). The engine's
-    draft length is afterwards what it was. Raises ContextError for a prompt that leaves no
-    room for an answer, OptionError where nobody proposes tokens.
+    num_samples: tokens to sample per rule (None: as many as evidence takes). options: what the
+    texts are to fit; nothing else of them counts. The engine's draft length is afterwards what
+    it was. Raises ContextError for a prompt that leaves no room for an answer, OptionError
+    where nobody proposes tokens, ConstraintError for what no text can be kept to.
     """
     for prompt in prompts:
         if len(prompt) >= engine.context_length:
@@ -148,9 +154,16 @@ def check(
                     "there is nothing to check: no tokens are proposed for this target",
                     "Name a --draft whose target can take tokens back, without --no-draft.",
                 )
-            return _Check(engine, loop, prompts, budget_s, num_samples, progress).run()
+            constraint = functools.partial(_constraint, engine, options)
+            return _Check(
+                engine, loop, prompts, budget_s, num_samples, progress, constraint
+            ).run()
     finally:
         engine.draft_policy = chosen
+
+
+def _constraint(engine: Engine, options: AnswerOptions, prompt: list[int]) -> Constraint | None:
+    return engine.constraint(options, Prompt(prompt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +174,15 @@ class _Check:
     budget_s: float
     num_samples: int | None
     progress: Progress
+    constraint: Callable[[list[int]], Constraint | None]
 
     def run(self) -> Report:
         started = time.monotonic()
         rounding = Rounding()
         greedy, seeded = self._compare(started + _IDENTITY_SHARE * self.budget_s, rounding)
         identity_s = time.monotonic() - started
-        check = DistributionCheck(self.loop, self.prompts, self.engine.vocabulary.is_end)
+        is_end = self.engine.vocabulary.is_end
+        check = DistributionCheck(self.loop, self.prompts, is_end, self.constraint)
         distributions = check.run(
             RULES,
             started + self.budget_s,
@@ -193,7 +208,11 @@ class _Check:
         """Greedy and seeded texts, until they are enough or the deadline; a prompt at least."""
         sampling = self.engine.sampling
         sampled = SamplingParams() if sampling.is_greedy else sampling
-        chain = Resolver(self.engine.vocabulary).chain
+        resolver = Resolver(self.engine.vocabulary)
+
+        def chain(params: SamplingParams, prompt: list[int]) -> SamplerChain:
+            return resolver.chain(params, len(prompt), self.constraint(prompt))
+
         is_end = self.engine.vocabulary.is_end
         greedy, seeded = (
             IdentityCheck(self.loop, is_end, functools.partial(chain, params), rounding)

@@ -70,6 +70,7 @@ def bench(
     # Late, as everything that needs an engine: completion loads none.
     from localspec.checks.bench import run_bench
     from localspec.cli.bench_report import as_object, as_text
+    from localspec.engine.measuring import measure
 
     if plot is not None:
         check_plot(plot)
@@ -84,8 +85,9 @@ def bench(
                 bar.label = f"Measuring {stage}"
                 bar.update(round(share * 1000) - bar.pos)
 
-            found = run_bench(
+            found = measure(
                 engine,
+                run_bench,
                 tokens,
                 num_rounds=rounds,
                 max_tokens=_DEFAULT_TOKENS

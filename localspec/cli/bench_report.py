@@ -10,14 +10,14 @@ from localspec.checks.bench import Bench, Comparison, Outcome
 from localspec.cli.bars import readable_bytes
 from localspec.cli.screen import printable
 from localspec.cli.stats_object import stats_as_object
-from localspec.engine.engine import Engine
+from localspec.engine.base import BaseEngine
 from localspec.speculative.ratio_estimate import RatioEstimate
 from localspec.speculative.reasons import why_off
 
 _SIZES = (0.1, 0.05, 0.02, 0.01)  # of differences, to say what it takes to see one
 
 
-def as_text(found: Bench, engine: Engine, *, details: bool) -> str:
+def as_text(found: Bench, engine: BaseEngine, *, details: bool) -> str:
     """The measurement for people."""
     lines = verdict(found.comparisons)
     if details:
@@ -88,7 +88,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
-def _details(found: Bench, engine: Engine) -> list[str]:
+def _details(found: Bench, engine: BaseEngine) -> list[str]:
     lines = [engine.description, ""]
     for comparison in found.comparisons:
         lines += _comparison_lines(comparison)

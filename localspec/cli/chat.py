@@ -19,7 +19,7 @@ from localspec.errors import LocalspecError, OptionError
 
 if TYPE_CHECKING:
     from localspec.cli.conversation import Conversation
-    from localspec.engine.engine import Engine
+    from localspec.engine.base import BaseEngine
     from localspec.streaming.options import AnswerOptions
     from localspec.streaming.stream import Reply, Stream
 
@@ -108,7 +108,7 @@ def _tell_session(conversation: Conversation, session: str | None, *, is_resumed
 
 
 def _answer_options(
-    options: PairOptions, engine: Engine, fits: dict[str, Any]
+    options: PairOptions, engine: BaseEngine, fits: dict[str, Any]
 ) -> AnswerOptions:
     from localspec.streaming.options import AnswerOptions
 

@@ -21,9 +21,8 @@ from localspec.chat.session import (
     session_file,
 )
 from localspec.cli.screen import error_lines, note
-from localspec.engine.engine import Engine
+from localspec.engine.base import BaseEngine
 from localspec.errors import CacheError, ContextError, SessionError
-from localspec.speculative.policy_api import DraftPolicy
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.stream import Reply, Stream
 
@@ -37,13 +36,12 @@ class Conversation:
     write: shows an answer, and returns its reply. think: how thoughts are shown.
     attachments: files that go with the next question. is_editing: the next question takes the
     place of the last one, and of its answer. pending: a question that a killed
-    process left without an answer. last: the latest reply. draft_policy: the engine's own
-    while the draft is switched off. lock: the session's, held as long as it is kept.
-    keeps_caches: the session's caches are kept, too, when it is left. is_saved: the session's
-    file holds what was said.
+    process left without an answer. last: the latest reply. lock: the session's, held as long as
+    it is kept. keeps_caches: the session's caches are kept, too, when it is left. is_saved: the
+    session's file holds what was said.
     """
 
-    engine: Engine
+    engine: BaseEngine
     chat: Chat
     options: AnswerOptions
     write: Callable[[Conversation, Stream], Reply]
@@ -54,7 +52,6 @@ class Conversation:
     is_editing: bool = False
     attachments: list[Attachment] = field(default_factory=list)
     last: Reply | None = None
-    draft_policy: DraftPolicy | None = None
     lock: FileLock | None = None
     keeps_caches: bool = False
     is_saved: bool = False

@@ -7,6 +7,53 @@ from typing import Any, get_args
 import click
 
 from localspec.llama.options import ALL_LAYERS, CacheType, FlashAttention, LlamaOptions
+from localspec.rpc_address import checked_addresses
+
+
+class RpcServers(click.ParamType):  # type: ignore[type-arg]
+    """Addresses of RPC servers with commas between them; "none" is no server."""
+
+    name = "RPC servers"
+
+    def convert(
+        self, value: Any, _param: click.Parameter | None, _ctx: click.Context | None
+    ) -> tuple[str, ...] | None:
+        if value is None or isinstance(value, tuple):
+            return value
+        return () if value == "none" else checked_addresses(value.split(","))
+
+
+class Shares(click.ParamType):  # type: ignore[type-arg]
+    """Numbers with commas between them."""
+
+    name = "shares"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(float(share) for share in value.split(","))
+        except ValueError:
+            self.fail(f"{value} is no list of numbers, as in 3,1", param, ctx)
+
+
+RPC_OPTION = click.option(
+    "--rpc",
+    type=RpcServers(),
+    metavar="HOST:PORT,…",
+    help="llama.cpp's RPC servers that hold layers of the target, too. [default: the preset's]",
+)
+
+TENSOR_SPLIT_OPTION = click.option(
+    "--tensor-split",
+    type=Shares(),
+    default=(),
+    metavar="A,B,…",
+    help="Shares of the RPC servers, then of the GPUs, in their order. [default: as they have "
+    "memory]",
+)
 
 _CACHE_TYPE = click.Choice(get_args(CacheType))
 
@@ -47,32 +94,29 @@ OPTIONS = [
     ),
     click.option("--mlock", is_flag=True, help="Keep the models from being swapped out."),
     click.option("--main-gpu", type=int, help="The one GPU to use. [default: all of them]"),
-    click.option(
-        "--tensor-split",
-        metavar="A,B,…",
-        help="Shares of the GPUs, in their order. [default: as they have memory]",
-    ),
+    RPC_OPTION,
+    TENSOR_SPLIT_OPTION,
 ]
 NAMES = (
     "threads", "threads_batch", "draft_threads", "gpu_layers", "draft_gpu_layers", "cpu_moe",
     "flash_attn", "cache_type_k", "cache_type_v", "draft_cache_type_k", "draft_cache_type_v",
-    "mmap", "mlock", "main_gpu", "tensor_split",
+    "mmap", "mlock", "main_gpu", "rpc", "tensor_split",
 )  # fmt: skip
 
 
 def take_model_options(values: dict[str, Any]) -> tuple[LlamaOptions, LlamaOptions]:
-    """Remove the options above from a command's values: those of target and draft.
+    """Remove the options above but rpc from a command's values: those of target and draft.
 
-    Raises OptionError for a value outside its range, UsageError for an unreadable split.
+    Raises OptionError for a value outside its range.
     """
-    given = {name: values.pop(name) for name in NAMES}
+    given = {name: values.pop(name) for name in NAMES if name != "rpc"}
     common: dict[str, Any] = {
+        "tensor_split": given["tensor_split"],
         "num_batch_threads": given["threads_batch"],
         "flash_attention": given["flash_attn"],
         "use_mmap": given["mmap"],
         "use_mlock": given["mlock"],
         "main_gpu": given["main_gpu"],
-        "tensor_split": _shares(given["tensor_split"]),
     }
     target = LlamaOptions(
         num_threads=given["threads"],
@@ -91,14 +135,3 @@ def take_model_options(values: dict[str, Any]) -> tuple[LlamaOptions, LlamaOptio
         **common,
     )
     return target, draft
-
-
-def _shares(text: str | None) -> tuple[float, ...]:
-    if text is None:
-        return ()
-    try:
-        return tuple(float(share) for share in text.split(","))
-    except ValueError:
-        raise click.UsageError(
-            f"--tensor-split {text} is no list of numbers, as in 3,1."
-        ) from None

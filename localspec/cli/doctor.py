@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from localspec.cli.bars import readable_bytes
+from localspec.cli.device_options import RpcServers
 from localspec.cli.help import Command
 from localspec.cli.places import place_lines
 from localspec.cli.screen import printable
@@ -19,20 +20,25 @@ from localspec.preflight.problems import Problem, find_problems
 
 @click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="One object with everything found.")
-def doctor(*, as_json: bool) -> None:
+@click.option(
+    "--rpc", type=RpcServers(), default=(), metavar="HOST:PORT,…", help="RPC servers to ask."
+)
+def doctor(*, as_json: bool, rpc: tuple[str, ...]) -> None:
     """Show what is here, and what could be better.
 
     Versions, the build of llama.cpp, devices, cores, memory, where the layers of the presets
-    that are here would go, and caches; each problem with its remedy. Asks no network.
+    that are here would go, and caches; each problem with its remedy. Asks no network but
+    llama.cpp's RPC servers that are named here or in a preset of yours.
 
     \b
         localspec doctor
         localspec doctor --json
+        localspec doctor --rpc workshop-pc:50052
     """
     # Here, because it loads libllama, which no other command needs at once.
     from localspec.llama.nextn import missing_functions
 
-    found = inspect_installation()
+    found = inspect_installation(rpc)
     problems = find_problems(found)
     if as_json:
         missing = {"missing_head_functions": missing_functions(reads_layers=True)}
@@ -95,9 +101,10 @@ def _plan_lines(found: Installation) -> list[tuple[str, str]]:
     """Where the layers of the presets that are here would go now."""
     lines = []
     for name, memory in found.plans.items():
-        fits = "fits" if not found.room.shortages(memory) else "DOES NOT FIT"
+        room = found.rooms[name]
+        fits = "fits" if not room.shortages(memory) else "DOES NOT FIT"
         lines.append(("Layers", f"{name} at a context of {memory.context_length}: {fits}"))
-        lines += [("", line) for line in place_lines(memory, found.room)]
+        lines += [("", line) for line in place_lines(memory, room)]
     return lines
 
 

@@ -10,6 +10,7 @@ import click
 
 from localspec.cli.bars import readable_bytes
 from localspec.cli.completion import complete_model
+from localspec.cli.device_options import RPC_OPTION, TENSOR_SPLIT_OPTION
 from localspec.cli.help import Command
 from localspec.cli.options import model_argument
 from localspec.cli.places import place_lines
@@ -49,6 +50,8 @@ _NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
     type=click.IntRange(min=0),
     help="Layers of each model on GPUs. [default: as many as fit]",
 )
+@RPC_OPTION
+@TENSOR_SPLIT_OPTION
 @click.option("--json", "as_json", is_flag=True, help="One object with everything found.")
 def explain(  # noqa: PLR0913  each is an option of the command
     *,
@@ -58,6 +61,8 @@ def explain(  # noqa: PLR0913  each is an option of the command
     head: str | None,
     ctx: int | None,
     gpu_layers: int | None,
+    rpc: tuple[str, ...] | None,
+    tensor_split: tuple[float, ...],
     as_json: bool,
 ) -> None:
     """Will it fit, will it pay, and why: before any download.
@@ -69,6 +74,7 @@ def explain(  # noqa: PLR0913  each is an option of the command
         localspec explain qwen2-7b
         localspec explain T.gguf --draft D.gguf --ctx 16384
         localspec explain T.gguf --head H.gguf
+        localspec explain T.gguf --rpc workshop-pc:50052
         localspec explain bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0 --json
     """
     from localspec.preflight import explanation  # late: completion needs none of it
@@ -83,6 +89,8 @@ def explain(  # noqa: PLR0913  each is an option of the command
             head=head,
             context_length=ctx,
             num_gpu_layers=gpu_layers,
+            rpc=rpc,
+            tensor_split=tensor_split,
         )
     click.echo(json.dumps(_as_object(found)) if as_json else as_text(found))
 

@@ -19,10 +19,9 @@ from localspec.cli.options import PairOptions, model_option, pair_options
 from localspec.cli.screen import legend, note, status_line, use_colour
 from localspec.cli.standard_input import on_terminal, read_text
 from localspec.cli.stats_object import stats_as_object
-from localspec.speculative.policy_api import FixedDraftPolicy
 
 if TYPE_CHECKING:
-    from localspec.engine.engine import Engine
+    from localspec.engine.base import BaseEngine
     from localspec.streaming.stream import Reply, Stream
 
 
@@ -143,9 +142,8 @@ def _finish(stream: Stream) -> Reply:
     return stream.reply
 
 
-def _as_object(reply: Reply, engine: Engine) -> dict[str, Any]:
-    stats = reply.stats
-    policy = engine.draft_policy
+def _as_object(reply: Reply, engine: BaseEngine) -> dict[str, Any]:
+    stats, drafting = reply.stats, engine.drafting
     return {
         "text": reply.text,
         "thoughts": reply.thoughts,
@@ -156,9 +154,7 @@ def _as_object(reply: Reply, engine: Engine) -> dict[str, Any]:
         "seed": reply.seed,
         "verify": reply.verify,
         **_logprobs(reply),
-        "draft_tokens": (
-            policy.num_draft_tokens if isinstance(policy, FixedDraftPolicy) else "auto"
-        ),
+        "draft_tokens": (0 if drafting.is_off else drafting.num_draft_tokens or "auto"),
         "stats": stats_as_object(stats),
     }
 

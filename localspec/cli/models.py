@@ -166,6 +166,7 @@ def _as_object(state: PresetState, room: Room) -> dict[str, Any]:
         "fits": _fits(state, room),
         "context_length": preset.context_length,
         "max_context_length": preset.max_context_length,
+        "rpc": preset.rpc,
         "notes": preset.notes,
         "unconfirmed": preset.unconfirmed,
         "target": _model_object(preset.target),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -24,7 +24,7 @@ from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, Drafting, Propose
 from localspec.speculative.rule_name import RuleName
 
 if TYPE_CHECKING:
-    from localspec.engine.engine import Engine
+    from localspec.engine.base import BaseEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,36 +46,48 @@ class PairOptions:
     rule: RuleName | None
     max_tokens: int | None
     ctx: int | None
+    rpc: tuple[str, ...] | None
     target_options: LlamaOptions
     draft_options: LlamaOptions
     force: bool
     show_draft: bool
 
-    def open_engine(self) -> Engine:
-        """Load the pair. Raises what `localspec.load` and `choose_model` raise."""
-        from localspec.engine.loading import load  # late: completion loads no engine
+    def open_engine(self) -> BaseEngine:
+        """Load the pair: with RPC servers in a process of its own, which they may end.
+
+        Raises what `localspec.load` and `choose_model` raise.
+        """
+        # Late: completion loads no engine.
+        from localspec.engine.isolated import IsolatedEngine
+        from localspec.engine.loading import LoadKeywords, load
+        from localspec.engine.sources import servers_used
 
         is_target = self.draft is not None or self.head is not None
         preset, target = choose_model(self.model, self.preset, self.target, is_target=is_target)
         if self.target is None and not is_target:
             offer_download(target or preset or DEFAULT_PRESET)
+        arguments = LoadKeywords(
+            target=target,
+            draft=self.draft,
+            head=self.head,
+            draft_tokens=0 if self.no_draft else self.draft_tokens,
+            proposer=self.proposer,
+            context_length=self.ctx,
+            rpc=self.rpc,
+            target_options=self.target_options,
+            draft_options=self.draft_options,
+            force=self.force,
+        )
+        open_it: Callable[..., BaseEngine] = load
+        if servers_used(preset, arguments):
+            open_it = IsolatedEngine
+            # The shares are of the target's devices, which are others than the draft's.
+            arguments["draft_options"] = replace(self.draft_options, tensor_split=())
         loaded = [0.0]  # the share so far, read by another thread
         with waiting(lambda: f"Loading the models: {loaded[-1]:.0%} …"):
-            return load(
-                preset,
-                target=target,
-                draft=self.draft,
-                head=self.head,
-                draft_tokens=0 if self.no_draft else self.draft_tokens,
-                proposer=self.proposer,
-                context_length=self.ctx,
-                target_options=self.target_options,
-                draft_options=self.draft_options,
-                force=self.force,
-                progress=loaded.append,
-            )
+            return open_it(preset, **arguments, progress=loaded.append)
 
-    def sampling(self, engine: Engine) -> SamplingParams:
+    def sampling(self, engine: BaseEngine) -> SamplingParams:
         """The preset's sampling with what the user changed. Raises OptionError."""
         return sampling_options.changed_sampling(engine, self.sampling_changes)
 
@@ -232,7 +244,7 @@ _OPTIONS = [
 ]
 
 
-def prompt_tokens(engine: Engine, options: PairOptions, text: str) -> list[int]:
+def prompt_tokens(engine: BaseEngine, options: PairOptions, text: str) -> list[int]:
     """A prompt of `verify` or `bench` as the pair would get it in a conversation.
 
     Through the chat template, or as it is where there is none.

@@ -10,7 +10,7 @@ from localspec.errors import OptionError
 from localspec.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from localspec.engine.engine import Engine
+    from localspec.engine.base import BaseEngine
 
 _DEFAULTS = SamplingParams()
 
@@ -107,7 +107,7 @@ def take_changes(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def changed_sampling(engine: Engine, changes: dict[str, Any]) -> SamplingParams:
+def changed_sampling(engine: BaseEngine, changes: dict[str, Any]) -> SamplingParams:
     """The engine's sampling with what the user changed; biases add to the preset's.
 
     Raises OptionError for a value outside its range, a sampler that gives no fixed distribution
@@ -124,7 +124,7 @@ def changed_sampling(engine: Engine, changes: dict[str, Any]) -> SamplingParams:
     return engine.sampling.changed(changes)
 
 
-def _token_of(text: str, engine: Engine) -> int:
+def _token_of(text: str, engine: BaseEngine) -> int:
     if text.isdecimal():
         return int(text)
     tokens = engine.vocabulary.tokenize(text, parse_special=True)

@@ -6,16 +6,19 @@ import contextlib
 import importlib.util
 import ipaddress
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from localspec.cli.client_settings import ready_settings
 from localspec.cli.completion import complete_preset
+from localspec.cli.device_options import RPC_OPTION
 from localspec.cli.download import offer_download
 from localspec.cli.help import Command
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
+from localspec.models.preset import Preset
 from localspec.models.presets import DEFAULT_PRESET, find_preset
 
 DEFAULT_PORT = 8617  # that of no other program with models
@@ -56,6 +59,7 @@ DEFAULT_PORT = 8617  # that of no other program with models
 @click.option(
     "--ctx", type=click.IntRange(min=1), help="Context in tokens. [default: the preset's]"
 )
+@RPC_OPTION
 @click.option(
     "--known-models-only",
     is_flag=True,
@@ -70,6 +74,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     allowed_hosts: tuple[str, ...],
     cors_origins: tuple[str, ...],
     ctx: int | None,
+    rpc: tuple[str, ...] | None,
     known_models_only: bool,
 ) -> None:
     """Answer programs that speak OpenAI's or Anthropic's protocols, with the models of PRESETs.
@@ -100,7 +105,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     for name in names:
         offer_download(name)
     models = ServedModels(
-        [ServedModel(find_preset(name), ctx) for name in names],
+        [ServedModel(_preset(name, rpc), ctx) for name in names],
         takes_any_name=not known_models_only,
     )
     access = Access(keys=keys, hosts=allowed_hosts, origins=cors_origins)
@@ -114,6 +119,11 @@ def serve(  # noqa: PLR0913  each is an option of the command
         runner = Runner(server.app(access), lambda: click.echo(told, err=True), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once it has ended
             runner.run(sockets=[listening])
+
+
+def _preset(name: str, rpc: tuple[str, ...] | None) -> Preset:
+    preset = find_preset(name)
+    return preset if rpc is None else replace(preset, rpc=rpc)
 
 
 def _require_server() -> None:

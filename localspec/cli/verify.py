@@ -12,6 +12,7 @@ import click
 from localspec.checks import prompts as questions
 from localspec.cli import exit_codes
 from localspec.cli.completion import complete_file
+from localspec.cli.constraint_options import read_constraint
 from localspec.cli.help import Command
 from localspec.cli.options import PairOptions, model_argument, pair_options, prompt_tokens
 
@@ -45,15 +46,23 @@ def _no_nan(_context: click.Context, _option: click.Parameter, value: float) -> 
     show_default=True,
     help="Time to spend at the most.",
 )
+@click.option(
+    "--json-schema",
+    type=Path,
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="Check texts that are to fit the schema in this file.",
+)
 @click.option("--details", is_flag=True, help="Show rounding, near ties and p-values as well.")
 @click.option("--json", "as_json", is_flag=True, help="One object with everything found.")
 @pair_options
-def verify(
+def verify(  # noqa: PLR0913  each is an option of the command
     options: PairOptions,
     *,
     prompts: Path | None,
     samples: int | None,
     seconds: float,
+    json_schema: Path | None,
     details: bool,
     as_json: bool,
 ) -> None:
@@ -67,11 +76,17 @@ def verify(
     \b
         localspec verify
         localspec verify T.gguf --draft D.gguf --seconds 600
+        localspec verify --json-schema animal.json
     """
     # Late, as everything that needs an engine: completion loads none.
     from localspec.checks.selfcheck import Finding, check
     from localspec.cli.verify_report import as_object, as_text
+    from localspec.engine.measuring import measure
+    from localspec.streaming.options import AnswerOptions
 
+    schema = None
+    if json_schema is not None:
+        schema = read_constraint("--json-schema", json_schema)
     texts = questions.BUILT_IN if prompts is None else questions.read_prompts(prompts)
     with options.open_engine() as engine:
         tokens = [prompt_tokens(engine, options, text) for text in texts]
@@ -81,7 +96,15 @@ def verify(
                 bar.label = f"Checking {stage}"
                 bar.update(round(share * 1000) - bar.pos)
 
-            report = check(engine, tokens, budget_s=seconds, num_samples=samples, progress=show)
+            report = measure(
+                engine,
+                check,
+                tokens,
+                budget_s=seconds,
+                num_samples=samples,
+                progress=show,
+                options=AnswerOptions(json_schema=schema),
+            )
         if as_json:
             click.echo(json.dumps(as_object(report)))
         else:

@@ -10,10 +10,10 @@ from localspec.checks.distribution_check import ALPHA, BIAS, VIEWS
 from localspec.checks.identity import ENOUGH_ACCEPTED
 from localspec.checks.selfcheck import Finding, Report
 from localspec.cli.screen import printable
-from localspec.engine.engine import Engine
+from localspec.engine.base import BaseEngine
 
 
-def as_text(report: Report, engine: Engine, *, details: bool) -> str:
+def as_text(report: Report, engine: BaseEngine, *, details: bool) -> str:
     """The report for people."""
     lines = [
         _headline(report),
@@ -87,7 +87,7 @@ def _what_it_takes(report: Report) -> str:
     return f"It takes about --seconds {math.ceil(report.seconds_needed / 10) * 10}."
 
 
-def _details(report: Report, engine: Engine) -> list[str]:
+def _details(report: Report, engine: BaseEngine) -> list[str]:
     rounding, bound = report.rounding, report.rounding.bound
     lines = [
         engine.description,

@@ -62,12 +62,12 @@ class Start(NamedTuple):
 
     opening: tokens that begin, in the very first place, what ends at the boundary; with any
     other the answer is behind it from its beginning. None: it is in front of it from there.
-    blanks: tokens that may stand once behind the boundary, and belong to nothing. may_end:
+    between: tokens that may stand once behind the boundary, and belong to nothing. may_end:
     whether the answer may end without having come there.
     """
 
     opening: frozenset[int] | None
-    blanks: frozenset[int]
+    between: frozenset[int]
     may_end: bool
 
 
@@ -89,7 +89,7 @@ class Behind:
         self._start = start
         self._has_begun = start.opening is None
         self._is_behind = False
-        self._may_be_blank = False  # the next token
+        self._may_be_between = False  # the next token
         self._has_ended = False
 
     @property
@@ -116,7 +116,7 @@ class Behind:
             return self._with(self._inner.mask(), self._start.opening or ())
         if self._is_behind:
             return self._with(
-                self._inner.mask(), self._start.blanks if self._may_be_blank else ()
+                self._inner.mask(), self._start.between if self._may_be_between else ()
             )
         banned = [token for token in self._candidates() if not self._may_pass(token)]
         if not self._start.may_end:
@@ -146,13 +146,13 @@ class Behind:
 
     def validate(self, tokens: Sequence[int]) -> int:
         """See `Constraint`."""
-        if self._is_behind and not self._may_be_blank:
+        if self._is_behind and not self._may_be_between:
             return self._inner.validate(tokens)
         state = self.copy()
         for index, token in enumerate(tokens):
             if state._has_ended:
                 return len(tokens)
-            if state._is_behind and not state._may_be_blank:
+            if state._is_behind and not state._may_be_between:
                 return index + state._inner.validate(tokens[index:])
             if not state._may_come(token):
                 return index
@@ -161,8 +161,8 @@ class Behind:
 
     def _may_come(self, token: int) -> bool:
         if not self._has_begun or self._is_behind:
-            apart = self._start.opening if not self._has_begun else self._start.blanks
-            is_apart = token in (apart or ()) and (not self._is_behind or self._may_be_blank)
+            apart = self._start.opening if not self._has_begun else self._start.between
+            is_apart = token in (apart or ()) and (not self._is_behind or self._may_be_between)
             return is_apart or self._inner.validate([token]) == 1
         if token in self._spelling.ends:
             return self._start.may_end
@@ -173,8 +173,8 @@ class Behind:
         if not self._has_begun:
             self._has_begun = True
             self._is_behind = token not in (self._start.opening or ())
-        elif self._may_be_blank:
-            self._may_be_blank = False
+        elif self._may_be_between:
+            self._may_be_between = False
             if self._inner.validate([token]) == 0:
                 return
         if self._is_behind:
@@ -184,7 +184,7 @@ class Behind:
         else:
             rest = self._boundary.push(self._spelling.texts[token])
             self._is_behind = rest is not None
-            self._may_be_blank = rest == ""
+            self._may_be_between = rest == ""
             if rest:
                 self._inner.commit(self._spelling.tokenize(rest.encode("latin-1")))
 
@@ -202,5 +202,5 @@ class Behind:
 
     def forced(self) -> list[int]:
         """See `Constraint`."""
-        is_free = not self._is_behind or self._may_be_blank
+        is_free = not self._is_behind or self._may_be_between
         return [] if is_free else self._inner.forced()

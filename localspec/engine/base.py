@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
 
     from localspec.engine.memory import EngineMemory
+    from localspec.speculative.policy_api import Drafting
+    from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 
 class BaseEngine(abc.ABC):
@@ -41,7 +43,12 @@ class BaseEngine(abc.ABC):
 
     Leaving its `with` block ends what is being answered, in any thread, and closes it; so
     does the interpreter's end.
+
+    shared_vocabulary: of target and draft, None without a draft. drafting: as it was loaded.
     """
+
+    drafting: Drafting
+    shared_vocabulary: SharedVocabulary | None
 
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling
@@ -113,12 +120,7 @@ class BaseEngine(abc.ABC):
         """What is behind `load_caches`, for whatever owns a text."""
 
     @abc.abstractmethod
-    def answer(
-        self,
-        prompt: Prompt,
-        options: AnswerOptions,
-        exchange: Exchange,
-    ) -> Stream:
+    def answer(self, prompt: Prompt, options: AnswerOptions, exchange: Exchange) -> Stream:
         """The stream behind `stream` and `Chat.stream`."""
 
     @abc.abstractmethod

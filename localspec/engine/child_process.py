@@ -10,17 +10,26 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from localspec.engine.isolated_child import EngineFacts, serve
-from localspec.errors import ClosedError, CrashedError, EngineError
+from localspec.engine.sources import servers_used
+from localspec.errors import ClosedError, CrashedError, EngineError, RpcError
+from localspec.llama.rpc_servers import ask_servers
 
 if TYPE_CHECKING:
     from localspec.engine.loading import LoadKeywords
     from localspec.models.preset import Preset
 
 _PATIENCE_S = 10.0  # for the process to free its models, before it is killed
+# For a word from a process whose models are on RPC servers: one that stands still says as
+# little as one that computes. That takes longest for a prompt: libllama sends a batch of 512
+# tokens, and perhaps another, before it waits for the first.
+_SILENCE_S = 600.0
 
 
 class ChildProcess:
-    """A running child with its two lines: requests that are answered, and cancels."""
+    """A running child with its two lines: requests that are answered, and cancels.
+
+    Where its models are on RPC servers, every wait for it has a limit.
+    """
 
     def __init__(
         self,
@@ -33,6 +42,7 @@ class ChildProcess:
                 "a daemonic process may have no child, and an isolated engine is one",
                 "Start the process with daemon=False, or use localspec.load in it.",
             )
+        self._servers = servers_used(preset, arguments)
         context = multiprocessing.get_context("spawn")
         self._calls, calls = context.Pipe()
         cancels, self._cancels = context.Pipe(duplex=False)
@@ -40,10 +50,13 @@ class ChildProcess:
         self._num_calls = 0
         self._caller: int | None = None  # the thread that makes a call
         self._has_ended = False
+        self._last_words = ""
+        self._is_mute = False  # it was killed, because it said nothing any more
+        self._is_left = False  # by a call that did not wait for its answer
         self._is_stopped = False
         self._process = context.Process(
             target=serve,
-            args=(calls, cancels, preset, arguments),
+            args=(calls, cancels, preset, arguments, self._servers),
             daemon=True,
             name="localspec",
         )
@@ -83,25 +96,55 @@ class ChildProcess:
 
     def _answer(self, progress: Callable[[Any], None]) -> Any:
         number, kind, value = -1, "", None
+        # Nobody waits long for what nobody wants any more.
+        limit_s = _PATIENCE_S if self._is_left else _SILENCE_S
+        self._is_left = True
         # A call that an exception of a signal handler ended has left its answer behind.
-        while number != self._num_calls or kind == "progress":
+        while number != self._num_calls or kind in ("progress", "last words"):
             try:
-                number, kind, value = self._calls.recv()
+                number, kind, value = self._received(limit_s)
             except (EOFError, OSError) as error:
                 self._has_ended = True
                 if self._is_stopped:  # by whoever closed it while this waited for its turn
                     raise ClosedError("the engine is closed", "Load it again.") from error
-                raise CrashedError(
-                    f"the process of the engine ended: {self._how_it_ended()}",
-                    "Ask again: it is started again.",
-                ) from error
+                raise CrashedError(*self._how_it_ended()) from error
             if kind == "progress":
                 progress(value)
+            elif kind == "last words":
+                self._last_words = f" ({' '.join(value.split())})"
+        self._is_left = False
         if isinstance(value, Exception):
             raise value
         return value
 
-    def _how_it_ended(self) -> str:
+    def _received(self, limit_s: float) -> Any:
+        """What the child says next. It is killed where that is nothing, and servers may be
+        what it waits for."""
+        if self._servers and not self._calls.poll(limit_s):
+            self._is_mute = True
+            self._process.kill()
+        return self._calls.recv()
+
+    def _how_it_ended(self) -> tuple[str, str]:
+        """Message and hint."""
+        ended = f"the process of the engine ended: {self._exit()}"
+        if not self._servers:
+            return ended, "Ask again: it is started again."
+        if self._is_mute:
+            ended = "the process of the engine waited in vain for an RPC server"
+        faults = [error for error in ask_servers(self._servers) if isinstance(error, RpcError)]
+        if not faults:
+            names = ", ".join(self._servers)
+            return (
+                f"{ended}{self._last_words}. It used the RPC servers {names}, which answer now",
+                "Ask again: it is started again.",
+            )
+        return (
+            f"{ended}. {'; '.join(map(str, faults))}",
+            f"{faults[0].hint} Then ask again: the engine is started again.",
+        )
+
+    def _exit(self) -> str:
         self._process.join(_PATIENCE_S)
         code = self._process.exitcode
         if code is None:  # the application lets the system clear its children away

@@ -86,7 +86,9 @@ class Constrainer:
         openings = self._spelling.single(thoughts.openings)
         if thoughts.opened is None and not openings:
             return inner
-        start = Start(openings or None, self._spelling.blanks, may_end)
+        # Some end their thoughts with one mark, and begin to speak with another.
+        between = self._spelling.blanks | self._spelling.single(thoughts.speech_marks)
+        start = Start(openings or None, between, may_end)
         return self._behind(inner, ThoughtsEnd(thoughts), thoughts.marks, start)
 
     def _behind(

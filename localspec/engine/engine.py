@@ -50,8 +50,7 @@ class Engine(BaseEngine):
     From any thread, but one answer at a time: a second stream that starts while another is
     unfinished raises EngineError. sampling: what an answer
     uses by default. description: the pair, for people. kept_bytes: memory for the caches of
-    conversations that wait. shared_vocabulary: what target and
-    draft have in common, None without a draft.
+    conversations that wait.
     """
 
     def __init__(
@@ -64,6 +63,7 @@ class Engine(BaseEngine):
     ) -> None:
         super().__init__(sampling)
         self._description = description
+        self.drafting = drafting
         self._target = target = models.target
         self._models = models
         self._resolver = Resolver(target.vocabulary)
@@ -205,6 +205,11 @@ class Engine(BaseEngine):
             if kept is not None:
                 self._cache_pool.put(owner, kept)
             return kept is not None
+
+    @property
+    def num_decodes(self) -> int:
+        """Of the target, so far: whether something goes on. From any thread."""
+        return self._target.num_decodes
 
     def memory(self) -> EngineMemory:
         """See `BaseEngine.memory`."""

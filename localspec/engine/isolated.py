@@ -8,8 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,15 @@ from localspec.engine.access import busy, still_answering
 from localspec.engine.arguments import TextTokenizer
 from localspec.engine.base import BaseEngine
 from localspec.engine.child_process import ChildProcess
-from localspec.engine.isolated_child import EngineFacts
-from localspec.errors import ClosedError, EngineError, Interrupted, OptionError
-from localspec.speculative.metrics import Meter, Provenance
+from localspec.engine.read_pieces import ReadPieces
+from localspec.engine.remote_vocabulary import RemoteVocabulary
+from localspec.errors import (
+    ClosedError,
+    CrashedError,
+    EngineError,
+    Interrupted,
+    OptionError,
+)
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.streaming.cancellation import Cancellation, Unwanted
@@ -38,43 +43,13 @@ if TYPE_CHECKING:
 _POLL_S = 0.02  # between two looks at whether idle work goes on
 
 
-class _RemoteVocabulary:
-    """The vocabulary's methods, asked of the child."""
-
-    def __init__(self, engine: IsolatedEngine, facts: EngineFacts) -> None:
-        self._engine = engine
-        self.bos, self.eos, self.add_bos = facts.bos, facts.eos, facts.add_bos
-
-    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        return str(self._ask("detokenize", list(tokens), special=special))
-
-    def tokenize(
-        self, text: str, *, parse_special: bool, after: int | None = None
-    ) -> list[int]:
-        keywords = {"parse_special": parse_special, "after": after}
-        return list(self._ask("tokenize", text, **keywords))
-
-    def text(self, token: int) -> str:
-        return str(self._ask("text", token))
-
-    def control_texts(self) -> list[str]:
-        return list(self._ask("control_texts"))
-
-    def is_control(self, token: int) -> bool:
-        return bool(self._ask("is_control", token))
-
-    def max_text_bytes(self, num_tokens: int) -> int:
-        return int(self._ask("max_text_bytes", num_tokens))
-
-    def _ask(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        return self._engine._running().call("vocabulary", method, arguments, **keywords)
-
-
 class IsolatedEngine(BaseEngine):
     """An `Engine` in a child process, with the same streams, chats and asynchronous twins.
 
-    If libllama crashes, whoever reads the answer gets EngineError, and the next question
-    starts the process again; conversations live on this side and go on. An answer's options
+    If libllama crashes, whoever reads the answer gets EngineError, the stream's reply and the
+    conversation keep what was said, and the next question starts the process again. Its
+    models may be on RPC servers, of which the error names those that do not answer; where the
+    process says nothing for ten minutes it is taken for lost. An answer's options
     are checked when it is read. preset, arguments: as for `localspec.load`, but for
     `llama_cpp.Llama` objects, which belong to this process.
 
@@ -111,11 +86,16 @@ class IsolatedEngine(BaseEngine):
         self._numbering = threading.Lock()  # of those
         self._gone_owners: list[int] = []
         self._reading = (0, 0)
+        self.shared_vocabulary = self._facts.shared_vocabulary
+        self.drafting = self._facts.drafting
 
     @property
     def vocabulary(self) -> TextTokenizer:
         """The target's tokens."""
-        return _RemoteVocabulary(self, self._facts)  # kept here it would keep the engine
+        return RemoteVocabulary(self._ask_vocabulary, self._facts)  # kept it would keep this
+
+    def _ask_vocabulary(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        return self._running().call("vocabulary", method, arguments, **keywords)
 
     @property
     def description(self) -> str:
@@ -136,6 +116,21 @@ class IsolatedEngine(BaseEngine):
     def reading(self) -> tuple[int, int]:
         """See `BaseEngine.reading`; it is known after each batch of a long prompt."""
         return self._reading
+
+    def measure(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        progress: Callable[[str, float], None],
+        **keywords: Any,
+    ) -> Any:
+        """What is behind `measuring.measure`."""
+
+        def show(told: tuple[str, float]) -> None:
+            progress(*told)
+
+        with self._exclusively() as process:
+            return process.watched(show, "measure", function, *arguments, **keywords)
 
     def memory(self) -> EngineMemory:
         """See `BaseEngine.memory`. Raises BusyError while an answer is produced."""
@@ -274,43 +269,6 @@ class IsolatedEngine(BaseEngine):
             self._busy.release()
 
 
-class _Read:
-    """How much of an answer was read, of the pieces that came together."""
-
-    def __init__(self) -> None:
-        self._num_said = self._num_thought = 0  # characters
-        self._counts: Counter[Provenance] = Counter()
-
-    def add(self, piece: Piece) -> None:
-        if piece.is_thought:
-            self._num_thought += len(piece.text)
-        else:
-            self._num_said += len(piece.text)
-        self._counts[piece.provenance] += len(piece.token_ids)
-
-    def part_of(self, reply: Reply) -> Reply:
-        """The reply as if what came later had not been produced."""
-        num_tokens = sum(self._counts.values())
-        if num_tokens == len(reply.token_ids):
-            return reply
-        stats = replace(
-            reply.stats,
-            completion_tokens=num_tokens,
-            num_recovered=self._counts[Provenance.RECOVERED],
-            num_bonus=self._counts[Provenance.BONUS],
-            num_plain=self._counts[Provenance.PLAIN],
-        )
-        return replace(
-            reply,
-            text=reply.text[: self._num_said],
-            thoughts=reply.thoughts[: self._num_thought],
-            token_ids=reply.token_ids[:num_tokens],
-            logprobs=None if reply.logprobs is None else reply.logprobs[:num_tokens],
-            finish_reason="cancelled",
-            stats=stats,
-        )
-
-
 class _RemoteAnswer:
     """An answer whose pieces come from the child, those of a few milliseconds together."""
 
@@ -328,13 +286,13 @@ class _RemoteAnswer:
         self._begin = begin
         self._remember = remember
         self._reply: Reply | None = None
-        self._read = _Read()
+        self._read = ReadPieces(options)
         self.cancellation = Cancellation()
 
     def pieces(self) -> Generator[Piece, None, None]:
         try:
             with self._engine._exclusively() as process:
-                number = self._begin(process)
+                process, number = self._begun(process)
                 if self.cancellation.is_requested:
                     process.call("cancel", number)  # on this line it comes before the first
                 try:
@@ -344,6 +302,9 @@ class _RemoteAnswer:
                             for piece in pieces:
                                 self._read.add(piece)
                                 yield piece
+                except CrashedError:
+                    self._conclude()
+                    raise
                 finally:
                     if self._engine._can_ask(process):
                         reply: Reply | None = process.call("end")
@@ -351,6 +312,17 @@ class _RemoteAnswer:
         finally:
             if self._reply is not None:
                 self._remember(self._reply)
+
+    def _begun(self, process: ChildProcess) -> tuple[ChildProcess, int]:
+        """The child that has begun the answer: a new one, if this one had gone unnoticed.
+
+        As one that has lost an RPC server while it was idle.
+        """
+        try:
+            return process, self._begin(process)
+        except CrashedError:
+            process = self._engine._running()
+            return process, self._begin(process)
 
     def _report(self, process: ChildProcess, number: int, reading: tuple[int, int]) -> None:
         """Take notice of how far the prompt is."""
@@ -364,6 +336,10 @@ class _RemoteAnswer:
 
     def abandon(self) -> None:
         """See `stream.Produced.abandon`. Raises OptionError for a bad option."""
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """A reply of the pieces that came, the child's own being lost or none."""
         options = self._options
         params = options.sampling_from(self._engine.sampling)
         rule = make_rule(
@@ -372,15 +348,7 @@ class _RemoteAnswer:
             seed=options.seed,
             randomness=Randomness(0),
         )
-        self._reply = Reply(
-            text="",
-            token_ids=(),
-            finish_reason="cancelled",
-            stats=Meter(self._num_prompt_tokens, 0, 0.0).stats(0.0, None, None),
-            seed=options.seed,
-            verify=rule.name,
-            logprobs=None if options.logprobs is None else (),
-        )
+        self._reply = self._read.alone(self._num_prompt_tokens, rule.name)
 
     def final_reply(self) -> Reply:
         if self._reply is None:

@@ -1,7 +1,8 @@
 """The process of an `IsolatedEngine`: loads an engine and does what it is told.
 
 Requests are (number, method of `Served`, arguments), answers (the request's number, kind,
-value): "done" or "error", and under number 0 "progress", of the load and of long prompts.
+value): "done" or "error", and under number 0 "progress", of the load and of long prompts, and
+"last words", of libllama before it ends the process.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from localspec.engine.loading import load
 from localspec.errors import EngineError
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Provenance
+from localspec.speculative.policy_api import Drafting
+from localspec.speculative.shared_vocabulary import SharedVocabulary
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.stream import Exchange, Piece, Reply, Stream
 
@@ -33,7 +36,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TOGETHER_S = 0.01  # pieces that come within that time are sent together
+TOGETHER_S = 0.02  # pieces that come within that time are sent together
+_PULSE_S = 5.0  # between two words of a measurement, while decodes end
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class EngineFacts:
     bos: int
     eos: int
     add_bos: bool
+    shared_vocabulary: SharedVocabulary | None
+    drafting: Drafting
 
 
 class _Owner:
@@ -56,9 +62,12 @@ class _Owner:
 class Served:
     """An engine, and at most one stream: the one that is being read."""
 
-    def __init__(self, engine: Engine, report: Callable[[tuple[int, int]], None]) -> None:
+    def __init__(
+        self, engine: Engine, servers: Sequence[str], report: Callable[[Any], None]
+    ) -> None:
         self._engine = engine
-        self._report = report  # how far a prompt is
+        self._servers = servers
+        self._report = report  # how far a prompt is, or a measurement
         self._stream: Stream | None = None
         self._stream_number = 0
         self._idle_work: threading.Thread | None = None
@@ -81,6 +90,10 @@ class Served:
     ) -> None:
         """Make an answer the stream. owner: a number for the conversation."""
         self.end()  # of one that was left, perhaps
+        if self._servers:
+            from localspec.llama.library import touch_servers  # loads libllama
+
+            touch_servers(self._servers)  # one may have gone since it was used last
         stream = self._engine.answer(
             prompt,
             dataclasses.replace(options, on_prompt=lambda *reading: self._report(reading)),
@@ -126,6 +139,37 @@ class Served:
         with contextlib.suppress(EngineError):
             return stream.reply
         return None
+
+    def measure(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """What a function makes of the engine.
+
+        Now and then it is reported that something goes on.
+        """
+        self.end()
+        is_done, reporting = threading.Event(), threading.Lock()
+        told = ("", 0.0)
+
+        def progress(stage: str, share: float) -> None:
+            nonlocal told
+            with reporting:
+                told = (stage, share)
+                self._report(told)
+
+        def show_life() -> None:
+            before = self._engine.num_decodes
+            while not is_done.wait(_PULSE_S):
+                with reporting:
+                    if self._engine.num_decodes != before:
+                        self._report(told)
+                before = self._engine.num_decodes
+
+        shower = threading.Thread(target=show_life, name="localspec-life", daemon=True)
+        shower.start()
+        try:
+            return function(self._engine, *arguments, progress=progress, **keywords)
+        finally:
+            is_done.set()
+            shower.join()
 
     def memory(self) -> EngineMemory:
         """See `BaseEngine.memory`."""
@@ -187,12 +231,23 @@ class Served:
 
 
 def serve(
-    calls: Connection, cancels: Connection, preset: str | Preset | None, arguments: LoadKeywords
+    calls: Connection,
+    cancels: Connection,
+    preset: str | Preset | None,
+    arguments: LoadKeywords,
+    servers: tuple[str, ...],
 ) -> None:
-    """Load an engine, then answer requests until the other process closes its end."""
+    """Load an engine, then answer requests until the other process closes its end.
+
+    servers: addresses of RPC servers that its models are on.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle
     with contextlib.suppress(EOFError, OSError):
         try:
+            if servers:
+                from localspec.llama.library import report_aborts  # loads libllama
+
+                report_aborts(lambda words: calls.send((0, "last words", words)))
             engine = load(
                 preset, **arguments, progress=lambda share: calls.send((0, "progress", share))
             )
@@ -200,7 +255,7 @@ def serve(
             calls.send((0, "error", error))
             return
         with engine:
-            served = Served(engine, lambda reading: calls.send((0, "progress", reading)))
+            served = Served(engine, servers, lambda told: calls.send((0, "progress", told)))
             threading.Thread(target=_obey, args=(cancels, served), daemon=True).start()
             calls.send((0, "done", _facts(engine)))
             try:
@@ -235,4 +290,6 @@ def _facts(engine: Engine) -> EngineFacts:
         bos=vocabulary.bos,
         eos=vocabulary.eos,
         add_bos=vocabulary.add_bos,
+        shared_vocabulary=engine.shared_vocabulary,
+        drafting=engine.drafting,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
@@ -25,6 +25,8 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import Header
 from localspec.llama.options import LlamaOptions
+from localspec.llama.rpc_servers import reset_lines_at_end
+from localspec.models.presets import common_servers
 from localspec.preflight.content import FileContent, content_of_adopted
 from localspec.preflight.fit import repacked_here, target_context_length, uses_gpu
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
@@ -51,6 +53,7 @@ class LoadKeywords(TypedDict, total=False):
     context_length: int | None
     num_threads: int | None
     num_gpu_layers: int | None
+    rpc: Sequence[str] | None
     target_options: LlamaOptions | None
     draft_options: LlamaOptions | None
     kept_bytes: int
@@ -68,6 +71,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     context_length: int | None = None,
     num_threads: int | None = None,
     num_gpu_layers: int | None = None,
+    rpc: Sequence[str] | None = None,
     target_options: LlamaOptions | None = None,
     draft_options: LlamaOptions | None = None,
     kept_bytes: int = DEFAULT_KEPT_BYTES,
@@ -88,41 +92,57 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     or "none".
     context_length: tokens (default: the preset's, or the model's own up to 8192).
     num_gpu_layers: default: as many as fit onto the GPUs, the draft's first; where a load
-    finds no memory for them after all, fewer are tried, as a warning tells. target_options,
-    draft_options: any other setting of one of the models; it counts where the three before
+    finds no memory for them after all, fewer are tried, as a warning tells. rpc: "host:port" of
+    llama.cpp's RPC servers that hold layers of the target, too (default: the preset's); one
+    that fails later ends the process, of which `IsolatedEngine` makes an exception; a head in
+    the target's file is then used only if proposer="head". target_options,
+    draft_options: any other setting of one of the models; it counts where those before
     say nothing. kept_bytes: main memory, beside the models' own, for what the caches held of
     conversations that wait while others are answered: up to that much. progress: called in
     this thread with the loaded share of both models, 0 … 1; to cancel the load, raise in it.
     force: load even what seems not to fit into memory.
 
-    Raises PresetError, ModelFileError, MemoryLimitError, PairError or OptionError.
+    Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """
     drafting = Drafting(draft_tokens, proposer)
-    if progress is not None and not callable(progress):
-        raise OptionError(f"progress is {progress!r}", "Give a function of the loaded share.")
     found, chosen = named_sources(preset, {"target": target, "draft": draft, "head": head})
     if chosen is not None and context_length is None:
         context_length = chosen.context_length
-    common = LlamaOptions(
+    both = LlamaOptions(
         context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
     )
-    options = [_with_common(own, common) for own in (target_options, draft_options)]
+    of_target = replace(both, rpc=common_servers(rpc, chosen))
+    options = _with_common(target_options, of_target), _with_common(draft_options, both)
     sources = chosen_sources(found, drafting, *options)
-    shares = progress_shares(sources, progress or (lambda _fraction: None))
+    shares = progress_shares(sources, progress)
     with contextlib.ExitStack() as undo:
-        open_all = functools.partial(_open_all, shares)
-        models = open_fitting(sources, open_all, undo, force=force)
-        sampling = SamplingParams() if chosen is None else chosen.sampling
-        description = _description(models) if chosen is None else chosen.description
-        engine = Engine(models, drafting, sampling, description, kept_bytes)
+        models = open_fitting(sources, functools.partial(_open_all, shares), undo, force=force)
+        engine = _engine(models, drafting, chosen, kept_bytes)
         undo.pop_all()
     return engine
+
+
+def _engine(
+    models: Models, drafting: Drafting, chosen: Preset | None, kept_bytes: int
+) -> Engine:
+    sampling = SamplingParams() if chosen is None else chosen.sampling
+    description = _description(models) if chosen is None else chosen.description
+    return Engine(models, drafting, sampling, description, kept_bytes)
 
 
 def _open_all(
     shares: list[Callable[[float], None]], sources: list[Source], undo: contextlib.ExitStack
 ) -> Models:
     """The target and what drafts for it. undo: gets what closes them."""
+    models = _opened(shares, sources, undo)
+    for source in sources:
+        reset_lines_at_end(source.options.rpc)
+    return models
+
+
+def _opened(
+    shares: list[Callable[[float], None]], sources: list[Source], undo: contextlib.ExitStack
+) -> Models:
     target = _open(sources[0], shares[0])
     undo.callback(target.close)
     draft, head = None, None
@@ -154,6 +174,7 @@ def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions
         num_gpu_layers=(
             common.num_gpu_layers if own.num_gpu_layers is None else own.num_gpu_layers
         ),
+        rpc=own.rpc or common.rpc,
     )
 
 
@@ -218,11 +239,8 @@ def _open_head(
 
 def _suited(options: LlamaOptions, header: Header, context_length: int) -> LlamaOptions:
     """The options with what they leave open chosen as it suits the file here."""
-    num_gpu_layers = options.num_gpu_layers
-    options = with_suited_attention(
-        options, header, context_length, uses_gpu=uses_gpu(num_gpu_layers)
-    )
-    return with_suited_mapping(options, header, repacked_here(num_gpu_layers))
+    options = with_suited_attention(options, header, context_length, uses_gpu=uses_gpu(options))
+    return with_suited_mapping(options, header, repacked_here(options))
 
 
 def _description(models: Models) -> str:

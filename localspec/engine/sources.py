@@ -19,10 +19,11 @@ from localspec.llama.options import LlamaOptions
 from localspec.models.hub import locate, locate_source
 from localspec.models.pairing import size_warning
 from localspec.models.preset import Preset, Role
-from localspec.models.presets import preset_to_load
+from localspec.models.presets import common_servers, preset_to_load
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS, Drafting
 
 if TYPE_CHECKING:
+    from localspec.engine.loading import LoadKeywords
     from localspec.llama.model import Llama
 
     ModelSource = str | os.PathLike[str] | Llama
@@ -66,6 +67,17 @@ def named_sources(
     }, chosen
 
 
+def servers_used(preset: str | Preset | None, arguments: LoadKeywords) -> tuple[str, ...]:
+    """Addresses of the RPC servers that `load` would use. Raises OptionError, PresetError."""
+    chosen = preset_to_load(
+        preset, arguments.get("target"), arguments.get("draft"), arguments.get("head")
+    )
+    found = list(common_servers(arguments.get("rpc"), chosen))
+    for options in (arguments.get("target_options"), arguments.get("draft_options")):
+        found += () if options is None else options.rpc
+    return tuple(dict.fromkeys(found))
+
+
 def _located(source: ModelSource, role: Role) -> ModelSource:
     """The path of a file that is here, or the model that an application has loaded."""
     if isinstance(source, str):
@@ -99,8 +111,7 @@ def chosen_sources(
     options: dict[Role, LlamaOptions] = {
         "target": _for_target(target_options, drafting),
         "draft": replace(draft_options, max_outputs=REPLAY_TOKENS, num_snapshots=0),
-        # It has the target's settings.
-        "head": replace(target_options, max_outputs=REPLAY_TOKENS, num_snapshots=0),
+        "head": _for_head(target_options),
     }
     sources = _by_role(_source(role, model, options[role]) for role, model in found.items())
     target, draft, head = sources["target"], sources.get("draft"), sources.get("head")
@@ -115,6 +126,10 @@ def chosen_sources(
         draft = None
     if draft is not None:
         _warn_of_sizes(target, draft)
+    # Inside the target's file it would be where the target's last layers are.
+    is_remote = bool(target.options.rpc) and drafting.proposer != "head"
+    if target.options.with_head is None and is_remote:
+        target = target._replace(options=replace(target.options, with_head=False))
     if head is not None or not can_have_head:
         target = target._replace(options=replace(target.options, with_head=False))
     return [source for source in (target, draft, head) if source is not None]
@@ -123,6 +138,11 @@ def chosen_sources(
 def _source(role: Role, model: ModelSource, options: LlamaOptions) -> Source:
     if isinstance(model, str | os.PathLike):
         return Source(role, check_model_file(Path(model)), None, options)
+    if options.rpc:
+        raise OptionError(
+            f"the {role} is a Llama object, whose layers are where they are",
+            "Name its file instead, or leave rpc out.",
+        )
     return Source(role, None, model, replace(options, with_head=False))
 
 
@@ -138,8 +158,7 @@ def _by_role(sources: Iterable[Source]) -> dict[Role, Source]:
             "Choose one of them.",
         )
     del found["draft"]
-    target_options = found["target"].options
-    options = replace(target_options, max_outputs=REPLAY_TOKENS, num_snapshots=0)
+    options = _for_head(found["target"].options)
     found["head"] = draft._replace(role="head", options=options)
     return found
 
@@ -182,6 +201,17 @@ def _can_compute_head(source: Source) -> bool:
     return not missing
 
 
+def _for_head(target_options: LlamaOptions) -> LlamaOptions:
+    """Those of a head in a file of its own: the target's settings.
+
+    With RPC servers its layers stay here; the servers are named, since it may share the
+    target's output or cache, which are there.
+    """
+    if target_options.rpc:
+        target_options = replace(target_options, num_gpu_layers=0)
+    return replace(target_options, max_outputs=REPLAY_TOKENS, num_snapshots=0)
+
+
 def _for_target(options: LlamaOptions, drafting: Drafting) -> LlamaOptions:
     """The options with what the loop asks of a target."""
     snapshots = options.num_snapshots
@@ -191,9 +221,15 @@ def _for_target(options: LlamaOptions, drafting: Drafting) -> LlamaOptions:
 
 
 def progress_shares(
-    sources: list[Source], progress: Callable[[float], None]
+    sources: list[Source], progress: Callable[[float], None] | None
 ) -> list[Callable[[float], None]]:
-    """A callback for each load; together they report 0 … 1, by the sizes of the files."""
+    """A callback for each load; together they report 0 … 1, by the sizes of the files.
+
+    Raises OptionError for what cannot be called.
+    """
+    tell = progress or (lambda _fraction: None)
+    if not callable(tell):
+        raise OptionError(f"progress is {progress!r}", "Give a function of the loaded share.")
     sizes = [
         os.path.getsize(source.header.path) if source.header is not None else 0
         for source in sources
@@ -201,6 +237,6 @@ def progress_shares(
     total = sum(sizes) or 1
 
     def share(before: int, size: int) -> Callable[[float], None]:
-        return lambda fraction: progress((before + fraction * size) / total)
+        return lambda fraction: tell((before + fraction * size) / total)
 
     return [share(sum(sizes[:index]), size) for index, size in enumerate(sizes)]

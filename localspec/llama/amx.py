@@ -10,14 +10,11 @@ The function takes the llama_cpp module: `llama/library.py` is the one place tha
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from localspec.llama import amx_trial, native
-
-_MOST_S = 20.0  # seconds of a trial, which takes a tenth of one
+from localspec.llama.own_process import written_by
 
 
 def leave_out_if_wrong(lib: Any) -> bool:
@@ -46,21 +43,4 @@ def leave_out_if_wrong(lib: Any) -> bool:
 
 
 def _are_right(library: str) -> bool:
-    # A frozen application, or one that embeds Python, would be started a second time.
-    is_frozen = hasattr(sys, "frozen")
-    if is_frozen or not Path(sys.executable or "").name.startswith("python"):
-        return False
-    try:
-        tried = subprocess.run(
-            [sys.executable, "-I", "-S", amx_trial.__file__, library],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_MOST_S,
-            text=True,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    # Not its status: where a host ignores SIGCHLD, that is 0 whatever happened.
-    return tried.stdout.strip() == amx_trial.RIGHT
+    return written_by(amx_trial.__file__, library) == amx_trial.RIGHT

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from localspec.constraints.gbnf import endless_rule
 from localspec.errors import ConstraintError
 from localspec.llama.library import llama_cpp
 from localspec.llama.vocabulary import Vocabulary, on_deep_stack
@@ -52,6 +53,12 @@ class LlamaGrammar:
             )
         if b"\0" in data:
             raise ConstraintError("the GBNF grammar holds a NUL character", "Take it out.")
+        endless = endless_rule(text)
+        if endless is not None:
+            raise ConstraintError(
+                f"the rule {endless} of the GBNF grammar can begin with itself",
+                "Let each way around begin with something: item list, not list item.",
+            )
 
         def made() -> Any:
             with vocabulary.pointer() as vocab:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from localspec.errors import LocalspecError, RpcError
 from localspec.fork_guard import OwnProcess
-from localspec.llama import amx, native
+from localspec.llama import amx, native, rpc_backend
 from localspec.llama.devices import Device, list_devices
+from localspec.llama.rpc_servers import RpcServer, ask_servers
 from localspec.llama.spinning import spinning_briefly
 
 with spinning_briefly():
@@ -16,12 +20,49 @@ __all__ = ["Llama", "llama_cpp"]
 complaints = native.capture_logs(llama_cpp)
 amx_is_left_out = amx.leave_out_if_wrong(llama_cpp)
 stop_callback = native.stop_callback(llama_cpp)
+_kept: list[object] = []  # of callbacks: C has their pointers
 own_process = OwnProcess()  # whose threads and devices libllama has from now on
 
 
 def devices() -> tuple[Device, ...]:
     """What this build of libllama can compute on."""
     return list_devices(llama_cpp)
+
+
+def rpc_servers(addresses: Sequence[str]) -> list[RpcServer]:
+    """What the RPC servers at checked addresses are, once it is clear that each can be used.
+
+    Raises RpcError for the first that cannot, OptionError if this build has no RPC back-end.
+    """
+    if addresses:
+        rpc_backend.require_backend(llama_cpp)
+    found = []
+    for server in ask_servers(addresses):
+        if isinstance(server, RpcError):
+            raise server
+        rpc_backend.require_protocol(llama_cpp, server)
+        found.append(server)
+    return found
+
+
+def rpc_fault(server: RpcServer) -> LocalspecError | None:
+    """Why this libllama cannot use the server, if that is so."""
+    try:
+        rpc_backend.require_backend(llama_cpp)
+        rpc_backend.require_protocol(llama_cpp, server)
+    except LocalspecError as error:
+        return error
+    return None
+
+
+def touch_servers(addresses: Sequence[str]) -> None:
+    """End the process if a server that a model is on has gone. Waits until it has computed."""
+    rpc_backend.touch(llama_cpp, addresses)
+
+
+def report_aborts(tell: Callable[[str], None]) -> None:
+    """Hand to `tell` why libllama ends the process, from any thread, just before it does."""
+    _kept.append(native.report_aborts(llama_cpp, tell))
 
 
 def system_info() -> str:

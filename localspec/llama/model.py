@@ -72,6 +72,7 @@ class LlamaModel:
         self.may_change_threads = False  # whether their number was left to us
         # Called between the batches of a long decode with the number of tokens that are cached.
         self.on_batch: Callable[[int], None] | None = None
+        self.num_decodes = 0  # that libllama has been asked for
         self.name = name
         context, model = handle.context, handle.model
         self._threads = ThreadCount(llama_cpp, handle)
@@ -224,6 +225,7 @@ class LlamaModel:
                 size = min(self._batch.size, len(tokens) - num_logits)
                 self._decode_batch(tokens[:size], 0, len(tokens) - size)
                 tokens = tokens[size:]
+                before = self.num_cached  # a whole batch stays: who asks again goes on there
                 if self.on_batch is not None:
                     self.on_batch(self.num_cached)
             self._decode_batch(tokens, num_logits, 0)
@@ -270,6 +272,7 @@ class LlamaModel:
             self._rows.begin_decode(count, num_logits, num_to_come)
         self._cache.begin_decode()
         status = llama_cpp.llama_decode(self.handle.context, batch)
+        self.num_decodes += 1
         if status == 2:
             raise Interrupted(f"a decode of {self.name} was cancelled")
         if status != 0:

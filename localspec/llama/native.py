@@ -104,6 +104,18 @@ def capture_logs(lib: Any) -> Complaints:
     return complaints
 
 
+def report_aborts(lib: Any, tell: Callable[[str], None]) -> Any:
+    """Hand libllama's last words to `tell`: else it writes a trace of calls to stderr.
+
+    Returns what C holds a pointer to, and has to live as long.
+    """
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+    callback = kind(lambda words: tell(words.decode(errors="replace")))
+    ggml = shared_library(lib)
+    ctypes.CFUNCTYPE(ctypes.c_void_p, kind)(("ggml_set_abort_callback", ggml))(callback)
+    return callback
+
+
 class LoadWatch:
     """Reports a load's progress, and notices why it has to end.
 

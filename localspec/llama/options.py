@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from localspec.errors import OptionError
+from localspec.rpc_address import checked_addresses
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 FlashAttention = Literal["auto", "on", "off"]
@@ -53,10 +54,12 @@ class LlamaOptions:
     so many layers the experts of a mixture stay in the main memory though the rest is on GPUs
     (default: of none, or where `localspec.load` chooses the layers of as many as have to).
     main_gpu: the one GPU to use (default: all of them). tensor_split: shares of the GPUs, in
-    their order (default: by the memory that each has free, or as `localspec.load` finds that
-    they fit). num_snapshots: recurrent states that a hybrid keeps of its last decode, as many
-    tokens as a step may draft for it (default: none, or where `localspec.load` opens the model
-    as many as fit, up to 8). with_head: read the MTP head that is in the model's file, too
+    their order, those of RPC servers first (default: by the memory that each has free, or as
+    `localspec.load` finds that they fit). rpc: addresses of llama.cpp's RPC servers, each
+    "host:port", whose devices hold layers beside this machine's GPUs (default: none).
+    num_snapshots: recurrent states that a hybrid keeps of its last decode, as many tokens as a
+    step may draft for it (default: none, or where `localspec.load` opens the model as many as
+    fit, up to 8). with_head: read the MTP head that is in the model's file, too
     (default: no, or where `localspec.load` opens the model if there is one and it fits).
     max_outputs: rows of logits a decode may return; compute buffers grow with it.
 
@@ -75,6 +78,7 @@ class LlamaOptions:
     use_mlock: bool = False
     main_gpu: int | None = None
     tensor_split: tuple[float, ...] = ()
+    rpc: tuple[str, ...] = ()
     num_snapshots: int | None = None
     with_head: bool | None = None
     max_outputs: int = 1
@@ -100,6 +104,12 @@ class LlamaOptions:
                 raise OptionError(
                     f"{name} is {value!r}", f"Choose one of: {', '.join(get_args(kind))}."
                 )
+        object.__setattr__(self, "rpc", checked_addresses(self.rpc))
+        if self.rpc and self.main_gpu is not None:
+            raise OptionError(
+                "one GPU is to hold everything, and RPC servers are to hold a part",
+                "Choose --main-gpu or --rpc.",
+            )
         if len(self.tensor_split) > 16 or not all(0 <= s < 1e6 for s in self.tensor_split):
             raise OptionError(
                 f"tensor_split is {self.tensor_split}", "Give a share from 0 for each device."
@@ -118,6 +128,7 @@ class LlamaOptions:
             f"GPU layers {self.num_gpu_layers}, flash attention {self.flash_attention}, "
             f"cache {self.cache_type_k}/{self.cache_type_v}, main GPU {self.main_gpu}, "
             f"split {self.tensor_split}"
+            f"{f', on {self.rpc}' if self.rpc else ''}"
             f"{f', experts of {experts} layers in main memory' if experts else ''}"
             f"{', with its head' if self.with_head else ''}"
         )

@@ -11,9 +11,10 @@ from typing import Any
 
 from localspec.errors import ModelFileError, OptionError
 from localspec.gguf_file.tensor_types import type_number
-from localspec.llama.devices import cpu_buffer_type, list_devices
+from localspec.llama.devices import cpu_buffer_type, device_pointers, list_devices
 from localspec.llama.options import BATCH_SIZE, LlamaOptions, graph_batch_size
 from localspec.llama.placement import experts_pattern, usable_gpus
+from localspec.llama.rpc_backend import remote_pointers
 from localspec.machine import num_usable_cores
 
 _FLASH_ATTENTION = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}
@@ -25,7 +26,10 @@ def model_params(llama_cpp: Any, options: LlamaOptions) -> Any:
     params.load_mtp = bool(options.with_head)
     if options.num_gpu_layers is not None:
         params.n_gpu_layers = options.num_gpu_layers
-    if options.num_gpu_layers == 0:
+    if options.rpc:
+        devices = [*remote_pointers(llama_cpp, options.rpc), *_gpus_here(llama_cpp), None]
+        _point_to(params, "devices", (ctypes.c_void_p * len(devices))(*devices))
+    elif options.num_gpu_layers == 0:
         # Else libllama takes GPU memory all the same, to compute prompts there, and does not
         # repack weights for the processor.
         _point_to(params, "devices", (ctypes.c_void_p * 1)(None))
@@ -63,6 +67,14 @@ def _point_to(params: Any, field: str, array: Any) -> None:
     """Set a field that is an untyped pointer to llama-cpp-python, and keep the array."""
     setattr(params, field, ctypes.addressof(array))
     setattr(params, f"{field}_array", array)  # Python's own: the field keeps but a number
+
+
+def _gpus_here(llama_cpp: Any) -> list[int]:
+    """ggml's pointers to the GPUs that libllama takes by itself."""
+    found = list_devices(llama_cpp)
+    usable = usable_gpus(found)
+    pointers = zip(device_pointers(llama_cpp), found, strict=True)
+    return [pointer for pointer, device in pointers if device in usable]
 
 
 def _check_gpu(llama_cpp: Any, number: int) -> None:

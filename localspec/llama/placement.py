@@ -3,8 +3,9 @@
 libllama puts the last num_gpu_layers of a model onto GPUs, the output counting as the last of
 all, however much of them fits: by default all of them (`localspec.load` chooses as many as fit,
 see `preflight.plan`). Several GPUs share them by the memory that each has free, or as
-`tensor_split` says. The table of the tokens stays in the main memory, and so do the experts of
-the first num_cpu_moe_layers.
+`tensor_split` says. Devices of RPC servers count as GPUs, and come before those of this
+machine, as in llama.cpp: so the output is here if there is a GPU here. The table of the tokens
+stays in the main memory, and so do the experts of the first num_cpu_moe_layers.
 Follows llama_model_base::load_tensors, llama_prepare_model_devices and llm_tensor_infos.
 """
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
-from localspec.llama.devices import Device
+from localspec.llama.devices import REMOTE, Device
 from localspec.llama.options import LlamaOptions
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -97,16 +98,23 @@ def usable_gpus(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 def is_in_main_memory(gpu: Device) -> bool:
     """Whether it has no memory of its own. Apple's have none, though they are called GPUs."""
-    return gpu.kind == "integrated GPU" or sys.platform == "darwin"
+    return gpu.kind != REMOTE and (gpu.kind == "integrated GPU" or sys.platform == "darwin")
 
 
 def chosen_gpus(gpus: Sequence[Device], options: LlamaOptions) -> list[int]:
     """Numbers of the GPUs that hold a part of a model that is opened so."""
     if options.num_gpu_layers == 0:
         return []
-    if options.main_gpu is None:
-        return list(range(len(gpus)))
-    return [options.main_gpu] if options.main_gpu < len(gpus) else []
+    here = [index for index, gpu in enumerate(gpus) if not gpu.server]
+    if options.main_gpu is not None:
+        return here[options.main_gpu : options.main_gpu + 1]
+    remote = [
+        index
+        for address in options.rpc
+        for index, gpu in enumerate(gpus)
+        if gpu.server == address
+    ]
+    return [*remote, *here]
 
 
 def place_layers(

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, get_args
 
 from localspec.errors import DownloadError, OptionError
+from localspec.rpc_address import checked_addresses
 from localspec.sampling.params import SamplingParams
 
 # What a hub allows and no file system misreads: no "..", no drive, no backslash.
@@ -137,9 +138,10 @@ class Preset:
 
     head: a trained head in a file of its own; one inside the target's file is not named.
     context_length: tokens it is opened with. max_context_length: tokens that all models
-    were trained for, None if no source says. unconfirmed: which of its facts rest on one
-    source or on none; empty if all are confirmed. Raises OptionError for a model that is none
-    and a length that no context can have.
+    were trained for, None if no source says. rpc: addresses of llama.cpp's RPC servers that
+    hold layers of the target, too, each "host:port". unconfirmed: which of its facts rest on
+    one source or on none; empty if all are confirmed. Raises OptionError for a model that is
+    none, a length that no context can have and what is no address.
     """
 
     name: str
@@ -150,6 +152,7 @@ class Preset:
     context_length: int
     max_context_length: int | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    rpc: tuple[str, ...] = ()
     notes: str = ""
     unconfirmed: str = ""
 
@@ -163,6 +166,7 @@ class Preset:
                     "Give a HubModel or a LocalModel.",
                 )
         check_context_length(self.context_length)
+        object.__setattr__(self, "rpc", checked_addresses(self.rpc))
 
     @property
     def models(self) -> tuple[Model, ...]:

@@ -21,6 +21,7 @@ from localspec.models.preset import (
     Role,
 )
 from localspec.models.toml_text import parse_toml
+from localspec.rpc_address import checked_addresses
 from localspec.sampling.params import SamplingParams
 
 PRESET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9._-]+)?")
@@ -41,6 +42,7 @@ _PRESET = {
     "max_context_length": int,
     "notes": str,
     "unconfirmed": str,
+    "rpc": list,
     "sampling": dict,
     "target": dict,
     "draft": dict,
@@ -89,6 +91,8 @@ class _Reader:
                 values[role] = self._model(table[role], role)
         if "sampling" in table:
             values["sampling"] = self._sampling(table["sampling"])
+        if "rpc" in table:
+            values["rpc"] = self._addresses(table["rpc"])
         for key in ("description", "context_length", "target"):
             if key not in values:
                 raise self._error(here, None, f"lacks the key {key!r}")
@@ -149,6 +153,12 @@ class _Reader:
         except OptionError as error:
             named = next((key for key in table if str(error).startswith(f"{key} ")), None)
             raise self._error((self._preset, "sampling"), named, str(error)) from error
+
+    def _addresses(self, given: list[Any]) -> tuple[str, ...]:
+        try:
+            return checked_addresses(given)
+        except OptionError as error:
+            raise self._error((self._preset,), "rpc", str(error)) from error
 
     def _check(
         self,

@@ -6,7 +6,7 @@ import difflib
 import functools
 import logging
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from localspec.errors import OptionError, PresetError, UnknownPresetError
 from localspec.models.names import config_folder, read_names
 from localspec.models.preset import Preset
 from localspec.models.preset_file import header_of, read_presets
+from localspec.rpc_address import checked_addresses
 
 logger = logging.getLogger(__name__)
 
@@ -133,3 +134,10 @@ def preset_to_load(
     if preset is not None:
         raise OptionError("both a preset and a target are given", "Choose one of them.")
     return None
+
+
+def common_servers(rpc: Sequence[str] | None, chosen: Preset | None) -> tuple[str, ...]:
+    """Addresses of the RPC servers that are given, or the preset's. Raises OptionError."""
+    if rpc is None:
+        return () if chosen is None else chosen.rpc
+    return checked_addresses(rpc)

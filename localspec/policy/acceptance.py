@@ -30,6 +30,7 @@ RATES = np.array([0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.93,
 HAZARD = 1 / 64  # of another regime, per emitted token
 _PRIOR_RATE = 1 / 256  # how fast the prior follows what is seen, at least
 _PRIOR_TILT = 0.5  # of the first prior: what is added to each rate
+_FORCED_POWER = 40  # of the rates, that the first prior of forced tokens is: 0.96 on average
 _KEPT_SHARE = 0.95  # of the prior, that a kept one has
 _PRIOR_TOKENS = 6  # judged tokens that the first prior weighs as much as
 _SHIFT_RATE = 0.05  # how fast a bin's shift does
@@ -54,6 +55,14 @@ class Acceptance:
         self._weights: Weights = self._prior.copy()
         self._num_passed = 0  # tokens that the weights do not know of yet
         self._chances = _shifted(self._shifts)
+
+    @classmethod
+    def of_forced(cls) -> Acceptance:
+        """That of tokens which have to come, in one spelling or another."""
+        found = cls()
+        found._prior = RATES**_FORCED_POWER / (RATES**_FORCED_POWER).sum()
+        found._weights = found._prior.copy()
+        return found
 
     @property
     def weights(self) -> Weights:

@@ -24,6 +24,7 @@ from localspec.policy.speedup import Curve, break_even_acceptance
 from localspec.policy.step_times import StepTimes
 from localspec.policy.thread_costs import ThreadCosts
 from localspec.speculative.policy_api import (
+    CERTAIN_CONFIDENCE,
     MAX_DRAFT_TOKENS,
     Decision,
     DraftOff,
@@ -63,7 +64,8 @@ class AdaptiveDraftPolicy:
     def __init__(self, draft_shares: Mapping[ProposerKind, float], num_threads: int) -> None:
         self._costs = ThreadCosts(draft_shares, num_threads)
         self.prospects = [
-            Prospect(kind, cost, Acceptance()) for kind, cost in self._costs.now.drafts.items()
+            Prospect(kind, cost, _first_acceptance(kind))
+            for kind, cost in self._costs.now.drafts.items()
         ]
         self._has_drafted = False  # in the last step, which decoded several tokens
         self._is_in_doubt = False  # what a target-only step costs, by the last one
@@ -109,7 +111,7 @@ class AdaptiveDraftPolicy:
         self._able = [candidate.prospect for candidate in able]
         if not able:
             return Decision(None, draft_off=reason_for_none(context))
-        if self._quiet_left > 0:
+        if self._quiet_left > 0 and not self._is_surely_felt(able):
             self._quiet_left -= 1
             return Decision(None, draft_off=self._draft_off)
         target_only_s = self.target_cost.target_only_s
@@ -140,6 +142,18 @@ class AdaptiveDraftPolicy:
             self._quiet_left = self._quiet_steps
             return Decision(None, draft_off=self._draft_off)
         return decision
+
+    def _is_surely_felt(self, able: list[Candidate]) -> bool:
+        """Whether one is certain of so many tokens that they cost less than steps of their own.
+
+        What a constraint forces comes and goes with every step, unlike what a regime promises.
+        """
+        steps = self._times.latest
+        return any(
+            steps[candidate.limit + 1] * MARGIN < steps[1] * (candidate.limit + 1)
+            for candidate in able
+            if candidate.state.confidence == CERTAIN_CONFIDENCE
+        )
 
     def _drafting(
         self, able: list[Candidate], times: Weights, context: PolicyContext
@@ -349,3 +363,7 @@ class AdaptiveDraftPolicy:
         for prospect in self.prospects:
             if prospect.kind.value in parts:
                 prospect.acceptance.restore(parts[prospect.kind.value])
+
+
+def _first_acceptance(kind: ProposerKind) -> Acceptance:
+    return Acceptance.of_forced() if kind is ProposerKind.FORCED else Acceptance()

@@ -21,7 +21,7 @@ from localspec.models.model_header import (
 )
 from localspec.models.pairing import compare_vocabularies, size_warning
 from localspec.models.preset import Preset, Role
-from localspec.models.presets import load_presets, preset_to_load
+from localspec.models.presets import common_servers, load_presets, preset_to_load
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import latest_learned
 from localspec.policy.speedup import (
@@ -143,7 +143,7 @@ class Explanation:
         return self.target.can_roll_back and (has_draft or has_head)
 
 
-def explain(
+def explain(  # noqa: PLR0913  as `load`: every argument has a default
     preset: str | Preset | None = None,
     *,
     target: str | None = None,
@@ -151,14 +151,18 @@ def explain(
     head: str | None = None,
     context_length: int | None = None,
     num_gpu_layers: int | None = None,
+    rpc: Sequence[str] | None = None,
+    tensor_split: Sequence[float] = (),
 ) -> Explanation:
     """What a preset, or a target and what drafts for it, will be like on this machine.
 
     Models are named as for `localspec.load`; of those that are not here only the headers are
-    fetched. context_length: tokens; num_gpu_layers: of each model (defaults: as `load`).
+    fetched. context_length: tokens; num_gpu_layers: of each model; rpc: RPC servers for the
+    target, which are asked what they are; tensor_split: the target's shares of the devices
+    (defaults: as `load`).
 
     Raises what naming and reading a model raises: PresetError, OptionError, ModelFileError,
-    DownloadError; and OptionError for numbers that `load` refuses.
+    DownloadError; OptionError for numbers that `load` refuses, and RpcError.
     """
     asked = LlamaOptions(context_length=context_length, num_gpu_layers=num_gpu_layers)
     description, variants = "", {}
@@ -173,21 +177,17 @@ def explain(
     its_header = found["target"].header
     check_target(its_header)
     vocabulary, misfit = _compared(found)
-    room = room_here()
-    with_head = False if "head" in found else None
-    options = replace(asked, context_length=None, with_head=with_head)
-    wanted = [Planned(one.header, options, role) for role, one in found.items()]
+    asked = replace(asked, rpc=common_servers(rpc, chosen), tensor_split=tuple(tensor_split))
+    room = room_here(asked.rpc)
+    wanted = _wanted(found, replace(asked, context_length=None))
     length = target_context_length(its_header, context_length)
     memory = plan_layers(wanted, length, room).memory
     smaller = fitting_preset(room) if room.shortages(memory) else None
-    facts = _facts(found["target"])
-    if ModelShape(its_header).has_snapshots and memory.models[0].num_snapshots == 0:
-        facts = replace(facts, can_roll_back=False)  # there is no memory for them
-    head_report = _head_report(found, with_head=memory.models[0].with_head)
+    head_report = _head_report(found, memory, asked)
     costs = _costs_of(found, head_report)
     return Explanation(
         description=description,
-        target=facts,
+        target=_target_facts(found["target"], memory),
         draft=_facts(found["draft"]) if "draft" in found else None,
         head=head_report,
         vocabulary=vocabulary,
@@ -205,6 +205,17 @@ def explain(
     )
 
 
+def _wanted(found: dict[Role, FoundHeader], asked: LlamaOptions) -> list[Planned]:
+    """The models with their options. asked: of the target, if none has a head of its own."""
+    if "head" in found or asked.rpc:  # one in the target's file would be on the servers
+        asked = replace(asked, with_head=False)
+    here = replace(asked, rpc=(), tensor_split=()) if asked.rpc else asked
+    return [
+        Planned(one.header, asked if role == "target" else here, role)
+        for role, one in found.items()
+    ]
+
+
 def expected_gains(costs: Costs) -> tuple[ExpectedGain, ...]:
     """The best there is to gain at typical acceptances."""
     gains = []
@@ -220,8 +231,13 @@ def expected_gains(costs: Costs) -> tuple[ExpectedGain, ...]:
     return tuple(gains)
 
 
-def _head_report(found: dict[Role, FoundHeader], *, with_head: bool) -> HeadReport | None:
-    """Of the head in a file of its own, or in the target's. with_head: there is room for it."""
+def _head_report(
+    found: dict[Role, FoundHeader], memory: PairMemory, asked: LlamaOptions
+) -> HeadReport | None:
+    """Of the head in a file of its own, or in the target's. asked: of the target."""
+    without = "" if memory.models[0].with_head else "there is no memory for it"
+    if asked.rpc:
+        without = "it would be on the servers, where --proposer head uses it"
     target, own = found["target"], found.get("head")
     one = own or target
     facts = head_facts(one.header)
@@ -230,7 +246,7 @@ def _head_report(found: dict[Role, FoundHeader], *, with_head: bool) -> HeadRepo
     elif facts is None:
         return None
     else:
-        why_not = facts.why_not or ("" if with_head else "there is no memory for it")
+        why_not = facts.why_not or without
     return HeadReport(
         name=one.header.path.name,
         is_here=one.is_here,
@@ -264,6 +280,13 @@ def _variants(chosen: Preset) -> dict[str, str]:
         for name, preset in load_presets().items()
         if name.partition("@")[0] == stem and name != chosen.name
     }
+
+
+def _target_facts(found: FoundHeader, memory: PairMemory) -> ModelFacts:
+    facts = _facts(found)
+    if ModelShape(found.header).has_snapshots and memory.models[0].num_snapshots == 0:
+        facts = replace(facts, can_roll_back=False)  # there is no memory for them
+    return facts
 
 
 def _facts(found: FoundHeader) -> ModelFacts:

@@ -10,6 +10,7 @@ from localspec.gguf_file.context_length import context_to_open
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import repacked_types
+from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import is_in_main_memory, usable_gpus
 from localspec.machine import memory_here
 from localspec.models.preset import HubModel, Preset
@@ -21,29 +22,33 @@ _CONTEXT_STEP = 256  # tokens
 _OVER_FILES = 1.2  # a preset's memory over its files' size, as a rule of thumb
 
 
-def room_here() -> Room:
-    """The room on this machine now."""
-    from localspec.llama.library import devices, system_info  # loads libllama
+def room_here(rpc: Sequence[str] = ()) -> Room:
+    """The room on this machine now, and on RPC servers at these addresses.
 
+    Raises what `library.rpc_servers` raises.
+    """
+    from localspec.llama.library import devices, rpc_servers, system_info  # loads libllama
+
+    remote = [device for server in rpc_servers(rpc) for device in server.devices]
     return Room(
         main_bytes=memory_here().available_bytes,
-        gpus=usable_gpus(devices()),
+        gpus=(*remote, *usable_gpus(devices())),
         repacked=repacked_types(system_info()),
     )
 
 
-def uses_gpu(num_gpu_layers: int | None) -> bool:
-    """Whether libllama will compute on a GPU. num_gpu_layers: None is all of them."""
+def uses_gpu(options: LlamaOptions) -> bool:
+    """Whether libllama will compute on a GPU, or a server, for a model that is opened so."""
     from localspec.llama.library import devices  # loads libllama
 
-    return num_gpu_layers != 0 and bool(usable_gpus(devices()))
+    return options.num_gpu_layers != 0 and bool(options.rpc or usable_gpus(devices()))
 
 
-def repacked_here(num_gpu_layers: int | None) -> Mapping[str, float]:
-    """The tensor types that are repacked: none where a GPU computes."""
+def repacked_here(options: LlamaOptions) -> Mapping[str, float]:
+    """The tensor types that are repacked for such a model: none where a GPU computes."""
     from localspec.llama.library import system_info  # loads libllama
 
-    return {} if uses_gpu(num_gpu_layers) else repacked_types(system_info())
+    return {} if uses_gpu(options) else repacked_types(system_info())
 
 
 def largest_context(models: Sequence[Planned], room: Room) -> int:
@@ -108,14 +113,15 @@ def target_context_length(header: Header, wanted: int | None) -> int:
 
 
 def plan_here(models: Sequence[Planned]) -> Plan:
-    """Where the layers of models go on this machine now.
+    """Where the layers of models go now, on this machine and the servers that they name.
 
     models: the target first, whose options have the context. Raises OptionError for one that
-    is too long.
+    is too long, and what `room_here` raises.
     """
     target = models[0]
     context_length = target_context_length(target.header, target.options.context_length)
-    return plan_layers(models, context_length, room_here())
+    rpc = dict.fromkeys(address for model in models for address in model.options.rpc)
+    return plan_layers(models, context_length, room_here(tuple(rpc)))
 
 
 def check_room(plan: Plan) -> None:

@@ -8,14 +8,16 @@ import os
 import platform
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localspec import __version__
-from localspec.errors import LocalspecError, PresetError
+from localspec.errors import LocalspecError, PresetError, RpcError
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
+from localspec.llama.rpc_servers import RpcServer, ask_servers
 from localspec.machine import Cores, Memory, cores_here, memory_here
 from localspec.models.cache import HubCache
 from localspec.models.disk import free_bytes
@@ -24,6 +26,7 @@ from localspec.models.hub_api import is_offline
 from localspec.models.presets import load_presets, user_presets, user_presets_file
 from localspec.policy.profile import num_profiles, profiles_folder
 from localspec.preflight.fit import plan_here, room_here
+from localspec.preflight.plan import Plan
 from localspec.preflight.room import PairMemory, Planned, Room
 
 _PACKAGES = ("llama-cpp-python", "numpy", "huggingface-hub", "requests")
@@ -47,9 +50,11 @@ class Installation:
     packages: versions by name. build: what libllama says of itself. amx_is_left_out: whether
     its AMX kernels are not used, being wrong. processor_flags: what the processor can do, as
     the system names it; empty where that is not known. has_nvidia: whether the driver of an
-    NVIDIA GPU is there. room: for models. plans: what each preset whose files are here would
-    take of it. presets_fault: message and hint of what is wrong with the user's presets.
-    num_profiles: pairs and settings whose costs are known.
+    NVIDIA GPU is there. devices: of RPC servers, too. rpc_faults: message and hint of what
+    keeps servers from being used. room: of this machine for models. plans: what each preset
+    whose files are here would take of it, rooms: with that of its RPC servers. presets_fault:
+    message and hint of what is wrong with the user's presets. num_profiles: pairs and settings
+    whose costs are known.
     """
 
     version: str
@@ -61,10 +66,12 @@ class Installation:
     processor_flags: frozenset[str]
     has_nvidia: bool
     devices: tuple[Device, ...]
+    rpc_faults: tuple[tuple[str, str], ...]
     cores: Cores
     memory: Memory
     room: Room
     plans: dict[str, PairMemory]
+    rooms: dict[str, Room]
     cache: CacheState
     num_profiles: int
     profiles_folder: Path
@@ -73,10 +80,16 @@ class Installation:
     is_offline: bool
 
 
-def inspect_installation() -> Installation:
-    """Look at everything once. Asks no network."""
+def inspect_installation(rpc: Sequence[str]) -> Installation:
+    """Look at everything once. Asks no network but RPC servers: these, and those of presets.
+
+    rpc: checked addresses.
+    """
     from localspec.llama.library import amx_is_left_out, devices, system_info  # loads libllama
 
+    of_presets = [address for one in load_presets().values() for address in one.rpc]
+    servers, rpc_faults = _servers(tuple(dict.fromkeys((*rpc, *of_presets))))
+    plans = _plans()
     return Installation(
         version=__version__,
         python=platform.python_version(),
@@ -86,11 +99,13 @@ def inspect_installation() -> Installation:
         amx_is_left_out=amx_is_left_out,
         processor_flags=_processor_flags(),
         has_nvidia=shutil.which("nvidia-smi") is not None,
-        devices=devices(),
+        devices=(*devices(), *(device for server in servers for device in server.devices)),
+        rpc_faults=rpc_faults,
         cores=cores_here(),
         memory=memory_here(),
         room=room_here(),
-        plans=_plans(),
+        plans={name: plan.memory for name, plan in plans.items()},
+        rooms={name: plan.room for name, plan in plans.items()},
         cache=_cache_state(),
         num_profiles=num_profiles(),
         profiles_folder=profiles_folder(),
@@ -98,6 +113,25 @@ def inspect_installation() -> Installation:
         presets_fault=_presets_fault(),
         is_offline=is_offline(),
     )
+
+
+def _servers(
+    addresses: tuple[str, ...],
+) -> tuple[list[RpcServer], tuple[tuple[str, str], ...]]:
+    """The RPC servers that answer, and message and hint of all that keeps them from use."""
+    from localspec.llama.library import rpc_fault  # loads libllama
+
+    found, faults = [], []
+    for server in ask_servers(addresses):
+        fault: LocalspecError | None
+        if isinstance(server, RpcError):
+            fault = server
+        else:
+            found.append(server)
+            fault = rpc_fault(server)
+        if fault is not None:
+            faults.append((str(fault), fault.hint))
+    return found, tuple(dict.fromkeys(faults))
 
 
 def _processor_flags() -> frozenset[str]:
@@ -111,20 +145,23 @@ def _processor_flags() -> frozenset[str]:
     return frozenset()
 
 
-def _plans() -> dict[str, PairMemory]:
-    """What presets whose files are here would take, by their names; none of faulty ones."""
+def _plans() -> dict[str, Plan]:
+    """Where presets whose files are here would go, by their names; none of faulty ones."""
     plans = {}
     for name, preset in load_presets().items():
         if missing_files(preset):
             continue
         with contextlib.suppress(LocalspecError):
             options = LlamaOptions(context_length=preset.context_length)
+            of_target = replace(options, rpc=preset.rpc)
             plans[name] = plan_here(
                 [
-                    Planned(check_model_file(path), options, role)
+                    Planned(
+                        check_model_file(path), of_target if role == "target" else options, role
+                    )
                     for role, path in locate(preset).by_role().items()
                 ]
-            ).memory
+            )
     return plans
 
 

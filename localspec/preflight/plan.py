@@ -1,7 +1,8 @@
 """Which layers go onto GPUs, where the user leaves it open: as many as fit.
 
 A draft goes first and whole, if it can: it runs several times a step. Then as many of the
-target's layers as there is memory left for, from the last one on. Of a mixture of experts the
+target's layers as there is memory left for, from the last one on. RPC servers hold layers as
+GPUs do, of the models that name them. Of a mixture of experts the
 experts go last: a token reads a few of them, and all the rest of a layer, so that memory of a
 GPU is of more use to the rest. What a user fixes stays as it is.
 """
@@ -120,7 +121,8 @@ def _chosen(
         for model in wanted
     ]
     for index in reversed(range(len(wanted))):
-        if wanted[index].options.num_gpu_layers is None:
+        is_open = wanted[index].options.num_gpu_layers is None
+        if is_open and chosen_gpus(room.gpus, wanted[index].options):
             models[index] = _Search(wanted[index], index, models, context_length, room).best()
     return tuple(models)
 

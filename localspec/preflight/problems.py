@@ -40,6 +40,8 @@ def _faults(found: Installation) -> Iterator[Problem]:
             f"the cache at {found.cache.path} cannot be written",
             "Change its owner, or choose another place: HF_HUB_CACHE=DIR.",
         )
+    for fault in found.rpc_faults:
+        yield Problem(*fault)
     if found.is_offline:
         yield Problem(
             "offline mode is on (HF_HUB_OFFLINE): nothing can be downloaded", "Unset it."

@@ -10,7 +10,7 @@ from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
-from localspec.llama.placement import is_in_main_memory, place_layers
+from localspec.llama.placement import chosen_gpus, is_in_main_memory, place_layers
 from localspec.models.preset import Role
 from localspec.preflight.memory import (
     MemoryEstimate,
@@ -24,7 +24,9 @@ from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Free memory for models: the main one, and that of each GPU that libllama takes.
+    """Free memory for models: the main one, and that of each device that libllama takes.
+
+    gpus: devices of RPC servers first, then this machine's GPUs.
 
     repacked: the tensor types that the processor repacks, see `tensor_types`.
     """
@@ -114,7 +116,7 @@ def pair_memory(models: Sequence[Planned], context_length: int, room: Room) -> P
             max_outputs=MAX_DRAFT_TOKENS + 1 if is_target else REPLAY_TOKENS,
             num_snapshots=options.num_snapshots if is_target else 0,
         )
-        on_gpu = bool(room.gpus) and options.num_gpu_layers != 0
+        on_gpu = bool(chosen_gpus(room.gpus, options))
         repacked = {} if on_gpu else room.repacked
         options = with_suited_attention(options, header, context, uses_gpu=on_gpu)
         options = with_suited_mapping(options, header, repacked)

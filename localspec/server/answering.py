@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
@@ -109,8 +110,9 @@ class Answering:
         self.model = service.models.named(question.model)
         self._place = service.line.join()
         self.position = self._place.position
-        self._events: list[Event] = []
+        self._events: deque[Event] = deque()  # its ends are any thread's
         self._news = asyncio.Event()
+        self._is_called = False  # whether the loop is about to look at them
         self._num_prompt_tokens = 0  # of the answer that is being given
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.create_task(self._answer_in_turn())
@@ -130,10 +132,13 @@ class Answering:
         while True:
             if not self._events and not self._work.done():
                 self._news.clear()
-                await ends_within(self._news.wait(), self._service.patience_s)
+                timer = self._loop.call_later(self._service.patience_s, self._news.set)
+                try:
+                    await self._news.wait()
+                finally:
+                    timer.cancel()
             if self._events:
-                happened, self._events = self._events, []
-                yield happened
+                yield [self._events.popleft() for _ in range(len(self._events))]
             elif self._work.cancelled():
                 raise stopping()
             elif self._work.done():
@@ -171,7 +176,7 @@ class Answering:
         def hear(piece: Piece) -> None:
             nonlocal num_thought
             num_thought += piece.is_thought and len(piece.token_ids)
-            self._tell_from_thread(Said(number, piece, self._num_prompt_tokens))
+            self._tell(Said(number, piece, self._num_prompt_tokens))
 
         async with AsyncStream(opening) as stream:
             await stream.read_all(hear)
@@ -200,16 +205,26 @@ class Answering:
             text.tokens = [*prompt.tokens, *reply.token_ids]
             text.num_asked = len(prompt.tokens)
 
-        return engine.answer(prompt, options, Exchange(owner=text, remember=remember))
+        stream = engine.answer(prompt, options, Exchange(owner=text, remember=remember))
+        # Also if it is not read to its end: who asks again finds what was read of it.
+        text.tokens, text.num_asked = prompt.tokens, len(prompt.tokens)
+        return stream
 
     def _report(self, num_decoded: int, num_tokens: int) -> None:
-        self._tell_from_thread(Reading(num_decoded, num_tokens))
-
-    def _tell_from_thread(self, event: Event) -> None:
-        self._loop.call_soon_threadsafe(self._tell, event)
+        self._tell(Reading(num_decoded, num_tokens))
 
     def _tell(self, event: Event) -> None:
+        """From any thread. Pieces that come together wake the loop once.
+
+        Each time it would take the interpreter's lock, which asking the engine for more needs.
+        """
         self._events.append(event)
+        if not self._is_called:
+            self._is_called = True
+            self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        self._is_called = False
         self._news.set()
 
     def _end(self, _work: asyncio.Task[None]) -> None:

@@ -270,7 +270,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
     refusal = RequestError(
         f"{request.method} {request.url.path!r:.200}: {what}",
         status=error.status_code,
-        code="not_found",
+        code="not_found" if error.status_code == 404 else "method_not_allowed",
         headers=error.headers,  # of a wrong method: which are right
     )
     return refusal_response(request.url.path, refusal)

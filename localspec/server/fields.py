@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import reprlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -14,6 +15,10 @@ from localspec.server.refusal import RequestError
 logger = logging.getLogger(__name__)
 
 MOST_TEXTS = 64  # each is looked for again and again while an answer is given
+# In JSON: halves of a surrogate pair, a first with the second if that follows.
+_SURROGATES = re.compile(
+    r"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})"
+)
 _MOST_TOLD = 1000  # names that a client makes up cost memory, too
 
 
@@ -128,26 +133,26 @@ def _is_number(value: object) -> bool:
 def read_fields(body: bytes) -> Fields:
     """The object that a request's body is. Raises RequestError."""
     try:
-        value = json.loads(body.decode("utf-8-sig"), parse_constant=_no_number)
+        text = _SURROGATES.sub(_mended, body.decode("utf-8-sig"))
+        value = json.loads(text, parse_constant=_no_number)
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is no UTF-8: {error.reason}", "Send UTF-8.") from error
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is no JSON: {error!s:.200}", "Send an object.") from error
     if not isinstance(value, dict):
         raise RequestError(f"the body is {reprlib.repr(value)}", "Send an object.")
-    return Fields(_mended(value) if b"\\u" in body else value)
+    return Fields(value)
+
+
+def _mended(found: re.Match[str]) -> str:
+    """U+FFFD for a half of a surrogate pair, where a client cut a text."""
+    text, at = found.string, found.start()
+    while at and text[at - 1] == "\\":
+        at -= 1
+    if (found.start() - at) % 2:  # then its backslash is said itself
+        return found[0][:6] + (r"\ufffd" if found[1] else "")
+    return found[0] if found[1] else r"\ufffd"
 
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is none of its numbers")
-
-
-def _mended(value: Any) -> Any:
-    """The value with U+FFFD for halves of surrogate pairs, where a client cut a text."""
-    if isinstance(value, str):
-        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    if isinstance(value, list):
-        return [_mended(each) for each in value]
-    if isinstance(value, dict):
-        return {_mended(name): _mended(each) for name, each in value.items()}
-    return value

@@ -100,7 +100,8 @@ class Guard:
         found = False
         for key in self._access.keys:
             for each in given:  # all of them, so that the time tells nothing
-                found |= hmac.compare_digest(each.encode(), key.encode())
+                # Starlette decodes a header as Latin-1, whatever was sent.
+                found |= hmac.compare_digest(each.encode("latin-1"), key.encode())
         return found
 
 

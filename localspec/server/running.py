@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,18 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def _allow_open_files(number: int) -> None:
+    """Let the process have so many files open, if it may: macOS begins with 256."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
+    if resource.RLIM_INFINITY != soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 class Runner(uvicorn.Server):
     """Answers what comes in on a socket (`run(sockets=[…])`) until Ctrl-C or `should_exit`.
 
@@ -64,6 +77,7 @@ class Runner(uvicorn.Server):
             timeout_graceful_shutdown=_GRACE_S,
         )
         super().__init__(config)
+        _allow_open_files(2 * MOST_CONNECTIONS)
         self._app = app
         self._ready = ready
         self._stop = stop

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 
 from localspec.engine.isolated import IsolatedEngine
-from localspec.errors import LocalspecError, MemoryLimitError
+from localspec.errors import LocalspecError, MemoryLimitError, RpcError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.shape import ModelShape
 from localspec.machine import memory_here
@@ -98,7 +98,8 @@ class ServedModels:
     async def opened(self, model: ServedModel) -> AsyncGenerator[IsolatedEngine, None]:
         """Its engine, which stays open in the block. By who is first in the line.
 
-        It is loaded if it is not yet, and others are closed where the memory is short. Raises
+        It is loaded if it is not yet, and others are closed where the memory is short, or an
+        RPC server, which serves one of them at a time, is taken. Raises
         what loading raises.
         """
         model.num_users += 1
@@ -123,7 +124,7 @@ class ServedModels:
             try:
                 # Shielded: a client that gives up leaves it to the next one.
                 await asyncio.shield(model.loading)
-            except MemoryLimitError:
+            except (MemoryLimitError, RpcError):  # a server may serve another of the models
                 idle = [each for each in self.all if each.engine is not None]
                 idle = [each for each in idle if each.num_users == 0]
                 if not idle:

@@ -14,6 +14,7 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.distribution import CERTAIN, Distribution
 from localspec.speculative.policy_api import (
+    CERTAIN_CONFIDENCE,
     MAX_DRAFT_TOKENS,
     Extent,
     ProposerKind,
@@ -21,8 +22,6 @@ from localspec.speculative.policy_api import (
     ReplayScores,
 )
 from localspec.speculative.proposers import Draw, Proposal
-
-_CONFIDENCE = 1.0
 
 
 class Forced:
@@ -46,7 +45,7 @@ class Forced:
         if self._constraint is None:
             return ProposerState(0)
         num_tokens = min(len(self._constraint.forced()), MAX_DRAFT_TOKENS)
-        return ProposerState(num_tokens, confidence=_CONFIDENCE)
+        return ProposerState(num_tokens, confidence=CERTAIN_CONFIDENCE)
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
@@ -55,12 +54,12 @@ class Forced:
         proposal = Proposal([], [], [], 0)
         drafted = proposal.draft_tokens
         for token in [] if self._constraint is None else self._constraint.forced():
-            num_worth = extent.num_worth(len(drafted), _CONFIDENCE)
+            num_worth = extent.num_worth(len(drafted), CERTAIN_CONFIDENCE)
             if num_worth <= 0:
                 break
             drafted.append(token)
             proposal.distributions.append(Distribution(np.array([token]), CERTAIN))
-            proposal.confidences.append(_CONFIDENCE)
+            proposal.confidences.append(CERTAIN_CONFIDENCE)
             if num_worth == 1 or self._is_end(token):
                 break
         return proposal

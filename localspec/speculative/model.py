@@ -42,7 +42,8 @@ class Model(Protocol):
 
         Returns (num_logits, vocab) float32, a view that may be written to and is valid until
         the next decode.
-        On any error the cache is as it was before the call, or empty as in `truncate`.
+        On any error the cache is as it was before the call, or empty as in `truncate`, or holds
+        some of these tokens, too: never one that rows are asked for.
         """
 
     def truncate(self, num_cached: int) -> None:

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, Protocol, get_args
 from localspec.errors import OptionError
 
 MAX_DRAFT_TOKENS = 16
+CERTAIN_CONFIDENCE = 1.0  # of who knows what has to come
 REPLAY_TOKENS = 8  # that a draft model judges at once: each takes a row of logits
 
 

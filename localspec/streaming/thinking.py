@@ -53,6 +53,16 @@ class Thoughts:
         return tuple(mark for family in self.families for mark in family.marks)
 
     @property
+    def speech_marks(self) -> tuple[str, ...]:
+        """The marks behind which speech begins."""
+        return tuple(
+            mark
+            for family in self.families
+            for mark, after in family.marks.items()
+            if after is Following.SPEECH
+        )
+
+    @property
     def openings(self) -> tuple[str, ...]:
         """Marks that an answer may begin its thoughts with, unless some are begun or over."""
         if self.opened is not None or self.are_over:

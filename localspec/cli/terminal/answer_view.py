@@ -12,7 +12,7 @@ from localspec.cli.terminal.markdown import MarkdownWriter
 from localspec.cli.terminal.modes import echo_off
 from localspec.cli.terminal.wrapping import Style, terminal_writer
 from localspec.cli.waiting import waiting
-from localspec.engine.engine import Engine
+from localspec.engine.base import BaseEngine
 from localspec.streaming.stream import Piece, Reply, Stream
 
 
@@ -26,7 +26,7 @@ class AnswerView(Protocol):
         """Show what waits, and end the line."""
 
 
-def show_answer(engine: Engine, stream: Stream, view: AnswerView) -> Reply:
+def show_answer(engine: BaseEngine, stream: Stream, view: AnswerView) -> Reply:
     """Show the answer as it comes. Ctrl-C stops it at once and keeps what was said."""
 
     def progress() -> str:

@@ -8,7 +8,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from localspec.cli.sessions import session_lines, tell_resumed
 from localspec.cli.terminal.line_editor import Values, can_edit
 from localspec.cli.terminal.settings import change_setting, setting_names, settings_lines
 from localspec.errors import OptionError, perhaps
-from localspec.speculative.policy_api import FixedDraftPolicy
 
 # A path such as /etc/hosts is a message, and so is what begins with a space.
 _COMMAND = re.compile(r"(/(?:[a-z]+|\?))(?:\s+(.*))?", re.DOTALL)
@@ -176,18 +175,14 @@ def _agrees(question: str) -> bool:
 
 
 def _draft(conversation: Conversation, argument: str) -> None:
-    engine = conversation.engine
-    if conversation.draft_policy is None and engine.draft_policy == FixedDraftPolicy(0):
+    if conversation.engine.drafting.is_off:
         raise OptionError("nothing drafts in this chat", "Start it without --no-draft.")
     if argument not in ("", "on", "off"):
         raise OptionError(f"the draft cannot be {argument!r}", "Choose on or off.")
-    if argument == "off" and conversation.draft_policy is None:
-        conversation.draft_policy = engine.draft_policy
-        engine.draft_policy = FixedDraftPolicy(0)
-    elif argument == "on" and conversation.draft_policy is not None:
-        engine.draft_policy = conversation.draft_policy
-        conversation.draft_policy = None
-    note(f"Draft {'on' if conversation.draft_policy is None else 'off'}.")
+    if argument:
+        count = 0 if argument == "off" else None
+        conversation.options = replace(conversation.options, draft_tokens=count)
+    note(f"Draft {'on' if conversation.options.draft_tokens is None else 'off'}.")
 
 
 def _clear(conversation: Conversation, _argument: str) -> None:

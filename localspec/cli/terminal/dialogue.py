@@ -18,7 +18,7 @@ from localspec.cli.terminal.chat_commands import COMMANDS, Leave, run_command
 from localspec.cli.terminal.dropped import refuse_dropped_media
 from localspec.cli.terminal.line_editor import LineEditor
 from localspec.cli.terminal.modes import modes_kept
-from localspec.engine.engine import Engine
+from localspec.engine.base import BaseEngine
 from localspec.errors import ContextError, LocalspecError
 from localspec.streaming.stream import Reply, Stream
 
@@ -105,7 +105,7 @@ def _leave_in_order(editor: LineEditor) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def idle_time(engine: Engine, chat: Chat) -> Iterator[None]:
+def idle_time(engine: BaseEngine, chat: Chat) -> Iterator[None]:
     """Prepare the next answer while a person types.
 
     While the block runs, a thread prepares the chat; it has ended when the block is left.

@@ -1,28 +1,34 @@
 """What a coding agent asks of a server: a made-up session of the usual shape, and its times.
 
 A system prompt that is mostly descriptions of tools, then turns whose questions are what tools
-gave, each with an answer that the next question repeats. Beside them the agent asks for a title,
-for summaries, and has tasks of a single question done under the same system prompt.
+gave, each with an answer that the next question repeats. Beside them the agent asks for a
+title, for summaries, and has tasks of a single question done under the same system prompt.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from comparison.contender import Setup
 from comparison.server_process import ServerProcess
 
 _SCRIPTS = Path(__file__).resolve().parents[1]
-_NOUNS = "file folder branch commit test module function class option path line error log".split()
-_VERBS = "read write search list rename compare check format build run open close".split()
+_NOUNS = (
+    *("file", "folder", "branch", "commit", "test", "module", "function"),
+    *("class", "option", "path", "line", "error", "log"),
+)
+_VERBS = (
+    *("read", "write", "search", "list", "rename", "compare"),
+    *("check", "format", "build", "run", "open", "close"),
+)
 _RULES = (
     "Before you {verb} a {noun}, {other} the {noun} that belongs to it and say what you found.",
     "Never {verb} a {noun} that the user has not named, unless a {thing} asks for it.",
@@ -184,10 +190,11 @@ def ask(server: ServerProcess, request: Request, session: Session) -> Timed:
     return Timed(request.kind, text, *counts, first_s, total_s)
 
 
-def hold(session: Session, servers: Sequence[ServerProcess]) -> list[list[Timed]]:
+def hold(session: Session, servers: Sequence[ServerProcess], path: Path) -> list[list[Timed]]:
     """The session with each of the servers, a request of each in turn.
 
-    Another server is the first one each time, and with another seed.
+    Another server is the first one each time, and with another seed. Each request is a line of
+    JSON at the end of the file, so that what was measured stays if the rest is not.
     """
     count = servers[0]
     system = system_prompt(
@@ -195,65 +202,79 @@ def hold(session: Session, servers: Sequence[ServerProcess]) -> list[list[Timed]
         lambda text: len(count.ask("/tokenize", {"content": text})["tokens"]),
     )
     answers: list[list[Timed]] = [[] for _ in servers]
-    conversations = [requests(session, system) for _ in servers]
-    sides = list(zip(servers, conversations, answers, strict=True))
-    if session.seed % 2:
-        sides.reverse()
-    for number in itertools.count():
-        for server, asked, answered in sides:
-            request, tell = next(asked, (None, _unheard))
-            if request is None:
-                return answers
+    for number, asked in enumerate(
+        zip(*(requests(session, system) for _ in servers), strict=True), session.seed
+    ):
+        sides = list(zip(servers, asked, answers, strict=True))
+        for server, (request, tell), answered in sides[:: -1 if number % 2 else 1]:
             timed = ask(server, request, session)
             answered.append(timed)
             tell(timed.text)
-            print(f"{number} {server.name}: {_shown(timed)}", file=sys.stderr, flush=True)
-        sides.reverse()
-    raise AssertionError
+            print(f"{server.name}: {_shown(timed)}", file=sys.stderr, flush=True)
+        names = [server.name for server in servers]
+        record(path, session, dict(zip(names, [each[-1] for each in answers], strict=True)))
+    return answers
 
 
 def _shown(timed: Timed) -> str:
     decoded = timed.num_prompt_tokens - timed.num_cached
     return (
         f"{timed.kind}, {decoded} of {timed.num_prompt_tokens} prompt tokens decoded, "
-        f"first text after {timed.first_s:.2f} s, {timed.num_tokens} tokens in {timed.total_s:.2f} s"
+        f"first text after {timed.first_s:.2f} s, "
+        f"{timed.num_tokens} tokens in {timed.total_s:.2f} s"
     )
 
 
-def record(path: Path, session: Session, names: Sequence[str], all_: list[list[Timed]]) -> None:
-    """Append a line of JSON: a round."""
-    sides = {
-        name: [{k: v for k, v in asdict(timed).items() if k != "text"} for timed in answers]
-        for name, answers in zip(names, all_, strict=True)
-    }
+def record(path: Path, session: Session, sides: dict[str, Timed]) -> None:
+    """Append a request and what came of it on each side."""
+    times = {name: replace(timed, text="") for name, timed in sides.items()}
+    line = {"session": asdict(session), "sides": {k: asdict(v) for k, v in times.items()}}
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"session": asdict(session), "sides": sides}) + "\n")
+        file.write(json.dumps(line) + "\n")
 
 
 def table(path: Path) -> str:
-    """Of all recorded rounds: seconds of each side in all and by kind, medians, and ratios."""
-    rounds = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    lines = ["| temperature | what | requests | {} | {} | ratio |".format(*rounds[0]["sides"])]
-    lines.append("|---" * 6 + "|")
-    for temperature in sorted({one["session"]["temperature"] for one in rounds}):
-        same = [one["sides"] for one in rounds if one["session"]["temperature"] == temperature]
-        kinds = dict.fromkeys(timed["kind"] for timed in next(iter(same[0].values())))
+    """Of all recorded rounds: requests, prompt tokens that were decoded, seconds, ratios.
+
+    Medians of the rounds of a temperature, with the lowest and the highest.
+    """
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    names = list(lines[0]["sides"])
+    titles = ["temperature", "what", "requests"]
+    titles += [f"{name}: {what}" for name in names for what in ("decoded", "seconds")]
+    rows = [f"| {' | '.join(titles)} | ratio |", "|---" * (len(titles) + 1) + "|"]
+    for temperature in sorted({line["session"]["temperature"] for line in lines}):
+        same = [line for line in lines if line["session"]["temperature"] == temperature]
+        kinds = dict.fromkeys(line["sides"][names[0]]["kind"] for line in same)
         for kind in ("all", *kinds):
-            lines.append(_row(temperature, kind, same))
-    return "\n".join(lines)
+            rows.append(_row(kind, same, names))
+    return "\n".join(rows)
 
 
-def _row(temperature: float, kind: str, rounds: Sequence[dict[str, list[dict]]]) -> str:
-    sums, num_requests = [], 0
-    for name in rounds[0]:
-        chosen = [[t for t in one[name] if kind in ("all", t["kind"])] for one in rounds]
-        sums.append([sum(timed["total_s"] for timed in answers) for answers in chosen])
-        num_requests = len(chosen[0])
-    ratios = [ours / theirs for ours, theirs in zip(*sums, strict=True)]
-    cells = [f"{statistics.median(each):.1f} s ({_spread(each, 1)})" for each in sums]
-    ratio = f"**{statistics.median(ratios):.3f}** ({_spread(ratios, 3)})"
-    return f"| {temperature:g} | {kind} | {num_requests} | {' | '.join(cells)} | {ratio} |"
+def _row(kind: str, lines: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
+    """A line of the table: of the rounds of one temperature, which their seeds tell apart."""
+    rounds: dict[int, list[dict[str, Any]]] = {}
+    for line in lines:
+        if kind in ("all", line["sides"][names[0]]["kind"]):
+            rounds.setdefault(line["session"]["seed"], []).append(line["sides"])
+    cells, seconds = [], []
+    for name in names:
+        of_name = [[sides[name] for sides in one] for one in rounds.values()]
+        decoded = [
+            sum(t["num_prompt_tokens"] - t["num_cached"] for t in one) for one in of_name
+        ]
+        seconds.append([sum(timed["total_s"] for timed in one) for one in of_name])
+        cells += [_spread(decoded, 0), _spread(seconds[-1], 1)]
+    ratios = [ours / theirs for ours, theirs in zip(*seconds, strict=True)]
+    num_requests = [len(one) for one in rounds.values()]
+    temperature = lines[0]["session"]["temperature"]
+    cells = [f"{temperature:g}", kind, _spread(num_requests, 0), *cells]
+    return f"| {' | '.join(cells)} | **{_spread(ratios, 3)}** |"
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
-    return f"{min(values):.{digits}f} … {max(values):.{digits}f}"
+    """The median, and the lowest and the highest of several that differ."""
+    median = f"{statistics.median(values):.{digits}f}"
+    if min(values) == max(values):
+        return median
+    return f"{median} ({min(values):.{digits}f} … {max(values):.{digits}f})"

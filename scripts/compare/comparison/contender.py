@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Protocol
 
 from localspec.gguf_file.check import check_model_file
-from localspec.llama.options import FlashAttention
+from localspec.llama.options import FlashAttention, LlamaOptions
 from localspec.preflight.fit import uses_gpu
 from localspec.preflight.settings import suited_attention
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
@@ -19,7 +19,8 @@ class Setup:
     """What both sides load, by absolute paths, and on what.
 
     head: a file of its own, or the target's, that holds one. There is a draft or a head or
-    neither. num_gpu_layers None: what each side takes by itself.
+    neither. num_gpu_layers None: what each side takes by itself. rpc: addresses of RPC servers
+    that hold the target.
     """
 
     target: Path
@@ -28,6 +29,7 @@ class Setup:
     num_threads: int
     context_length: int
     num_gpu_layers: int | None
+    rpc: tuple[str, ...] = ()
 
     def alone(self) -> Setup:
         """The target without what proposes."""
@@ -45,7 +47,7 @@ class Setup:
             check_model_file(self.target),
             self.context_length,
             MAX_DRAFT_TOKENS + 1,
-            uses_gpu=uses_gpu(self.num_gpu_layers),
+            uses_gpu=uses_gpu(LlamaOptions(num_gpu_layers=self.num_gpu_layers, rpc=self.rpc)),
         )
 
 

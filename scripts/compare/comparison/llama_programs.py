@@ -70,7 +70,7 @@ class Bench(_Program):
             "-t",
             str(setup.num_threads),
         ]
-        command += ["-fa", setup.flash_attention, *_layers("-ngl", setup)]
+        command += ["-fa", setup.flash_attention, *_layers("-ngl", setup), *_servers(setup)]
         command += ["-p", "0", "-r", "1", "-o", "json"]
         super().__init__("llama-bench tg", command, must_draft=False)
 
@@ -178,7 +178,7 @@ def _common(setup: Setup) -> list[str | Path]:
         "-fa",
         setup.flash_attention,
     ]
-    return [*options, *_layers("-ngl", setup)]
+    return [*options, *_layers("-ngl", setup), *_servers(setup)]
 
 
 def _drafting(setup: Setup, num_draft_tokens: int | None) -> list[str | Path]:
@@ -190,6 +190,8 @@ def _drafting(setup: Setup, num_draft_tokens: int | None) -> list[str | Path]:
     if file is not None and file != setup.target:
         options += ["-md", file]
     options += ["-td", threads, "-tbd", threads, *_layers("-ngld", setup)]
+    if setup.rpc:  # as localspec has it: what drafts is here
+        options += ["-devd", "none"]
     if num_draft_tokens is not None:
         options += ["--spec-draft-n-max", str(num_draft_tokens)]
     return options
@@ -205,6 +207,10 @@ def _kind(setup: Setup) -> str:
 
 def _layers(option: str, setup: Setup) -> list[str]:
     return [] if setup.num_gpu_layers is None else [option, str(setup.num_gpu_layers)]
+
+
+def _servers(setup: Setup) -> list[str]:
+    return ["--rpc", ",".join(setup.rpc)] if setup.rpc else []
 
 
 def _samplers(request: Request) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +21,8 @@ import platformdirs
 
 from localspec.errors import LocalspecError
 
-PROGRAMS = ("llama-bench", "llama-server", "llama-speculative-simple")
+RPC_SERVER = "ggml-rpc-server"
+PROGRAMS = ("llama-bench", "llama-server", "llama-speculative-simple", RPC_SERVER)
 _NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 # Exits 0 unless the compiler drops part of a tile configuration as dead stores, as GCC 12
@@ -65,7 +67,12 @@ class Tools:
     system_info: str
 
     def path(self, program: str) -> Path:
-        return self.folder / (program + (".exe" if os.name == "nt" else ""))
+        return program_in(self.folder, program)
+
+
+def program_in(binaries: Path, program: str) -> Path:
+    """The path of a program in a folder of programs."""
+    return binaries / (program + (".exe" if os.name == "nt" else ""))
 
 
 def default_folder() -> Path:
@@ -75,12 +82,25 @@ def default_folder() -> Path:
 
 
 def build(folder: Path, *, jobs: int, no_amx: bool) -> Tools:
-    """The programs, built in `folder` unless they are there already.
+    """PROGRAMS, built as `build_programs` does it, and found to compute as localspec does."""
+    binaries = build_programs(folder, PROGRAMS, jobs=jobs, no_amx=no_amx)
+    tools = Tools(binaries, _system_info(binaries))
+    _check_same_features(tools.system_info)
+    return tools
 
-    jobs: compilers at once. no_amx: leave AMX out, also when the compiler can be trusted
-    with it. What the environment's CMAKE_ARGS, CFLAGS and CXXFLAGS say is passed on, as
-    llama-cpp-python's own build does. Raises LocalspecError if a program is missing or a
-    step fails.
+
+def binaries_of(folder: Path) -> Path:
+    """Where `build_programs` puts them."""
+    return folder / "build" / "bin"
+
+
+def build_programs(folder: Path, programs: Sequence[str], *, jobs: int, no_amx: bool) -> Path:
+    """The folder of the programs, built in `folder` unless they are there already.
+
+    They can use RPC servers. jobs: compilers at once. no_amx: leave AMX out, also when the
+    compiler can be trusted with it. What the environment's CMAKE_ARGS, CFLAGS and CXXFLAGS say
+    is passed on, as llama-cpp-python's own build does. Raises LocalspecError if a program is
+    missing or a step fails.
     """
     if shutil.which("cmake") is None:
         raise LocalspecError(
@@ -88,25 +108,22 @@ def build(folder: Path, *, jobs: int, no_amx: bool) -> Tools:
         )
     folder.mkdir(parents=True, exist_ok=True)
     source = _source(folder)
-    binaries = folder / "build"
+    place = binaries_of(folder).parent
     without_amx = no_amx or _compiler_breaks_amx()
     options = [
         "-DCMAKE_BUILD_TYPE=Release",
         "-DLLAMA_USE_PREBUILT_UI=OFF",
         "-DLLAMA_OPENSSL=OFF",
+        "-DGGML_RPC=ON",
     ]
     for language in ("C", "CXX"):
         # Said on every run, since CMake would keep what an earlier one said.
         flags = f"{os.environ.get(language + 'FLAGS', '')} {_NO_AMX if without_amx else ''}"
         options.append(f"-DCMAKE_{language}_FLAGS={flags.strip()}")
     options += shlex.split(os.environ.get("CMAKE_ARGS", ""))
-    _run("cmake", "-S", source, "-B", binaries, *options)
-    _run(
-        "cmake", "--build", binaries, "--config", "Release", f"-j{jobs}", "--target", *PROGRAMS
-    )
-    tools = Tools(binaries / "bin", _system_info(binaries / "bin"))
-    _check_same_features(tools.system_info)
-    return tools
+    _run("cmake", "-S", source, "-B", place, *options)
+    _run("cmake", "--build", place, "--config", "Release", f"-j{jobs}", "--target", *programs)
+    return binaries_of(folder)
 
 
 def _run(*command: str | Path) -> None:

@@ -110,4 +110,4 @@ def _pair(setup: Setup) -> dict[str, Any]:
     if setup.head != setup.target:  # else it is found there
         files["head"] = setup.head
     named = {role: None if path is None else str(path) for role, path in files.items()}
-    return {**_machine(setup), **named}
+    return {**_machine(setup), "rpc": setup.rpc, **named}

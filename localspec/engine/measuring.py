@@ -1,0 +1,29 @@
+"""Checks and measurements of an engine, where its models are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from localspec.engine.base import BaseEngine
+from localspec.engine.isolated import IsolatedEngine
+
+Found = TypeVar("Found")
+
+
+def measure(
+    engine: BaseEngine,
+    function: Callable[..., Found],
+    *arguments: Any,
+    progress: Callable[[str, float], None],
+    **keywords: Any,
+) -> Found:
+    """What a function makes of the `Engine` that has the models.
+
+    function: of a module, called with that engine and all the rest, perhaps in another
+    process. progress: gets what is being done, and the share that is. Raises what it raises.
+    """
+    if isinstance(engine, IsolatedEngine):
+        found: Found = engine.measure(function, *arguments, progress=progress, **keywords)
+        return found
+    return function(engine, *arguments, progress=progress, **keywords)

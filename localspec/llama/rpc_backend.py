@@ -1,0 +1,90 @@
+"""libllama's RPC back-end: whether this build has it, its version, and its devices.
+
+Any failure in it ends the process: `rpc_servers` asks the servers first. Each function takes
+the llama_cpp module: `llama/library.py` is the one place that imports it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+from localspec.errors import OptionError, RpcError
+from localspec.llama import native, rpc_version
+from localspec.llama.devices import device_memory
+from localspec.llama.own_process import written_by
+from localspec.llama.rpc_servers import Protocol, RpcServer
+
+_Pointer = ctypes.c_void_p
+
+
+def require_backend(lib: Any) -> None:
+    """Raise OptionError if this build has no RPC back-end."""
+    if not lib.llama_supports_rpc():
+        name = "llama-cpp-python"
+        raise OptionError(
+            "this build of llama.cpp has no RPC back-end, so it cannot use other machines",
+            "Build it here: CMAKE_ARGS=-DGGML_RPC=ON python -m pip install "
+            f"--force-reinstall --no-deps --no-cache-dir --no-binary {name} "
+            f"{name}=={version(name)}",
+        )
+
+
+@functools.cache
+def protocol_of(library: str) -> Protocol | None:
+    """The version of the protocol that the libllama at that path speaks.
+
+    None where no process can be started to ask it.
+    """
+    found = re.search(r" v(\d+)\.(\d+)\.(\d+)", written_by(rpc_version.__file__, library))
+    return None if found is None else Protocol(*map(int, found.groups()))
+
+
+def require_protocol(lib: Any, server: RpcServer) -> None:
+    """Raise RpcError for a server that this libllama would refuse, and end the process."""
+    ours = protocol_of(native.shared_library(lib)._name)
+    if ours is not None and not ours.talks_to(server.protocol):
+        raise RpcError(
+            f"{server.address} speaks version {server.protocol} of the RPC protocol, and "
+            f"this libllama {ours}",
+            f"Build its ggml-rpc-server from the source of llama-cpp-python "
+            f"{version('llama-cpp-python')}.",
+        )
+
+
+def remote_pointers(lib: Any, addresses: Sequence[str]) -> list[int]:
+    """ggml's pointers to the devices of the servers, in order. It connects to them.
+
+    The servers are not registered with ggml: so no model uses them that does not name them.
+    """
+    ggml = native.shared_library(lib)
+    size = ctypes.c_size_t
+    count = ctypes.CFUNCTYPE(size, _Pointer)(("ggml_backend_reg_dev_count", ggml))
+    get = ctypes.CFUNCTYPE(_Pointer, _Pointer, size)(("ggml_backend_reg_dev_get", ggml))
+    devices = []
+    for address in addresses:
+        registry = _add_server(ggml, address)
+        if not registry:
+            raise RpcError(f"{address} has no device", "Start it with one (--device).")
+        devices += [get(registry, index) for index in range(count(registry))]
+    return devices
+
+
+def touch(lib: Any, addresses: Sequence[str]) -> None:
+    """Have each server that a model is on say a word: where one cannot, the process ends."""
+    for device in remote_pointers(lib, addresses):
+        device_memory(lib, device)
+
+
+def _add_server(ggml: ctypes.CDLL, address: str) -> int | None:
+    named = ctypes.CFUNCTYPE(_Pointer, ctypes.c_char_p)(("ggml_backend_reg_by_name", ggml))
+    find = ctypes.CFUNCTYPE(_Pointer, _Pointer, ctypes.c_char_p)(
+        ("ggml_backend_reg_get_proc_address", ggml)
+    )
+    add = find(named(b"RPC"), b"ggml_backend_rpc_add_server")
+    added: int | None = ctypes.CFUNCTYPE(_Pointer, ctypes.c_char_p)(add)(address.encode())
+    return added

@@ -1,0 +1,196 @@
+"""llama.cpp's RPC servers, asked by a plain socket what they are.
+
+libllama ends the process if a server does not answer it, so each is tried here first, with a
+limit to every wait. Follows ggml-rpc.cpp: a request is a command (1 byte), the size of what
+follows (8 bytes, as all numbers little-endian) and that; an answer is its size and itself.
+A server serves one client at a time: others are accepted by its system and wait unanswered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from localspec.errors import RpcError
+from localspec.llama.devices import REMOTE, Device
+
+_WAIT_S = 5.0  # for a connection and all answers
+_HELLO, _DEVICE_COUNT, _DEVICE_MEMORY = 14, 15, 11  # of enum rpc_cmd
+_CAPABILITIES = bytes(24)  # of RDMA: none
+_MOST_DEVICES = 64  # that are believed
+
+
+class Protocol(NamedTuple):
+    """A version of the protocol."""
+
+    major: int
+    minor: int
+    patch: int
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self))
+
+    def talks_to(self, server: Protocol) -> bool:
+        """Whether a client of this version accepts a server of that one."""
+        return self.major == server.major and self.minor >= server.minor
+
+
+@dataclass(frozen=True, slots=True)
+class RpcServer:
+    """What a server says of itself. address: "host:port", as the user wrote it."""
+
+    address: str
+    protocol: Protocol
+    devices: tuple[Device, ...]
+
+
+def ask_server(address: str) -> RpcServer:
+    """What the server at a checked address is. Contacts no other.
+
+    Raises RpcError if it does not answer within seconds, or not as such a server does.
+    """
+    try:
+        with _Line(address) as line:
+            # Beside its version a byte of padding and 24 of capabilities.
+            protocol = Protocol(*line.ask(_HELLO, _CAPABILITIES, "<3B25x"))
+            (count,) = line.ask(_DEVICE_COUNT, b"", "<I")
+            devices = [
+                _device(line, address, protocol, index)
+                for index in range(min(count, _MOST_DEVICES))
+            ]
+    except TimeoutError as error:
+        raise RpcError(
+            f"{address} did not answer within {_WAIT_S:.0f} s",
+            "Is it an RPC server of llama.cpp, and free? It serves one client at a time.",
+        ) from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RpcError(
+            f"{address} cannot be reached: {reason}",
+            "Start it there: ggml-rpc-server -H ADDRESS -p PORT",
+        ) from error
+    except (EOFError, ValueError) as error:
+        raise RpcError(
+            f"{address} does not answer as an RPC server of llama.cpp: {error}",
+            "Name a running ggml-rpc-server, built from the source of your llama-cpp-python.",
+        ) from error
+    if not devices:
+        raise RpcError(f"{address} has no device", "Start it with one (--device).")
+    return RpcServer(address, protocol, tuple(devices))
+
+
+def ask_servers(addresses: Sequence[str]) -> list[RpcServer | RpcError]:
+    """Of each server what it is, or why that is not known. All are asked at once."""
+
+    def ask(address: str) -> RpcServer | RpcError:
+        try:
+            return ask_server(address)
+        except RpcError as error:
+            return error
+
+    if not addresses:
+        return []
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        return list(pool.map(ask, addresses))
+
+
+def reset_at_end(connection: socket.socket) -> None:
+    """Have the line reset when it is closed, or its process ends.
+
+    A server of llama.cpp that writes to a client that has gone is ended by SIGPIPE: also when
+    its turn comes to answer one that waited in vain. What it reads from or writes to a line
+    that was reset fails, and it goes on to its next client.
+    """
+    on, seconds = 1, 0
+    connection.setsockopt(
+        socket.SOL_SOCKET,
+        socket.SO_LINGER,
+        struct.pack("hh" if sys.platform == "win32" else "ii", on, seconds),
+    )
+
+
+def reset_lines_at_end(addresses: Sequence[str]) -> None:
+    """`reset_at_end` for libllama's lines to the servers, where they can be found."""
+    descriptors = Path("/dev/fd")
+    if not addresses or not descriptors.is_dir():
+        return
+    known = {(socket.gethostbyname(host), int(port)) for host, port in map(_parts, addresses)}
+    for name in os.listdir(descriptors):
+        with contextlib.suppress(OSError):  # it is no socket, has no peer, or was the listing's
+            line = socket.socket(fileno=os.dup(int(name)))
+            with line:
+                if line.family == socket.AF_INET and line.getpeername() in known:
+                    reset_at_end(line)
+
+
+def _parts(address: str) -> tuple[str, str]:
+    host, _, port = address.partition(":")
+    return host, port
+
+
+def _device(line: _Line, address: str, protocol: Protocol, index: int) -> Device:
+    free, total = line.ask(_DEVICE_MEMORY, struct.pack("<I", index), "<QQ")
+    return Device(
+        name=address if index == 0 else f"{address}, device {index + 1}",
+        description=f"llama.cpp RPC server, protocol {protocol}",
+        kind=REMOTE,
+        free_bytes=free,
+        total_bytes=total,
+        server=address,
+    )
+
+
+class _Line:
+    """A connection that ends after _WAIT_S, whatever comes. Raises OSError."""
+
+    def __init__(self, address: str) -> None:
+        host, port = _parts(address)
+        self._deadline = time.monotonic() + _WAIT_S
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            reset_at_end(self._socket)
+            self._socket.settimeout(_WAIT_S)
+            self._socket.connect((host, int(port)))
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def ask(self, command: int, request: bytes, answer: str) -> tuple[int, ...]:
+        """The numbers of an answer in the given layout.
+
+        Raises OSError, EOFError if the line is closed, ValueError for an answer of another
+        size.
+        """
+        self._socket.sendall(struct.pack("<BQ", command, len(request)) + request)
+        (size,) = struct.unpack("<Q", self._received(8))
+        if size != struct.calcsize(answer):
+            raise ValueError(f"{size} bytes came, not {struct.calcsize(answer)}")
+        return struct.unpack(answer, self._received(size))
+
+    def _received(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            left_s = self._deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left_s)
+            more = self._socket.recv(size - len(data))
+            if not more:
+                raise EOFError("it closed the line")
+            data += more
+        return data
+
+    def __enter__(self) -> _Line:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._socket.close()

@@ -1,0 +1,32 @@
+"""Addresses of llama.cpp's RPC servers, as users write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from localspec.errors import OptionError
+
+_MOST_SERVERS = 16  # GGML_RPC_MAX_SERVERS
+# libllama splits at the first colon, and knows addresses of IPv4 alone.
+_ADDRESS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?:([0-9]{1,5})")
+
+
+def checked_addresses(addresses: object) -> tuple[str, ...]:
+    """The addresses of servers, each "host:port". Raises OptionError for what are none."""
+    if isinstance(addresses, str) or not isinstance(addresses, Sequence):
+        raise OptionError(f"rpc is {addresses!r}", 'Give a list: ["workshop-pc:50052"].')
+    for address in addresses:
+        found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+        if found is None or not 1 <= int(found[2]) <= 65535:
+            raise OptionError(
+                f"{address!r} is no address of an RPC server",
+                "Give HOST:PORT, the host as a name or an IPv4 address: workshop-pc:50052.",
+            )
+    if len(set(addresses)) < len(addresses):
+        raise OptionError("an RPC server is named twice", "Name each once.")
+    if len(addresses) > _MOST_SERVERS:
+        raise OptionError(
+            f"{len(addresses)} RPC servers are named", f"llama.cpp takes {_MOST_SERVERS}."
+        )
+    return tuple(addresses)

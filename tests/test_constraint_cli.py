@@ -1,0 +1,89 @@
+"""Constrained answers on the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from localspec.cli import main
+
+jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+pytest.importorskip("llguidance", reason="llguidance is not installed")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["Rika", "Ida"]},
+        "age": {"type": "integer", "maximum": 99},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def run(*arguments, given=""):
+    return CliRunner().invoke(main, [*map(str, arguments)], input=given, catch_exceptions=False)
+
+
+def test_generate_answers_what_fits(tmp_path):
+    schema, gbnf, lark = (tmp_path / name for name in ("a.json", "a.gbnf", "a.lark"))
+    schema.write_text(json.dumps(SCHEMA))
+    gbnf.write_text('root ::= "No" [0-9]{2}\n')
+    lark.write_text('start: "No" /[0-9]{2}/\n')
+    jsonschema.validate(
+        json.loads(run("generate", "--json-schema", schema, "A fox?").stdout), SCHEMA
+    )
+    for options in (("--regex", "No[0-9]{2}"), ("--grammar", gbnf), ("--grammar", lark)):
+        assert re.fullmatch("No[0-9]{2}", run("generate", *options, "A fox?").stdout.strip())
+    choice = run("generate", "--choice", "yes", "--choice", "no", "--json", "A fox?")
+    assert json.loads(choice.stdout)["text"] in ("yes", "no")
+
+
+def test_every_answer_of_a_chat_fits():
+    answers = run("chat", "--choice", "yes", "--choice", "no", given="One?\nTwo?\n").stdout
+    assert set(answers.split()) <= {"yes", "no"}
+    assert len(answers.split()) == 2
+
+
+def refused(folder, *options):
+    """As a program of its own, away from the checkout."""
+    return subprocess.run(
+        [sys.executable, "-m", "localspec", "generate", *options, "Hi"],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        cwd=folder,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", 'root ::= "a"', "ends in .lark or .gbnf"),
+        ("a.lark", 'root ::= "a"', "not written as its name says"),
+        ("a.gbnf", 'start: "a"', "not written as its name says"),
+        ("a.lark", "start: fox", "fox"),
+        ("a.lark", None, "No such file"),
+    ],
+)
+def test_a_file_that_is_no_grammar_is_refused(tmp_path, name, text, message):
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    done = refused(tmp_path, "--grammar", path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Hint: " in done.stderr
+
+
+def test_two_at_once_are_refused(tmp_path):
+    (tmp_path / "a.json").write_text("{}")
+    done = refused(tmp_path, "--json-schema", tmp_path / "a.json", "--regex", "a")
+    assert done.returncode == 2
+    assert "json_schema and regex are given" in done.stderr
