@@ -232,6 +232,18 @@ def test_from_where_a_call_begins_nothing_else_is_said(tmp_path, name):
 
 
 @needs_grammar
+def test_a_call_that_was_cut_is_none(engine):
+    chat = engine.chat()
+    stream = chat.stream("How is it?", **ONE, **{**STEADY, "max_tokens": 25})
+    pieces = [piece.call for piece in stream if piece.call is not None]
+    assert pieces
+    assert not pieces[-1].is_last
+    assert (stream.reply.finish_reason, stream.reply.tool_calls) == ("length", ())
+    assert not chat.can_go_on
+    assert "tool_calls" not in chat.messages[-1]
+
+
+@needs_grammar
 def test_a_schema_that_cannot_be_kept_to(engine):
     strange = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
     tool = {"name": "odd", "parameters": strange}
