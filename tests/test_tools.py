@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import itertools
 import json
@@ -13,7 +14,9 @@ from call_families import FAMILIES, write_calling_model
 
 import localspec
 from gguf_maker import with_template, write_scripted_model
+from localspec.chat.kept_calls import kept_calls
 from localspec.errors import ConstraintError, OptionError, TemplateError
+from localspec.tools.forms import form_of
 
 TOOLS = [
     {
@@ -236,6 +239,19 @@ def test_a_schema_that_cannot_be_kept_to(engine):
         with pytest.raises(ConstraintError, match=r"the tool odd: .*not"):
             engine.complete([QUESTION], **ask)
     assert engine.complete([QUESTION], tools=[tool], max_tokens=2).text
+
+
+@needs_grammar
+def test_more_schemas_than_can_be_kept_to():
+    """As of very many tools: then calls are free, unless one has to be made."""
+    long = "x" * 150_000
+    schema = {"type": "object", "properties": {"a": {"type": "string", "description": long}}}
+    tools = [{"name": name, "parameters": schema} for name in ("one", "two")]
+    use = localspec.AnswerOptions(tools=tools).tool_use(())
+    form = form_of(FAMILIES["Qwen"].template)
+    assert kept_calls(form, use, {}) is None
+    with pytest.raises(ConstraintError, match=r"the tools: grammar has 3\d+ bytes"):
+        kept_calls(form, dataclasses.replace(use, must=True), {})
 
 
 def test_what_has_no_tools(engine, demo_target):

@@ -8,7 +8,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.constraints.guidance import is_installed, schema_problem
+from localspec.constraints.asked import Asked, asked_constraint
+from localspec.constraints.guidance import is_installed, problem_with
 from localspec.errors import ConstraintError
 from localspec.tools.forms import CallForm
 from localspec.tools.grammar import CallGrammar, call_grammar
@@ -24,21 +25,33 @@ _SAYS_MORE = frozenset(
 
 
 def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallGrammar | None:
-    """The grammar of calls; None without llguidance, where none has to be made.
+    """The grammar of calls; None where they cannot be kept to one, and need not.
 
     A schema that says nothing of other arguments than its properties' allows none here.
     A tool whose schema cannot be kept to gets any object, and the log a line on it, unless it
-    is strict or has to be called. tokens: as for `call_grammar`. Raises ConstraintError for
-    such a one, and without llguidance where a call has to be made.
+    is strict or has to be called. tokens: as for `call_grammar`. Raises ConstraintError where
+    something has to be kept to: such a tool, a call that has to be made, another answer's form.
     """
-    if is_installed():
-        return call_grammar(form, use, tokens, functools.partial(_schema, use))
-    if use.must:
-        raise ConstraintError(
-            "a call that has to be made needs llguidance, which is not installed",
-            "Install it: pip install 'localspec[grammar]'. Tools to choose from do without.",
-        )
-    return None
+    has_to = use.must or use.answer_schema is not None
+    if not is_installed():
+        if use.must:
+            raise ConstraintError(
+                "a call that has to be made needs llguidance, which is not installed",
+                "Install it: pip install 'localspec[grammar]'. Tools to choose from need none.",
+            )
+        return None
+    grammar = call_grammar(form, use, tokens, functools.partial(_schema, use))
+    try:
+        asked = asked_constraint(None, None, grammar.lark, None)
+        assert asked is not None
+        if (problem := problem_with(asked)) is not None:
+            raise problem
+    except ConstraintError as error:
+        if has_to or any(tool.is_strict for tool in use.callable):
+            raise ConstraintError(f"the tools: {error}", error.hint) from error
+        logger.debug("calls are not kept to the tools' schemas: %s", error)
+        return None
+    return grammar
 
 
 def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
@@ -46,7 +59,7 @@ def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
     schema = tool.parameters
     if _SAYS_MORE.isdisjoint(schema):
         schema = {**schema, "additionalProperties": False}
-    problem = schema_problem(json.dumps(schema))
+    problem = problem_with(Asked("json_schema", json.dumps(schema)))
     if problem is None:
         return schema
     if use.must or tool.is_strict:

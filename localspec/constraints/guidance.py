@@ -31,15 +31,14 @@ def is_installed() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-@functools.lru_cache(maxsize=256)
-def schema_problem(schema: str) -> ConstraintError | None:
-    """Why no answer can be kept to a JSON schema, with the keyword to blame; None if one can.
+@functools.lru_cache(maxsize=64)  # texts of up to asked.MAX_BYTES
+def problem_with(asked: Asked) -> ConstraintError | None:
+    """Why no answer can be kept to it, with the keyword to blame; None if one can, as it seems.
 
     Raises ImportError without llguidance.
     """
     from llguidance import LLMatcher
 
-    asked = Asked("json_schema", schema)
     message = LLMatcher.validate_grammar(_compiled(asked))
     return _refused(asked, message) if message else None
 

@@ -47,6 +47,18 @@ def in_another_process() -> tuple[int | None, localspec.Reply]:
         raise SystemExit(f"{error} {error.hint}") from error
 
 
+def tools(engine: localspec.Engine) -> str:
+    chat = engine.chat()
+    now = {"name": "now", "description": "The time.", "parameters": {"type": "object"}}
+    reply = chat.send("What time is it?", tools=[now], tool_choice="now")
+    calls: tuple[localspec.ToolCall, ...] = reply.tool_calls
+    for piece in chat.stream_tool_results({call.id: call.arguments for call in calls}):
+        if piece.call is not None:
+            more: localspec.CallPiece = piece.call
+            print(more.name.upper(), more.json, more.number + 1, not more.is_last)
+    return chat.tool_results({}, tools=[]).text
+
+
 def presets(file: Path) -> int:
     for state in localspec.list_models():
         print(state.name, state.is_installed, state.disk_bytes / 2, state.paths[0].name)
