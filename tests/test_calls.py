@@ -113,6 +113,20 @@ def test_two_calls_and_what_is_said_before(name, is_kept):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_nothing_is_lost_of_nonsense(name):
+    """Made of what calls are made of: every character is text, thought, or a part of a call."""
+    family = FAMILIES[name]
+    parts = [*family.marks, *"{}[],:\"'\n ab", "get_weather", '"name": ', "<parameter=a>", "1"]
+    parts += ["<function=now>", "</function>", "</parameter>", "call:now", " to=functions.now"]
+    for seed in range(300):
+        sizes = random.Random(seed)
+        answer = "".join(sizes.choices(parts, k=40))
+        said, thought, calls = read(name, answer, sizes=sizes)
+        if name != "gpt-oss" and not calls:
+            assert (said, thought) == (answer, "")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_what_is_no_call_of_the_tools_stays_text(name):
     """Also one of a tool that nobody offered, and one that was cut."""
     call = FAMILIES[name].call

@@ -132,14 +132,13 @@ class CallStream:
     def _section(self) -> list[Part] | None:
         """The calls that are written, if they are whole."""
         closing = self._form.closing
-        at = self._held.find(closing, self._tried) if closing else -1
-        while at >= 0:
+        while closing and (at := self._held.find(closing, self._tried)) >= 0:
             written = self._form.read(self._held[:at], self._use.callable)
             if written is not None:
                 self._held, self._opening = self._held[at + len(closing) :], None
                 return self._whole(written)
-            self._tried = at + len(closing)
-            at = self._held.find(closing, self._tried)
+            self._tried = at + 1
+        self._tried = max(self._tried, len(self._held) - len(closing))
         return None
 
     def _whole(self, written: list[Written]) -> list[Part]:

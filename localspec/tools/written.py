@@ -91,9 +91,7 @@ def read_tags(text: str, tools: Sequence[Tool]) -> list[Written] | None:
         return None
     schemas = _properties(found[1].strip(), tools)
     arguments, at = {}, 0
-    for each in _PARAMETER.finditer(found[2]):
-        if each.start() != at:
-            return None
+    while each := _PARAMETER.match(found[2], at):
         at = each.end()
         arguments[each[1].strip()] = _typed(each[2], schemas.get(each[1].strip()))
     if found[2][at:].strip():
