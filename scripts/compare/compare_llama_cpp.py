@@ -78,7 +78,7 @@ def compare(asked: argparse.Namespace) -> None:
             fight(duel, prompts, max_tokens=asked.max_tokens, num_rounds=asked.rounds)
             for duel in duels(asked.parts, asked.draft_tokens, *sides, tools)
         ]
-    print(report.header(setup, ["python", *sys.argv]))
+    print(report.header(sides[0], ["python", *sys.argv]))
     print(f"- llama.cpp: {tools.system_info}\n")
     print(report.table(outcomes))
 
