@@ -4,8 +4,8 @@
 
 Needs a llama-cpp-python with RPC, and ggml-rpc-server (scripts/develop/build_rpc_server.py),
 which runs on the loopback behind a proxy that delays. The target is there, the draft here. For
-each delay it prints a row: plain decoding; what a decode of n tokens (v) and a drafted token (c)
-cost there, in plain steps; and of fixed numbers of draft tokens how much faster than plain
+each delay it prints a row: plain decoding; what a decode of n tokens (v) and a drafted token
+(c) cost there, in plain steps; and of fixed numbers of draft tokens how much faster than plain
 greedy answers are, beside what v, c and the tokens that were kept predict: kept tokens a
 step ÷ (K c + v(K + 1)).
 """
