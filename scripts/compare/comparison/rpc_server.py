@@ -23,7 +23,15 @@ class RpcServer:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         self.address = f"127.0.0.1:{port}"
-        self._command = [program, "-H", "127.0.0.1", "-p", port, "-t", str(num_threads)]
+        self._command: list[str | Path] = [
+            program,
+            "-H",
+            "127.0.0.1",
+            "-p",
+            port,
+            "-t",
+            str(num_threads),
+        ]
         self.start()
 
     def start(self) -> None:
