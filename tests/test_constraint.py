@@ -428,6 +428,37 @@ def test_without_llguidance_a_gbnf_grammar_still_works(demo_target, monkeypatch)
             alone.complete(QUESTION, grammar="root ::= " + '"a" ' * 20_000)
 
 
+PATTERNS = [{"type": "string", "pattern": f"a.{{{number}}}b"} for number in range(30)]
+CHAIN = {
+    "$defs": {f"d{i}": {**each, "$ref": f"#/$defs/d{i + 1}"} for i, each in enumerate(PATTERNS)}
+}
+TANGLED = {
+    "allOf": {"allOf": PATTERNS},
+    "allOf of properties": {"allOf": [{"properties": {"x": each}} for each in PATTERNS]},
+    "references": {**CHAIN, "$ref": "#/$defs/d0"},
+    "options": {"allOf": [{"anyOf": [each, {"maxLength": 3}]} for each in PATTERNS]},
+    "other properties": {
+        "properties": {"x": PATTERNS[0]},
+        "allOf": [{"additionalProperties": each} for each in PATTERNS],
+    },
+}
+
+
+@pytest.mark.parametrize("name", TANGLED)
+def test_a_schema_in_which_too_many_patterns_meet_is_refused_at_once(pair, name):
+    """llguidance would take more than a minute, and as much memory as there is."""
+    with pytest.raises(ConstraintError, match="patterns or formats hold for one text"):
+        pair.generate("Hi", json_schema=TANGLED[name])
+
+
+def test_many_patterns_apart_are_no_trouble(pair):
+    apart = {"$defs": {"x": PATTERNS[3]}, "type": "object"}
+    apart["properties"] = {f"p{i}": each for i, each in enumerate(PATTERNS)}
+    apart["properties"]["choice"] = {"anyOf": [*PATTERNS, {"$ref": "#/$defs/x"}]}
+    apart["properties"]["self"] = {"$ref": "#"}
+    assert pair.generate("Hi", json_schema=apart, max_tokens=5).finish_reason == "length"
+
+
 @pytest.mark.parametrize(
     ("grammar", "rule"),
     [

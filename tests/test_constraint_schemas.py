@@ -148,9 +148,8 @@ def answers(engine, num_schemas):
         ends[reply.finish_reason] += 1
         if reply.finish_reason == "stop":
             value = json.loads(reply.text)
-            jsonschema.Draft202012Validator(
-                schema, format_checker=jsonschema.FormatChecker()
-            ).validate(value)
+            kind = jsonschema.Draft202012Validator
+            kind(schema, format_checker=kind.FORMAT_CHECKER).validate(value)
 
     check()
     return ends, refused

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from localspec.constraints.dataclass_schema import schema_of_dataclass
+from localspec.constraints.schema_bounds import check_bounds
 from localspec.errors import ConstraintError, OptionError
 
 # Of a schema or grammar: what takes llguidance about a second to read on a slow machine.
@@ -102,8 +103,9 @@ def with_spacing(schema: Mapping[str, Any]) -> str:
     """A schema as llguidance reads it, also in a Lark grammar's `%json`: values on one line.
 
     What the schema asks of llguidance itself ("x-guidance") comes first, but that no keyword is
-    passed over.
+    passed over. Raises ConstraintError for one that would take too much to understand.
     """
+    check_bounds(schema)
     own = schema.get("x-guidance")
     wishes = own if isinstance(own, Mapping) else {}
     return json.dumps({**schema, "x-guidance": {**_ONE_LINE, **wishes, "lenient": False}})
