@@ -114,7 +114,8 @@ def test_seeded_constrained_text_is_the_same_with_any_draft(demo_target, draft, 
     path = None if draft == "what is forced" else request.getfixturevalue(draft)
     options = AnswerOptions(**WAYS[way][0])
     with localspec.load(target=demo_target, draft=path) as opened:
-        prompt = opened.make_prompt(QUESTION, None, lambda: False, think=True)
+        use = options.tool_use(())
+        prompt = opened.make_prompt(QUESTION, use, lambda: False, template=None, think=True)
 
         def chain(tokens):
             constraint = opened.constraint(options, prompt)
