@@ -24,7 +24,8 @@ PLAIN = st.one_of(
     st.sampled_from(["", "fox", "an owl", "ü\n"]),
 )
 PATTERNS = st.sampled_from(["^[a-c]{2,4}$", "[0-9]", "^x", r"^\d+(\.\d)?$", "^(fox|owl)s?$"])
-FORMATS = st.sampled_from(["date", "time", "date-time", "ipv4", "ipv6", "uuid", "email"])
+# No dates: Python, which the validator asks, knows no year 0.
+FORMATS = st.sampled_from(["time", "ipv4", "ipv6", "uuid", "email"])
 # What llguidance says that it cannot do: the answer is an error which names it.
 UNSUPPORTED = {
     "not": {"type": "string"}, "if": {"type": "string"}, "uniqueItems": True,
