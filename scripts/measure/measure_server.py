@@ -74,12 +74,11 @@ def be_server(line: Connection, preset: Preset, threads: int) -> None:
     """The process of the server: tells its port."""
     model = ServedModel(preset, None)
     model.engine = IsolatedEngine(preset, num_threads=threads)
-    app = Server(ServedModels([model], takes_any_name=True), Limits()).app(
-        Access(keys=(), hosts=(), origins=())
-    )
+    server = Server(ServedModels([model], takes_any_name=True), Limits())
+    app = server.app(Access(keys=(), hosts=(), origins=()))
     with listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
-        Runner(app, lambda: line.send(port)).run(sockets=[listening])
+        Runner(app, lambda: line.send(port), server.stop).run(sockets=[listening])
 
 
 @contextlib.contextmanager

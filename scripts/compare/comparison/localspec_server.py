@@ -28,10 +28,11 @@ def main() -> None:
         context_length=asked.ctx,
     )
     models = ServedModels([ServedModel(preset, asked.ctx)], takes_any_name=True)
-    app = Server(models, Limits()).app(Access(keys=(), hosts=(), origins=()))
+    server = Server(models, Limits())
+    app = server.app(Access(keys=(), hosts=(), origins=()))
     with listen(asked.host, asked.port) as listening:
         models.open_first()
-        Runner(app, lambda: None).run(sockets=[listening])
+        Runner(app, lambda: None, server.stop).run(sockets=[listening])
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ class ServerProcess:
             try:
                 self.ask("/health", None)
                 return
-            except urllib.error.URLError:  # nobody listens yet, or "loading model"
+            except OSError:  # nobody listens yet, or "loading model"
                 if self._child.has_ended():
                     break
             time.sleep(0.1)
