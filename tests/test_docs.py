@@ -47,7 +47,7 @@ def test_every_public_name_has_its_entry(site):
     for name in localspec.__all__:
         assert re.search(rf'id="localspec\.[a-z_.]+\.{name}"', page), name
     for method in ("stream", "agenerate", "chat", "cancel"):
-        assert re.search(rf'id="localspec\.engine\.Engine\.{method}"', page), method
+        assert re.search(rf'id="localspec\.engine\.engine\.Engine\.{method}"', page), method
     assert page.count(">logprobs</span>") >= 8  # unpacked into each signature
 
 
@@ -58,7 +58,9 @@ def test_every_command_has_its_entry(site):
         assert "Sentinel" not in page
         for option in command.params:
             if not getattr(option, "hidden", False):
-                assert all(word in page for word in option.opts if word.startswith("--"))
+                names = [word for word in option.opts if word.startswith("--")]
+                # One that an option had before is taken, and not shown.
+                assert not names or names[0] in page
 
 
 def test_examples_of_commands_stand_line_by_line_as_code(site):
