@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -160,11 +161,16 @@ class Answering:
 
     async def _answer_in_turn(self) -> None:
         await self._place.is_first.wait()
-        async with self._service.models.opened(self.model) as engine:
-            asked = self._question
-            asks = [(each, n) for each in asked.inputs for n in range(asked.num_answers)]
-            for number, (given, again) in enumerate(asks):
-                await self._answer(engine, number, given, asked.options_of(again))
+        asked, models = self._question, self._service.models
+        if asked.keep_s is not None:
+            self.model.keep_s = asked.keep_s
+        if asked.inputs or asked.keep_s != 0:  # else it would be loaded to be closed
+            async with models.opened(self.model) as engine:
+                asks = [(each, n) for each in asked.inputs for n in range(asked.num_answers)]
+                for number, (given, again) in enumerate(asks):
+                    await self._answer(engine, number, given, asked.options_of(again))
+        if asked.keep_s == 0:
+            await models.close_unused(math.inf)
 
     async def _answer(
         self, engine: IsolatedEngine, number: int, given: Input, options: AnswerOptions

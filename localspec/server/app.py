@@ -24,6 +24,7 @@ from localspec.server import (
     llama_server,
     messages,
     ollama,
+    ollama_answers,
     responses,
 )
 from localspec.server.answering import Service
@@ -36,7 +37,7 @@ from localspec.server.openapi import Body, document
 from localspec.server.question import Question
 from localspec.server.refusal import RequestError, refusal_of
 from localspec.server.served_models import ServedModels
-from localspec.server.writing import Answer, FormMaker, json_response, unless_gone
+from localspec.server.writing import EVENTS, Answer, FormMaker, json_response, unless_gone
 
 _IDLE_CHECKS_S = 15.0  # between two looks at whether a model is used
 _LAST_S = 3.0  # for the answer that is given when the server stops; uvicorn waits longer
@@ -127,6 +128,7 @@ class Server:
             "/v1/models/{name}": self._one,
             "/api/version": _version,
             "/api/tags": self._tags,
+            "/api/ps": self._ps,
             "/openapi.json": self._document,
         }
 
@@ -134,6 +136,8 @@ class Server:
         ask = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 5}
         complete = {"prompt": "Hello", "max_tokens": 5}
         respond = {"input": "Hello!", "max_output_tokens": 5}
+        chat = {"messages": ask["messages"], "options": {"num_predict": 5}}
+        generate = {"prompt": "Hello!", "options": {"num_predict": 5}}
         aside = partial(_aside, self._service)
         return {
             "/v1/chat/completions": Post(_read_chat, self._chat, ask),
@@ -153,6 +157,8 @@ class Server:
                 llama_server.read_prompt_question, aside(llama_server.apply_template), ask
             ),
             "/api/show": Post(ollama.read_name, self._show, {}),
+            "/api/chat": Post(ollama_answers.read_chat, self._ollama, chat),
+            "/api/generate": Post(ollama_answers.read_generate, self._ollama, generate),
         }
 
     @contextlib.asynccontextmanager
@@ -204,8 +210,15 @@ class Server:
     async def _message(self, question: Question) -> Response:
         return self._answer(_MESSAGES, question, messages.MessageForm)
 
-    def _answer(self, path: str, question: Question, form: FormMaker) -> Response:
-        return Answer(self._service, question, form, partial(refusal_response, path))
+    async def _ollama(self, asked: ollama_answers.Asked) -> Response:
+        form = partial(ollama_answers.OllamaForm, asked)
+        return self._answer("/api/chat", asked.question, form, ollama_answers.CONTENT_TYPE)
+
+    def _answer(
+        self, path: str, question: Question, form: FormMaker, content_type: str = EVENTS
+    ) -> Response:
+        refuse = partial(refusal_response, path)
+        return Answer(self._service, question, form, refuse, content_type)
 
     async def _show(self, name: str | None) -> Response:
         return json_response(ollama.show(self._models, name))
@@ -216,6 +229,9 @@ class Server:
 
     async def _tags(self, _request: Request) -> Response:
         return json_response(ollama.tags(self._models))
+
+    async def _ps(self, _request: Request) -> Response:
+        return json_response(ollama.loaded(self._models, self._limits.unload_s))
 
     async def _list(self, _request: Request) -> Response:
         return json_response(model_list(self._models))
@@ -267,7 +283,7 @@ async def _health(_request: Request) -> Response:
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = "no such route" if error.status_code == 404 else str(error.detail)
-    refusal = RequestError(
+    refusal = ollama.not_offered(request.url.path) or RequestError(
         f"{request.method} {request.url.path!r:.200}: {what}",
         status=error.status_code,
         code="not_found" if error.status_code == 404 else "method_not_allowed",

@@ -1,17 +1,31 @@
-"""What programs ask to find out whether an Ollama is there and which models it has."""
+"""What Ollama's clients ask besides questions: which models there are, and what is loaded."""
 
 from __future__ import annotations
 
 import hashlib
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from localspec.models.preset import HubModel
 from localspec.server.fields import Fields
+from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel, ServedModels
+from localspec.streaming.thought_families import FAMILIES
 
 # Clients compare it with the one from which they can do without /api/chat.
 _VERSION = "0.12.0"
+_LONGEST_S = 9e9  # that a time to come is told for: some 285 years, as in Ollama
+_MODELS_AS_FILES = "Use localspec models on the command line."
+_NOT_OFFERED = {
+    "embed": ("embeddings are", "Ask a server that has them."),
+    "embeddings": ("embeddings are", "Ask a server that has them."),
+    "pull": ("downloading a model is", "Use localspec download on the command line."),
+    "push": ("uploading a model is", ""),
+    "create": ("making a model is", _MODELS_AS_FILES),
+    "copy": ("copying a model is", _MODELS_AS_FILES),
+    "delete": ("removing a model is", _MODELS_AS_FILES),
+    "blobs": ("uploading a file is", _MODELS_AS_FILES),
+}
 
 
 def version() -> dict[str, Any]:
@@ -36,7 +50,7 @@ def show(models: ServedModels, name: str | None) -> dict[str, Any]:
     return {
         "modelfile": "",
         "parameters": "",
-        "template": "",
+        "template": model.chat_template,
         "details": _details(model),
         "model_info": {
             "general.architecture": model.architecture,
@@ -44,21 +58,60 @@ def show(models: ServedModels, name: str | None) -> dict[str, Any]:
             "general.parameter_count": model.num_parameters,
             f"{model.architecture}.context_length": model.context_length,
         },
-        # Editors do not list a model that cannot be told of tools; it answers in text.
-        "capabilities": ["completion", "tools"],
+        "capabilities": _capabilities(model),
         "modified_at": _modified_at(model),
     }
 
 
-def _tag(model: ServedModel) -> dict[str, Any]:
+def loaded(models: ServedModels, unload_s: float) -> dict[str, Any]:
+    """Those that are loaded. unload_s: without a question after which one is closed."""
+    found = [model for model in models.all if model.engine is not None]
+    return {"models": [_loaded(model, unload_s) for model in found]}
+
+
+def not_offered(path: str) -> RequestError | None:
+    """What is told of a path that Ollama has; None of any other."""
+    first, _, rest = path.removeprefix("/api/").partition("/")
+    if (
+        not path.startswith("/api/")
+        or first not in _NOT_OFFERED
+        or bool(rest) != (first == "blobs")
+    ):
+        return None
+    what, hint = _NOT_OFFERED[first]
+    return RequestError(f"{what} not offered by this server", hint, status=501)
+
+
+def _loaded(model: ServedModel, unload_s: float) -> dict[str, Any]:
+    assert model.memory is not None  # since it is loaded
+    left_s = min(max(model.left_s(unload_s), 0.0), _LONGEST_S)
+    expires = datetime.now(timezone.utc) + timedelta(seconds=left_s)
     return {
-        "name": model.name,
-        "model": model.name,
+        **_tag(model),
+        "size": model.memory.needed_bytes,
+        "size_vram": sum(model.memory.gpu_bytes),
+        "expires_at": expires.isoformat(),
+        "context_length": model.context_length,
+    }
+
+
+def _tag(model: ServedModel) -> dict[str, Any]:
+    name = f"{model.name}:latest"  # some clients put the tag there, and look for it
+    return {
+        "name": name,
+        "model": name,
         "modified_at": _modified_at(model),
         "size": model.size_bytes,
         "digest": _digest(model),
         "details": _details(model),
     }
+
+
+def _capabilities(model: ServedModel) -> list[str]:
+    template = model.chat_template
+    thinks = any(all(sign in template for sign in family.signs) for family in FAMILIES)
+    # Editors do not list a model that cannot be told of tools; it answers in text.
+    return ["completion", "tools", *(["thinking"] if thinks else [])]
 
 
 def _details(model: ServedModel) -> dict[str, Any]:

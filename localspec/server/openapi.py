@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 import localspec
 from localspec.errors import LocalspecError
+from localspec.server import ollama_answers
 from localspec.server.error_shapes import error_schema
 from localspec.server.fields import MOST_TEXTS, Fields
+from localspec.server.writing import EVENTS
 
 _REFUSALS = ("400", "401", "403", "404", "408", "413", "500", "503")
 
@@ -47,7 +49,8 @@ def document(gets: Sequence[str], posts: Mapping[str, Body]) -> dict[str, Any]:
 def _responses(path: str, *, streams: bool) -> dict[str, Any]:
     good: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if streams:
-        good["text/event-stream"] = {}
+        is_ollamas = path.startswith("/api/")
+        good[ollama_answers.CONTENT_TYPE if is_ollamas else EVENTS] = {}
     refused = {
         "description": "refused",
         "content": {"application/json": {"schema": error_schema(path)}},

@@ -56,6 +56,7 @@ _WHOLE = {
     "dry_penalty_last_n": "dry_penalty_last_n",
     "min_tokens": "min_tokens",
 }
+_RECENT = ("penalty_last_n", "dry_penalty_last_n")
 # Samplers that cannot be verified against; clients send them switched off, too.
 _IMPOSSIBLE = ("xtc_probability", "mirostat")
 
@@ -67,7 +68,8 @@ class Question:
     model: the name that the client gave. inputs: lists of messages and raw prompts, each of
     which gets num_answers answers; with none of them the model is loaded and nothing is
     asked. options: by keyword, as for `AnswerOptions`. streams: whether the client reads the
-    answer piece by piece.
+    answer piece by piece. keep_s: from now on the model stays loaded for so many seconds
+    without a question; None leaves that as it is.
     """
 
     model: str | None
@@ -76,6 +78,7 @@ class Question:
     think: bool = True
     num_answers: int = 1
     streams: bool = False
+    keep_s: float | None = None
 
     def options_of(self, number: int) -> AnswerOptions:
         """Those of one of the answers to an input. Raises OptionError."""
@@ -94,6 +97,9 @@ def answer_options(fields: Fields) -> dict[str, Any]:
     """What the fields that protocols share say of sampling, seed and drafting."""
     found: dict[str, Any] = {ours: fields.number(name) for name, ours in _NUMBERS.items()}
     found |= {ours: fields.whole(name) for name, ours in _WHOLE.items()}
+    for name in _RECENT:
+        if found[name] == -1:  # all of the context, in llama.cpp
+            found[name] = 2**31 - 1
     top_k = fields.whole("top_k")
     found["top_k"] = None if top_k is None else max(top_k, 0)  # below 0 it is off elsewhere
     found["ignore_eos"] = fields.flag("ignore_eos")

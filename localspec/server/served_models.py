@@ -16,6 +16,7 @@ from localspec.gguf_file.shape import ModelShape
 from localspec.machine import memory_here
 from localspec.models.hub import locate
 from localspec.models.preset import Preset
+from localspec.preflight.room import PairMemory
 from localspec.server.prefixes import Prefixes
 from localspec.server.refusal import RequestError
 
@@ -26,8 +27,11 @@ class ServedModel:
     """A preset under its name, and its engine while it is loaded.
 
     created, num_parameters: Unix time of the target's file, and how many it has. num_trained:
-    tokens of context that it was trained for. kept_bytes: of caches of texts that wait. Raises
-    PresetError if its files are not here, ModelFileError if one is none.
+    tokens of context that it was trained for. chat_template: its source; "" if there is none.
+    kept_bytes: of caches of texts that wait. keep_s: how long it stays loaded without a
+    question; None is as long as others. memory, load_s: what it takes since it was loaded, and
+    how long that took. Raises PresetError if its files are not here, ModelFileError if one is
+    none.
     """
 
     def __init__(self, preset: Preset, context_length: int | None) -> None:
@@ -40,8 +44,12 @@ class ServedModel:
         self.architecture = header.architecture
         self.num_parameters = sum(math.prod(tensor.shape) for tensor in header.tensors)
         self.num_trained = ModelShape(header).context_length
+        self.chat_template = str(header.metadata.get("tokenizer.chat_template", ""))
         self.context_length = context_length or preset.context_length
         self.kept_bytes = 0
+        self.keep_s: float | None = None
+        self.memory: PairMemory | None = None
+        self.load_s = 0.0
         self.engine: IsolatedEngine | None = None
         self.prefixes = Prefixes()
         self.loading: asyncio.Task[IsolatedEngine] | None = None
@@ -50,11 +58,20 @@ class ServedModel:
 
     def load(self) -> IsolatedEngine:
         """Open the engine. Raises what `localspec.load` raises."""
-        return IsolatedEngine(
+        started_s = time.monotonic()
+        engine = IsolatedEngine(
             self.preset,
             context_length=self.context_length,
             kept_bytes=self.kept_bytes,
         )
+        self.memory = engine.memory().models
+        self.load_s = time.monotonic() - started_s
+        return engine
+
+    def left_s(self, unload_s: float) -> float:
+        """Seconds until it may be closed; unload_s: after which others are."""
+        idle_s = 0.0 if self.num_users else time.monotonic() - self.used_s
+        return (unload_s if self.keep_s is None else self.keep_s) - idle_s
 
 
 class ServedModels:
@@ -72,10 +89,11 @@ class ServedModels:
     def named(self, name: str | None) -> ServedModel:
         """The model of that name, or the one that stands for it.
 
-        That is the one that is loaded, the last used of several. Raises RequestError.
+        That is the one that is loaded, the last used of several. Ollama's clients have a tag
+        behind each name. Raises RequestError.
         """
         for model in self.all:
-            if model.name == name:
+            if name in (model.name, f"{model.name}:latest"):
                 return model
         if name is not None and not self._takes_any_name:
             names = ", ".join(model.name for model in self.all)
@@ -140,16 +158,19 @@ class ServedModels:
             model.loading = None
 
     async def close_unused(self, seconds: float) -> None:
-        """Close those that nobody used for so long. By who is first in the line."""
+        """Close those that nobody used for so long, or as long as each is kept.
+
+        By who is first in the line.
+        """
         for model in self.all:
-            is_old = time.monotonic() - model.used_s > seconds
-            if model.engine is not None and model.num_users == 0 and is_old:
+            is_old = model.num_users == 0 and model.left_s(seconds) <= 0
+            if model.engine is not None and is_old:
                 await self.close_one(model)
 
     async def close_one(self, model: ServedModel) -> None:
         """Free a model; the next question loads it again."""
         engine, model.engine = model.engine, None
-        model.prefixes = Prefixes()
+        model.prefixes, model.keep_s = Prefixes(), None
         if engine is not None:
             await asyncio.to_thread(functools.partial(engine.close, cancel=True))
 

@@ -23,11 +23,12 @@ from localspec.server.question import Question
 from localspec.server.refusal import RequestError, refusal_of
 from localspec.server.served_models import ServedModel
 
+EVENTS = "text/event-stream"
 WRITE_S = 60.0  # for a client to take what is written, before it counts as gone
 
 
 class Form(Protocol):
-    """How an answer looks in a protocol; of a stream the texts that `event` makes."""
+    """How an answer looks in a protocol; of a stream the texts that `event` makes, or lines."""
 
     def whole(self, finished: Sequence[Finished]) -> Any:
         """The JSON of an answer that is not streamed."""
@@ -69,15 +70,22 @@ class Answer(Response):
     """The response to a question: what it is, is known when the question was answered.
 
     form: of the answer of a model. refuse: makes the response to what is not answered.
+    content_type: of a stream.
     """
 
     def __init__(
-        self, service: Service, question: Question, form: FormMaker, refuse: Refuse
+        self,
+        service: Service,
+        question: Question,
+        form: FormMaker,
+        refuse: Refuse,
+        content_type: str,
     ) -> None:
         self._service = service
         self._question = question
         self._form = form
         self._refuse = refuse
+        self._content_type = content_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, until the client is gone."""
@@ -89,7 +97,7 @@ class Answer(Response):
         except RequestError as error:
             await self._refuse(error)(scope, receive, send)
             return
-        writer = _EventWriter(send, answering.position)
+        writer = _StreamWriter(send, answering.position, self._content_type)
         form = self._form(answering.model)
         try:
             if self._question.streams:
@@ -119,11 +127,12 @@ class _ClientGoneError(Exception):
     """Nobody takes what is written."""
 
 
-class _EventWriter:
-    """Writes events; what comes before them goes out with the first."""
+class _StreamWriter:
+    """Writes what a stream has; what comes before goes out with the first of it."""
 
-    def __init__(self, send: Send, position: int) -> None:
+    def __init__(self, send: Send, position: int, content_type: str) -> None:
         self._send = send
+        self._content_type = content_type
         self.headers = {"x-localspec-queue": str(position)}
         self.has_begun = False
 
@@ -134,7 +143,7 @@ class _EventWriter:
         if not self.has_begun:
             self.has_begun = True
             headers = {
-                "content-type": "text/event-stream; charset=utf-8",
+                "content-type": f"{self._content_type}; charset=utf-8",
                 "cache-control": "no-cache",
                 **self.headers,
             }

@@ -1,0 +1,327 @@
+"""Ollama's chat and generate: questions in its fields, answers in lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any, NamedTuple, NoReturn
+
+from localspec.chat.messages import checked_messages
+from localspec.chat.template import Message
+from localspec.errors import OptionError
+from localspec.server.answering import Event, Finished, Said
+from localspec.server.chat_completions import logprob_object
+from localspec.server.costs import timings_of
+from localspec.server.fields import Fields
+from localspec.server.question import (
+    Input,
+    Question,
+    RawPrompt,
+    answer_options,
+    num_logprobs,
+)
+from localspec.server.refusal import RequestError
+from localspec.server.served_models import ServedModel
+from localspec.server.tool_fields import openai_tools
+from localspec.server.writing import json_bytes
+from localspec.tools.calls import CallPiece
+
+CONTENT_TYPE = "application/x-ndjson"  # of a stream
+
+_THINK_LEVELS = ("low", "medium", "high", "max")
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")  # as in Go: 1h30m
+
+
+class Asked(NamedTuple):
+    """What a request asks. num_ctx: tokens of context that the client counts on.
+
+    is_chat: whether the answer is a message, as of /api/chat.
+    """
+
+    question: Question
+    num_ctx: int | None
+    is_chat: bool
+
+
+def read_chat(fields: Fields) -> Asked:
+    """What a request to /api/chat asks. Raises RequestError, OptionError."""
+    given = [_message(each) for each in fields.objects("messages") or []]
+    messages = _paired(checked_messages(given)) if given else []
+    return _asked(fields, [messages] if messages else [], openai_tools(fields), is_chat=True)
+
+
+def read_generate(fields: Fields) -> Asked:
+    """What a request to /api/generate asks. Raises RequestError, OptionError."""
+    if fields.text("suffix"):
+        fields.refuse("suffix", "Leave it out: nothing is filled in between two texts.")
+    if fields.text("template"):
+        fields.refuse("template", "Leave it out, or set raw and put it around the prompt.")
+    _refuse_images(fields)
+    prompt, system = fields.text("prompt") or "", fields.text("system")
+    said = _said_before(fields)
+    if system:
+        others = [message for message in said if message["role"] != "system"]
+        said = [{"role": "system", "content": system}, *others]
+    given: Input = [*said, {"role": "user", "content": prompt}]
+    if fields.flag("raw"):
+        if said:
+            raise RequestError(
+                "a raw prompt has a system or a context beside it",
+                "Put them into the prompt, or leave raw out.",
+                param="raw",
+            )
+        given = RawPrompt(prompt)
+    return _asked(fields, [given] if prompt else [], {}, is_chat=False)
+
+
+def _asked(
+    fields: Fields, inputs: Sequence[Input], tools: Mapping[str, Any], *, is_chat: bool
+) -> Asked:
+    given = fields.object("options") or Fields({}, "options.")
+    options = {**answer_options(given), **_answer_form(fields), **tools}
+    options["max_tokens"] = _most_tokens(given)
+    options["stop"] = given.texts("stop")
+    if (num_drafted := given.whole("draft_num_predict")) is not None:
+        options["draft_tokens"] = num_drafted
+    num_top = num_logprobs(fields, "top_logprobs")
+    options["logprobs"] = num_top or 0 if fields.flag("logprobs") else None
+    question = Question(
+        model=fields.text("model"),
+        inputs=inputs,
+        options=options,
+        think=_thinks(fields),
+        streams=fields.flag("stream") is not False and bool(inputs),
+        keep_s=_keep_s(fields),
+    )
+    return Asked(question, given.whole("num_ctx"), is_chat)
+
+
+def _message(fields: Fields) -> dict[str, Any]:
+    """A message as others have it, with what Ollama calls otherwise."""
+    _refuse_images(fields)
+    return {
+        "role": (fields.text("role") or "").lower(),
+        "content": fields.any("content"),
+        "reasoning_content": fields.text("thinking"),
+        "tool_calls": fields.any("tool_calls"),
+        "name": fields.text("tool_name"),
+        "tool_call_id": fields.text("tool_call_id"),
+    }
+
+
+def _refuse_images(fields: Fields) -> None:
+    if fields.any("images"):
+        fields.refuse("images", "Leave them out: models are asked in text here.")
+
+
+def _paired(messages: Sequence[Message]) -> list[Message]:
+    """The same, where results name the calls that they came of, which templates ask for.
+
+    A result that names its tool alone is that of the first call of it which has none yet.
+    """
+    paired: list[Message] = []
+    waiting: list[dict[str, Any]] = []
+    for message in messages:
+        waiting = list(message.get("tool_calls", waiting))
+        if message["role"] == "tool" and "tool_call_id" not in message and waiting:
+            name = message.get("name")
+            own = [call for call in waiting if call["function"]["name"] == name] or waiting
+            call = own[0]
+            message = {
+                "name": call["function"]["name"],
+                **message,
+                "tool_call_id": call["id"],
+            }
+        waiting = [call for call in waiting if call["id"] != message.get("tool_call_id")]
+        paired.append(message)
+    return paired
+
+
+def _said_before(fields: Fields) -> list[Message]:
+    """The conversation that the context of an answer is: its messages in JSON, byte by byte.
+
+    Ollama's is one of tokens. A template could not be put around those once more.
+    """
+    value = fields.any("context")
+    if not value:
+        return []
+    hint = "Send that of an answer of this server, as it was."
+    if not isinstance(value, list):  # of a number so many bytes would be made
+        fields.refuse("context", hint)
+    try:
+        return checked_messages(json.loads(bytes(value)))
+    except (ValueError, TypeError, RecursionError, OptionError):
+        fields.refuse("context", hint)
+
+
+def _most_tokens(options: Fields) -> int | None:
+    value = options.whole("num_predict")
+    if value is None or value in (-1, -2):
+        return None
+    if value < 1:
+        options.refuse("num_predict", "Choose 1 or more; -1 and -2 are as many as fit.")
+    return value
+
+
+def _answer_form(fields: Fields) -> dict[str, Any]:
+    value = fields.any("format")
+    if value in (None, ""):
+        return {}
+    if value == "json":
+        return {"json_schema": {"type": "object"}}
+    if not isinstance(value, Mapping):
+        fields.refuse("format", 'Give "json" or a JSON schema.')
+    return {"json_schema": value}
+
+
+def _thinks(fields: Fields) -> bool:
+    value = fields.any("think")
+    if value is not None and not isinstance(value, bool) and value not in _THINK_LEVELS:
+        fields.refuse("think", f"Give true, false, or one of {', '.join(_THINK_LEVELS)}.")
+    return value is not False
+
+
+def _keep_s(fields: Fields) -> float | None:
+    """How many seconds the model stays loaded without a question; below 0 it is for ever."""
+    value = fields.any("keep_alive")
+    if value is None:
+        return None
+    if isinstance(value, str):
+        sign, text = re.match(r"([+-]?)(.*)", value, re.S).groups()  # type: ignore[union-attr]
+        parts = _PART.findall(text)
+        if text != "0" and (not parts or text != "".join(map("".join, parts))):
+            _refuse_keep(fields)
+        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+        value = -seconds if sign == "-" else seconds
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        _refuse_keep(fields)
+    return math.inf if value < 0 else float(min(value, 1e18))
+
+
+def _refuse_keep(fields: Fields) -> NoReturn:
+    fields.refuse("keep_alive", 'Give seconds, or a text such as "10m"; -1 is for ever.')
+
+
+class OllamaForm:
+    """An answer as Ollama has it; see `writing.Form`."""
+
+    def __init__(self, asked: Asked, model: ServedModel) -> None:
+        self._asked = asked
+        self._model = model
+        self._was_loaded = model.engine is not None
+        self._started_s = time.monotonic()
+        self._arguments: dict[int, str] = {}  # of each call, as far as they have come
+
+    def whole(self, finished: Sequence[Finished]) -> Any:
+        """See `writing.Form.whole`. Of no question: whether the model is loaded."""
+        if not finished:
+            reason = "unload" if self._asked.question.keep_s == 0 else "load"
+            return {**self._part(""), "done": True, "done_reason": reason}
+        (answer,) = finished
+        reply = answer.reply
+        calls = [
+            _call(number, call.id, call.name, call.arguments)
+            for number, call in enumerate(reply.tool_calls)
+        ]
+        part = self._part(reply.text, reply.thoughts, calls)
+        if reply.logprobs is not None:
+            part["logprobs"] = [logprob_object(each) for each in reply.logprobs]
+        return {**part, **self._end_of(answer)}
+
+    def told(self, event: Event) -> str:
+        """See `writing.Form.told`. While a client waits it gets empty pieces: some hang up."""
+        if isinstance(event, Finished):
+            return _line({**self._part(""), **self._end_of(event)})
+        if not isinstance(event, Said):
+            return _line(self._part(""))
+        piece = event.piece
+        calls = [] if piece.call is None else self._whole_calls(piece.call)
+        if not piece.text and not calls and piece.logprobs is None:
+            return ""
+        texts = ("", piece.text) if piece.is_thought else (piece.text, "")
+        part = self._part(*texts, calls)
+        if piece.logprobs is not None:
+            part["logprobs"] = [logprob_object(piece.logprobs)]
+        return _line(part)
+
+    def end(self) -> str:
+        """See `writing.Form.end`."""
+        return ""
+
+    def failure(self, error: RequestError) -> str:
+        """See `writing.Form.failure`."""
+        return _line({"error": error.sentence})
+
+    def _whole_calls(self, call: CallPiece) -> list[dict[str, Any]]:
+        """The call, once its arguments are whole: here they are an object and no text."""
+        self._arguments[call.number] = self._arguments.get(call.number, "") + call.json
+        if not call.is_last:
+            return []
+        arguments = json.loads(self._arguments[call.number])
+        return [_call(call.number, call.id, call.name, arguments)]
+
+    def _part(
+        self, text: str, thoughts: str = "", calls: Sequence[dict[str, Any]] = ()
+    ) -> dict[str, Any]:
+        """More of the answer."""
+        said = {"content" if self._asked.is_chat else "response": text}
+        more = {"thinking": thoughts, "tool_calls": list(calls)}
+        told: dict[str, Any] = {**said, **{name: each for name, each in more.items() if each}}
+        if self._asked.is_chat:
+            told = {"message": {"role": "assistant", **told}}
+        created = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+        return {"model": self._model.name, "created_at": created, **told, "done": False}
+
+    def _end_of(self, finished: Finished) -> dict[str, Any]:
+        """What the last piece has besides: why it is the last, and what the answer cost."""
+        reply, stats = finished.reply, finished.reply.stats
+        load_s = 0.0 if self._was_loaded else self._model.load_s
+        return {
+            "done": True,
+            "done_reason": reply.finish_reason,
+            "total_duration": _ns(time.monotonic() - self._started_s),
+            "load_duration": _ns(load_s),
+            "prompt_eval_count": stats.prompt_tokens,
+            "prompt_eval_duration": _ns(stats.time_to_first_token_s),
+            "eval_count": stats.completion_tokens,
+            "eval_duration": max(_ns(stats.decode_time_s), 1),  # clients divide by it
+            **self._context_behind(reply.text),
+            "timings": timings_of(stats),
+            **self._warning(),
+        }
+
+    def _context_behind(self, text: str) -> dict[str, Any]:
+        """See `_said_before`. Of a raw prompt there is none."""
+        (given,) = self._asked.question.inputs
+        if self._asked.is_chat or isinstance(given, RawPrompt):
+            return {}
+        said = [*given, {"role": "assistant", "content": text}]
+        return {"context": list(json_bytes(said))}
+
+    def _warning(self) -> dict[str, str]:
+        """That the context is shorter than the client counts on: Ollama would load anew."""
+        num_tokens = self._model.context_length
+        if (self._asked.num_ctx or 0) <= num_tokens:
+            return {}
+        told = f"num_ctx is {self._asked.num_ctx}; the context holds {num_tokens} tokens"
+        return {"warning": f"{told}. Start the server with --ctx {self._asked.num_ctx}."}
+
+
+def _call(number: int, call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    return {
+        "id": call_id,
+        "function": {"index": number, "name": name, "arguments": arguments},
+    }
+
+
+def _line(value: Any) -> str:
+    return json_bytes(value).decode() + "\n"
+
+
+def _ns(seconds: float) -> int:
+    return round(1e9 * seconds)
