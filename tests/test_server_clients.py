@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -120,6 +122,156 @@ def test_anthropic_errors(anthropic_client):
         anthropic_client.messages.create(
             model="demo", max_tokens=1, messages=[{"role": "user", "content": "fox " * 4000}]
         )
+
+
+@pytest.fixture
+def ollama_client(server):
+    found = pytest.importorskip("ollama", reason="ollama is not installed")
+    with found.Client(host=server.url, trust_env=False) as client:
+        yield client
+
+
+STEADY = {"temperature": 0, "draft_num_predict": 3, "num_predict": 20}
+
+
+def test_ollama_chat_and_generate(ollama_client):
+    whole = ollama_client.chat("demo", QUESTION, options=STEADY)
+    assert (whole.done_reason, whole.eval_count) == ("length", 20)
+    parts = list(ollama_client.chat("demo", QUESTION, options=STEADY, stream=True))
+    assert "".join(part.message.content for part in parts) == whole.message.content
+    assert parts[-1].prompt_eval_count == whole.prompt_eval_count
+    prompt = QUESTION[0]["content"]
+    generated = ollama_client.generate("demo", prompt, options=STEADY)
+    assert generated.response == whole.message.content
+    parts = list(ollama_client.generate("demo", prompt, options=STEADY, stream=True))
+    assert "".join(part.response for part in parts) == generated.response
+    more = ollama_client.generate("demo", "Go on.", context=parts[-1].context, options=STEADY)
+    messages = [
+        *QUESTION,
+        {"role": "assistant", "content": generated.response},
+        {"role": "user", "content": "Go on."},
+    ]
+    assert ollama_client.chat("demo", messages, options=STEADY).message.content == more.response
+
+
+def test_ollama_without_waiting(server):
+    found = pytest.importorskip("ollama", reason="ollama is not installed")
+
+    async def ask():
+        async with found.AsyncClient(host=server.url, trust_env=False) as client:
+            whole = await client.chat("demo", QUESTION, options=STEADY)
+            stream = await client.chat("demo", QUESTION, options=STEADY, stream=True)
+            said = [part.message.content async for part in stream]
+            generated = await client.generate("demo", QUESTION[0]["content"], options=STEADY)
+            loaded = await client.ps()
+        return whole.message.content, "".join(said), generated.response, loaded.models[0].name
+
+    first, *others, name = asyncio.run(ask())
+    assert others == [first, first]
+    assert name == "demo:latest"
+
+
+def test_ollama_models(ollama_client):
+    (listed,) = ollama_client.list().models
+    assert listed.model == "demo:latest"
+    shown = ollama_client.show(listed.model)
+    assert "completion" in shown.capabilities
+    assert shown.modelinfo[f"{listed.details.family}.context_length"] == 2048
+    loaded = ollama_client.generate(listed.model, keep_alive="5m")
+    assert (loaded.done, loaded.done_reason) == (True, "load")
+    (running,) = ollama_client.ps().models
+    assert running.model == listed.model
+    assert running.digest == listed.digest
+    assert running.size > 0
+    assert running.expires_at is not None
+    assert ollama_client.generate(listed.model, keep_alive=0).done_reason == "unload"
+    assert list(ollama_client.ps().models) == []
+
+
+def test_ollama_errors(ollama_client):
+    import ollama
+
+    for ask in (
+        lambda: ollama_client.embed("demo", "x"),
+        lambda: ollama_client.embeddings("demo", "x"),
+        lambda: ollama_client.pull("demo"),
+        lambda: list(ollama_client.pull("demo", stream=True)),
+        lambda: ollama_client.create("mine", from_="demo"),
+        lambda: ollama_client.copy("demo", "mine"),
+        lambda: ollama_client.delete("demo"),
+    ):
+        with pytest.raises(ollama.ResponseError, match="not offered by this server") as caught:
+            ask()
+        assert caught.value.status_code == 501
+    long = [{"role": "user", "content": "fox " * 4000}]
+    for streams in (False, True):
+        with pytest.raises(ollama.ResponseError, match="the context holds 2048") as caught:
+            list(ollama_client.chat("demo", long, stream=streams))
+        assert caught.value.status_code == 400
+
+
+def test_ollama_tools_and_forms(ollama_client):
+    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+
+    class Animal(pydantic.BaseModel):
+        kind: Literal["fox", "hen"]
+        is_red: bool
+
+    def look(at: str) -> str:
+        """Look at something.
+
+        Args:
+          at: What is looked at.
+
+        Returns:
+          str: What is seen.
+        """
+        return at
+
+    form = {**Animal.model_json_schema(), "additionalProperties": False}
+    answer = ollama_client.chat("demo", QUESTION, format=form, options={"temperature": 0})
+    assert Animal.model_validate_json(answer.message.content).kind in ("fox", "hen")
+    answer = ollama_client.generate("demo", "x", format="json", options=STEADY)
+    assert answer.response.lstrip().startswith("{")
+    # The demo's template has no tools: it answers in text.
+    answer = ollama_client.chat("demo", QUESTION, tools=[look], options=STEADY)
+    messages = [
+        *QUESTION,
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": "look", "arguments": {"at": "fox"}}}],
+        },
+        {"role": "tool", "tool_name": "look", "content": "red"},
+    ]
+    assert answer.message.content
+    answer = ollama_client.chat("demo", messages, tools=[look], options=STEADY)
+    assert answer.message.content
+
+
+def test_ollama_of_npm(server):
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    if not (AGENTS / "node_modules" / "ollama").is_dir():
+        pytest.skip("ollama of npm is not installed")
+    ask = json.dumps({"model": "demo", "messages": QUESTION, "options": STEADY})
+    script = f"""
+import {{ Ollama }} from "ollama";
+const client = new Ollama({{ host: "{server.url}" }});
+const ask = {ask};
+const whole = await client.chat(ask);
+let said = "";
+for await (const part of await client.chat({{ ...ask, stream: true }}))
+  said += part.message.content;
+const failed = await client.embed({{ model: "demo", input: "x" }}).catch((e) => e.message);
+const {{ models }} = await client.ps();
+console.log(JSON.stringify([whole.message.content, said, failed, models[0].model]));
+"""
+    told = run(["node", "--input-type=module", "-e", script], cwd=AGENTS)
+    whole, said, failed, name = json.loads(told.splitlines()[-1])
+    assert whole == said
+    assert "not offered" in failed
+    assert name == "demo:latest"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the page is for a shell of Unix")

@@ -123,7 +123,7 @@ def test_a_prompt_as_the_template_makes_it(server):
 def test_an_ollama_is_found(server):
     assert server.client.get("/api/version").json()["version"].count(".") == 2
     (tag,) = server.client.get("/api/tags").json()["models"]
-    assert tag["name"] == tag["model"] == "demo"
+    assert tag["name"] == tag["model"] == "demo:latest"  # Open WebUI looks for the tag
     assert tag["size"] > 10**5
     assert re.fullmatch("[0-9a-f]{64}", tag["digest"])
     assert re.fullmatch(r"\d+\.\dM", tag["details"]["parameter_size"])
@@ -136,7 +136,7 @@ def test_an_ollama_is_found(server):
         assert None not in found.values()
     assert server.client.head("/").status_code == server.client.get("/").status_code == 200
     assert server.ask("/api/show", name="demo").json() == shown
-    missing = server.ask("/api/chat", model="demo")
+    missing = server.ask("/api/nonsense", model="demo")
     assert missing.status_code == 404
     assert isinstance(missing.json()["error"], str)
 

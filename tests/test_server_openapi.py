@@ -64,6 +64,13 @@ def test_it_has_what_is_read_of_a_request(document):
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
         answers = document["paths"][path]["post"]["responses"]["200"]["content"]
         assert answers.keys() == {"application/json", "text/event-stream"}
+    for path in ("/api/chat", "/api/generate"):
+        answers = document["paths"][path]["post"]["responses"]["200"]["content"]
+        assert answers.keys() == {"application/json", "application/x-ndjson"}
+        options = fields_of(document, path)["options"]["properties"]
+        assert options.keys() >= {"num_predict", "num_ctx", "temperature", "repeat_last_n"}
+    message = fields_of(document, "/api/chat")["messages"]["items"]["properties"]
+    assert message.keys() >= {"role", "content", "thinking", "tool_name", "images"}
     assert "dry_multiplier" in fields_of(document, "/v1/completions")
     assert "stream" not in fields_of(document, "/v1/messages/count_tokens")
 

@@ -12,6 +12,8 @@ OpenAI's libraries, aider, Open WebUI:
   export OPENAI_BASE_URL=$address/v1 OPENAI_API_BASE=$address/v1 OPENAI_API_KEY=$key
   aider --model openai/$model --no-show-model-warnings
   OPENAI_API_BASE_URL=$address/v1 open-webui serve
+Ollama's library for Python, and programs that ask an Ollama:
+  export OLLAMA_HOST=$address OLLAMA_API_KEY=$key
 Claude Code:
   export ANTHROPIC_BASE_URL=$address ANTHROPIC_AUTH_TOKEN=$key
   CLAUDE_CODE_MAX_CONTEXT_TOKENS=$context claude --model $model

@@ -77,10 +77,10 @@ def serve(  # noqa: PLR0913  each is an option of the command
     rpc: tuple[str, ...] | None,
     known_models_only: bool,
 ) -> None:
-    """Answer programs that speak OpenAI's or Anthropic's protocols, with the models of PRESETs.
+    """Answer programs that speak OpenAI's, Anthropic's or Ollama's protocols.
 
-    The first one is loaded at once, the others when they are asked for. On any address but
-    this machine's own a key is needed. Ctrl-C stops the server.
+    They get the models of PRESETs: the first one is loaded at once, the others when they are
+    asked for. On any address but this machine's own a key is needed. Ctrl-C stops the server.
 
     \b
         localspec serve

@@ -161,15 +161,16 @@ class Answering:
 
     async def _answer_in_turn(self) -> None:
         await self._place.is_first.wait()
-        asked, models = self._question, self._service.models
-        if asked.keep_s is not None:
-            self.model.keep_s = asked.keep_s
+        asked, model, models = self._question, self.model, self._service.models
         if asked.inputs or asked.keep_s != 0:  # else it would be loaded to be closed
-            async with models.opened(self.model) as engine:
+            async with models.opened(model) as engine:
+                if asked.keep_s is not None:
+                    model.keep_s = asked.keep_s
                 asks = [(each, n) for each in asked.inputs for n in range(asked.num_answers)]
                 for number, (given, again) in enumerate(asks):
                     await self._answer(engine, number, given, asked.options_of(again))
-        if asked.keep_s == 0:
+        if asked.keep_s == 0 and model.engine is not None:
+            model.keep_s = 0.0
             await models.close_unused(math.inf)
 
     async def _answer(

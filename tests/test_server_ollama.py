@@ -1,0 +1,554 @@
+"""Ollama's protocol: lines of JSON, its fields and options, what is loaded, and its errors."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+from datetime import datetime, timedelta, timezone
+
+import httpx
+import jsonschema
+import pytest
+from call_families import write_calling_model
+
+from gguf_maker import write_scripted_model
+from localspec.errors import LocalspecError
+from localspec.models.presets import find_preset
+from localspec.server.app import Limits
+from localspec.server.fields import Fields
+from localspec.server.ollama_answers import read_chat, read_generate
+from localspec.server.refusal import RequestError
+from localspec.server.served_models import ServedModel, ServedModels
+from server_runner import running_server
+
+QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
+# Greedy, in steps whose sizes no clock decides: they round alike.
+STEADY = {"temperature": 0, "draft_num_predict": 3}
+LONG = {"ignore_eos": True, "num_predict": 2000}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Rome", "Oslo"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+SAID = ["Let me see. ", "<tool_call>", '\n{"name": "get_weather", "arg', "uments",
+        '": {"city": "Rome", "days": 3}}\n', "</tool_call>"]  # fmt: skip
+THOUGHT = ["[ask]", "<think>", "one", "two", "</think>", "three", "four"]
+THINKING = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% if enable_thinking is false %}</think>{% else %}[ask]{% endif %}{# <think> #}"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Of the demo, a model that calls by itself, and one that thinks."""
+    folder = tmp_path_factory.mktemp("ollama")
+    caller = write_calling_model(folder / "caller.gguf", "Qwen", SAID)
+    thinker = write_scripted_model(
+        folder / "thinker.gguf",
+        dict(itertools.pairwise(THOUGHT)),
+        user_defined=("[ask]", "<think>", "</think>"),
+        template=THINKING,
+    )
+    presets = folder / "localspec" / "models.toml"
+    presets.parent.mkdir()
+    presets.write_text(
+        f'[caller]\ndescription = "caller"\ncontext_length = 2048\n'
+        f'target.path = "{caller.as_posix()}"\n'
+        f'[thinker]\ndescription = "thinker"\ncontext_length = 64\n'
+        f'target.path = "{thinker.as_posix()}"\n'
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(folder))
+        names = ["demo", "caller", "thinker"]
+        with running_server(presets=names, limits=Limits(patience_s=0.05)) as running:
+            yield running
+
+
+def whole(server, path="/api/chat", **fields):
+    if path == "/api/chat":
+        fields.setdefault("messages", QUESTION)
+    fields = {"model": "demo", "stream": False, "options": STEADY, **fields}
+    response = server.ask(path, **fields)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/json"
+    return response.json()
+
+
+def lines(server, path="/api/chat", **fields):
+    """Of a stream, which is what comes by default."""
+    if path == "/api/chat":
+        fields.setdefault("messages", QUESTION)
+    response = server.ask(path, **{"model": "demo", "options": STEADY, **fields})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("application/x-ndjson")
+    assert response.text.endswith("\n")
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def refused(server, path, status=400, **fields):
+    response = server.ask(path, **fields)
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.json().keys() == {"error"}
+    return response.json()["error"]
+
+
+def joined(parts, name):
+    return "".join(part.get("message", part).get(name, "") for part in parts)
+
+
+def test_a_chat_whole_and_in_lines(server):
+    options = {**STEADY, "num_predict": 20}
+    answer = whole(server, options=options)
+    assert answer["model"] == "demo"
+    assert answer["message"].keys() == {"role", "content"}
+    assert answer["message"]["role"] == "assistant"
+    assert (answer["done"], answer["done_reason"]) == (True, "length")
+    *parts, last = lines(server, options=options)
+    assert len(parts) > 5
+    assert not any(part["done"] or "done_reason" in part for part in parts)
+    assert joined(parts, "content") == answer["message"]["content"]
+    assert last["message"] == {"role": "assistant", "content": ""}
+    assert last.keys() == answer.keys()
+    for found in (answer, last):
+        assert found["eval_count"] == 20
+        assert found["prompt_eval_count"] == answer["prompt_eval_count"] > 10
+        spent = found["load_duration"] + found["prompt_eval_duration"] + found["eval_duration"]
+        assert 0 < spent <= found["total_duration"]
+        created = datetime.fromisoformat(found["created_at"].replace("Z", "+00:00"))
+        assert abs(datetime.now(timezone.utc) - created) < timedelta(minutes=5)
+
+
+def test_who_loads_a_model_is_told_how_long_it_took():
+    with running_server() as fresh:
+        first, second = (whole(fresh, options={"num_predict": 1}) for _ in range(2))
+        assert 0 < first["load_duration"] < first["total_duration"]
+        assert second["load_duration"] == 0
+        assert second["eval_duration"] > 0  # clients divide by it
+
+
+def test_generate_is_the_chat_of_one_question(server):
+    options = {**STEADY, "num_predict": 12}
+    question = QUESTION[0]["content"]
+    chat = whole(server, options=options)
+    answer = whole(server, "/api/generate", prompt=question, options=options)
+    assert answer["response"] == chat["message"]["content"]
+    assert "message" not in answer
+    assert answer["prompt_eval_count"] == chat["prompt_eval_count"]
+    *parts, last = lines(server, "/api/generate", prompt=question, options=options)
+    assert joined(parts, "response") == answer["response"]
+    assert last["response"] == ""
+    assert last["context"] == answer["context"]
+    system = {"role": "system", "content": "Be terse."}
+    told = whole(server, messages=[system, *QUESTION], options=options)
+    same = whole(server, "/api/generate", prompt=question, system="Be terse.", options=options)
+    assert same["response"] == told["message"]["content"]
+    assert same["prompt_eval_count"] == told["prompt_eval_count"] > chat["prompt_eval_count"]
+
+
+def test_a_context_goes_on_with_the_conversation(server):
+    """As the chat of all its messages, with whatever the template has between them."""
+    options = {**STEADY, "num_predict": 12}
+    first = whole(
+        server, "/api/generate", prompt="A story!", system="Be terse.", options=options
+    )
+    messages = [
+        {"role": "system", "content": "Be terse."},
+        {"role": "user", "content": "A story!"},
+        {"role": "assistant", "content": first["response"]},
+        {"role": "user", "content": "Go on."},
+    ]
+    chat = whole(server, messages=messages, options=options)
+    for system in ({}, {"system": "Be terse."}):
+        second = whole(server, "/api/generate", prompt="Go on.", context=first["context"],
+                       options=options, **system)  # fmt: skip
+        assert second["response"] == chat["message"]["content"]
+        assert second["prompt_eval_count"] == chat["prompt_eval_count"]
+    for foreign in ([1, 2, 30000], [1, 2, 3], 10**12, ["x"], list(b'{"role": "user"}')):
+        told = refused(server, "/api/generate", prompt="Go on.", context=foreign)
+        assert told.startswith("context is")
+
+
+def test_a_raw_prompt_is_one_of_completions(server):
+    options = {**STEADY, "num_predict": 12}
+    answer = whole(server, "/api/generate", prompt="Once upon", raw=True, options=options)
+    assert "context" not in answer
+    asked = {"prompt": "Once upon", "max_tokens": 12, "temperature": 0, "draft_tokens": 3}
+    completion = server.ask("/v1/completions", **asked).json()
+    assert answer["response"] == completion["choices"][0]["text"]
+    for more in ({"system": "Be terse."}, {"context": list(b'[{"role": "user"}]')}):
+        refused(server, "/api/generate", prompt="x", raw=True, **more)
+
+
+def test_options(server):
+    text = whole(server, options={**STEADY, "num_predict": 40})["message"]["content"]
+    stop = text.split()[5]
+    for num_predict in (-1, -2, 40):
+        options = {**STEADY, "num_predict": num_predict, "stop": ["never", stop]}
+        stopped = whole(server, options=options)
+        assert stopped["message"]["content"] == text[: text.index(stop)]
+        assert stopped["done_reason"] == "stop"
+    drawn = {"temperature": 5, "top_k": -1, "top_p": 1, "min_p": 0, "seed": 7, "num_predict": 9}
+    drawn |= {"draft_num_predict": 2, "num_gpu": 99, "num_thread": 3, "mirostat": 0}
+    first, second = (whole(server, options=drawn)["message"] for _ in range(2))
+    assert first == second != whole(server, options={**drawn, "seed": 8})["message"]
+    timings = whole(server, options={"draft_num_predict": 0, "num_predict": 9})["timings"]
+    assert timings["draft_n"] == 0
+    looped = {**STEADY, "repeat_penalty": 1.5, "num_predict": 30}
+    for last_n in (-1, 2048):  # all of the context
+        told = whole(server, options={**looped, "repeat_last_n": last_n})["message"]
+        assert told == whole(server, options={**looped, "repeat_last_n": 999})["message"]
+    for name, value in (("num_predict", 0), ("temperature", "hot"), ("num_ctx", "x"),
+                        ("stop", 3)):  # fmt: skip
+        told = refused(server, "/api/chat", messages=QUESTION, options={name: value})
+        assert told.startswith(f"options.{name} is")
+    told = refused(server, "/api/chat", messages=QUESTION, options={"mirostat": 1})
+    assert "no draft can be verified" in told
+
+
+def test_a_context_that_is_longer_than_here_is_spoken_of(server):
+    for path, asked in (("/api/chat", {}), ("/api/generate", {"prompt": "x"})):
+        for num_ctx in (16, 2048):
+            options = {"num_ctx": num_ctx, "num_predict": 2}
+            assert "warning" not in whole(server, path, options=options, **asked)
+        found = whole(server, path, options={"num_ctx": 9999, "num_predict": 2}, **asked)
+        assert "the context holds 2048 tokens" in found["warning"]
+        assert "--ctx 9999" in found["warning"]
+    question = [{"role": "user", "content": "fox " * 4000}]
+    told = refused(server, "/api/chat", messages=question)
+    assert "the context holds 2048" in told
+
+
+def test_forms_of_answers(server):
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+    options = {**STEADY, "num_predict": 60}
+    schema = {
+        "type": "object",
+        "properties": {"animal": {"enum": ["fox", "hen"]}},
+        "required": ["animal"],
+        "additionalProperties": False,
+    }
+    found = json.loads(whole(server, format=schema, options=options)["message"]["content"])
+    assert found["animal"] in ("fox", "hen")
+    text = whole(server, "/api/generate", prompt="x", format="json", options=options)
+    assert text["response"].lstrip().startswith("{")
+    plain = whole(server, options=options)
+    assert whole(server, format="", options=options)["message"] == plain["message"]
+    for value in ("yaml", 3, ["json"]):
+        assert refused(server, "/api/chat", messages=QUESTION, format=value)
+
+
+@pytest.mark.parametrize("think", [None, True, "high"])
+def test_thoughts_come_by_themselves(server, think):
+    asked = {"model": "thinker", "messages": [{"role": "user", "content": "t"}], "think": think}
+    message = whole(server, **asked)["message"]
+    assert message == {"role": "assistant", "content": "threefour", "thinking": "onetwo"}
+    parts = lines(server, **asked)
+    assert (joined(parts, "thinking"), joined(parts, "content")) == ("onetwo", "threefour")
+    generated = whole(server, "/api/generate", model="thinker", prompt="t", think=think)
+    assert (generated["thinking"], generated["response"]) == ("onetwo", "threefour")
+
+
+def test_thoughts_can_be_switched_off(server):
+    message = whole(server, model="thinker", think=False)["message"]
+    assert message == {"role": "assistant", "content": "threefour"}
+    told = refused(server, "/api/chat", messages=QUESTION, think="loud")
+    assert "one of low, medium, high, max" in told
+    for name, thinks in (("thinker", True), ("demo", False)):
+        shown = server.ask("/api/show", model=name).json()
+        assert ("thinking" in shown["capabilities"]) is thinks
+        assert bool(shown["template"])
+
+
+def test_calls_of_tools(server):
+    asked = {"model": "caller", "tools": [TOOL]}
+    message = whole(server, **asked)["message"]
+    (call,) = message["tool_calls"]
+    wanted = call["function"]
+    assert (wanted["index"], wanted["name"]) == (0, "get_weather")
+    jsonschema.validate(wanted["arguments"], TOOL["function"]["parameters"])
+    parts = lines(server, **asked)
+    (part,) = [part for part in parts if "tool_calls" in part["message"]]
+    assert part["message"]["tool_calls"][0]["function"] == wanted
+    assert joined(parts, "content") == message["content"]
+    assert parts[-1]["done_reason"] == "stop"
+    del message["tool_calls"][0]["id"]  # which Ollama's own library leaves out
+    result = {"role": "tool", "tool_name": "get_weather", "content": "sunny"}
+    found = whole(server, messages=[*QUESTION, message, result], **asked)
+    assert found["message"]["content"] == "Done."
+
+
+def test_results_are_paired_with_the_calls_that_they_came_of():
+    def call(name, **arguments):
+        return {"function": {"name": name, "arguments": arguments}}
+
+    def result(text, **more):
+        return {"role": "tool", "content": text, **more}
+
+    calls = [call("look", at="fox"), call("now"), call("look", at="hen")]
+    messages = [
+        *QUESTION,
+        {"role": "Assistant", "content": "", "thinking": "Hm.", "tool_calls": calls},
+        result("noon", tool_name="now"),
+        result("red", tool_name="look"),
+        result("brown"),
+        {"role": "assistant", "tool_calls": [{"id": "own", **call("look")}]},
+        result("grey", tool_call_id="own"),
+    ]
+    (found,) = read_chat(Fields({"messages": messages})).question.inputs
+    ids = [each["id"] for each in found[1]["tool_calls"]]
+    assert len(set(ids)) == 3
+    assert found[1]["reasoning_content"] == "Hm."
+    assert found[1]["role"] == "assistant"
+    told = [(each["content"], each["tool_call_id"]) for each in found if each["role"] == "tool"]
+    assert told == [("noon", ids[1]), ("red", ids[0]), ("brown", ids[2]), ("grey", "own")]
+    assert found[4]["name"] == "look"
+
+
+def test_calls_and_results_stand_where_they_belong_in_a_prompt(tmp_path, monkeypatch):
+    """Of a family whose template takes one call at a time, each with what came of it."""
+    path = write_calling_model(tmp_path / "single.gguf", "Llama 3", ["Hello"])
+    presets = tmp_path / "localspec" / "models.toml"
+    presets.parent.mkdir()
+    presets.write_text(
+        '[single]\ndescription = "single"\ncontext_length = 2048\n'
+        f'target.path = "{path.as_posix()}"\n'
+    )
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    calls = [
+        {"function": {"name": "look", "arguments": {"at": where}}} for where in ("fox", "hen")
+    ]
+    messages = [
+        *QUESTION,
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_name": "look", "content": "RED"},
+        {"role": "tool", "tool_name": "look", "content": "BROWN"},
+    ]
+    (given,) = read_chat(Fields({"messages": messages})).question.inputs
+    with running_server(presets=["single"]) as single:
+        asked = single.ask("/apply-template", messages=list(given), tools=[TOOL])
+    prompt = asked.json()["prompt"]
+    places = [prompt.index(text) for text in ("fox", "RED", "hen", "BROWN")]
+    assert places == sorted(places)
+
+
+def test_log_probabilities(server):
+    options = {**STEADY, "num_predict": 4}
+    found = whole(server, logprobs=True, top_logprobs=2, options=options)["logprobs"]
+    assert len(found) == 4
+    assert all(len(each["top_logprobs"]) == 2 for each in found)
+    assert all(each["logprob"] <= 0 for each in found)
+    parts = lines(server, logprobs=True, top_logprobs=2, options=options)
+    told = [each for part in parts for each in part.get("logprobs", ())]
+    assert [each["token"] for each in told] == [each["token"] for each in found]
+    assert "logprobs" not in whole(server, options=options)
+    assert refused(server, "/api/chat", messages=QUESTION, top_logprobs=21)
+
+
+def test_what_is_not_taken(server):
+    image = ["aGVsbG8="]
+    for path, fields, word in (
+        ("/api/chat", {"messages": [{**QUESTION[0], "images": image}]}, "messages[0].images"),
+        ("/api/generate", {"prompt": "x", "images": image}, "images"),
+        ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"),
+        ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
+        ("/api/chat", {"messages": "x"}, "messages"),
+        ("/api/chat", {"messages": [{"role": "user", "content": 3}]}, "message 0"),
+        ("/api/chat", {"messages": QUESTION, "stream": "no"}, "stream"),
+        ("/api/chat", {"messages": QUESTION, "keep_alive": "soon"}, "keep_alive"),
+    ):
+        assert word in refused(server, path, model="demo", **fields)
+    empty = {"images": [], "suffix": "", "template": ""}
+    assert whole(server, "/api/generate", prompt="x", **empty, options={"num_predict": 1})
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(0, 0), (300, 300), (1.5, 1.5), (-1, float("inf")), ("-1m", float("inf")), ("10m", 600),
+     ("1h30m", 5400), ("1.5h", 5400), ("250ms", 0.25), ("0", 0), ("24h", 86400), (None, None)],
+)  # fmt: skip
+def test_how_long_a_model_is_kept(given, seconds):
+    assert read_generate(Fields({"keep_alive": given})).question.keep_s == seconds
+
+
+@pytest.mark.parametrize("given", ["", "10", "m", "1m 2s", "5 m", True, [], "1m2", "x1s"])
+def test_what_is_no_time(given):
+    with pytest.raises(RequestError, match="keep_alive is"):
+        read_chat(Fields({"keep_alive": given}))
+
+
+def test_models_are_loaded_and_closed_as_they_are_asked_to_be():
+    def loaded(server):
+        return server.client.get("/api/ps").json()["models"]
+
+    def minutes_left(server):
+        (found,) = loaded(server)
+        left = datetime.fromisoformat(found["expires_at"]) - datetime.now(timezone.utc)
+        return left.total_seconds() / 60
+
+    with running_server(limits=Limits(unload_s=1200)) as server:
+        assert loaded(server) == []
+        unloaded = whole(server, messages=[], keep_alive=0)
+        assert unloaded["done_reason"] == "unload"
+        assert loaded(server) == []
+        for path, asked in (("/api/chat", {"messages": []}), ("/api/generate", {})):
+            response = server.ask(path, model="demo", **asked)  # no stream, though by default
+            assert response.headers["content-type"] == "application/json"
+            found = response.json()
+            assert (found["done"], found["done_reason"]) == (True, "load")
+            assert found.get("response", found.get("message", {}).get("content")) == ""
+        (one,) = loaded(server)
+        assert one["name"] == one["model"] == "demo:latest"
+        assert one["size"] > one["size_vram"] >= 0
+        assert one["context_length"] == 2048
+        assert one["details"]["format"] == "gguf"
+        assert 19 < minutes_left(server) <= 20
+        assert whole(server, keep_alive="50m", options={"num_predict": 1})
+        assert 49 < minutes_left(server) <= 50
+        server.chat(max_tokens=1)  # which says nothing of it
+        assert 49 < minutes_left(server) <= 50
+        whole(server, "/api/generate", keep_alive=-1)
+        assert minutes_left(server) > 1e7
+        last = whole(server, keep_alive=0, options={"num_predict": 2})
+        assert last["message"]["content"]
+        assert loaded(server) == []
+        assert whole(server, "/api/generate", prompt="x", options={"num_predict": 1})[
+            "response"
+        ]
+        assert 19 < minutes_left(server) <= 20
+        told = whole(server, "/api/generate", prompt="", keep_alive=0)
+        assert (told["done_reason"], loaded(server)) == ("unload", [])
+
+
+def test_each_model_is_closed_when_its_own_time_is_over():
+    async def use():
+        short, long = (ServedModel(find_preset("demo"), 256) for _ in range(2))
+        models = ServedModels([short, long], takes_any_name=True)
+        for model in models.all:
+            async with models.opened(model):
+                pass
+        short.keep_s, long.keep_s = 0.0, 3600.0
+        await models.close_unused(0)
+        assert short.engine is None
+        assert long.engine is not None
+        long.keep_s = None
+        await models.close_unused(0)
+        assert long.engine is None
+        await models.close()
+
+    asyncio.run(use())
+
+
+def test_an_unused_model_is_not_closed_under_who_uses_it(server):
+    """A request to unload waits for its turn, as all do."""
+    body = {"model": "demo", "messages": QUESTION, "options": {**LONG, "num_predict": 60}}
+    with server.client.stream("POST", "/api/chat", json=body) as response:
+        told = response.iter_lines()
+        json.loads(next(told))
+        with httpx.Client(base_url=server.url, timeout=300, trust_env=False) as other:
+            asked = {"model": "demo", "keep_alive": 0}
+            assert other.post("/api/generate", json=asked).json()["done_reason"] == "unload"
+        last = json.loads(list(told)[-1])
+    assert (last["done_reason"], last["eval_count"]) == ("length", 60)
+
+
+def test_who_waits_gets_empty_pieces_and_who_hangs_up_frees_the_model(server):
+    body = {"model": "demo", "messages": QUESTION, "options": LONG}
+    with server.client.stream("POST", "/api/chat", json=body) as first:
+        told = first.iter_lines()
+        assert not json.loads(next(told))["done"]
+        with server.client.stream(
+            "POST", "/api/generate", json={**body, "prompt": "x"}
+        ) as second:
+            assert second.headers["x-localspec-queue"] == "1"
+            part = json.loads(next(second.iter_lines()))
+            assert (part["response"], part["done"]) == ("", False)
+        told.close()
+    position = ""
+    while position != "0":  # once that is noticed
+        with server.client.stream("POST", "/api/chat", json=body) as last:
+            position = last.headers["x-localspec-queue"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="signals of Unix")
+def test_an_answer_that_fails_ends_in_a_line_that_says_so(server):
+    whole(server, options={"num_predict": 1})
+    body = {"model": "demo", "messages": QUESTION, "options": LONG}
+    with server.client.stream("POST", "/api/chat", json=body) as response:
+        told = response.iter_lines()
+        next(told)
+        os.kill(server.models.all[0].engine.process_id, signal.SIGKILL)
+        last = json.loads(list(told)[-1])
+    assert last.keys() == {"error"}
+    assert "the process of the engine ended" in last["error"]
+    assert whole(server, options={"num_predict": 1})["done"]
+
+
+def test_errors_are_in_ollamas_shape_all_over(server):
+    for method, path, status in (
+        ("GET", "/api/chat", 405),
+        ("POST", "/api/ps", 405),
+        ("POST", "/api/nonsense", 404),
+        ("GET", "/api/embedding", 404),
+        ("POST", "/api/embed", 501),
+        ("POST", "/api/embeddings", 501),
+        ("POST", "/api/pull", 501),
+        ("POST", "/api/push", 501),
+        ("POST", "/api/create", 501),
+        ("POST", "/api/copy", 501),
+        ("DELETE", "/api/delete", 501),
+        ("POST", "/api/blobs/sha256:00", 501),
+    ):
+        response = server.client.request(method, path, content=b"{}")
+        assert response.status_code == status, (method, path)
+        assert response.json().keys() == {"error"}
+        assert (status == 501) is ("not offered" in response.json()["error"])
+    assert server.client.head("/api/blobs/sha256:00").status_code == 501
+    for content in (b"", b"{", b"[]", b'{"messages": 3}'):
+        response = server.client.post("/api/chat", content=content)
+        assert response.status_code == 400
+        assert response.json().keys() == {"error"}
+    for path in ("/", "/api/version", "/api/tags"):
+        assert server.client.head(path).status_code == 200
+
+
+def test_names_and_keys():
+    with running_server(takes_any_name=False, keys=["right"]) as strict:
+        assert "the key" in refused(strict, "/api/chat", 401, messages=QUESTION)
+        assert strict.client.get("/api/ps").json().keys() == {"error"}
+        strict.client.headers["authorization"] = "Bearer right"
+        options = {"num_predict": 1}
+        for name in ("demo", "demo:latest"):
+            assert whole(strict, model=name, options=options)["model"] == "demo"
+            assert strict.chat(model=name, max_tokens=1)["model"] == "demo"
+            assert strict.ask("/api/show", model=name).status_code == 200
+        for name in ("llama3", "demo:7b"):
+            told = refused(strict, "/api/chat", 404, model=name, messages=QUESTION)
+            assert f"there is no model {name!r}" in told
+
+
+def test_what_other_hosts_and_origins_are_told(server):
+    for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
+        response = server.client.post("/api/chat", json={}, headers=headers)
+        assert response.status_code == 403
+        assert response.json().keys() == {"error"}
+
+
+def test_a_refusal_names_the_field():
+    for fields in ({"think": 3}, {"think": "loud"}, {"images": ["x"]}, {"context": "x"}):
+        with pytest.raises(LocalspecError, match=next(iter(fields))):
+            read_generate(Fields({"prompt": "x", **fields}))
