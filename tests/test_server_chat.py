@@ -95,6 +95,16 @@ def test_options_reach_the_engine(server):
     assert biased["choices"][0]["logprobs"]["content"][0]["id"] != banned["id"]
 
 
+def test_recent_tokens_can_be_all_of_the_context(server):
+    """With -1, as in llama.cpp."""
+    asked = {"repeat_penalty": 1.5, "dry_multiplier": 0.5, "max_tokens": 30}
+    found = [
+        server.chat(**asked, repeat_last_n=last_n, dry_penalty_last_n=last_n)["choices"][0]
+        for last_n in (-1, 2048, 0)
+    ]
+    assert found[0] == found[1] != found[2]
+
+
 def test_an_answer_can_be_drafted_for_or_not(server):
     plain = server.chat(max_tokens=60, speculative=False)
     assert plain["timings"]["draft_n"] == 0

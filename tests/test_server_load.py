@@ -93,6 +93,9 @@ async def ask(client, number):
     if kind == 3:
         path, last = "/v1/responses", "response.completed"
         asked = {"input": asked["messages"], "max_output_tokens": 24}
+    if kind == 6:
+        path, last = "/api/chat", '"done":true'
+        asked = {"messages": asked["messages"], "options": {"num_predict": 24}}
     async with client.stream("POST", path, json={**asked, "stream": True}) as response:
         seen = ""
         async for line in response.aiter_lines():

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
@@ -34,7 +34,9 @@ CONTENT_TYPE = "application/x-ndjson"  # of a stream
 
 _THINK_LEVELS = ("low", "medium", "high", "max")
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")  # as in Go: 1h30m
+_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")
+_TIME = re.compile(rf"[+-]?(?:0|(?:{_PART.pattern})+)")  # as Go writes them: 1h30m
+_MOST_OF_TIME = 64  # characters: the longer, the longer it would be looked at
 
 
 class Asked(NamedTuple):
@@ -191,20 +193,13 @@ def _keep_s(fields: Fields) -> float | None:
     value = fields.any("keep_alive")
     if value is None:
         return None
-    if isinstance(value, str):
-        sign, text = re.match(r"([+-]?)(.*)", value, re.S).groups()  # type: ignore[union-attr]
-        parts = _PART.findall(text)
-        if text != "0" and (not parts or text != "".join(map("".join, parts))):
-            _refuse_keep(fields)
+    if isinstance(value, str) and len(value) <= _MOST_OF_TIME and _TIME.fullmatch(value):
+        parts = _PART.findall(value)
         seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
-        value = -seconds if sign == "-" else seconds
+        value = -seconds if value.startswith("-") else seconds
     if isinstance(value, bool) or not isinstance(value, int | float):
-        _refuse_keep(fields)
+        fields.refuse("keep_alive", 'Give seconds, or a text such as "10m"; -1 is for ever.')
     return math.inf if value < 0 else float(min(value, 1e18))
-
-
-def _refuse_keep(fields: Fields) -> NoReturn:
-    fields.refuse("keep_alive", 'Give seconds, or a text such as "10m"; -1 is for ever.')
 
 
 class OllamaForm:
@@ -274,8 +269,8 @@ class OllamaForm:
         told: dict[str, Any] = {**said, **{name: each for name, each in more.items() if each}}
         if self._asked.is_chat:
             told = {"message": {"role": "assistant", **told}}
-        created = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
-        return {"model": self._model.name, "created_at": created, **told, "done": False}
+        now = datetime.now(timezone.utc).isoformat()
+        return {"model": self._model.name, "created_at": now, **told, "done": False}
 
     def _end_of(self, finished: Finished) -> dict[str, Any]:
         """What the last piece has besides: why it is the last, and what the answer cost."""
