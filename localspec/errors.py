@@ -4,6 +4,7 @@
     ├── OptionError        a value outside its range (also a ValueError)
     │   └── ConstraintError    what an answer is to fit cannot be kept to
     ├── ModelFileError     a path that holds no model we can run
+    │   └── ModelNotFoundError  there is no file (also an OptionError)
     ├── MemoryLimitError   models that need more memory than there is
     ├── PairError          target and draft do not fit together
     ├── PresetError        an unknown or malformed preset, or files not there yet
@@ -56,6 +57,10 @@ class ConstraintError(OptionError):
 
 class ModelFileError(LocalspecError):
     """A path that holds no model we can run."""
+
+
+class ModelNotFoundError(ModelFileError, OptionError):
+    """There is no file at the path of a model."""
 
 
 class MemoryLimitError(LocalspecError):

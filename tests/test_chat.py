@@ -178,7 +178,7 @@ def test_a_model_without_a_template_needs_one_named(tmp_path, demo_target):
     with localspec.load(target=bare) as engine:
         with pytest.raises(TemplateError, match="no chat template") as caught:
             engine.chat()
-        assert "--chat-template" in caught.value.hint
+        assert "template=chatml" in caught.value.hint
         assert engine.chat(template="chatml").send("Hi", max_tokens=3).token_ids
 
 

@@ -242,7 +242,7 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
         (["generate", "x", "--gpu-layers", "-2"], 2, "GPU layers is -2"),
         (["generate", "x", "--draft-tokens", "17"], 2, "draft tokens is 17"),
         (["generate", "x", "--preset", "nope"], 2, "no preset 'nope'"),
-        (["generate", "x", "--target", "absent.gguf"], 1, "does not exist"),
+        (["generate", "x", "--target", "absent.gguf"], 2, "does not exist"),
         (["generate", "x", "--draft", "absent.gguf"], 2, "without a target"),
         (["generate", "x", "--target", __file__], 1, "not a GGUF file"),
         (["generate", "x", "--chat-template", "absent"], 2, "--chat-template absent"),

@@ -359,7 +359,7 @@ def test_an_addition_that_cannot_be_written_leaves_the_file_and_nothing_else(
         (["models", "remove", "../x"], 2, "no preset '../x'"),
         (["models", "add", "../x", "--target", "t"], 2, "no name for a preset"),
         (["models", "add", "x"], 2, "--target"),
-        (["models", "add", "x", "--target", "absent.gguf"], 1, "does not exist"),
+        (["models", "add", "x", "--target", "absent.gguf"], 2, "does not exist"),
         (["models", "add", "x", "--target", __file__], 1, "not a GGUF file"),
         (["models", "add", "demo", "--target", "qwen2-7b"], 1, "a preset 'demo' already"),
         (["models", "add", "x", "--target", "o/absent:Q4_0"], 1, "does not exist, or is priv"),

@@ -92,7 +92,7 @@ def test_a_gpu_that_is_full_is_a_problem(sound):
     devices = (*sound.devices[:1], full, roomy)
     [problem] = find_problems(replace(sound, devices=devices))
     assert "0.3 GB of memory are free on CUDA0" in problem.what
-    assert "--gpu-layers" in problem.remedy
+    assert "num_gpu_layers=N" in problem.remedy
 
 
 def test_a_rebuild_keeps_the_version(sound):

@@ -239,7 +239,7 @@ def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(eight_layers, monk
         r"0\.\d GB on CUDA0",
         str(caught.value),
     )
-    assert "5 layers on GPUs (--gpu-layers)" in caught.value.hint
+    assert "5 layers on GPUs (num_gpu_layers=…)" in caught.value.hint
     check_room(plan_here([Planned(header, half)]))
     # A draft is given the same number by the same option, unless it has its own.
     for number, fitting in ((9, range(5)), (0, [5])):

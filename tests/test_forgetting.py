@@ -38,7 +38,7 @@ class NoModels:
 
     def __init__(self, vocabulary, context_length):
         self.vocabulary = vocabulary
-        self.context_length = context_length
+        self.context_length = self.trained_context_length = context_length
         self.chat_template = None
 
     def with_bos(self, tokens):

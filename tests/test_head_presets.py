@@ -18,7 +18,6 @@ from localspec.models.preset import LocalModel
 from localspec.models.presets import (
     find_preset,
     load_presets,
-    preset_to_load,
     user_presets_file,
 )
 from localspec.models.source import Quantized, parse_source
@@ -186,9 +185,7 @@ def test_add_names_and_pins_a_head(headed, headed_files):
 
 def test_a_head_without_a_target_is_refused(headed_files):
     with pytest.raises(OptionError, match="a head is given without a target"):
-        preset_to_load(None, None, None, headed_files.head)
-    with pytest.raises(OptionError, match="a head is given without a target"):
-        preset_to_load("demo", None, None, headed_files.head)
+        localspec.load(head=headed_files.head)
     result = run("generate", "hi", "--head", headed_files.head)
     assert result.exit_code == 2
     assert "Name the target, too." in result.stderr

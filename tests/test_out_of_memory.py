@@ -50,7 +50,7 @@ def test_weights_that_find_no_memory_are_not_called_damaged(tmp_path, demo_targe
     kind, message, hint = opened_with_little_memory(path, 512, use_mmap=use_mmap)
     assert kind == "MemoryLimitError"
     assert "allocate" in message
-    assert "--gpu-layers" in hint
+    assert "num_gpu_layers=…" in hint
     assert "damaged" not in hint
 
 
@@ -60,7 +60,7 @@ def test_caches_that_find_no_memory_are_named(tmp_path, demo_target):
     kind, message, hint = opened_with_little_memory(path, 1 << 24, use_mmap=True)
     assert kind == "MemoryLimitError"
     assert "no context of 16777216 tokens" in message
-    assert "--ctx" in hint
+    assert "context_length=…" in hint
     assert opened_with_little_memory(path, 512, use_mmap=True) == ["opened"]
 
 

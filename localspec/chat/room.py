@@ -65,7 +65,7 @@ class Room:
         num_leaving = num_to_forget(sizes, length, capacity - needed, capacity // 2)
         prompt = prompts[num_leaving]
         if len(prompt.tokens) >= capacity:
-            raise _too_long(
+            raise self._too_long(
                 asked,
                 f"the message makes a prompt of {len(prompt.tokens)} tokens; "
                 f"the context holds {capacity}",
@@ -87,13 +87,24 @@ class Room:
             for each in (*asked.system, *asked.begun)
         )
         if length > longest:
-            raise _too_long(
+            raise self._too_long(
                 asked,
                 f"the message has {length} bytes; the {capacity} tokens of the context "
                 f"cannot hold more than {longest}",
             )
 
+    def _too_long(self, asked: Asked, what: str) -> ContextError:
+        shorter = "Shorten it or the system message" if asked.system else "Shorten it"
+        return ContextError(what, longer_context(shorter, self._engine))
 
-def _too_long(asked: Asked, what: str) -> ContextError:
-    shorter = "Shorten it or the system message" if asked.system else "Shorten it"
-    return ContextError(what, f"{shorter}, or load the model with a larger context (--ctx).")
+
+def longer_context(shorter: str, engine: ChatBackend) -> str:
+    """What to do about too many tokens: make them fewer, or open the model with more.
+
+    shorter: how to make them fewer.
+    """
+    trained = engine.trained_context_length
+    if engine.context_length < trained:
+        larger = f"a larger context, up to {trained} tokens (context_length=…)"
+        return f"{shorter}, or load the model with {larger}."
+    return f"{shorter}: the model was trained for no longer context."

@@ -61,7 +61,8 @@ def template_source(chosen: str | None, own: str | None) -> str:
     if own is None:
         raise TemplateError(
             "the model file has no chat template",
-            f"Name one with --chat-template: {', '.join(BUILT_IN)}, or a Jinja file.",
+            "A base model goes on with a text: engine.stream() or engine.generate(). For "
+            f"questions give one, as template=chatml: {', '.join(BUILT_IN)}, or Jinja source.",
         )
     return own
 
@@ -93,7 +94,7 @@ class ChatTemplate:
             if "enable_thinking" not in read:
                 raise TemplateError(
                     "the chat template has no switch for thinking (enable_thinking)",
-                    "Leave out --no-think; /set think hide hides thoughts.",
+                    "Leave out think=False.",
                 )
             self._variables["enable_thinking"] = False
 
@@ -179,5 +180,5 @@ def _unusable(error: Exception) -> TemplateError:
     kind = TemplateLimitError if isinstance(error, Exhausted) else TemplateError
     return kind(
         f"the chat template cannot be used: {shown}",
-        f"Name another with --chat-template: {', '.join(BUILT_IN)}, or a Jinja file.",
+        f"Give another, as template=chatml: {', '.join(BUILT_IN)}, or Jinja source.",
     )

@@ -13,6 +13,7 @@ from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.screen import cut_line, has_all_tokens, mark, note, printable
 
 if TYPE_CHECKING:
+    from localspec.engine.base import BaseEngine
     from localspec.streaming.stream import Reply, Stream
 
 
@@ -43,9 +44,9 @@ def write_answer(stream: Stream, *, show_draft: bool) -> Reply:
     return stream.reply
 
 
-def tell_cut(reply: Reply, max_tokens: int | None, context_length: int) -> None:
+def tell_cut(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> None:
     """Say on stderr that an answer was cut off. A pipe is not told of what it asked for."""
-    line = cut_line(reply, max_tokens, context_length)
+    line = cut_line(reply, max_tokens, engine)
     if line and (shows_bars() or not has_all_tokens(reply, max_tokens)):
         note(line)
 

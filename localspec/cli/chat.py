@@ -137,6 +137,5 @@ def _write_plain(conversation: Conversation, stream: Stream) -> Reply:
     reply = write_answer(stream, show_draft=conversation.show_draft)
     if reply.finish_reason == "cancelled":
         raise click.Abort
-    context_length = conversation.engine.context_length
-    tell_cut(reply, conversation.options.max_tokens, context_length)
+    tell_cut(reply, conversation.options.max_tokens, conversation.engine)
     return reply

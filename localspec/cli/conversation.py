@@ -12,6 +12,7 @@ from filelock import FileLock
 
 from localspec.chat.attachment import Attachment, attached, without_files
 from localspec.chat.chat import Chat
+from localspec.chat.room import longer_context
 from localspec.chat.session import (
     caches_file,
     check_exists,
@@ -93,7 +94,7 @@ class Conversation:
         except ContextError as error:
             raise ContextError(
                 f"{attachment.name} cannot go with the next message: {error}",
-                "Attach the part that matters, or load the model with more context (--ctx).",
+                longer_context("Attach the part that matters", self.engine),
             ) from error
         self.attachments.append(attachment)
 

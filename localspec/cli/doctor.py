@@ -12,7 +12,7 @@ from localspec.cli.bars import readable_bytes
 from localspec.cli.device_options import RpcServers
 from localspec.cli.help import Command
 from localspec.cli.places import place_lines
-from localspec.cli.screen import printable
+from localspec.cli.screen import in_flags, printable
 from localspec.machine import Cores
 from localspec.preflight.installation import Installation, inspect_installation
 from localspec.preflight.problems import Problem, find_problems
@@ -46,7 +46,7 @@ def doctor(*, as_json: bool, rpc: tuple[str, ...]) -> None:
         return
     heads = _heads(missing_functions(reads_layers=False), missing_functions(reads_layers=True))
     lines = [f"{name:<11}{text}" for name, text in _lines(found, heads)]
-    lines += [f"\nProblem    {one.what}\nRemedy     {one.remedy}" for one in problems]
+    lines += [f"\nProblem    {one.what}\nRemedy     {in_flags(one.remedy)}" for one in problems]
     click.echo(printable("\n".join(lines if problems else [*lines, "\nNo problems found."])))
 
 

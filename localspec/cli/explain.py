@@ -14,7 +14,7 @@ from localspec.cli.device_options import RPC_OPTION, TENSOR_SPLIT_OPTION
 from localspec.cli.help import Command
 from localspec.cli.options import model_argument
 from localspec.cli.places import place_lines
-from localspec.cli.screen import printable
+from localspec.cli.screen import in_flags, printable
 from localspec.cli.waiting import waiting
 from localspec.models.choice import choose_model
 
@@ -149,7 +149,7 @@ def _head(head: HeadReport) -> str:
         known = (head.name, head.description, f"{readable_bytes(head.size_bytes)} {place}")
         what = ", ".join(filter(None, known))
     if head.why_not:
-        return f"{what}: OF NO USE, {head.why_not}"
+        return f"{what}: OF NO USE, {in_flags(head.why_not)}"
     return f"{what}: it drafts for this target"
 
 

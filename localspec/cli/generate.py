@@ -111,7 +111,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
             reply = write_answer(stream, show_draft=options.show_draft)
         if reply.finish_reason == "cancelled":
             raise click.Abort
-        tell_cut(reply, options.max_tokens, engine.context_length)
+        tell_cut(reply, options.max_tokens, engine)
         if stats:
             note(status_line(reply.stats, engine.context_length))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -17,6 +18,7 @@ from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.reasons import why_mostly_off
 
 if TYPE_CHECKING:
+    from localspec.engine.base import BaseEngine
     from localspec.streaming.stream import Piece, Reply
 
 _COLOURS = {
@@ -43,6 +45,31 @@ _PROPOSERS = {
     ProposerKind.LOOKUP: "lookup",
     ProposerKind.FORCED: "the constraint",
 }
+# How commands say what errors call by the names that it has in Python.
+_FLAGS = {
+    "context_length": "--ctx",
+    "draft_tokens": "--draft-tokens",
+    "flash_attention": "--flash-attn",
+    "head": "--head",
+    "local_dir": "--local-dir",
+    "main_gpu": "--main-gpu",
+    "num_gpu_layers": "--gpu-layers",
+    "proposer": "--proposer",
+    "rpc": "--rpc",
+    "target": "--target",
+    "template": "--chat-template",
+    "tensor_split": "--tensor-split",
+}
+_WHOLE_FLAGS = {
+    "draft_tokens=0": "--no-draft",
+    "force=True": "--force",
+    "think=False": "--no-think",
+    "engine.stream() or engine.generate()": "localspec generate --raw",
+}
+_ARGUMENT = re.compile(
+    "|".join(map(re.escape, _WHOLE_FLAGS))
+    + rf"|\b(?P<name>{'|'.join(_FLAGS)})=(?P<value>…|\w+|\"\w+\")"
+)
 
 
 def printable(text: str) -> str:
@@ -140,14 +167,18 @@ def status_line(stats: Stats, context_length: int) -> str:
     return " · ".join(parts)
 
 
-def cut_line(reply: Reply, max_tokens: int | None, context_length: int) -> str:
+def cut_line(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> str:
     """Why an answer was cut off, and what gives more of it; empty if it was not."""
     if reply.finish_reason != "length":
         return ""
     if has_all_tokens(reply, max_tokens):
         more = "--max-tokens; in a chat /continue, or /set max_tokens"
         return f"Cut off after {max_tokens} tokens. For more: {more}."
-    return f"Cut off: the context of {context_length} tokens is full. For more: --ctx."
+    trained = engine.trained_context_length
+    more = "The model was trained for no more."
+    if engine.context_length < trained:
+        more = f"For more: --ctx, up to {trained}."
+    return f"Cut off: the context of {engine.context_length} tokens is full. {more}"
 
 
 def has_all_tokens(reply: Reply, max_tokens: int | None) -> bool:
@@ -228,5 +259,19 @@ def stats_lines(stats: Stats) -> list[str]:
 
 def error_lines(error: LocalspecError) -> str:
     """What is wrong, and what to do next, for stderr."""
-    lines = [f"Error: {error}"] + ([f"Hint: {error.hint}"] if error.hint else [])
+    lines = [f"Error: {in_flags(str(error))}"]
+    if error.hint:
+        lines.append(f"Hint: {in_flags(error.hint)}")
     return _fitted(printable("\n".join(lines)))
+
+
+def in_flags(text: str) -> str:
+    """What an error says, with the options of commands for the arguments that it names."""
+    return _ARGUMENT.sub(_flag, text)
+
+
+def _flag(argument: re.Match[str]) -> str:
+    if argument[0] in _WHOLE_FLAGS:
+        return _WHOLE_FLAGS[argument[0]]
+    flag, value = _FLAGS[argument["name"]], argument["value"].strip('"')
+    return flag if value == "…" else f"{flag} {value}"

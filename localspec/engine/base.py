@@ -71,6 +71,11 @@ class BaseEngine(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def trained_context_length(self) -> int:
+        """The longest context, in tokens, that the target was trained for."""
+
+    @property
+    @abc.abstractmethod
     def chat_template(self) -> str | None:
         """The Jinja source in the target's file, if it has one."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -33,7 +34,7 @@ class ChildProcess:
 
     def __init__(
         self,
-        preset: str | Preset | None,
+        preset: str | os.PathLike[str] | Preset | None,
         arguments: LoadKeywords,
         progress: Callable[[float], None] | None,
     ) -> None:

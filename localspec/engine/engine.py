@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from localspec.chat.prompt import Prompt
+from localspec.chat.room import longer_context
 from localspec.engine.access import Access, busy, still_answering
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
@@ -91,6 +92,11 @@ class Engine(BaseEngine):
         return self._target.context_length
 
     @property
+    def trained_context_length(self) -> int:
+        """The longest context, in tokens, that the target was trained for."""
+        return self._target.trained_context_length
+
+    @property
     def reading(self) -> tuple[int, int]:
         """See `BaseEngine.reading`."""
         return self._target.num_cached, len(self._decoder.tokens)
@@ -145,7 +151,7 @@ class Engine(BaseEngine):
             raise ContextError(
                 f"the prompt has {len(prompt.tokens)} tokens; "
                 f"the context holds {self.context_length}",
-                "Shorten it, or load the model with a larger context (--ctx).",
+                longer_context("Shorten it", self),
             )
         params = options.sampling_from(self.sampling)
         seed = fresh_seed() if options.seed is None else options.seed

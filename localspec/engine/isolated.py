@@ -27,6 +27,7 @@ from localspec.errors import (
     Interrupted,
     OptionError,
 )
+from localspec.models.preset import Preset
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.streaming.cancellation import Cancellation, Unwanted
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
     from localspec.engine.loading import LoadKeywords
     from localspec.engine.memory import EngineMemory
-    from localspec.models.preset import Preset
 
 _POLL_S = 0.02  # between two looks at whether idle work goes on
 
@@ -59,13 +59,14 @@ class IsolatedEngine(BaseEngine):
 
     def __init__(
         self,
-        preset: str | Preset | None = None,
+        preset: str | os.PathLike[str] | Preset | None = None,
         *,
         progress: Callable[[float], None] | None = None,
         **arguments: Unpack[LoadKeywords],
     ) -> None:
-        for role in ("target", "draft"):
-            if not isinstance(arguments.get(role), str | os.PathLike | None):
+        given = {"model": None if isinstance(preset, Preset) else preset, **arguments}
+        for role in ("model", "target", "draft"):
+            if not isinstance(given.get(role), str | os.PathLike | None):
                 raise OptionError(
                     f"the {role} of an isolated engine is an object of this process",
                     "Name its file instead.",
@@ -106,6 +107,11 @@ class IsolatedEngine(BaseEngine):
     def context_length(self) -> int:
         """Tokens that prompt and answer may have together."""
         return self._facts.context_length
+
+    @property
+    def trained_context_length(self) -> int:
+        """The longest context, in tokens, that the target was trained for."""
+        return self._facts.trained_context_length
 
     @property
     def chat_template(self) -> str | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import signal
 import threading
 import time
@@ -47,6 +48,7 @@ class EngineFacts:
     description: str
     sampling: SamplingParams
     context_length: int
+    trained_context_length: int
     chat_template: str | None
     bos: int
     eos: int
@@ -233,7 +235,7 @@ class Served:
 def serve(
     calls: Connection,
     cancels: Connection,
-    preset: str | Preset | None,
+    preset: str | os.PathLike[str] | Preset | None,
     arguments: LoadKeywords,
     servers: tuple[str, ...],
 ) -> None:
@@ -286,6 +288,7 @@ def _facts(engine: Engine) -> EngineFacts:
         description=engine.description,
         sampling=engine.sampling,
         context_length=engine.context_length,
+        trained_context_length=engine.trained_context_length,
         chat_template=engine.chat_template,
         bos=vocabulary.bos,
         eos=vocabulary.eos,

@@ -61,7 +61,7 @@ class LoadKeywords(TypedDict, total=False):
 
 
 def load(  # noqa: PLR0913  the one door to the library: every argument has a default
-    preset: str | Preset | None = None,
+    preset: ModelSource | Preset | None = None,
     *,
     target: ModelSource | None = None,
     draft: ModelSource | None = None,
@@ -80,7 +80,9 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
 ) -> Engine:
     """An engine for a preset, or for a target of your own and perhaps what drafts for it.
 
-    preset: its name, or one made in code. target, draft: paths of GGUF files (of a split model
+    preset: what commands take as MODEL: a preset's name or an alias, or a target named as
+    below; or a preset made in code. With a draft or a head beside it a preset's name means its
+    target. target, draft: paths of GGUF files (of a split model
     the first part), names as `hf:owner/repo/file.gguf` and `owner/repo:QUANT` of files that
     were downloaded, or `llama_cpp.Llama` objects, which keep their settings and are given back
     by `Engine.close`. With neither it is the demo pair, whatever a person chose for commands.

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from localspec.errors import OptionError, PairError
 from localspec.gguf_file.architectures import HeadGraph
@@ -19,7 +19,8 @@ from localspec.llama.options import LlamaOptions
 from localspec.models.hub import locate, locate_source
 from localspec.models.pairing import size_warning
 from localspec.models.preset import Preset, Role
-from localspec.models.presets import common_servers, preset_to_load
+from localspec.models.presets import common_servers
+from localspec.models.source import chosen_pair
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS, Drafting
 
 if TYPE_CHECKING:
@@ -41,13 +42,14 @@ class Source(NamedTuple):
 
 
 def named_sources(
-    preset: str | Preset | None, named: dict[Role, ModelSource | None]
+    model: ModelSource | Preset | None, named: dict[Role, ModelSource | None]
 ) -> tuple[dict[Role, ModelSource], Preset | None]:
     """A path or a `Llama` for each role that is there, and the preset that names them, if any.
 
     Raises what naming a model does: PresetError, OptionError.
     """
-    chosen = preset_to_load(preset, named["target"], named["draft"], named["head"])
+    chosen, target = chosen_pair(model, named)
+    named = {**named, "target": target}
     if chosen is not None:
         located = locate(chosen)
         named = {
@@ -67,11 +69,12 @@ def named_sources(
     }, chosen
 
 
-def servers_used(preset: str | Preset | None, arguments: LoadKeywords) -> tuple[str, ...]:
+def servers_used(
+    model: str | os.PathLike[str] | Preset | None, arguments: LoadKeywords
+) -> tuple[str, ...]:
     """Addresses of the RPC servers that `load` would use. Raises OptionError, PresetError."""
-    chosen = preset_to_load(
-        preset, arguments.get("target"), arguments.get("draft"), arguments.get("head")
-    )
+    named = {role: arguments.get(role) for role in get_args(Role)}
+    chosen, _ = chosen_pair(model, named)
     found = list(common_servers(arguments.get("rpc"), chosen))
     for options in (arguments.get("target_options"), arguments.get("draft_options")):
         found += () if options is None else options.rpc

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from localspec.errors import ModelFileError
+from localspec.errors import ModelFileError, ModelNotFoundError
 from localspec.gguf_file.header import Header, Value, read_header
 from localspec.gguf_file.shape import ModelShape
 
@@ -40,7 +40,13 @@ def check_model_file(path: Path) -> Header:
     its vocabulary would end the process inside libllama.
     """
     first = read_header(path)
-    return check_parts([first, *(read_header(part) for part in _other_parts(first))])
+    try:
+        return check_parts([first, *(read_header(part) for part in _other_parts(first))])
+    except ModelNotFoundError as error:
+        raise ModelFileError(
+            f"{path} is the first of {first.number('split.count')} parts, and {error}",
+            "Fetch all parts into one folder.",
+        ) from error
 
 
 def check_parts(parts: Sequence[Header]) -> Header:

@@ -143,7 +143,7 @@ def check_target(header: Header) -> None:
     if facts is not None and facts.is_apart:
         raise ModelFileError(
             f"{header.path} holds a head alone, none of the layers of its model",
-            "Give it as --head, and the model that it was made for as --target.",
+            "Give it as head=…, and the model that it was made for as target=….",
         )
 
 

@@ -12,6 +12,7 @@ believes lengths that lie, and wants the whole file.
 from __future__ import annotations
 
 import mmap
+import os
 import stat
 import struct
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
-from localspec.errors import ModelFileError
+from localspec.errors import ModelFileError, ModelNotFoundError, perhaps
 
 # None stands for an array that is not kept.
 Value = int | float | bool | str | tuple[int | float | bool, ...] | None
@@ -35,6 +36,8 @@ _MAX_DIMENSIONS = 4
 _MAX_KEPT = 512  # numbers in an array that is kept: one for each layer
 _FIRST_READ = 8 << 20  # bytes; vocabularies of 150 000 tokens end before
 _LAST_READ = 128 << 20
+_BEGINNING = 1024  # bytes that tell what is no GGUF file
+_MAX_NAMED = 5  # files in a hint
 _TOKENS = "tokenizer.ggml.tokens"
 
 
@@ -105,7 +108,7 @@ def read_header(path: Path) -> Header:
     try:
         info = path.stat()
         if stat.S_ISDIR(info.st_mode):
-            raise ModelFileError(f"{path} is a directory", "Name the .gguf file in it.")
+            raise ModelFileError(f"{path} is a directory", _files_in(path))
         # Before it is opened: that would wait for the other end of a pipe.
         if not stat.S_ISREG(info.st_mode):
             raise ModelFileError(
@@ -113,11 +116,11 @@ def read_header(path: Path) -> Header:
             )
         with path.open("rb") as file:
             if info.st_size == 0:  # cannot be mapped
-                raise _no_gguf(path)
+                raise ModelFileError(f"{path} is empty", "Download it again.")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data, info.st_size).header()
-    except FileNotFoundError:
-        raise ModelFileError(f"{path} does not exist", "Check the path.") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelNotFoundError(f"{path} does not exist", _nearest(path)) from None
     except OSError as error:
         raise ModelFileError(
             f"{path} cannot be read: {error.strerror}", "Check the path and who may read it."
@@ -164,7 +167,7 @@ class _Reader:
 
     def header(self) -> Header:
         if self._data[:4] != b"GGUF":
-            raise _no_gguf(self._path)
+            raise _no_gguf(self._path, self._data[:_BEGINNING])
         version = self._scalar("<I")
         if version not in (2, 3):
             raise ModelFileError(
@@ -290,11 +293,47 @@ def _placed(described: list[Tensor], start: int, end: int) -> tuple[Tensor, ...]
     )
 
 
-def _no_gguf(path: Path) -> ModelFileError:
+def _no_gguf(path: Path, begin: bytes) -> ModelFileError:
+    """What the file is instead, where it is what downloads leave in a model's place."""
+    text = begin.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if text.startswith(b"version https://git-lfs"):
+        return ModelFileError(
+            f"{path} is a Git LFS pointer of {len(begin)} bytes, not the model it stands for",
+            "Fetch the model itself: git lfs pull, or download the file from the hub.",
+        )
+    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return ModelFileError(
+            f"{path} is a web page, not a model",
+            "The address was that of a page: on the hub a file's has /resolve/ where the "
+            "page's has /blob/.",
+        )
     return ModelFileError(
         f"{path} is not a GGUF file (it does not begin with 'GGUF')",
         "Choose a .gguf model file; other formats have to be converted first.",
     )
+
+
+def _nearest(path: Path) -> str:
+    """A hint about a file that is not there: those that may be meant."""
+    if not os.path.isdir(path.parent):
+        return f"There is no folder {path.parent}. Check the path."
+    near = perhaps(path.name, _gguf_files(path.parent))
+    return near.strip() or _files_in(path.parent)
+
+
+def _files_in(folder: Path) -> str:
+    """A hint that names some of the models in a folder."""
+    found = _gguf_files(folder)
+    more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
+    names = ", ".join(found[:_MAX_NAMED]) + more
+    return f"{folder} holds: {names}." if found else f"{folder} holds no .gguf file."
+
+
+def _gguf_files(folder: Path) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if name.lower().endswith(".gguf"))
+    except OSError:
+        return []
 
 
 _LENGTH = struct.Struct("<Q")

@@ -58,8 +58,8 @@ class Complaints:
         if lacks_memory:
             return MemoryLimitError(
                 message,
-                "Memory ran out: try a smaller --ctx, fewer --gpu-layers, or close other "
-                "programs.",
+                "Memory ran out: try a smaller context (context_length=…), fewer layers on "
+                "GPUs (num_gpu_layers=…), or close other programs.",
             )
         return ModelFileError(message, hint)
 

@@ -73,6 +73,6 @@ def new_context(model: int, name: str, params: Any) -> int:
     if not context:
         raise complaints.as_error(
             f"no context of {params.n_ctx} tokens for {name}",
-            "A cache type may need flash attention (--flash-attn on).",
+            'A cache type may need flash attention (flash_attention="on").',
         )
     return context

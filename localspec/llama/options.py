@@ -108,7 +108,7 @@ class LlamaOptions:
         if self.rpc and self.main_gpu is not None:
             raise OptionError(
                 "one GPU is to hold everything, and RPC servers are to hold a part",
-                "Choose --main-gpu or --rpc.",
+                "Choose main_gpu=… or rpc=….",
             )
         if len(self.tensor_split) > 16 or not all(0 <= s < 1e6 for s in self.tensor_split):
             raise OptionError(
@@ -117,7 +117,7 @@ class LlamaOptions:
         if self.tensor_split and self.main_gpu is not None:
             raise OptionError(
                 "one GPU is to hold everything, and several are to share it",
-                "Choose --main-gpu or --tensor-split.",
+                "Choose main_gpu=… or tensor_split=….",
             )
 
     @property

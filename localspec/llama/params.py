@@ -82,7 +82,7 @@ def _check_gpu(llama_cpp: Any, number: int) -> None:
     names = [gpu.name for gpu in usable_gpus(list_devices(llama_cpp))]
     if names and number >= len(names):
         listed = ", ".join(f"{index} for {name}" for index, name in enumerate(names))
-        raise OptionError(f"there is no GPU {number}", f"Choose --main-gpu {listed}.")
+        raise OptionError(f"there is no GPU {number}", f"Choose main_gpu=N: {listed}.")
 
 
 def context_params(llama_cpp: Any, options: LlamaOptions, context_length: int) -> Any:

@@ -12,17 +12,10 @@ from localspec.models.names import Names, change_names, names_file, read_names
 from localspec.models.preset import LocalModel
 from localspec.models.preset_file import PRESET_NAME
 from localspec.models.presets import load_presets, stands_for
-from localspec.models.source import parse_source
+from localspec.models.source import Choice, choose, parse_source
 from localspec.models.user_presets import check_free
 
 VARIABLE = "LOCALSPEC_MODEL"
-
-
-class Choice(NamedTuple):
-    """A preset, or a target as for `localspec.load`; neither is the demo pair."""
-
-    preset: str | None
-    target: str | None
 
 
 class Named(NamedTuple):
@@ -47,12 +40,12 @@ def choose_model(
     if len(named) > 1:
         raise OptionError(f"{' and '.join(named)} are named", "Name one of them.")
     if model is not None:
-        return _meant(model, is_target=is_target)
+        return choose(model, is_target=is_target)
     usual = None if named or is_target else usual_model()
     if usual is None:
         return Choice(preset, target)
     try:
-        return _meant(usual.name, is_target=False)
+        return choose(usual.name, is_target=False)
     except LocalspecError as error:
         hint = f"{usual.remedy} {error.hint}"
         raise type(error)(f"{usual.origin}: {error}", hint) from error
@@ -110,18 +103,9 @@ def drop_alias(alias: str) -> None:
     change_names(without)
 
 
-def _meant(name: str, *, is_target: bool) -> Choice:
-    """A preset's name comes before a path: ./name is the file."""
-    meant = stands_for(name)
-    if meant in load_presets() and not is_target:
-        return Choice(meant, None)
-    parse_source(meant, "target")
-    return Choice(None, meant)
-
-
 def _lasting(name: str) -> str:
     """The name as it is kept: a path does not depend on where one is."""
-    choice = _meant(name, is_target=False)
+    choice = choose(name, is_target=False)
     model = None if choice.target is None else parse_source(choice.target, "target")
     if not isinstance(model, LocalModel):
         return name

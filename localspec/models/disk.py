@@ -21,7 +21,7 @@ def check_disk(num_bytes: int, folder: Path) -> None:
     if num_bytes > free:
         raise DownloadError(
             f"{num_bytes} bytes are to be downloaded, {free} are free at {folder}",
-            "Make room, or choose another place: --local-dir DIR, or HF_HUB_CACHE=DIR.",
+            "Make room, or choose another place: local_dir=DIR, or HF_HUB_CACHE=DIR.",
         )
 
 
@@ -42,7 +42,7 @@ def disk_error(error: OSError, path: Path) -> DownloadError:
         )
     return DownloadError(
         f"{path} cannot be written: {error.strerror or error}",
-        "Choose another place: --local-dir DIR, or HF_HUB_CACHE=DIR for the cache.",
+        "Choose another place: local_dir=DIR, or HF_HUB_CACHE=DIR for the cache.",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from localspec.gguf_file.check import check_model_file, check_parts
@@ -40,7 +41,7 @@ def read_model_header(model: Model) -> FoundHeader:
     )
 
 
-def find_model(text: str, role: Role) -> Model:
+def find_model(text: str | os.PathLike[str], role: Role) -> Model:
     """The model that a person names, in any of the ways of `models.source`.
 
     Asks the hub which file owner/repo:QUANT is, unless it is here. Raises PresetError,

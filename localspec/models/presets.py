@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from localspec.errors import OptionError, PresetError, UnknownPresetError
+from localspec.errors import PresetError, UnknownPresetError
 from localspec.models.names import config_folder, read_names
 from localspec.models.preset import Preset
 from localspec.models.preset_file import header_of, read_presets
@@ -105,35 +105,15 @@ def no_such_preset(name: object) -> PresetError:
         return fault
     known = [*load_presets(), *read_names().aliases]
     near = difflib.get_close_matches(name, known, n=3) if isinstance(name, str) else []
-    plain = ", ".join(each for each in known if "@" not in each)
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"Choose one of: {plain}."
+    hint = "'localspec models' lists them; a file is named by its path, ending in .gguf."
+    if near:
+        hint = f"Did you mean {' or '.join(near)}?"
     return UnknownPresetError(f"there is no preset {name!r}", hint)
 
 
 def as_preset(preset: str | Preset) -> Preset:
     """The preset itself, or the one of that name. Raises as `find_preset` does."""
     return preset if isinstance(preset, Preset) else find_preset(preset)
-
-
-def preset_to_load(
-    preset: str | Preset | None,
-    target: object | None,
-    draft: object | None,
-    head: object | None,
-) -> Preset | None:
-    """What is to be loaded where no target is named: the preset, or the demo pair.
-
-    Raises OptionError for a draft or a head without a target, or a target beside a preset,
-    PresetError for an unknown preset.
-    """
-    if target is None and (draft is not None or head is not None):
-        role = "head" if draft is None else "draft"
-        raise OptionError(f"a {role} is given without a target", "Name the target, too.")
-    if target is None:
-        return as_preset(DEFAULT_PRESET if preset is None else preset)
-    if preset is not None:
-        raise OptionError("both a preset and a target are given", "Choose one of them.")
-    return None
 
 
 def common_servers(rpc: Sequence[str] | None, chosen: Preset | None) -> tuple[str, ...]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from localspec.errors import OptionError, PresetError
 from localspec.models.preset import (
@@ -17,13 +19,20 @@ from localspec.models.preset import (
     HubModel,
     LocalModel,
     Model,
+    Preset,
     Role,
     all_parts,
     is_repo,
 )
-from localspec.models.preset_file import PRESET_NAME
-from localspec.models.presets import load_presets, no_such_preset, stands_for
+from localspec.models.presets import (
+    DEFAULT_PRESET,
+    find_preset,
+    load_presets,
+    no_such_preset,
+    stands_for,
+)
 
+_SEPARATOR = re.compile(r"[/\\]")
 _QUANTIZED = re.compile(r"(?:hf:)?([^/:\\]+/[^/:\\]+):([A-Za-z0-9_.-]+)")
 
 
@@ -38,7 +47,49 @@ class Quantized:
     quantization: str
 
 
-def parse_source(text: str, role: Role) -> Model | Quantized:
+class Choice(NamedTuple):
+    """A preset, or a target as for `localspec.load`; neither is the demo pair."""
+
+    preset: str | None
+    target: str | None
+
+
+def choose(name: str, *, is_target: bool) -> Choice:
+    """What a person means by MODEL on the command line, or by what `load` is given first.
+
+    A preset's name comes before a path: ./name is the file. is_target: a draft or a head is
+    named beside it, so that a preset's name means its target. Raises what `parse_source` does.
+    """
+    meant = stands_for(name) if isinstance(name, str) else name
+    if isinstance(meant, str) and meant in load_presets() and not is_target:
+        return Choice(meant, None)
+    parse_source(meant, "target")
+    return Choice(None, meant)
+
+
+def chosen_pair(model: object, named: Mapping[Role, Any]) -> tuple[Preset | None, Any]:
+    """The preset, or else the target, that is meant by the first argument of `load`.
+
+    named: the models that are given by their roles. Without any it is the demo pair. Raises
+    OptionError for a draft or a head without a target, or two targets, and what `choose` does.
+    """
+    target = named["target"]
+    helper = next((role for role, one in named.items() if one is not None), None)
+    if target is not None:
+        if model is not None:
+            raise OptionError("both a preset and a target are given", "Choose one of them.")
+        return None, target
+    if isinstance(model, str):
+        choice = choose(model, is_target=helper is not None)
+        return None if choice.preset is None else find_preset(choice.preset), choice.target
+    if model is not None and not isinstance(model, Preset):
+        return None, model
+    if helper is not None:
+        raise OptionError(f"a {helper} is given without a target", "Name the target, too.")
+    return find_preset(DEFAULT_PRESET) if model is None else model, None
+
+
+def parse_source(text: str | os.PathLike[str], role: Role) -> Model | Quantized:
     """What a person means by the name of a model.
 
     A path that exists is a path. role: which model of a preset its name stands for. What is
@@ -46,13 +97,15 @@ def parse_source(text: str, role: Role) -> Model | Quantized:
     what is no string and for hf: and no file, PresetError for a preset that has no such model,
     UnknownPresetError for a name that nothing has.
     """
+    if isinstance(text, os.PathLike) and isinstance(os.fspath(text), str):
+        return LocalModel(path=Path(text))
     if not isinstance(text, str):
         raise OptionError(
             f"{text!r} names no model",
             "Give a string: a preset, a path, hf:owner/repo/file.gguf or owner/repo:Q4_K_M.",
         )
-    if os.path.exists(text):
-        return LocalModel(path=Path(text))
+    if os.path.exists(_expanded(text)):
+        return LocalModel(path=_expanded(text))
     presets, text = load_presets(), stands_for(text)
     if text in presets:
         model = presets[text].by_role().get(role)
@@ -66,10 +119,24 @@ def parse_source(text: str, role: Role) -> Model | Quantized:
     if named and is_repo(named[1]):
         is_named = role != "head" or named[2].startswith(HEAD_SIGN)
         return Quantized(named[1], named[2] if is_named else HEAD_SIGN + named[2])
-    if not text.startswith("hf:"):
-        if PRESET_NAME.fullmatch(text) and not text.lower().endswith(".gguf"):
+    return _hub_model(text) if text.startswith("hf:") else _absent_path(text)
+
+
+def _absent_path(text: str) -> LocalModel:
+    """What is nothing else. Raises OptionError for what looks like a name."""
+    if not text.lower().endswith(".gguf"):
+        if not _SEPARATOR.search(text):
             raise no_such_preset(text)
-        return LocalModel(path=Path(text))
+        if is_repo(text):
+            raise OptionError(
+                f"there is no path {text!r}, and as a repository it names no file",
+                f"Add the quantisation, as in {text}:Q4_K_M.",
+            )
+    return LocalModel(path=_expanded(text))
+
+
+def _hub_model(text: str) -> HubModel:
+    """The model of hf:owner/repo/file.gguf. Raises OptionError if that names no file."""
     owner, _, rest = text.removeprefix("hf:").partition("/")
     place, _, file = rest.partition("/")
     name, at, revision = place.partition("@")
@@ -84,3 +151,8 @@ def parse_source(text: str, role: Role) -> Model | Quantized:
             for part in all_parts(file)
         )
     )
+
+
+def _expanded(path: str) -> Path:
+    """The path, with ~ as a shell has it: not all of them see it behind an option's =."""
+    return Path(os.path.expanduser(path))  # Path.expanduser raises for ~nobody

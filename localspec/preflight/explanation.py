@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,8 @@ from localspec.models.model_header import (
 )
 from localspec.models.pairing import compare_vocabularies, size_warning
 from localspec.models.preset import Preset, Role
-from localspec.models.presets import common_servers, load_presets, preset_to_load
+from localspec.models.presets import common_servers, load_presets
+from localspec.models.source import chosen_pair
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import latest_learned
 from localspec.policy.speedup import (
@@ -144,11 +146,11 @@ class Explanation:
 
 
 def explain(  # noqa: PLR0913  as `load`: every argument has a default
-    preset: str | Preset | None = None,
+    preset: str | os.PathLike[str] | Preset | None = None,
     *,
-    target: str | None = None,
-    draft: str | None = None,
-    head: str | None = None,
+    target: str | os.PathLike[str] | None = None,
+    draft: str | os.PathLike[str] | None = None,
+    head: str | os.PathLike[str] | None = None,
     context_length: int | None = None,
     num_gpu_layers: int | None = None,
     rpc: Sequence[str] | None = None,
@@ -166,8 +168,12 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     """
     asked = LlamaOptions(context_length=context_length, num_gpu_layers=num_gpu_layers)
     description, variants = "", {}
-    chosen = preset_to_load(preset, target, draft, head)
-    named: dict[Role, str | None] = {"target": target, "draft": draft, "head": head}
+    named: dict[Role, str | os.PathLike[str] | None] = {
+        "target": target,
+        "draft": draft,
+        "head": head,
+    }
+    chosen, named["target"] = chosen_pair(preset, named)
     models = {role: find_model(text, role) for role, text in named.items() if text is not None}
     if chosen is not None:
         models = chosen.by_role()
@@ -237,7 +243,7 @@ def _head_report(
     """Of the head in a file of its own, or in the target's. asked: of the target."""
     without = "" if memory.models[0].with_head else "there is no memory for it"
     if asked.rpc:
-        without = "it would be on the servers, where --proposer head uses it"
+        without = 'it would be on the servers, where proposer="head" uses it'
     target, own = found["target"], found.get("head")
     one = own or target
     facts = head_facts(one.header)

@@ -66,7 +66,7 @@ def most_gpu_layers(models: Sequence[Planned], context_length: int, room: Room) 
     """The most layers of the target on GPUs with which all fits, fewer than are asked for.
 
     None if no number does, or the number is left open and so chosen already. A draft that was
-    given the same number gets this one, too, as --gpu-layers does it.
+    given the same number gets this one, too, as `load` does it.
     """
     wanted = models[0].options.num_gpu_layers
     if wanted is None:
@@ -152,14 +152,14 @@ def _way_out(models: Sequence[Planned], context_length: int, room: Room) -> str:
     ways = []
     on_gpus = bool(room.gpus) and models[0].options.num_gpu_layers != 0
     if on_gpus and (layers := most_gpu_layers(models, context_length, room)) is not None:
-        ways.append(f"with {layers} layers on GPUs (--gpu-layers)")
+        ways.append(f"with {layers} layers on GPUs (num_gpu_layers=…)")
     if context := largest_context(models, room):
-        ways.append(f"at a context of up to {context} tokens (--ctx)")
+        ways.append(f"at a context of up to {context} tokens (context_length=…)")
     if ways:
-        return f"It fits {', or '.join(ways)}; --force loads it anyway."
+        return f"It fits {', or '.join(ways)}; force=True loads it anyway."
     if smaller := fitting_preset(room):
-        return f"The preset {smaller.name} fits; --force loads this one anyway."
-    return "Close other programs, or take the demo preset; --force loads it anyway."
+        return f"The preset {smaller.name} fits; force=True loads this one anyway."
+    return "Close other programs, or take the demo preset; force=True loads it anyway."
 
 
 def _gb(num_bytes: int) -> str:

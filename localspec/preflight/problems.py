@@ -96,7 +96,7 @@ def _room(found: Installation) -> Iterator[Problem]:
             yield Problem(
                 f"{gpu.free_bytes / 1e9:.1f} GB of memory are free on {gpu.name}, of which "
                 f"{MARGIN_BYTES / 1e9:.1f} GB stay free: no layers go there by default",
-                "Close what uses it, or fix the number of layers: --gpu-layers N.",
+                "Close what uses it, or fix the number of layers: num_gpu_layers=N.",
             )
     if found.cache.free_bytes < _LITTLE_DISK_BYTES:
         yield Problem(

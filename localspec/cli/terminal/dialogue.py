@@ -78,10 +78,9 @@ def write_rendered(conversation: Conversation, stream: Stream) -> Reply:
     reply = show_answer(conversation.engine, stream, view)
     if reply.finish_reason == "cancelled":
         note("(stopped)")
-    context_length = conversation.engine.context_length
-    if cut := cut_line(reply, conversation.options.max_tokens, context_length):
+    if cut := cut_line(reply, conversation.options.max_tokens, conversation.engine):
         note(cut)
-    note(status_line(reply.stats, context_length))
+    note(status_line(reply.stats, conversation.engine.context_length))
     return reply
 
 

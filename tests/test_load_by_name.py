@@ -1,0 +1,153 @@
+"""`load` and `explain` take first what commands take as MODEL: a path, or any other name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import llama_cpp
+import pytest
+from click.testing import CliRunner, Result
+
+import localspec
+from gguf_maker import write_random_model
+from localspec.cli import main
+from localspec.models.choice import set_alias, set_default
+
+
+def run(*arguments: object) -> Result:
+    result = CliRunner().invoke(main, [str(a) for a in arguments], input="")
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture(autouse=True)
+def _own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CONFIG_HOME", "HOME", "USERPROFILE", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path))
+
+
+@pytest.fixture
+def model(tmp_path: Path, demo_target: Path) -> Path:
+    """A model that is not the demo's: its vocabulary is larger."""
+    return write_random_model(tmp_path / "other.gguf", demo_target, num_padding=3)
+
+
+def size_of(*arguments: object, **keywords: object) -> int:
+    """What tells which model was loaded."""
+    with localspec.load(*arguments, num_threads=1, **keywords) as engine:
+        return engine.vocabulary.size
+
+
+def test_a_file_is_loaded_by_its_path(model, monkeypatch):
+    assert size_of(str(model)) == size_of(model) == 4099
+    monkeypatch.chdir(model.parent)
+    assert (
+        size_of("other.gguf") == size_of("~/other.gguf") == size_of(Path("other.gguf")) == 4099
+    )
+
+
+def test_a_preset_and_an_alias_of_either_are_names(model, tmp_path, monkeypatch):
+    set_alias("d", "demo")
+    set_alias("o", str(model))
+    assert size_of("demo") == size_of("d") == 4096
+    assert size_of("o") == 4099
+    monkeypatch.chdir(tmp_path)
+    model.rename(tmp_path / "demo")
+    assert size_of("demo") == 4096
+    assert size_of("./demo") == size_of(Path("demo")) == 4099
+
+
+def test_beside_a_draft_a_name_is_the_target(model, demo_target, demo_draft):
+    for name in ("demo", str(demo_target), demo_target):
+        with localspec.load(name, draft=demo_draft, num_threads=1) as engine:
+            assert engine.shared_vocabulary.size == 4096
+    assert localspec.explain("demo", draft=str(demo_draft)).can_draft
+    assert localspec.explain(demo_target, draft=demo_draft).can_draft
+
+
+def test_an_object_of_llama_cpp_is_a_target_too(demo_target):
+    llama = llama_cpp.Llama(str(demo_target), n_ctx=64, verbose=False)
+    assert size_of(llama) == 4096
+    with pytest.raises(localspec.OptionError, match="object of this process"):
+        localspec.IsolatedEngine(llama)
+    llama.close()
+
+
+def test_an_isolated_engine_takes_the_same(model):
+    for name in (str(model), model):
+        with localspec.IsolatedEngine(name, num_threads=1) as engine:
+            assert engine.generate("x", max_tokens=1).token_ids
+            assert engine.description == "other.gguf alone"
+
+
+def test_explain_takes_the_same(model):
+    for name in (str(model), model):
+        assert localspec.explain(name).target.vocab_size == 4099
+
+
+def test_nothing_at_all_is_the_demo_pair(model, monkeypatch):
+    set_default(str(model))
+    monkeypatch.setenv("LOCALSPEC_MODEL", str(model))
+    assert size_of() == 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message", "hint"),
+    [
+        ("othr.gguf", localspec.ModelNotFoundError, "othr.gguf does not exist", "other.gguf?"),
+        ("q1.gguf", localspec.ModelNotFoundError, "q1.gguf does not", "holds: other.gguf."),
+        ("no/x.gguf", localspec.ModelNotFoundError, "does not exist", "no folder no."),
+        ("other.gguf/x.gguf", localspec.ModelNotFoundError, "exist", "no folder other.gguf"),
+        ("a/b/c", localspec.ModelNotFoundError, "a/b/c does not exist", "no folder a/b."),
+        (".", localspec.ModelFileError, "is a directory", "holds: other.gguf."),
+        ("qwen3:8b", localspec.UnknownPresetError, "no preset 'qwen3:8b'", "qwen3-8b"),
+        ("nothing", localspec.UnknownPresetError, "no preset", "a file is named by its path"),
+        ("own/repo-GGUF", localspec.OptionError, "names no file", "own/repo-GGUF:Q4_K_M"),
+        ("hf:o/m", localspec.OptionError, "names no file", "owner/repo:Q4_K_M"),
+        (
+            "o/m:Q4_0",
+            localspec.PresetError,
+            "o/m:Q4_0 is not on this mach",
+            "download o/m:Q4_0",
+        ),
+        ("hf:o/m/x.gguf", localspec.PresetError, "x.gguf is not on", "download hf:o/m/x.gguf"),
+    ],
+)
+def test_what_is_not_there_is_said_alike_by_python_and_commands(
+    model, monkeypatch, name, error, message, hint
+):
+    monkeypatch.chdir(model.parent)
+    for ask in (localspec.load, localspec.IsolatedEngine):
+        with pytest.raises(error) as caught:
+            ask(name)
+        assert message in str(caught.value)
+        assert hint in caught.value.hint
+        assert caught.value.hint.count(",") < 5, "a list of everything"
+    told = run("generate", "-m", name, "Hi")
+    assert f"Error: {caught.value}\nHint: {caught.value.hint}\n" in told.stderr
+    assert told.exit_code == (2 if issubclass(error, localspec.OptionError) else 1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "chat x.gguf", "generate -m x.gguf Hi", "explain x.gguf", "bench x.gguf",
+        "verify x.gguf", "chat --target x.gguf", "chat demo --draft x.gguf",
+        "chat demo --head x.gguf", "explain demo --draft x.gguf", "models import absent",
+        "models default x.gguf", "models alias x x.gguf", "models add x --target x.gguf",
+        "serve x.gguf",
+    ],
+)  # fmt: skip
+def test_a_file_that_is_not_there_is_a_usage_error(tmp_path, monkeypatch, line):
+    monkeypatch.chdir(tmp_path)
+    result = run(*line.split())
+    assert result.exit_code == 2, result.output
+    assert "Hint: " in result.stderr
+
+
+def test_two_names_are_one_too_many(model):
+    with pytest.raises(localspec.OptionError, match="both a preset and a target"):
+        localspec.load(str(model), target=str(model))
+    for role in ("draft", "head"):
+        with pytest.raises(localspec.OptionError, match=f"a {role} is given without a target"):
+            localspec.load(**{role: str(model)})
