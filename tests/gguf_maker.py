@@ -25,13 +25,15 @@ def write_random_model(
     replace_tokens: dict[int, str] | None = None,
     drop: tuple[str, ...] = (),
     extra: dict[str, bool | int | float | str | list[int]] | None = None,
+    beside: tuple[str, ...] = (),
 ) -> Path:
     """A model of `num_layers` layers of `width`, random and so unrelated to any other.
 
     architecture: llama, mamba, or gemma3, which has a sliding window if `extra` states one.
     quantization: of the matrices. num_experts: in each layer, of which a token takes two; 0
     for a dense model. num_padding: ids added after the vocabulary. replace_tokens: ids given
-    another text. drop: metadata keys to leave out. extra: to add, or to state instead.
+    another text. drop: metadata keys to leave out. extra: to add, or to state instead. beside:
+    names of further tensors.
     """
     random = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)
@@ -83,6 +85,8 @@ def write_random_model(
         else:
             _add_attention_layer(architecture, block, width, matrix, ones)
             _add_feed_forward(block, width, num_experts, matrix)
+    for name in beside:
+        ones(name)
     if architecture == "mamba":
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_inner_size(2 * width)

@@ -18,6 +18,9 @@ _NOT_TEXT_MODELS = {
     "t5encoder": "an encoder",
     "wavtokenizer-dec": "a vocoder",
 }
+# How tensors of encoders begin in GGUF files (tools/mtmd/clip-impl.h); no model of libllama's
+# has such names.
+_ENCODER_SIGNS = ("v.", "mm.", "a.", "vision", "resampler.")
 # What libllama asserts of a model's numbers, or computes with unasked: least and largest.
 _BOUNDS = {
     "block_count": (1, 512),
@@ -71,6 +74,7 @@ def check_parts(parts: Sequence[Header]) -> Header:
         raise ModelFileError(
             f"{path} is {_NOT_TEXT_MODELS[architecture]}", "Choose a text generation model."
         )
+    _check_text_alone(header)
     if (
         header.metadata.get(f"{architecture}.attention.causal") is False
         or header.number(f"{architecture}.pooling_type") > 0
@@ -83,6 +87,24 @@ def check_parts(parts: Sequence[Header]) -> Header:
             raise ModelFileError(f"{path} is damaged: {fault}", "Download or convert it again.")
     _check_stated_head(header)
     return header
+
+
+def _check_text_alone(header: Header) -> None:
+    """Raise ModelFileError if there is an encoder in the language model's file.
+
+    Ollama keeps some models so; llama.cpp, which has encoders in files of their own, refuses
+    the file for tensors that it does not expect.
+    """
+    beside = [one.name for one in header.tensors if one.name.startswith(_ENCODER_SIGNS)]
+    if beside:
+        kind = "an audio" if all(name.startswith("a.") for name in beside) else "an image"
+        raise ModelFileError(
+            f"{header.path} holds {kind} encoder beside its language model ({len(beside)} "
+            f"tensors, the first is {beside[0]}), as Ollama's files do: llama.cpp loads no "
+            "such file",
+            "Take the language model by itself, as repositories of the hub have it beside "
+            "an mmproj file: localspec download owner/repo:Q4_K_M.",
+        )
 
 
 def _faulty_numbers(header: Header) -> Iterator[str]:

@@ -1,0 +1,97 @@
+"""Files with an encoder beside the language model, as Ollama keeps some: said before loading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import llama_cpp
+import pytest
+from click.testing import CliRunner, Result
+
+import localspec
+from gguf_maker import write_random_model
+from localspec.cli import main
+from localspec.models.folder_import import search_folder
+
+# As gemma3, qwen2.5-vl and mistral3 have them in Ollama's library.
+INSIDE = {
+    "gemma3": ("mm.mm_input_projection.weight", "v.blk.0.attn_k.weight", "v.patch_embd.weight"),
+    "qwen25vl": ("v.blk.0.attn_qkv.weight", "v.merger.ln_q.weight"),
+    "raw names": ("vision_tower.encoder.weight",),
+    "audio": ("a.conv1d.0.weight", "a.blk.0.ffn_up.weight"),
+}
+
+
+def run(*arguments: object) -> Result:
+    result = CliRunner().invoke(main, [str(a) for a in arguments], input="")
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture(params=INSIDE)
+def joined(request: pytest.FixtureRequest, tmp_path: Path, demo_target: Path) -> Path:
+    """A language model that works by itself, with the encoder's tensors in its file."""
+    return write_random_model(
+        tmp_path / "joined.gguf",
+        demo_target,
+        extra={"llama.vision.block_count": 1},
+        beside=INSIDE[request.param],
+    )
+
+
+def test_libllama_refuses_such_files(joined):
+    with pytest.raises(ValueError, match="Failed to load model"):
+        llama_cpp.Llama(str(joined), verbose=False)
+
+
+def test_it_is_said_before_the_load(joined):
+    with pytest.raises(localspec.ModelFileError, match="encoder beside its language") as caught:
+        localspec.load(joined)
+    assert caught.value.__cause__ is None
+    assert "owner/repo:Q4_K_M" in caught.value.hint
+    with pytest.raises(localspec.ModelFileError, match="encoder beside its language"):
+        localspec.load("demo", draft=joined)
+
+
+def test_explain_and_import_say_it_too(joined):
+    told = run("explain", joined)
+    assert told.exit_code == 1
+    assert "encoder beside its language model" in told.stderr
+    found = search_folder(joined.parent)
+    assert found.proposals == ()
+    assert "encoder beside its language model" in found.skipped[joined]
+
+
+def test_which_encoder_is_said(tmp_path, demo_target):
+    for names, kind in ((INSIDE["audio"], "an audio"), (INSIDE["gemma3"], "an image")):
+        path = write_random_model(tmp_path / "x.gguf", demo_target, beside=names)
+        with pytest.raises(localspec.ModelFileError, match=f"holds {kind} encoder"):
+            localspec.load(path)
+
+
+def test_an_encoder_by_itself_is_called_one(tmp_path, demo_target):
+    """An mmproj file, with and without the type that newer ones state."""
+    for extra in ({}, {"general.type": "mmproj"}):
+        path = write_random_model(
+            tmp_path / "mmproj.gguf",
+            demo_target,
+            architecture="clip",
+            extra=extra,
+            beside=INSIDE["gemma3"],
+        )
+        with pytest.raises(localspec.ModelFileError) as caught:
+            localspec.load(path)
+        assert "is an image encoder" in str(caught.value) or "mmproj" in str(caught.value)
+        assert "beside" not in str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mamba", "gemma3"])
+def test_a_language_model_alone_is_not_taken_for_one(tmp_path, demo_target, architecture):
+    """Not even where its header tells of an encoder that lies in another file."""
+    path = write_random_model(
+        tmp_path / "x.gguf",
+        demo_target,
+        architecture=architecture,
+        extra={f"{architecture}.vision.block_count": 27},
+    )
+    localspec.load(path, num_threads=1).close()
