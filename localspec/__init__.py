@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         SessionError,
         TemplateError,
         TemplateLimitError,
+        UnknownKeywordError,
         UnknownPresetError,
     )
     from localspec.llama.options import LlamaOptions
@@ -133,6 +134,7 @@ __all__ = [
     "TokenLogprob",
     "TokenLogprobs",
     "ToolCall",
+    "UnknownKeywordError",
     "UnknownPresetError",
     "disk_usage",
     "download",

@@ -2,6 +2,7 @@
 
     LocalspecError
     ├── OptionError        a value outside its range (also a ValueError)
+    │   ├── UnknownKeywordError  a keyword that there is not (also a TypeError)
     │   └── ConstraintError    what an answer is to fit cannot be kept to
     ├── ModelFileError     a path that holds no model we can run
     │   └── ModelNotFoundError  there is no file (also an OptionError)
@@ -31,8 +32,13 @@ same after a way through pickle or copy, as out of another process.
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Iterable
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class LocalspecError(Exception):
@@ -49,6 +55,10 @@ class LocalspecError(Exception):
 
 class OptionError(LocalspecError, ValueError):
     """A value outside its range."""
+
+
+class UnknownKeywordError(OptionError, TypeError):
+    """A keyword that a function of ours does not take."""
 
 
 class ConstraintError(OptionError):
@@ -143,3 +153,37 @@ def perhaps(name: str, names: Iterable[str]) -> str:
     longer = [each for each in known if name and each.startswith(name)]
     near = longer[:3] or difflib.get_close_matches(name, known, n=1)
     return f"Perhaps {' or '.join(near)}? " if near else ""
+
+
+def check_keywords(
+    given: Iterable[str], known: Iterable[str], elsewhere: Mapping[str, str] | None = None
+) -> None:
+    """Raise UnknownKeywordError, with the nearest one, for a keyword that is not known.
+
+    elsewhere: others that a person may mean, with what is to be said of them.
+    """
+    known = list(known)
+    for name in given:
+        if name not in known:
+            hint = (elsewhere or {}).get(name) or perhaps(name, known).strip()
+            raise UnknownKeywordError(
+                f"unknown option {name!r}", hint or f"Known are {', '.join(known)}."
+            )
+
+
+def known_keywords(
+    elsewhere: Mapping[str, str] | None = None,
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+    """Let a function refuse other keywords than its own as `check_keywords` does."""
+
+    def checking(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        known = inspect.signature(function).parameters
+
+        @functools.wraps(function)
+        def checked(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
+            check_keywords(keywords, known, elsewhere)
+            return function(*arguments, **keywords)
+
+        return checked
+
+    return checking

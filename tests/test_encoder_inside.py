@@ -1,4 +1,4 @@
-"""Files with an encoder beside the language model, as Ollama keeps some: said before loading."""
+"""Files with an encoder beside the language model, as Ollama has some: said before a load."""
 
 from __future__ import annotations
 

@@ -45,6 +45,29 @@ def test_unknown_names_are_usage_errors(hub: StandinHub, line):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "ours"),
+    [
+        ("run llama3", "localspec chat MODEL"), ("list", "localspec models."),
+        ("ls", "localspec models."), ("pull qwen3:8b", "localspec download PRESET"),
+        ("get x", "localspec download PRESET"), ("ps", "localspec serve"),
+        ("stop x", "nothing runs in the background"), ("show x", "localspec explain MODEL"),
+        ("rm x", "localspec models remove PRESET"), ("cp a b", "localspec models alias"),
+        ("create x -f y", "localspec models add NAME"), ("help", "localspec --help"),
+        ("models list", "localspec models."), ("models rm x", "localspec models remove"),
+        ("models show x", "localspec explain"), ("models pull x", "localspec download"),
+        ("sessions ls", "localspec sessions."), ("sessions rm x", "localspec sessions remove"),
+        ("chatt", "Perhaps chat?"), ("gen", "Perhaps generate?"), ("models dfault", "default?"),
+    ],
+)  # fmt: skip
+def test_what_other_programs_call_it_is_answered_with_ours(line, ours):
+    done = CliRunner().invoke(main, line.split())
+    assert done.exit_code == exit_codes.USAGE
+    (error,) = (text for text in done.stderr.splitlines() if text.startswith("Error: "))
+    assert "No such command" in error
+    assert ours in error
+
+
 def test_the_page_has_every_code():
     page = (Path(__file__).parent.parent / "docs/cli.md").read_text("utf-8")
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}

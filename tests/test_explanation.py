@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from head_maker import write_head_model
 from test_speedup import STAIRS
 
 from gguf_maker import write_random_model
@@ -85,9 +86,26 @@ def test_a_pair_that_does_not_fit_together_is_explained(tmp_path, demo_target):
     )
     found = explain(target=str(demo_target), draft=str(other))
     assert not found.can_draft
-    assert "1000 of 4096 tokens differ: 1000 is" in run(
-        "--target", demo_target, "--draft", other
-    )
+    assert not found.is_pair
+    options = ["explain", "--target", str(demo_target), "--draft", str(other)]
+    told = CliRunner().invoke(main, options)
+    assert told.exit_code == 1
+    assert "1000 of 4096 tokens differ: 1000 is" in told.stdout
+    assert told.stdout.count("NO PAIR") == 1
+    assert "has its 4096 tokens and at most" in told.stdout
+    assert "it fits" not in told.stdout
+    whole = CliRunner().invoke(main, [*options, "--json"])
+    assert whole.exit_code == 1
+    assert json.loads(whole.stdout)["is_pair"] is False
+
+
+def test_a_head_of_another_model_is_no_pair(tmp_path, demo_target):
+    head = write_head_model(tmp_path / "head.gguf", demo_target, "qwen35", part="head")
+    told = CliRunner().invoke(main, ["explain", str(demo_target), "--head", str(head)])
+    assert told.exit_code == 1
+    assert "OF NO USE" in told.stdout
+    assert "NO PAIR    a head drafts for the very model" in told.stdout
+    assert "it fits" not in told.stdout
 
 
 def test_the_ids_that_differ_are_named(tmp_path, demo_target):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -225,3 +226,20 @@ def test_what_is_no_folder_is_a_usage_error(models):
         result = run("models", "import", path)
         assert result.exit_code == 2
         assert "is no folder" in result.stderr
+
+
+def test_why_there_is_no_draft_is_said(tmp_path, models):
+    folder = tmp_path / "x"
+    folder.mkdir()
+    for path in models.values():
+        shutil.copy(path, folder)
+    share = models["small"].stat().st_size / models["middle"].stat().st_size
+    shown = run("models", "import", folder).stderr
+    lines = {line.partition(":")[0]: line for line in shown.splitlines()}
+    assert lines["l"].endswith(f"draft {folder / 'S.gguf'}")
+    assert re.search(
+        r"no draft: S has its tokenizer and (\d+)% of its size, above a third", lines["m"]
+    )
+    assert abs(int(re.search(r"(\d+)%", lines["m"])[1]) - 100 * share) < 3
+    assert lines["s"].endswith("no draft: it is the smallest here with its tokenizer")
+    assert lines["o"].endswith("no draft: no other model here has its tokenizer")

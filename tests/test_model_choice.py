@@ -13,10 +13,10 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.cli import main
 from localspec.errors import PresetError, UnknownPresetError
-from localspec.models.choice import Choice, choose_model, set_alias, set_default
+from localspec.models.choice import choose_model, set_alias, set_default
 from localspec.models.names import names_file, read_names
 from localspec.models.presets import find_preset, user_presets_file
-from localspec.models.source import parse_source
+from localspec.models.source import Choice, parse_source
 
 TERSE = ["--temperature", "0", "--max-tokens", "4"]
 
@@ -186,6 +186,45 @@ def test_an_alias_stands_for_a_preset_wherever_one_is_named(model):
     assert chosen() == Choice("demo", None)
     assert run("models", "alias", "d", "--clear").exit_code == 0
     assert run("models", "path", "d").exit_code == 2
+
+
+def test_a_default_outlives_the_alias_that_named_it(model):
+    run("models", "alias", "c", "qwen3-8b")
+    run("models", "alias", "o", model)
+    run("models", "default", "c")
+    again = run("models", "alias", "c", "qwen3-4b")
+    assert again.stderr == "c stands for qwen3-4b\nIt is the default, too: qwen3-4b.\n"
+    gone = run("models", "alias", "c", "--clear")
+    assert gone.exit_code == 0
+    assert gone.stderr == "The default stays qwen3-4b.\n"
+    assert chosen() == Choice("qwen3-4b", None)
+    assert run("models", "alias", "o", "--clear").stderr == ""
+    set_alias("o", str(model))
+    set_default("o")
+    assert run("models", "alias", "o", "--clear").stderr == ""  # it was kept as the path
+    assert chosen() == Choice(None, str(model))
+
+
+def test_names_of_a_preset_that_is_removed_are_told(demo_target):
+    run("models", "add", "mine", "--target", demo_target)
+    run("models", "alias", "m", "mine")
+    run("models", "default", "m")
+    gone = run("models", "remove", "mine", "--yes")
+    assert "It was the default: localspec models default NAME, or --clear" in gone.stderr
+    assert "m stood for it: localspec models alias m --clear" in gone.stderr
+    run("models", "add", "other", "--target", demo_target)
+    assert "stood for" not in run("models", "remove", "other", "--yes").stderr
+
+
+def test_what_is_here_is_listed_first(demo_target):
+    run("models", "add", "zzz-mine", "--target", demo_target)
+    states = [line.split()[1] for line in run("models").stdout.splitlines()[1:]]
+    order = ["ready", "partial", "absent"]
+    assert states == sorted(states, key=order.index)
+    assert {"ready", "absent"} <= set(states)
+    whole = json.loads(run("models", "--json").stdout)
+    assert [one["state"] for one in whole] == states
+    assert "zzz-mine" in [one["name"] for one in whole if one["state"] == "ready"]
 
 
 @pytest.mark.parametrize(

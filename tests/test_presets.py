@@ -153,10 +153,12 @@ def test_the_demo_pair_came_with_the_package():
     assert target.stat().st_size + draft.stat().st_size <= 14_000_000
 
 
-def test_an_unknown_preset_names_the_known_ones():
-    with pytest.raises(PresetError, match="'nope'") as caught:
-        find_preset("nope")
-    assert "demo" in caught.value.hint
+def test_an_unknown_preset_names_near_ones_and_not_all_of_them():
+    for name, near in (("nope", "'localspec models' lists them"), ("qwen3-8", "qwen3-8b")):
+        with pytest.raises(PresetError, match=repr(name)) as caught:
+            find_preset(name)
+        assert near in caught.value.hint
+        assert "smollm2" not in caught.value.hint
 
 
 def test_the_users_file_overrides_and_extends(users_file, demo_target):

@@ -15,14 +15,13 @@ from localspec.streaming.stream import Exchange, Stream
 class ChatBackend(Protocol):
     """The engine, as far as a conversation knows it."""
 
+    trained_context_length: int
+
     @property
     def vocabulary(self) -> Tokenizer: ...
 
     @property
     def context_length(self) -> int: ...
-
-    @property
-    def trained_context_length(self) -> int: ...
 
     @property
     def chat_template(self) -> str | None: ...

@@ -58,8 +58,31 @@ class _Main(Group):
         sys.exit(code)
 
 
+# Of Ollama, LM Studio and llama.cpp.
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("run", "cli"), "localspec chat MODEL, or localspec generate -m MODEL PROMPT"
+    ),
+    **dict.fromkeys(("list", "ls"), "localspec models"),
+    **dict.fromkeys(("pull", "get"), "localspec download PRESET"),
+    **dict.fromkeys(("show", "info"), "localspec explain MODEL"),
+    **dict.fromkeys(("rm", "remove", "delete"), "localspec models remove PRESET"),
+    **dict.fromkeys(
+        ("ps", "stop", "load", "unload"),
+        "localspec serve PRESET, and Ctrl-C; nothing runs in the background",
+    ),
+    **dict.fromkeys(("server", "start"), "localspec serve"),
+    "cp": "localspec models alias SHORT MODEL",
+    "create": "localspec models add NAME --target MODEL",
+    "import": "localspec models import DIR",
+    "help": "localspec --help",
+    "version": "localspec --version",
+}
+
+
 @click.group(
     cls=_Main,
+    elsewhere=_ELSEWHERE,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Tab completes all of this in bash, zsh and fish: localspec completion --help",
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from localspec.cli import exit_codes
 from localspec.cli.bars import readable_bytes
 from localspec.cli.completion import complete_model
 from localspec.cli.device_options import RPC_OPTION, TENSOR_SPLIT_OPTION
@@ -17,6 +18,7 @@ from localspec.cli.places import place_lines
 from localspec.cli.screen import in_flags, printable
 from localspec.cli.waiting import waiting
 from localspec.models.choice import choose_model
+from localspec.models.pairing import LARGEST_SHARE
 
 if TYPE_CHECKING:
     from localspec.preflight.explanation import Explanation, HeadReport, ModelFacts
@@ -68,7 +70,7 @@ def explain(  # noqa: PLR0913  each is an option of the command
     """Will it fit, will it pay, and why: before any download.
 
     Of models that are not here a few megabytes are read: the headers of their files. MODEL:
-    as for chat.
+    as for chat. Exit code 1 if target and draft, or head, are no pair.
 
     \b
         localspec explain qwen2-7b
@@ -93,6 +95,8 @@ def explain(  # noqa: PLR0913  each is an option of the command
             tensor_split=tensor_split,
         )
     click.echo(json.dumps(_as_object(found)) if as_json else as_text(found))
+    if not found.is_pair:
+        raise click.exceptions.Exit(exit_codes.FAILED)
 
 
 def as_text(found: Explanation) -> str:
@@ -106,11 +110,14 @@ def _lines(found: Explanation) -> list[tuple[str, str]]:
     lines += _model_lines("Target", found.target)
     if found.draft is not None:
         lines += _model_lines("Draft", found.draft)
-        lines.append(("Tokens", found.misfit or str(found.vocabulary)))
+        if found.vocabulary is not None:
+            lines.append(("Tokens", str(found.vocabulary)))
         if found.size_warning:
             lines.append(("Sizes", found.size_warning))
     if found.head is not None:
         lines.append(("Head", _head(found.head)))
+    if not found.is_pair:
+        return [*lines, *_no_pair(found)]
     if found.draft is None and found.head is None:
         lines.append(("Draft", "none: plain decoding"))
     else:
@@ -138,6 +145,22 @@ def _model_lines(role: str, model: ModelFacts) -> list[tuple[str, str]]:
         ),
         ("", f"{model.vocab_size} tokens, context up to {model.trained_context}{window}"),
         ("", f"weights: {_types(model.type_bytes)}"),
+    ]
+
+
+def _no_pair(found: Explanation) -> list[tuple[str, str]]:
+    """Why what was named cannot be loaded together, and what could be."""
+    if not found.misfit:
+        return [("NO PAIR", "a head drafts for the very model that it was made for")]
+    target = found.target
+    largest = readable_bytes(round(target.size_bytes * LARGEST_SHARE))
+    return [
+        ("NO PAIR", found.misfit),
+        (
+            "",
+            f"what drafts for {target.name} has its {target.vocab_size} tokens and at most "
+            f"{largest}: a smaller model of its family; or leave the draft out",
+        ),
     ]
 
 
@@ -253,7 +276,7 @@ def _as_object(found: Explanation) -> dict[str, Any]:
         "gpu_bytes": found.memory.gpu_bytes,
         "peak_bytes": found.memory.peak_bytes,
     }
-    return {**whole, "fits": found.fits, "can_draft": found.can_draft}
+    return {**whole, "fits": found.fits, "is_pair": found.is_pair, "can_draft": found.can_draft}
 
 
 def _vocabulary_object(found: Explanation) -> dict[str, Any]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from localspec.cli import device_options, sampling_options
+from localspec.errors import perhaps
 
 # Options by what they are about. What stands nowhere here is the command's own: it comes first.
 _HEADINGS = {
@@ -27,9 +31,29 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Several commands, each with its whole summary."""
+    """Several commands, each with its whole summary.
+
+    elsewhere: what other programs call a command, with what it is here.
+    """
 
     command_class = Command
+
+    def __init__(
+        self, *arguments: Any, elsewhere: Mapping[str, str] | None = None, **more: Any
+    ) -> None:
+        super().__init__(*arguments, **more)
+        self._elsewhere = elsewhere or {}
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of that name. Raises click.UsageError, with the one that may be meant."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            here = self._elsewhere.get(name)
+            hint = f"Here it is: {here}." if here else perhaps(name, self.list_commands(ctx))
+            ctx.fail(f"No such command {name!r}. {hint}".strip())
+        return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups, then the commands."""

@@ -17,6 +17,7 @@ from localspec.models import installed
 from localspec.models.choice import usual_model
 from localspec.models.hub import locate
 from localspec.models.installed import PresetState, damaged_files, list_models, preset_state
+from localspec.models.names import read_names
 from localspec.models.preset import HubModel, PackagedModel
 from localspec.models.presets import (
     DEFAULT_PRESET,
@@ -29,12 +30,25 @@ from localspec.models.user_presets import drop_preset, extended_by
 from localspec.preflight.fit import fits_by_size, room_here
 from localspec.preflight.room import Room
 
+_STATES = ("ready", "partial", "absent")  # in the order of the list
 
-@click.group(cls=Group, invoke_without_command=True)
+
+_ELSEWHERE = {
+    **dict.fromkeys(("list", "ls"), "localspec models"),
+    **dict.fromkeys(("show", "info"), "localspec explain PRESET"),
+    **dict.fromkeys(("pull", "get", "download"), "localspec download PRESET"),
+    **dict.fromkeys(("rm", "delete"), "localspec models remove PRESET"),
+    **dict.fromkeys(("use", "set"), "localspec models default PRESET"),
+}
+
+
+@click.group(cls=Group, invoke_without_command=True, elsewhere=_ELSEWHERE)
 @click.option("--json", "as_json", is_flag=True, help="One array with all that is known.")
 @click.pass_context
 def models(context: click.Context, *, as_json: bool) -> None:
     """List the presets: state, size, whether they fit into the free memory, licence.
+
+    Those that are on this machine come first.
 
     A * marks presets with facts that rest on one source or none; --json says which.
 
@@ -47,7 +61,8 @@ def models(context: click.Context, *, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    states, room = list_models(), room_here()
+    room = room_here()
+    states = sorted(list_models(), key=lambda state: _STATES.index(state.state))
     if as_json:
         click.echo(json.dumps([_as_object(state, room) for state in states]))
         return
@@ -126,6 +141,19 @@ def _remove_preset(name: str, *, yes: bool) -> None:
     if yes or click.confirm(question, err=True):
         drop_preset(name)
         click.echo(f"{name} is removed from {user_presets_file()}", err=True)
+        _tell_names_of(name)
+
+
+def _tell_names_of(gone: str) -> None:
+    """Say which names of the user's meant a preset that is not there any more."""
+    if gone in load_presets():  # a shipped one has its name
+        return
+    names = read_names()
+    aliases = [short for short, meant in names.aliases.items() if meant == gone]
+    if names.default in (gone, *aliases):
+        click.echo("It was the default: localspec models default NAME, or --clear", err=True)
+    for short in aliases:
+        click.echo(f"{short} stood for it: localspec models alias {short} --clear", err=True)
 
 
 @models.command()

@@ -139,7 +139,7 @@ def _add_proposal(one: Proposal) -> bool:
 def _found_lines(found: FolderContent) -> list[str]:
     lines = []
     for one in found.proposals:
-        draft = "no draft" if one.draft is None else f"draft {one.draft}"
+        draft = f"no draft: {one.why_no_draft}" if one.draft is None else f"draft {one.draft}"
         lines.append(f"{one.name}: {one.target}, {readable_bytes(one.size_bytes)}, {draft}")
     lines += [f"{path} is there already: {name}" for path, name in found.known.items()]
     lines += [f"Skipped: {reason}" for reason in found.skipped.values()]
@@ -190,9 +190,14 @@ def alias(*, short: str | None, name: str | None, clear: bool) -> None:
         for known, meant in read_names().aliases.items():
             click.echo(printable(f"{known}  {meant}"))
     elif short is not None and clear and name is None:
+        before = read_names().default
         drop_alias(short)
+        if before == short:
+            click.echo(printable(f"The default stays {read_names().default}."), err=True)
     elif short is not None and name is not None and not clear:
         meant = set_alias(short, name)
         click.echo(printable(f"{short} stands for {meant}"), err=True)
+        if read_names().default == short:
+            click.echo(printable(f"It is the default, too: {meant}."), err=True)
     else:
         raise click.UsageError("Give SHORT and NAME, or SHORT and --clear.")

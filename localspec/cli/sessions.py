@@ -41,7 +41,14 @@ _SPEAKERS = {"system": "System message", "user": "You", "assistant": "Model"}  #
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 
 
-@click.group(cls=Group, invoke_without_command=True)
+_ELSEWHERE = {
+    "ls": "localspec sessions",
+    **dict.fromkeys(("rm", "delete"), "localspec sessions remove NAME"),
+    **dict.fromkeys(("open", "load", "resume"), "localspec chat --session NAME"),
+}
+
+
+@click.group(cls=Group, invoke_without_command=True, elsewhere=_ELSEWHERE)
 @click.pass_context
 def sessions(context: click.Context) -> None:
     """List, show, export and remove conversations that were kept.

@@ -45,10 +45,12 @@ class BaseEngine(abc.ABC):
     does the interpreter's end.
 
     shared_vocabulary: of target and draft, None without a draft. drafting: as it was loaded.
+    trained_context_length: the longest context, in tokens, that the target was trained for.
     """
 
     drafting: Drafting
     shared_vocabulary: SharedVocabulary | None
+    trained_context_length: int
 
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling
@@ -68,11 +70,6 @@ class BaseEngine(abc.ABC):
     @abc.abstractmethod
     def context_length(self) -> int:
         """Tokens that prompt and answer may have together."""
-
-    @property
-    @abc.abstractmethod
-    def trained_context_length(self) -> int:
-        """The longest context, in tokens, that the target was trained for."""
 
     @property
     @abc.abstractmethod
@@ -171,9 +168,7 @@ class BaseEngine(abc.ABC):
         """
         chosen = AnswerOptions.of(**options)
         if chosen.tools:
-            raise OptionError(
-                "a raw prompt has tools", "Give messages with them: see complete and chat."
-            )
+            raise OptionError("a raw prompt has tools", "Give messages: see complete and chat.")
         return self.answer(self.raw_prompt(prompt), chosen, Exchange())
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Reply:

@@ -92,11 +92,6 @@ class Engine(BaseEngine):
         return self._target.context_length
 
     @property
-    def trained_context_length(self) -> int:
-        """The longest context, in tokens, that the target was trained for."""
-        return self._target.trained_context_length
-
-    @property
     def reading(self) -> tuple[int, int]:
         """See `BaseEngine.reading`."""
         return self._target.num_cached, len(self._decoder.tokens)

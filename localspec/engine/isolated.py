@@ -18,6 +18,7 @@ from localspec.engine.access import busy, still_answering
 from localspec.engine.arguments import TextTokenizer
 from localspec.engine.base import BaseEngine
 from localspec.engine.child_process import ChildProcess
+from localspec.engine.loading import LoadKeywords
 from localspec.engine.read_pieces import ReadPieces
 from localspec.engine.remote_vocabulary import RemoteVocabulary
 from localspec.errors import (
@@ -26,6 +27,7 @@ from localspec.errors import (
     EngineError,
     Interrupted,
     OptionError,
+    check_keywords,
 )
 from localspec.models.preset import Preset
 from localspec.speculative.randomness import Randomness
@@ -37,7 +39,6 @@ from localspec.streaming.stream import Exchange, Piece, Reply, Stream
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
-    from localspec.engine.loading import LoadKeywords
     from localspec.engine.memory import EngineMemory
 
 _POLL_S = 0.02  # between two looks at whether idle work goes on
@@ -64,6 +65,7 @@ class IsolatedEngine(BaseEngine):
         progress: Callable[[float], None] | None = None,
         **arguments: Unpack[LoadKeywords],
     ) -> None:
+        check_keywords(arguments, LoadKeywords.__annotations__)
         given = {"model": None if isinstance(preset, Preset) else preset, **arguments}
         for role in ("model", "target", "draft"):
             if not isinstance(given.get(role), str | os.PathLike | None):
@@ -87,6 +89,7 @@ class IsolatedEngine(BaseEngine):
         self._numbering = threading.Lock()  # of those
         self._gone_owners: list[int] = []
         self._reading = (0, 0)
+        self.trained_context_length = self._facts.trained_context_length
         self.shared_vocabulary = self._facts.shared_vocabulary
         self.drafting = self._facts.drafting
 
@@ -107,11 +110,6 @@ class IsolatedEngine(BaseEngine):
     def context_length(self) -> int:
         """Tokens that prompt and answer may have together."""
         return self._facts.context_length
-
-    @property
-    def trained_context_length(self) -> int:
-        """The longest context, in tokens, that the target was trained for."""
-        return self._facts.trained_context_length
 
     @property
     def chat_template(self) -> str | None:

@@ -19,7 +19,7 @@ from localspec.engine.sources import (
     progress_shares,
 )
 from localspec.engine.thread_choice import choose_threads
-from localspec.errors import OptionError
+from localspec.errors import OptionError, known_keywords
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
@@ -33,6 +33,7 @@ from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.settings import with_suited_attention, with_suited_mapping
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import REPLAY_TOKENS, Drafting, ProposerName
+from localspec.streaming.options import answer_keywords
 
 if TYPE_CHECKING:
     from localspec.engine.sources import ModelSource
@@ -60,6 +61,7 @@ class LoadKeywords(TypedDict, total=False):
     force: bool
 
 
+@known_keywords(elsewhere=dict.fromkeys(answer_keywords(), "Give it with the question."))
 def load(  # noqa: PLR0913  the one door to the library: every argument has a default
     preset: ModelSource | Preset | None = None,
     *,
@@ -80,19 +82,17 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
 ) -> Engine:
     """An engine for a preset, or for a target of your own and perhaps what drafts for it.
 
-    preset: what commands take as MODEL: a preset's name or an alias, or a target named as
-    below; or a preset made in code. With a draft or a head beside it a preset's name means its
-    target. target, draft: paths of GGUF files (of a split model
-    the first part), names as `hf:owner/repo/file.gguf` and `owner/repo:QUANT` of files that
-    were downloaded, or `llama_cpp.Llama` objects, which keep their settings and are given back
-    by `Engine.close`. With neither it is the demo pair, whatever a person chose for commands.
-    One file may be target and draft, and is opened twice then; one `Llama` may not. head: a
-    trained head in a file of its own, named likewise; without one that in the target's file is
-    used, if there is one.
+    preset: what commands take as MODEL: a preset's name, an alias, or a target named as below;
+    or a preset made in code. With a draft or a head beside it a name means its target. target,
+    draft: paths of GGUF files (of a split model the first part), names as
+    `hf:owner/repo/file.gguf` and `owner/repo:QUANT` of files that were downloaded, or
+    `llama_cpp.Llama` objects, which keep their settings and are given back by `Engine.close`.
+    With neither it is the demo pair, whatever a person chose for commands. One file may be
+    target and draft, and is opened twice then; one `Llama` may not. head: a trained head in a
+    file of its own, named likewise; without one that in the target's file is used, if any.
     draft_tokens: proposed per step; None is as many as pay, 0 is plain decoding and leaves
     the draft unloaded. proposer: "draft", "head", "lookup" (of what the text repeats), "auto"
-    or "none".
-    context_length: tokens (default: the preset's, or the model's own up to 8192).
+    or "none". context_length: tokens (default: the preset's, or the model's own up to 8192).
     num_gpu_layers: default: as many as fit onto the GPUs, the draft's first; where a load
     finds no memory for them after all, fewer are tried, as a warning tells. rpc: "host:port" of
     llama.cpp's RPC servers that hold layers of the target, too (default: the preset's); one

@@ -91,14 +91,18 @@ def set_alias(alias: str, name: str) -> str:
 
 
 def drop_alias(alias: str) -> None:
-    """Forget an alias. Raises OptionError if there is none, PresetError as `set_default`."""
+    """Forget an alias; a default that was named by it stays the model that it meant.
+
+    Raises OptionError if there is none, PresetError as `set_default`.
+    """
 
     def without(names: Names) -> Names:
         if alias not in names.aliases:
             known = ", ".join(names.aliases) or "none"
             raise OptionError(f"there is no alias {alias!r}", f"There are: {known}.")
         left = {name: meant for name, meant in names.aliases.items() if name != alias}
-        return replace(names, aliases=left)
+        is_default = names.default == alias
+        return Names(names.aliases[alias] if is_default else names.default, left)
 
     change_names(without)
 

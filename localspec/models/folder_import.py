@@ -13,7 +13,7 @@ from localspec.errors import ModelFileError, OptionError, PairError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target
 from localspec.gguf_file.header import Header
-from localspec.models.pairing import compare_vocabularies, is_small_enough
+from localspec.models.pairing import LARGEST_SHARE, compare_vocabularies
 from localspec.models.preset import LocalModel, all_parts
 from localspec.models.presets import load_presets
 
@@ -25,12 +25,16 @@ _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A preset that could be added: its name, and the files of its models."""
+    """A preset that could be added: its name, and the files of its models.
+
+    why_no_draft: in words, where there is none.
+    """
 
     name: str
     target: Path
     size_bytes: int
     draft: Path | None
+    why_no_draft: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,15 +156,33 @@ def _proposals(headers: dict[Path, Header], names: dict[Path, str]) -> Iterator[
         target = headers[path]
         name = _free_name(name, taken)
         taken.add(name)
-        draft = next((small for small, one in by_size if _can_draft(one, target)), None)
-        yield Proposal(name=name, target=path, size_bytes=target.weights_bytes, draft=draft)
+        others = (other for other, one in by_size if other != path and _are_kin(target, one))
+        smallest, why_not = next(others, None), "no other model here has its tokenizer"
+        if smallest is not None:
+            share = headers[smallest].weights_bytes / target.weights_bytes
+            why_not = _why_too_large(names.get(smallest, smallest.name), share)
+        yield Proposal(
+            name=name,
+            target=path,
+            size_bytes=target.weights_bytes,
+            draft=None if why_not else smallest,
+            why_no_draft=why_not,
+        )
 
 
-def _can_draft(draft: Header, target: Header) -> bool:
-    if not is_small_enough(draft.weights_bytes, target.weights_bytes):
-        return False
+def _why_too_large(draft: str, share: float) -> str:
+    """In words; empty if it is small enough. share: of the target's size."""
+    if share >= 1:
+        return "it is the smallest here with its tokenizer"
+    if share <= LARGEST_SHARE:
+        return ""
+    return f"{draft} has its tokenizer and {share:.0%} of its size, above a third"
+
+
+def _are_kin(target: Header, other: Header) -> bool:
+    """Whether they have one tokenizer."""
     try:
-        compare_vocabularies(target, draft)
+        compare_vocabularies(target, other)
     except PairError:
         return False
     return True

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from localspec.errors import OptionError, PresetError
+from localspec.errors import OptionError, PresetError, perhaps
 from localspec.models.preset import (
     MAX_CONTEXT_LENGTH,
     HubFile,
@@ -25,6 +25,8 @@ from localspec.rpc_address import checked_addresses
 from localspec.sampling.params import SamplingParams
 
 PRESET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9._-]+)?")
+
+_PAGE = "docs/presets.md lists the keys of a preset."
 
 Table = Mapping[str, Any]
 
@@ -152,7 +154,9 @@ class _Reader:
             return SamplingParams().changed(table)
         except OptionError as error:
             named = next((key for key in table if str(error).startswith(f"{key} ")), None)
-            raise self._error((self._preset, "sampling"), named, str(error)) from error
+            raise self._error(
+                (self._preset, "sampling"), named, str(error), error.hint
+            ) from error
 
     def _addresses(self, given: list[Any]) -> tuple[str, ...]:
         try:
@@ -171,9 +175,8 @@ class _Reader:
         path = (self._preset, *within)
         for key, value in table.items():
             if key not in allowed:
-                raise self._error(
-                    path, inside or key, f"is no key here; known are {', '.join(allowed)}"
-                )
+                near = perhaps(key, allowed).strip() or f"Known are {', '.join(allowed)}."
+                raise self._error(path, inside or key, "is no key here", near)
             wanted = allowed[key]
             fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
             if not fits or (isinstance(value, bool) and wanted is not bool):
@@ -190,13 +193,15 @@ class _Reader:
             if length is not None and length > MAX_CONTEXT_LENGTH:
                 raise self._error((self._preset,), key, f"is above {MAX_CONTEXT_LENGTH}")
 
-    def _error(self, path: tuple[str, ...], key: str | None, what: str) -> PresetError:
+    def _error(
+        self, path: tuple[str, ...], key: str | None, what: str, hint: str = _PAGE
+    ) -> PresetError:
         table = "".join(f"[{'.'.join(path)}] " if path else "")
         named = f"{key}: " if key else ""
         line = line_of(self._text, path, key)
         return PresetError(
             f"{self._file}, line {line}: {table}{named}{what}",
-            "docs/presets.md lists the keys of a preset.",
+            hint,
         )
 
 

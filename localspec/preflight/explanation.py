@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from localspec.errors import PairError
+from localspec.errors import PairError, known_keywords
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
@@ -47,6 +47,7 @@ from localspec.preflight.room import PairMemory, Planned, Room
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 
+_Name = str | os.PathLike[str]
 _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
@@ -138,6 +139,11 @@ class Explanation:
         return not self.room.shortages(self.memory)
 
     @property
+    def is_pair(self) -> bool:
+        """Whether they can be loaded together; also where nothing is to draft."""
+        return not (self.misfit or (self.head and self.head.is_apart and self.head.why_not))
+
+    @property
     def can_draft(self) -> bool:
         """Whether a draft or a head can be used at all."""
         has_draft = self.draft is not None and not self.misfit
@@ -145,12 +151,13 @@ class Explanation:
         return self.target.can_roll_back and (has_draft or has_head)
 
 
+@known_keywords()
 def explain(  # noqa: PLR0913  as `load`: every argument has a default
-    preset: str | os.PathLike[str] | Preset | None = None,
+    preset: _Name | Preset | None = None,
     *,
-    target: str | os.PathLike[str] | None = None,
-    draft: str | os.PathLike[str] | None = None,
-    head: str | os.PathLike[str] | None = None,
+    target: _Name | None = None,
+    draft: _Name | None = None,
+    head: _Name | None = None,
     context_length: int | None = None,
     num_gpu_layers: int | None = None,
     rpc: Sequence[str] | None = None,
@@ -168,11 +175,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     """
     asked = LlamaOptions(context_length=context_length, num_gpu_layers=num_gpu_layers)
     description, variants = "", {}
-    named: dict[Role, str | os.PathLike[str] | None] = {
-        "target": target,
-        "draft": draft,
-        "head": head,
-    }
+    named: dict[Role, _Name | None] = {"target": target, "draft": draft, "head": head}
     chosen, named["target"] = chosen_pair(preset, named)
     models = {role: find_model(text, role) for role, text in named.items() if text is not None}
     if chosen is not None:

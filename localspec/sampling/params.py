@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, TypedDict
 
-from localspec.errors import OptionError
+from localspec.errors import OptionError, perhaps
 
 _LARGEST_BIAS = 1e9  # far beyond any logit, and far from overflowing a float32
 _INT32_MAX = 2**31 - 1
@@ -134,7 +134,8 @@ class SamplingParams:
                 continue
             check_has_distribution(name)
             known = ", ".join(self.__dataclass_fields__)
-            raise OptionError(f"{name} is no sampling option", f"Choose from: {known}.")
+            hint = perhaps(name, self.__dataclass_fields__).strip() or f"Choose from: {known}."
+            raise OptionError(f"{name} is no sampling option", hint)
         return dataclasses.replace(self, **changes)
 
 

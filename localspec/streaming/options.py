@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from localspec.constraints.asked import asked_constraint, schema_text
-from localspec.errors import OptionError
+from localspec.errors import OptionError, check_keywords
 from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.speculative.policy_api import Drafting, ProposerName
 from localspec.speculative.rule_name import RuleName
@@ -43,6 +43,11 @@ class AnswerKeywords(SamplingKeywords, total=False):
     grammar: str | None
     choices: Sequence[str] | None
     trigger: str | Sequence[str] | None
+
+
+def answer_keywords() -> tuple[str, ...]:
+    """The names of all keywords that a method takes which asks for an answer."""
+    return (*SamplingKeywords.__annotations__, *AnswerKeywords.__annotations__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,7 @@ class AnswerOptions:
     @classmethod
     def of(cls, **keywords: Unpack[AnswerKeywords]) -> Self:
         """What the keywords of a method say. Raises OptionError as the class does."""
+        check_keywords(keywords, answer_keywords())
         rest: dict[str, Any] = {**keywords}
         names = SamplingKeywords.__annotations__.keys() & rest.keys()
         changes = {name: rest.pop(name) for name in names}
