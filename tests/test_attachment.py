@@ -41,7 +41,7 @@ def test_the_question_is_told_from_the_files_before_it():
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"\xff\xfe", "no UTF-8 text .byte 0"),
+        (b"\xff\xff\1", "is no text: byte 0 is no UTF-8"),
         (b"a\0b", "zero bytes"),
         (b"x" * (MAX_BYTES + 1), "more than 8000000 bytes"),
     ],

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.chat.media import refuse_media
+from localspec.chat.text_file import text_of
 from localspec.errors import OptionError
 
 MAX_BYTES = 8_000_000  # of one file: more than any context holds
@@ -24,7 +25,7 @@ class Attachment:
 
 
 def read_attachment(path: Path) -> Attachment:
-    """The file's text. Raises OptionError if it is absent, too large, or no UTF-8 text.
+    """The file's text. Raises OptionError if it is absent, too large, or no text.
 
     What it is instead is said of images, audio, videos and PDFs.
     """
@@ -45,14 +46,11 @@ def read_attachment(path: Path) -> Attachment:
             f"{path} has more than {MAX_BYTES} bytes", "Attach the part that matters."
         )
     try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
+        return Attachment(path.name, text_of(data))
+    except ValueError as error:
         raise OptionError(
-            f"{path} is no UTF-8 text (byte {error.start})", "Convert it to text first."
+            f"{path} is no text: {error}", "Convert it to text first, best in UTF-8."
         ) from error
-    if "\0" in text:
-        raise OptionError(f"{path} is no text: it has zero bytes", "Convert it to text first.")
-    return Attachment(path.name, text.replace("\r\n", "\n"))
 
 
 def without_files(question: str) -> tuple[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import mimetypes
 import re
 from pathlib import Path
 
+from localspec.chat.text_file import MARKS, text_of
 from localspec.errors import OptionError
 
 HEAD_BYTES = 4096  # of a file: enough to know it by
@@ -66,11 +68,14 @@ def _kind(path: Path, head: bytes) -> tuple[str, str] | None:
     """What the file is, and its format's name."""
     if _PDF.match(head):
         return "application/pdf", ""
-    if _is_text(head):
+    if head.startswith(MARKS) or _is_utf8(head):
         return None
     for kind, name, begin in _SIGNATURES:
         if re.match(begin, head, re.DOTALL):
             return kind, name
+    with contextlib.suppress(ValueError):  # a video's ending may be a text's, too
+        text_of(head)
+        return None
     guessed = mimetypes.guess_type(path.name)[0] or ""
     for kind in (guessed, guessed.partition("/")[0]):
         if kind in _KINDS:
@@ -78,7 +83,7 @@ def _kind(path: Path, head: bytes) -> tuple[str, str] | None:
     return None
 
 
-def _is_text(head: bytes) -> bool:
+def _is_utf8(head: bytes) -> bool:
     """Whether it is UTF-8, of which the last character may be cut off."""
     try:
         return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(head)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from localspec.chat.text_file import read_text_file
 from localspec.errors import OptionError
 
 # Some have one good answer, some thousands; some are about the demo pair's small world.
@@ -25,7 +26,7 @@ def read_prompts(path: Path) -> list[str]:
     Raises OptionError if the file cannot be read or has none.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text_file(path).splitlines()
     except (OSError, ValueError) as error:
         raise OptionError(f"{path}: {error}", "Name a text file, one prompt a line.") from error
     prompts = [line.strip() for line in lines if line.strip()]

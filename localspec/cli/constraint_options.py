@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from localspec.chat.text_file import read_text_file
 from localspec.cli.completion import complete_file
 from localspec.errors import OptionError
 
@@ -82,6 +83,6 @@ def _fits(
 def read_constraint(flag: str, path: Path) -> str:
     """The text in a file. Raises OptionError if there is none."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_text_file(path)
     except (OSError, ValueError) as error:
         raise OptionError(f"{flag} {path}: {error}", "Name a file of text.") from error

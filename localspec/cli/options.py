@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from localspec.chat.template import BUILT_IN
+from localspec.chat.text_file import read_text_file
 from localspec.cli import device_options, sampling_options
 from localspec.cli.completion import complete_model, complete_preset, complete_template
 from localspec.cli.download import offer_download
@@ -96,7 +97,7 @@ class PairOptions:
         if self.chat_template is None or self.chat_template in BUILT_IN:
             return self.chat_template
         try:
-            return Path(self.chat_template).read_text(encoding="utf-8-sig")
+            return read_text_file(Path(self.chat_template))
         except (OSError, ValueError) as error:
             raise OptionError(
                 f"--chat-template {self.chat_template}: {error}",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from localspec.chat.text_file import read_text_file
 from localspec.cli.client_settings import ready_settings
 from localspec.cli.completion import complete_preset
 from localspec.cli.device_options import RPC_OPTION
@@ -137,7 +138,7 @@ def _require_server() -> None:
 
 def _keys(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text_file(path).splitlines()
     except (OSError, ValueError) as error:
         raise OptionError(f"--api-key-file {path}: {error}", "Name a text file.") from error
     keys = [line.strip() for line in lines if line.strip()]

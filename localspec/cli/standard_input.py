@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 from collections.abc import Iterator
 
 import click
 
-MAX_CHARACTERS = 64_000_000  # of one message: more than any context holds
+from localspec.chat.text_file import ONE_BYTE, WIDE_MARKS, text_of
+
+MAX_BYTES = 64_000_000  # of one message: more than any context holds
 
 
 def on_terminal() -> bool:
@@ -21,18 +24,29 @@ def holds_conversation() -> bool:
 
 
 def read_text() -> str:
-    """All of the input. Raises click.UsageError if it is beyond bounds."""
-    return "" if sys.stdin is None else _bounded(sys.stdin.read(MAX_CHARACTERS + 1))
+    """All of the input, in the encodings of files.
+
+    Raises click.UsageError for what is no text, or beyond bounds.
+    """
+    return "" if sys.stdin is None else _text(sys.stdin.buffer.read(MAX_BYTES + 1))
 
 
 def piped_lines() -> Iterator[str]:
-    """One message a line. Raises click.UsageError for a line beyond bounds."""
-    while sys.stdin is not None and (line := sys.stdin.readline(MAX_CHARACTERS + 1)):
-        if text := _bounded(line).strip():
-            yield text
+    """One message a line. Raises click.UsageError as `read_text` does."""
+    while sys.stdin is not None and (data := sys.stdin.buffer.readline(MAX_BYTES + 1)):
+        if data.startswith(WIDE_MARKS):  # lines of such text end in more than a byte
+            data += sys.stdin.buffer.read(MAX_BYTES + 1)
+        for line in _text(data).replace("\r", "\n").split("\n"):
+            if text := line.strip():
+                yield text
 
 
-def _bounded(text: str) -> str:
-    if len(text) > MAX_CHARACTERS:
-        raise click.UsageError(f"The input is longer than {MAX_CHARACTERS} characters.")
-    return text
+def _text(data: bytes) -> str:
+    if len(data) > MAX_BYTES:
+        raise click.UsageError(f"The input is longer than {MAX_BYTES} bytes.")
+    stated = codecs.lookup(sys.stdin.encoding).name
+    try:
+        # What is not UTF-8 is what the system writes, where that is something else.
+        return text_of(data, otherwise=ONE_BYTE if stated in ("utf-8", "ascii") else stated)
+    except ValueError as error:
+        raise click.UsageError(f"The input is no text: {error}.") from error

@@ -66,6 +66,7 @@ class Engine(BaseEngine):
         self._description = description
         self.drafting = drafting
         self._target = target = models.target
+        self.trained_context_length = target.trained_context_length
         self._models = models
         self._resolver = Resolver(target.vocabulary)
         self._constrainer = Constrainer(target.vocabulary, target.vocab_size)

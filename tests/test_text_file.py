@@ -1,0 +1,140 @@
+"""Text files in the encodings that programs write: read alike wherever one is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from localspec.chat.attachment import Attachment, read_attachment
+from localspec.chat.text_file import text_of
+from localspec.checks.prompts import read_prompts
+from localspec.cli import main
+from localspec.cli.constraint_options import read_constraint
+from localspec.errors import OptionError
+
+TEXT = "Grüße “naïve” café €5\r\nzwei\n"
+READ = TEXT.replace("\r\n", "\n")
+MARKED = ["utf-8-sig", "utf-16", "utf-32"]  # with a byte order mark
+ENCODINGS = ["utf-8", *MARKED, "cp1252"]
+TERSE = ["--temperature", "0", "--max-tokens", "8"]
+BIG_ENDIAN = {"utf-16-be": "\ufeff", "utf-32-be": "\ufeff"}
+
+
+@pytest.mark.parametrize("encoding", [*ENCODINGS, *BIG_ENDIAN])
+def test_what_is_text_is_read(tmp_path, encoding):
+    data = (BIG_ENDIAN.get(encoding, "") + TEXT).encode(encoding)
+    assert text_of(data) == READ
+    for name in ("notes.txt", "app.ts", "x.pdf"):  # two of them endings of other kinds, too
+        (tmp_path / name).write_bytes(data)
+        assert read_attachment(tmp_path / name) == Attachment(name, READ)
+
+
+def test_latin_1_is_read():
+    text = "Größe, façade, ¿señor? ±1 µm\n"
+    assert text_of(text.encode("latin-1")) == text
+    assert text_of("こんにちは\n".encode("cp932"), otherwise="cp932") == "こんにちは\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytes(range(256)),
+        b"a\0b",
+        b"\xff\xfea",  # UTF-16 that was cut
+        b"\xff\xfe\0\0a",  # UTF-32 that was cut
+        "text".encode("utf-16-le"),  # without a mark
+        b"\x1f\x8b\x08\x00" + b"\xe9" * 40,  # gzip
+        b"\x7fELF\x02\x01\x01\0",
+        b"caf\xe9 \x81",  # a byte that no character has in it
+        b"\xe9\x07",
+        "äöüßé日本".encode()[:-1],  # UTF-8 that was cut
+        "äöü".encode() + b"\xff" + "ßéñ".encode(),  # with a fault in the middle
+    ],
+)
+def test_what_is_no_text_is_refused(tmp_path, data):
+    with pytest.raises(ValueError, match=r"byte|bytes"):
+        text_of(data)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with pytest.raises(OptionError, match="is no text: ") as caught:
+        read_attachment(path)
+    assert caught.value.hint
+
+
+def test_random_bytes_are_no_text():
+    import random
+
+    source = random.Random(1)
+    for size in (100, 1000, 5000):
+        for _ in range(200):
+            with pytest.raises(ValueError, match="byte"):
+                text_of(source.randbytes(size))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_all_files_of_text_are_read_alike(tmp_path, encoding):
+    path = tmp_path / "x.txt"
+    path.write_bytes(TEXT.encode(encoding))
+    assert read_prompts(path) == READ.split("\n")[:-1]
+    assert read_constraint("--grammar", path) == READ
+    path.write_bytes(b"\xff\xd8\xff\0")
+    for read in (read_prompts, lambda path: read_constraint("--grammar", path)):
+        with pytest.raises(OptionError, match=r"x\.txt"):
+            read(path)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_schemas_grammars_and_templates_of_a_command(tmp_path, encoding):
+    schema = {"type": "object", "properties": {"größe": {"const": "é"}}}
+    schema |= {"required": ["größe"], "additionalProperties": False}
+    files = {
+        "--json-schema": ("s.json", json.dumps(schema, ensure_ascii=False)),
+        "--grammar": ("g.lark", 'start: "größe"\r\n'),
+        "--chat-template": ("t.jinja", "é{% for m in messages %}{{ m.content }}{% endfor %}"),
+        "-f": ("notes.txt", TEXT),
+    }
+    for flag, (name, text) in files.items():
+        path = tmp_path / name
+        path.write_bytes(text.encode(encoding))
+        done = CliRunner().invoke(
+            main, ["generate", "Hi", flag, str(path), "--max-tokens", "40"], input=""
+        )
+        assert done.exit_code == 0, done.output
+        if flag == "--json-schema":
+            assert json.loads(done.stdout) == {"größe": "é"}
+        if flag == "--grammar":
+            assert done.stdout == "größe\n"
+
+
+def answers(command: str, data: bytes) -> subprocess.CompletedProcess[bytes]:
+    """Of the installed command, to what a pipe brings."""
+    return subprocess.run(
+        [Path(sys.executable).with_name("localspec"), command, *TERSE],
+        env={**os.environ, "PYTHONUTF8": "1"}, input=data, capture_output=True, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_pipe_is_read_as_a_file_is(command):
+    text = "Grüße aus Köln: Name the café.\r\n"
+    plain, *others = (answers(command, text.encode(e)) for e in ("utf-8", *MARKED, "cp1252"))
+    assert plain.returncode == 0
+    assert plain.stdout.strip()
+    assert [other.stdout for other in others] == [plain.stdout] * len(others)
+    refused = answers(command, b"\x89PNG\r\n\x1a\n\0\0\0")
+    assert refused.returncode == 2
+    assert b"The input is no text: " in refused.stderr
+    assert b"Traceback" not in refused.stderr
+
+
+def test_lines_of_utf_16_are_messages_each():
+    lines = "Hello!\r\nWas heißt café?\r\n"
+    one, other = (answers("chat", lines.encode(encoding)) for encoding in ("utf-8", "utf-16"))
+    assert one.stdout == other.stdout
+    assert one.returncode == other.returncode == 0
