@@ -89,15 +89,24 @@ def chat(
             conversation.chat.system = options.system
         if options.show_draft:
             click.echo(legend(), err=True, color=use_colour())
-        if not is_dialogue:
-            _answer_lines(conversation)
-            conversation.leave()
-            return
-        note(f"{engine.description}.")
-        note("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
-        _tell_session(conversation, session, is_resumed=is_resumed)
-        converse(conversation)
+        num_failed = 0
+        if is_dialogue:
+            note(f"{engine.description}.")
+            note("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+            _tell_session(conversation, session, is_resumed=is_resumed)
+            converse(conversation)
+        else:
+            num_failed = _answer_lines(conversation)
         conversation.leave()
+        while is_dialogue and not conversation.is_kept and _tries_again():
+            conversation.leave()
+        if num_failed or not conversation.is_kept:
+            raise click.exceptions.Exit(exit_codes.FAILED)
+
+
+def _tries_again() -> bool:
+    question = "The conversation is lost if it is not saved. Try again?"
+    return click.confirm(question, default=True, err=True)
 
 
 def _tell_session(conversation: Conversation, session: str | None, *, is_resumed: bool) -> None:
@@ -117,8 +126,8 @@ def _answer_options(
     )
 
 
-def _answer_lines(conversation: Conversation) -> None:
-    """Answer every line of the input. Exit code 1 if one could not be answered."""
+def _answer_lines(conversation: Conversation) -> int:
+    """Answer every line of the input; how many could not be answered."""
     num_failed = 0
     for text in piped_lines():
         try:
@@ -129,8 +138,7 @@ def _answer_lines(conversation: Conversation) -> None:
             # A message that cannot be answered ends neither conversation nor input.
             click.echo(error_lines(error), err=True)
             num_failed += 1
-    if num_failed:
-        raise click.exceptions.Exit(exit_codes.FAILED)
+    return num_failed
 
 
 def _write_plain(conversation: Conversation, stream: Stream) -> Reply:

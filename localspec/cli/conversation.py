@@ -39,7 +39,7 @@ class Conversation:
     place of the last one, and of its answer. pending: a question that a killed
     process left without an answer. last: the latest reply. lock: the session's, held as long as
     it is kept. keeps_caches: the session's caches are kept, too, when it is left. is_saved: the
-    session's file holds what was said.
+    session's file holds what was said. told: what prevented it last, as it was shown.
     """
 
     engine: BaseEngine
@@ -56,6 +56,12 @@ class Conversation:
     lock: FileLock | None = None
     keeps_caches: bool = False
     is_saved: bool = False
+    told: str = ""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether all is on disk that is to be."""
+        return self.session is None or self.is_saved
 
     def ask(self, text: str) -> None:
         """Answer a question, with the files that were attached to it.
@@ -124,7 +130,7 @@ class Conversation:
             note("No more turns fit: from here on the oldest turns are forgotten.")
 
     def save(self, *, pending: str = "") -> None:
-        """Write the session, if there is one. What prevents it is said, and nothing more.
+        """Write the session, if there is one. What prevents it is said once.
 
         pending: a question that is being answered.
         """
@@ -133,12 +139,20 @@ class Conversation:
         self.is_saved = False
         try:
             save_session(self.session, self.chat, pending=pending or self.pending)
-            self.is_saved = True
+            self.is_saved, self.told = True, ""
         except SessionError as error:
-            click.echo(error_lines(error), err=True)
+            before, self.told = self.told, error_lines(error)
+            if self.told != before:
+                click.echo(self.told, err=True)
 
     def leave(self) -> None:
-        """Keep the session's caches, if that was asked for. What prevents it is said."""
+        """Write what could not be written before, and the caches, if that was asked for.
+
+        What prevents it is said.
+        """
+        if not self.is_kept:
+            self.told = ""
+            self.save()
         if self.session is None or not self.keeps_caches:
             return
         try:
