@@ -352,6 +352,7 @@ def test_an_addition_that_cannot_be_written_leaves_the_file_and_nothing_else(
         (["download"], 2, "Missing argument"),
         (["download", "nope"], 2, "no preset 'nope'"),
         (["download", "../../x"], 2, "no preset '../../x'"),
+        (["download", __file__], 2, "is on this machine: there is nothing to fetch"),
         (["download", "hf:o"], 2, "names no file"),
         (["download", "qwen2-7b", "--local-dir", __file__], 2, "is a file"),
         (["models", "path", "nope"], 2, "no preset 'nope'"),

@@ -108,6 +108,11 @@ def test_sessions(tmp_path, monkeypatch, words):
     assert names(*words, "fr") == ["french", "french-2"]
 
 
+@pytest.mark.parametrize("words", [("run", ""), ("models", "list", ""), ("nope", "x")])
+def test_behind_a_command_that_there_is_not_nothing_is_said(hub: StandinHub, words):
+    completed(*words)
+
+
 def test_a_broken_file_of_presets_breaks_no_line(hub: StandinHub, tmp_path):
     (tmp_path / "config/localspec/models.toml").write_text("[oops")
     completed("chat", "--preset", "")

@@ -94,6 +94,13 @@ def test_nothing_at_all_is_the_demo_pair(model, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "error", "message", "hint"),
     [
+        (
+            "other-Q4.gguf",
+            localspec.ModelNotFoundError,
+            "does not exist",
+            "Perhaps other.gguf?",
+        ),
+        ("OTH.gguf", localspec.ModelNotFoundError, "does not exist", "Perhaps other.gguf?"),
         ("othr.gguf", localspec.ModelNotFoundError, "othr.gguf does not exist", "other.gguf?"),
         ("q1.gguf", localspec.ModelNotFoundError, "q1.gguf does not", "holds: other.gguf."),
         ("no/x.gguf", localspec.ModelNotFoundError, "does not exist", "no folder no."),

@@ -23,9 +23,12 @@ def engine() -> Iterator[localspec.Engine]:
     [
         (localspec.load, "contxt_length", "context_length"),
         (localspec.load, "n_gpu_layers", "num_gpu_layers"),
+        (localspec.load, "n_ctx", "context_length"),
+        (localspec.load, "model_path", "Give the model first"),
         (localspec.load, "temperature", "Give it with the question."),
         (localspec.load, "zzz", "Known are preset, target, draft"),
         (localspec.IsolatedEngine, "contxt_length", "context_length"),
+        (localspec.IsolatedEngine, "n_ctx", "context_length"),
         (localspec.explain, "contxt_length", "context_length"),
     ],
 )

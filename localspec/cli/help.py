@@ -49,7 +49,8 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command of that name. Raises click.UsageError, with the one that may be meant."""
         name = args[0]
-        if self.get_command(ctx, name) is None and not name.startswith("-"):
+        is_unknown = self.get_command(ctx, name) is None and not name.startswith("-")
+        if is_unknown and not ctx.resilient_parsing:  # which completion is
             here = self._elsewhere.get(name)
             hint = f"Here it is: {here}." if here else perhaps(name, self.list_commands(ctx))
             ctx.fail(f"No such command {name!r}. {hint}".strip())

@@ -18,7 +18,7 @@ from localspec.engine.access import busy, still_answering
 from localspec.engine.arguments import TextTokenizer
 from localspec.engine.base import BaseEngine
 from localspec.engine.child_process import ChildProcess
-from localspec.engine.loading import LoadKeywords
+from localspec.engine.loading import OTHER_KEYWORDS, LoadKeywords
 from localspec.engine.read_pieces import ReadPieces
 from localspec.engine.remote_vocabulary import RemoteVocabulary
 from localspec.errors import (
@@ -65,7 +65,7 @@ class IsolatedEngine(BaseEngine):
         progress: Callable[[float], None] | None = None,
         **arguments: Unpack[LoadKeywords],
     ) -> None:
-        check_keywords(arguments, LoadKeywords.__annotations__)
+        check_keywords(arguments, LoadKeywords.__annotations__, OTHER_KEYWORDS)
         given = {"model": None if isinstance(preset, Preset) else preset, **arguments}
         for role in ("model", "target", "draft"):
             if not isinstance(given.get(role), str | os.PathLike | None):

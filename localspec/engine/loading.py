@@ -61,7 +61,17 @@ class LoadKeywords(TypedDict, total=False):
     force: bool
 
 
-@known_keywords(elsewhere=dict.fromkeys(answer_keywords(), "Give it with the question."))
+# What others call an argument, or take where we do not.
+OTHER_KEYWORDS = {
+    **dict.fromkeys(answer_keywords(), "Give it with the question."),
+    **dict.fromkeys(("model", "model_path", "path"), "Give the model first, without a name."),
+    "n_ctx": "It is context_length here.",
+    "n_threads": "It is num_threads here.",
+    "n_gpu_layers": "It is num_gpu_layers here.",
+}
+
+
+@known_keywords(OTHER_KEYWORDS)
 def load(  # noqa: PLR0913  the one door to the library: every argument has a default
     preset: ModelSource | Preset | None = None,
     *,

@@ -11,6 +11,7 @@ believes lengths that lie, and wants the whole file.
 
 from __future__ import annotations
 
+import difflib
 import mmap
 import os
 import stat
@@ -21,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
-from localspec.errors import ModelFileError, ModelNotFoundError, perhaps
+from localspec.errors import ModelFileError, ModelNotFoundError
 
 # None stands for an array that is not kept.
 Value = int | float | bool | str | tuple[int | float | bool, ...] | None
@@ -317,8 +318,13 @@ def _nearest(path: Path) -> str:
     """A hint about a file that is not there: those that may be meant."""
     if not os.path.isdir(path.parent):
         return f"There is no folder {path.parent}. Check the path."
-    near = perhaps(path.name, _gguf_files(path.parent))
-    return near.strip() or _files_in(path.parent)
+    wanted = path.name.lower().removesuffix(".gguf")
+    found = {name.lower().removesuffix(".gguf"): name for name in _gguf_files(path.parent)}
+    near = [name for name in found if wanted in name][:_MAX_NAMED]
+    near = near or difflib.get_close_matches(wanted, found)
+    if near:
+        return f"Perhaps {' or '.join(found[name] for name in near)}?"
+    return _files_in(path.parent)
 
 
 def _files_in(folder: Path) -> str:

@@ -16,7 +16,7 @@ from localspec.models.download_job import DownloadJob
 from localspec.models.hub_api import RemoteFile, find_quantization, pinned_file, remote_file
 from localspec.models.other_caches import Candidate, find_elsewhere
 from localspec.models.patience import BEAT_S
-from localspec.models.preset import HubFile, HubModel, Preset, hub_files
+from localspec.models.preset import HubFile, HubModel, LocalModel, Preset, hub_files
 from localspec.models.presets import load_presets, no_such_preset, stands_for
 from localspec.models.progress import OnProgress, Progress, ProgressBoard
 from localspec.models.source import Quantized, parse_source
@@ -184,6 +184,10 @@ def _files_of(source: str | Preset, on_progress: OnProgress) -> list[HubFile]:
         return find_quantization(model.repo, model.quantization, lambda: on_progress(waiting))
     if isinstance(model, HubModel):
         return list(model.files)
+    if isinstance(model, LocalModel) and os.path.exists(model.path):
+        raise OptionError(
+            f"{source} is on this machine: there is nothing to fetch", "Use it by its path."
+        )
     raise no_such_preset(source)
 
 
