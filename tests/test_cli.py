@@ -278,7 +278,7 @@ def test_a_broken_template_file_is_an_error(tmp_path):
     result = run("generate", "x", "--chat-template", broken)
     assert result.exit_code == 1
     assert "chat template cannot be used" in result.stderr
-    broken.write_bytes(b"\xff\xfe")
+    broken.write_bytes(b"\xff\xfea")
     assert "--chat-template" in run("generate", "x", "--chat-template", broken).stderr
 
 

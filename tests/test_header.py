@@ -74,7 +74,7 @@ def test_short_arrays_of_numbers_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "not a GGUF file"),
+        (b"", "is empty"),
         (b"Once upon a time", "not a GGUF file"),
         (b"GGUF", "ends after 4 bytes"),
         (file_of(0, [], version=1), "version 1"),

@@ -97,16 +97,22 @@ def chat(
             converse(conversation)
         else:
             num_failed = _answer_lines(conversation)
-        conversation.leave()
-        while is_dialogue and not conversation.is_kept and _tries_again():
-            conversation.leave()
-        if num_failed or not conversation.is_kept:
+        is_kept = _leave(conversation, is_dialogue=is_dialogue)
+        if num_failed or not is_kept:
             raise click.exceptions.Exit(exit_codes.FAILED)
 
 
-def _tries_again() -> bool:
+def _leave(conversation: Conversation, *, is_dialogue: bool) -> bool:
+    """Keep what is to be kept; whether that succeeded. A person may try again."""
+    conversation.leave()
     question = "The conversation is lost if it is not saved. Try again?"
-    return click.confirm(question, default=True, err=True)
+    while (
+        is_dialogue
+        and not conversation.is_kept
+        and click.confirm(question, default=True, err=True)
+    ):
+        conversation.leave()
+    return conversation.is_kept
 
 
 def _tell_session(conversation: Conversation, session: str | None, *, is_resumed: bool) -> None:

@@ -153,11 +153,11 @@ class Explanation:
 
 @known_keywords()
 def explain(  # noqa: PLR0913  as `load`: every argument has a default
-    preset: _Name | Preset | None = None,
+    preset: str | os.PathLike[str] | Preset | None = None,
     *,
-    target: _Name | None = None,
-    draft: _Name | None = None,
-    head: _Name | None = None,
+    target: str | os.PathLike[str] | None = None,
+    draft: str | os.PathLike[str] | None = None,
+    head: str | os.PathLike[str] | None = None,
     context_length: int | None = None,
     num_gpu_layers: int | None = None,
     rpc: Sequence[str] | None = None,
