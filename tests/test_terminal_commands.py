@@ -266,7 +266,7 @@ def test_an_answer_that_was_cut_says_so_and_why(chat):
     cut = "\nCut off after 24 tokens. For more: --max-tokens; in a chat /continue, or /set"
     assert cut in terminal.say("Hello!")
     terminal.say("/set max_tokens none")
-    cut = "\nCut off: the context of 96 tokens is full. For more: --ctx.\n"
+    cut = "\nCut off: the context of 96 tokens is full. For more: --ctx, up to 2048.\n"
     assert cut in last_part(terminal.say("Hello!"))
     terminal.say("/set ignore_eos off")
     assert "Cut off" not in last_part(terminal.say("What is 2 plus 3?"))
