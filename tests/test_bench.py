@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import localspec
-from localspec.checks.bench import Comparison, Outcome, Side, run_bench
-from localspec.cli import main
-from localspec.cli.bench_report import verdict
+from localspec.checks import bench
+from localspec.checks.bench import SWEEP, Comparison, Outcome, Side, run_bench
+from localspec.checks.limit import EndedBy
+from localspec.cli import exit_codes, main
+from localspec.cli.bench_report import as_object, as_text, verdict
+from localspec.engine.watch import Watch
+from localspec.llama.model import LlamaModel
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import DraftOff
+from localspec.streaming.cancellation import Cancellation
 
+UNWATCHED = {"seconds": None, "watch": Watch(lambda *_: None)}
 SMALL = ("--max-tokens", "12", "--rounds", "2")
 
 
@@ -31,7 +38,7 @@ def run(*arguments: object):
 
 
 def test_numbers_of_a_bench_agree():
-    shares = []
+    told = []
     with localspec.load() as engine:
         prompts = [
             engine.vocabulary.tokenize(text, parse_special=True) for text in ("A fox", "I")
@@ -42,13 +49,24 @@ def test_numbers_of_a_bench_agree():
             prompts,
             num_rounds=2,
             max_tokens=10,
-            progress=lambda _stage, share: shares.append(share),
+            seconds=None,
+            watch=Watch(lambda stage, left: told.append((stage, left))),
         )
         assert engine.draft_policy is policy
         assert isinstance(policy, AdaptiveDraftPolicy)
         # Every size was measured, so the next run knows them.
         assert set(policy.target_cost.measured(0)) == set(range(1, 18))
-    assert shares == sorted(shares)
+    assert found.ended_by is None
+    assert found.num_rounds == 2
+    timing, comparing, trying = (
+        [left for stage, left in told if stage.startswith(begin)]
+        for begin in ("Timing decodes", "Comparing", "Trying")
+    )
+    assert (len(timing), len(comparing), len(trying)) == (5 * 17, 2 * 2 * 2, len(SWEEP))
+    assert set(timing) == {None}  # nobody knows yet
+    assert all(left > 0 for left in (*comparing, *trying))
+    assert told[0][0] == "Timing decodes of 1 to 17 tokens, 0 of 85"
+    assert told[85][0] == "Comparing greedy: round 1 of 2, prompt 1 of 2"
     assert [comparison.name for comparison in found.comparisons] == ["greedy", "sampling"]
     for comparison in found.comparisons:
         assert len(comparison.ratios) == 2
@@ -67,11 +85,93 @@ def test_numbers_of_a_bench_agree():
     assert found.peak_memory_bytes > 10_000_000
 
 
+def bench_ended_at(engine, monkeypatch, number):
+    """By a wish that comes when the number-th decode is asked for; and how many were done."""
+    watch = Watch(lambda *_: None)
+    real, asked, done = LlamaModel._decode_batch, 0, 0
+
+    def decode(self, *arguments):
+        nonlocal asked, done
+        asked += 1
+        if asked == number:
+            watch.cancellation.request()
+        real(self, *arguments)
+        done += 1
+
+    monkeypatch.setattr(LlamaModel, "_decode_batch", decode)
+    found = run_bench(
+        engine,
+        [engine.tokenize(text) for text in ("A fox", "I", "The sea")],
+        num_rounds=2,
+        max_tokens=5,
+        seconds=None,
+        watch=watch,
+    )
+    monkeypatch.setattr(LlamaModel, "_decode_batch", real)
+    return found, done
+
+
+def test_what_is_known_is_kept_whenever_it_ends(monkeypatch):
+    """In the midst of a decode, and only what is whole counts."""
+    monkeypatch.setattr(bench, "_NUM_STEP_ROUNDS", 2)
+    with localspec.load(draft_tokens=3) as engine:
+        whole, num_all = bench_ended_at(engine, monkeypatch, 0)
+        assert whole.ended_by is None
+        policy = engine.draft_policy
+        outcomes, parts = set(), set()
+        for number in (1, *range(40, num_all, num_all // 9), num_all):
+            found, num_decodes = bench_ended_at(engine, monkeypatch, number)
+            assert engine.draft_policy is policy
+            assert found.ended_by is EndedBy.INTERRUPT
+            assert num_decodes == number - 1  # and not one more
+            parts.add((found.costs is not None, len(found.comparisons), len(found.sweep)))
+            for each in found.comparisons:
+                outcomes.add(each.outcome)
+                assert each.num_prompts + each.missing_prompts == 3
+                assert len(each.plain.stats) == len(each.ratios) * each.num_prompts
+                assert len(each.speculative.stats) == len(each.plain.stats)
+                assert each.missing_prompts == 0 or len(each.ratios) == 1
+            told = json.loads(json.dumps(as_object(found)))
+            assert (told["partial"], told["ended_by"]) == (True, "interrupt")
+            first, *_, last = as_text(found, engine, details=False).splitlines()
+            assert "Stopped after " in last
+            assert first.startswith("Nothing to compare yet") == (not found.comparisons)
+        assert engine.generate("A fox", max_tokens=5).token_ids
+    assert {Outcome.PART_OF_A_ROUND, Outcome.ONE_ROUND} <= outcomes
+    assert (False, 0, 0) in parts
+    assert (True, 0, 0) in parts
+    assert {(True, 1, 0), (True, 2, 0)} <= parts
+    assert any(num_sizes for _, _, num_sizes in parts)
+
+
+def test_the_time_ends_it_within_a_decode(monkeypatch):
+    """Counted in decodes; and it is no interrupt."""
+    seen = []
+    real = Cancellation.request
+
+    with localspec.load() as engine:
+
+        def request(self):
+            real(self)
+            seen.append(engine.num_decodes)
+
+        monkeypatch.setattr(Cancellation, "request", request)
+        found = run_bench(
+            engine,
+            [engine.tokenize("A fox")],
+            num_rounds=10_000,
+            max_tokens=64,
+            seconds=1.5,
+            watch=Watch(lambda *_: None),
+        )
+        assert engine.num_decodes <= min(seen) + 1
+    assert found.ended_by is EndedBy.TIME
+    assert as_object(found)["ended_by"] == "time"
+
+
 def test_a_target_alone_has_no_draft_to_measure(demo_target):
     with localspec.load(target=demo_target) as engine:
-        found = run_bench(
-            engine, [[300] * 9], num_rounds=1, max_tokens=4, progress=lambda *_: None
-        )
+        found = run_bench(engine, [[300] * 9], num_rounds=1, max_tokens=4, **UNWATCHED)
     assert (found.costs.draft_token_s, found.sweep, found.break_even) == (None, {}, None)
 
 
@@ -97,7 +197,7 @@ def compared(target_only_s, ours_s, name="greedy", num_drafted=3):
         Side(tuple(100 / s for s in seconds), 0.1, (meter.stats(1.0, None, None),))
         for seconds in (target_only_s, ours_s)
     )
-    return Comparison(name, *sides, round_s=10.0)
+    return Comparison(name, *sides, round_s=10.0, num_prompts=1)
 
 
 @pytest.mark.parametrize(
@@ -163,11 +263,23 @@ def test_answers_that_all_end_at_once_cannot_be_compared():
     with localspec.load(context_length=64) as engine:
         full = [[300] * 63]
         with pytest.raises(localspec.OptionError, match="ended with its first token"):
-            run_bench(engine, full, num_rounds=1, max_tokens=8, progress=lambda *_: None)
-        found = run_bench(
-            engine, [*full, [300] * 9], num_rounds=1, max_tokens=8, progress=lambda *_: None
-        )
+            run_bench(engine, full, num_rounds=1, max_tokens=8, **UNWATCHED)
+        found = run_bench(engine, [*full, [300] * 9], num_rounds=1, max_tokens=8, **UNWATCHED)
     assert all(ratio > 0 for ratio in found.sweep.values())
+
+
+def test_time_without_a_result_has_a_code_of_its_own(monkeypatch, prompts_file, tmp_path):
+    """And says so; what is drawn of it is empty."""
+    real = threading.Timer
+    monkeypatch.setattr(threading, "Timer", lambda _seconds, function: real(0.0, function))
+    plot = tmp_path / "b.png"
+    told = run("--prompts", prompts_file, "--seconds", "60", "--plot", plot)
+    assert told.exit_code == exit_codes.NOT_ENOUGH_EVIDENCE
+    first, advice, last = told.stdout.splitlines()
+    assert first == "Nothing to compare yet: no prompt was answered by both sides."
+    assert advice.endswith("give it more --seconds.")
+    assert last == "Time was up after 0 s. Costs and the rest: --details."
+    assert plot.exists()
 
 
 @pytest.mark.parametrize(("name", "begins"), [("b.png", b"\x89PNG"), ("b.html", b"<!doctype")])

@@ -15,7 +15,11 @@ from localspec.checks.distribution_check import BIAS, TEXT_TOKENS, VIEWS
 from localspec.checks.identity import ENOUGH_ACCEPTED
 from localspec.checks.rounding import Rounding
 from localspec.checks.selfcheck import Finding, check
+from localspec.checks.limit import EndedBy
 from localspec.cli import main
+from localspec.engine.measuring import measure
+from localspec.engine.watch import Watch
+from localspec.llama.model import LlamaModel
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative import loop as speculative
 from localspec.speculative import rules, verify
@@ -34,9 +38,9 @@ def run_check(engine, samples=700, names=("a fox", "rain"), seconds=600, **fits)
     return check(
         engine,
         [chat.prompt_tokens(f"Tell me a story about {name}.") for name in names],
-        budget_s=seconds,
+        seconds=seconds,
         num_samples=samples,
-        progress=lambda _stage, _share: None,
+        watch=Watch(lambda _stage, _left: None),
         options=localspec.AnswerOptions(**fits),
     )
 

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import enum
+import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from localspec.checks.limit import EndedBy, ended_by, limited
 from localspec.checks.step_bench import StepCosts, measure_steps
 from localspec.engine.engine import Engine
-from localspec.errors import ContextError, OptionError
+from localspec.engine.watch import Progress, Watch
+from localspec.errors import ContextError, Interrupted, OptionError
 from localspec.machine import peak_memory_bytes
 from localspec.policy.speedup import Curve, break_even_acceptance, expected_speedup
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Stats
 from localspec.speculative.policy_api import DraftOff, DraftPolicy, FixedDraftPolicy
 from localspec.speculative.ratio_estimate import RatioEstimate, estimate_ratio
+from localspec.streaming.cancellation import Cancellation
 
 GREEDY = SamplingParams(temperature=0)
 SWEEP = (1, 2, 3, 5, 7, 11, 15)  # numbers of draft tokens that are tried one by one
 _NUM_STEP_ROUNDS = 5
 _SWEEP_TOKENS = 48
 
-Progress = Callable[[str, float], None]  # (what is measured, the share that is done)
+_COSTS_SHARE = 0.25  # of the time, that timing decodes may take
 
 
 class Outcome(enum.Enum):
@@ -35,6 +39,7 @@ class Outcome(enum.Enum):
     NO_DIFFERENCE = "no difference seen"  # the interval holds 1
     NOTHING_DRAFTED = "nothing was drafted"  # both sides are plain decoding
     ONE_ROUND = "one round cannot tell"  # it says nothing of its noise
+    PART_OF_A_ROUND = "part of a round cannot tell"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +62,18 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Both sides on the same prompts and options, in turn. round_s: seconds a round took."""
+    """Both sides on the same prompts and options, in turn. round_s: seconds a round takes.
+
+    num_prompts: that both sides have answered in each round; missing_prompts: the others, of
+    the one round that was begun, where none is complete.
+    """
 
     name: str
     plain: Side
     speculative: Side
     round_s: float
+    num_prompts: int
+    missing_prompts: int = 0
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -86,7 +97,7 @@ class Comparison:
         if not any(self.steps_per_length[1:]):
             return Outcome.NOTHING_DRAFTED
         if (estimate := self.estimate) is None:
-            return Outcome.ONE_ROUND
+            return Outcome.PART_OF_A_ROUND if self.missing_prompts else Outcome.ONE_ROUND
         if estimate.low > 1.0:
             return Outcome.FASTER
         return Outcome.SLOWER if estimate.high < 1.0 else Outcome.NO_DIFFERENCE
@@ -115,33 +126,42 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Everything measured. sweep: number of draft tokens → speed-up over plain, greedy."""
+    """Everything measured. sweep: number of draft tokens → speed-up over plain, greedy.
+
+    comparisons: those of which a prompt was answered by both sides. costs: None if no round of
+    them was complete. num_rounds: as asked for. ended_by: what ended it before it was done.
+    round_s: seconds that a round probably takes, None if nothing is known of it.
+    """
 
     comparisons: tuple[Comparison, ...]
-    costs: StepCosts
+    costs: StepCosts | None
     sweep: dict[int, float]
     peak_memory_bytes: int
+    num_rounds: int
+    time_s: float
+    ended_by: EndedBy | None
+    round_s: float | None
 
     @property
     def break_even(self) -> float | None:
         """The least acceptance at which the draft model pays; None if it never does."""
         curve = self.curve
-        if curve is None:
+        if curve is None or self.costs is None:
             return None
         return break_even_acceptance(curve, len(self.costs.target_s) - 1)
 
     @property
     def curve(self) -> Curve | None:
-        """The costs in target-only steps; None without a draft model."""
-        if self.costs.draft_token_s is None:
+        """The costs in target-only steps; None without a draft model or costs."""
+        if self.costs is None or self.costs.draft_token_s is None:
             return None
         target_only_s = self.costs.target_s[0]
         return Curve((0.0, *self.costs.ratios), self.costs.draft_token_s / target_only_s)
 
     def predicted(self, acceptance: float) -> dict[int, float]:
-        """Number of draft tokens → speed-up at that acceptance; empty without a draft."""
+        """Number of draft tokens → speed-up at that acceptance; empty without a curve."""
         curve = self.curve
-        if curve is None:
+        if curve is None or self.costs is None:
             return {}
         return {
             count: expected_speedup(curve, acceptance, count)
@@ -155,9 +175,13 @@ def run_bench(
     *,
     num_rounds: int,
     max_tokens: int,
-    progress: Progress,
+    seconds: float | None,
+    watch: Watch,
 ) -> Bench:
     """Measure an engine on prompts of token ids. Its policy is afterwards what it was.
+
+    seconds: its limit. That, and the watch's cancellation, end it in the midst of a decode, and
+    what is known by then is returned.
 
     Raises ContextError for a prompt that leaves no room for an answer, OptionError if no
     answer has a token after its first: only those take decodes that can be compared.
@@ -174,89 +198,188 @@ def run_bench(
                 "Leave it out, or choose a larger context (--ctx).",
             )
     policy = engine.draft_policy
-    kinds = [("greedy", GREEDY)]
-    if not engine.sampling.is_greedy:
-        kinds.append(("sampling", engine.sampling))
-    try:
-        progress("steps", 0.0)
-        with engine.exclusively() as loop:
-            costs = measure_steps(loop, _NUM_STEP_ROUNDS)
-        comparisons = []
-        for index, (name, sampling) in enumerate(kinds):
-            runner = _Runner(engine, policy, sampling, max_tokens)
+    ending: EndedBy | None = None
+    with limited(watch.cancellation, seconds) as ended:
+        run = _Run(engine, policy, prompts, num_rounds, max_tokens, watch.progress, ended)
+        try:
+            run.measure_costs(seconds)
+            for kind in run.kinds:
+                run.compare(kind)
+            run.sweep()
+        except Interrupted:
+            ending = ended_by(watch.cancellation)
+        finally:
+            engine.draft_policy = policy
+    return run.found(ending)
 
-            def show(share: float, name: str = name, index: int = index) -> None:
-                progress(name, 0.1 + 0.7 * (index + share) / len(kinds))
 
-            comparisons.append(runner.compare(name, prompts, num_rounds, show))
-        runner = _Runner(engine, policy, GREEDY, min(max_tokens, _SWEEP_TOKENS))
-        longest = max(
-            range(len(prompts)),
-            key=lambda place: comparisons[0].plain.stats[place].completion_tokens,
+@dataclass(slots=True)
+class _Kind:
+    """Of sampling. rounds: of each prompt the plain and the speculative answer."""
+
+    name: str
+    sampling: SamplingParams
+    rounds: list[list[tuple[Stats, Stats]]] = field(default_factory=list)
+    time_s: float = 0.0
+
+    def comparison(self, num_prompts: int) -> Comparison | None:
+        """Of the complete rounds; if there are none, of what there is of the first.
+
+        A part of a later round is left out: its prompts are others than a round's. None where
+        no prompt was answered by both sides, or no such answer has tokens to compare.
+        """
+        whole = [pairs for pairs in self.rounds if len(pairs) == num_prompts]
+        counted = whole or self.rounds[:1]
+        num_pairs = len(counted[0]) if counted else 0
+        if num_pairs == 0:
+            return None
+        if not whole and not all(
+            any(pair[side].decoded_tokens for pair in counted[0]) for side in (0, 1)
+        ):
+            return None
+        plain, speculative = (
+            _side([[pair[side] for pair in pairs] for pairs in counted]) for side in (0, 1)
         )
-        sweep = runner.sweep(
-            prompts[longest], lambda share: progress("each K", 0.8 + 0.2 * share)
-        )
-    finally:
-        engine.draft_policy = policy
-    return Bench(tuple(comparisons), costs, sweep, peak_memory_bytes())
+        round_s = self.time_s * num_prompts / sum(map(len, self.rounds))
+        missing = num_prompts - num_pairs
+        return Comparison(self.name, plain, speculative, round_s, num_pairs, missing)
 
 
-@dataclass(frozen=True, slots=True)
-class _Runner:
+@dataclass(slots=True)
+class _Run:
+    """What is measured, and what is known of it at any time. ended: whether it is to end."""
+
     engine: Engine
     policy: DraftPolicy
-    sampling: SamplingParams
+    prompts: Sequence[list[int]]
+    num_rounds: int
     max_tokens: int
+    progress: Progress
+    ended: Cancellation
+    costs: StepCosts | None = None
+    sweep_found: dict[int, float] = field(default_factory=dict)
+    num_pairs: int = 0
+    pairs_s: float = 0.0
+    started_s: float = field(default_factory=time.perf_counter)
+    kinds: list[_Kind] = field(init=False)
 
-    def compare(
-        self,
-        name: str,
-        prompts: Sequence[list[int]],
-        num_rounds: int,
-        show: Callable[[float], None],
-    ) -> Comparison:
+    def __post_init__(self) -> None:
+        self.kinds = [_Kind("greedy", GREEDY)]
+        if not self.engine.sampling.is_greedy:
+            self.kinds.append(_Kind("sampling", self.engine.sampling))
+
+    def found(self, ending: EndedBy | None) -> Bench:
+        found = [kind.comparison(len(self.prompts)) for kind in self.kinds]
+        comparisons = tuple(each for each in found if each is not None)
+        pair_s = self._pair_s()
+        return Bench(
+            comparisons,
+            self.costs,
+            self.sweep_found,
+            peak_memory_bytes(),
+            self.num_rounds,
+            time.perf_counter() - self.started_s,
+            ending,
+            None if pair_s is None else pair_s * len(self.prompts),
+        )
+
+    def measure_costs(self, seconds: float | None) -> None:
+        """What decodes cost: five times, or as often as a part of the time allows."""
+        enough_s = math.inf if seconds is None else _COSTS_SHARE * seconds
+
+        def show(done: int, of: int) -> None:
+            self.progress(f"Timing decodes of 1 to 17 tokens, {done} of {of}", None)
+
+        def is_enough() -> bool:
+            return time.perf_counter() - self.started_s > enough_s
+
+        with self.engine.exclusively() as loop, self.ended.obeyed(self.engine.cancel):
+            self.costs = measure_steps(loop, _NUM_STEP_ROUNDS, show, is_enough)
+
+    def compare(self, kind: _Kind) -> None:
+        """Add rounds, pair of answers by pair."""
         policies = (FixedDraftPolicy(0), self.policy)
-        rounds: list[list[list[Stats]]] = [[], []]
-        started = time.perf_counter()
-        for number in range(num_rounds):
-            answers: list[list[Stats]] = [[], []]
-            for place, prompt in enumerate(prompts):
+        for number in range(self.num_rounds):
+            pairs: list[tuple[Stats, Stats]] = []
+            kind.rounds.append(pairs)
+            for place, prompt in enumerate(self.prompts):
+                self.progress(
+                    f"Comparing {kind.name}: round {number + 1} of {self.num_rounds}, "
+                    f"prompt {place + 1} of {len(self.prompts)}",
+                    self._seconds_left(),
+                )
+                started = time.perf_counter()
                 # Who goes first changes, so that neither side always finds a warm machine.
-                for side in (0, 1) if (number + place) % 2 == 0 else (1, 0):
-                    answers[side].append(self._answer(prompt, policies[side], number))
-                show((number + (place + 1) / len(prompts)) / num_rounds)
-            for side in (0, 1):
-                rounds[side].append(answers[side])
-        plain, speculative = (_side(answers) for answers in rounds)
-        round_s = (time.perf_counter() - started) / num_rounds
-        return Comparison(name, plain, speculative, round_s)
+                order = (0, 1) if (number + place) % 2 == 0 else (1, 0)
+                answers = {
+                    side: self._answer(prompt, policies[side], kind.sampling, number)
+                    for side in order
+                }
+                pairs.append((answers[0], answers[1]))
+                pair_s = time.perf_counter() - started
+                kind.time_s += pair_s
+                self.pairs_s += pair_s
+                self.num_pairs += 1
 
-    def sweep(self, prompt: list[int], show: Callable[[float], None]) -> dict[int, float]:
+    def sweep(self) -> None:
         """Fixed numbers of draft tokens, each in turn with plain decoding."""
-        speedups: dict[int, float] = {}
         if self.engine.shared_vocabulary is None:
-            return speedups  # no draft model
+            return  # no draft model
+        [first] = self.kinds[0].rounds[:1]
+        longest = max(range(len(first)), key=lambda place: first[place][0].completion_tokens)
+        prompt = self.prompts[longest]
         for index, count in enumerate(SWEEP):
-            plain = self._answer(prompt, FixedDraftPolicy(0), 0)
-            drafted = self._answer(prompt, FixedDraftPolicy(count), 0)
-            speedups[count] = _rate([drafted]) / _rate([plain])
-            show((index + 1) / len(SWEEP))
-        return speedups
+            left = self._sweep_s(len(SWEEP) - index)
+            self.progress(f"Trying each number of draft tokens: {count}", left)
+            plain = self._answer(prompt, FixedDraftPolicy(0), GREEDY, 0, _SWEEP_TOKENS)
+            drafted = self._answer(prompt, FixedDraftPolicy(count), GREEDY, 0, _SWEEP_TOKENS)
+            self.sweep_found[count] = _rate([drafted]) / _rate([plain])
 
-    def _answer(self, prompt: list[int], policy: DraftPolicy, seed: int) -> Stats:
+    def _answer(
+        self,
+        prompt: list[int],
+        policy: DraftPolicy,
+        sampling: SamplingParams,
+        seed: int,
+        most_tokens: int | None = None,
+    ) -> Stats:
+        """Of a whole answer. Raises Interrupted for one that is cut: it says little."""
         # Emptied, so that every answer reads its whole prompt.
         with self.engine.exclusively():
             pass
         self.engine.draft_policy = policy
-        reply = self.engine.generate(
+        stream = self.engine.stream(
             prompt,
-            sampling=self.sampling,
-            seed=None if self.sampling.is_greedy else seed,
-            verify=None if self.sampling.is_greedy else "block",
-            max_tokens=self.max_tokens,
+            sampling=sampling,
+            seed=None if sampling.is_greedy else seed,
+            verify=None if sampling.is_greedy else "block",
+            max_tokens=min(self.max_tokens, most_tokens or self.max_tokens),
         )
-        return reply.stats
+        with self.ended.obeyed(stream.cancel), stream:
+            for _ in stream:
+                pass
+        if stream.reply.finish_reason == "cancelled":
+            raise Interrupted("the measurement was ended")
+        return stream.reply.stats
+
+    def _pair_s(self) -> float | None:
+        """Seconds of a pair of answers, as measured; at first as the costs promise."""
+        if self.num_pairs:
+            return self.pairs_s / self.num_pairs
+        return None if self.costs is None else 2 * self.max_tokens * self.costs.target_s[0]
+
+    def _seconds_left(self) -> float | None:
+        pair_s = self._pair_s()
+        if pair_s is None:
+            return None
+        num_all = len(self.kinds) * self.num_rounds * len(self.prompts)
+        return (num_all - self.num_pairs) * pair_s + self._sweep_s(len(SWEEP))
+
+    def _sweep_s(self, num_sizes: int) -> float:
+        if self.engine.shared_vocabulary is None:
+            return 0.0
+        share = min(1.0, _SWEEP_TOKENS / self.max_tokens)
+        return num_sizes * share * (self._pair_s() or 0.0)
 
 
 def _side(rounds: list[list[Stats]]) -> Side:

@@ -9,7 +9,6 @@ draft overrates the token, where accepting too readily shows.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -57,7 +56,42 @@ class DistributionResult:
 
     @property
     def is_suspect(self) -> bool:
-        return self.p_value < _ALPHA_EACH
+        """Whether they fell as they should not; of too few to tell anything they did not."""
+        return self.p_value < _ALPHA_EACH and self.smallest_bias < 1.0
+
+
+class Samples:
+    """Tokens of some rules, as the views count them."""
+
+    def __init__(self, rules: Sequence[RuleName], *, has_draft: bool) -> None:
+        num_views = len(VIEWS) if has_draft else len(VIEWS) - 1
+        self.tests = {
+            rule: [CategoryTest(len(_RANK_EDGES) + 1), CategoryTest(2), CategoryTest(2)][
+                :num_views
+            ]
+            for rule in rules
+        }
+
+    def results(self) -> list[DistributionResult]:
+        """Of every view of the rules; at any time: see `DistributionCheck.add`."""
+        return [
+            DistributionResult(rule, view, test.num_tokens, test.p_value, _visible(test))
+            for rule, views in self.tests.items()
+            for view, test in zip(VIEWS, views, strict=False)
+        ]
+
+    @property
+    def suspects(self) -> list[RuleName]:
+        """Rules that a view suspects."""
+        results = self.results()
+        return [
+            rule for rule in self.tests if any(r.is_suspect and r.rule == rule for r in results)
+        ]
+
+    def shares(self, num_tokens: int | None) -> dict[RuleName, float]:
+        """Of what is asked of each rule. num_tokens: enough for a rule; None: as many as it
+        takes for a bias of BIAS to be visible in every view."""
+        return {rule: _share_done(views, num_tokens) for rule, views in self.tests.items()}
 
 
 @dataclass(slots=True)
@@ -73,42 +107,34 @@ class DistributionCheck:
     is_end: Callable[[int], bool]
     constraint: Callable[[list[int]], Constraint | None]
 
-    def run(
-        self,
-        rules: Sequence[RuleName],
-        deadline: float,
-        num_tokens: int | None,
-        progress: Callable[[float], None],
-    ) -> list[DistributionResult]:
-        """Results of every view of the rules, from texts in turn until the deadline.
+    def samples(self, rules: Sequence[RuleName]) -> Samples:
+        """Room for tokens of these rules."""
+        return Samples(rules, has_draft=self._draft is not None)
 
-        deadline: of time.monotonic. num_tokens: enough for a rule; None: as many as it takes
-        for a bias of BIAS to be visible in every view.
+    def add(
+        self, samples: Samples, num_tokens: int | None, progress: Callable[[float], None]
+    ) -> None:
+        """Sample texts of each rule in turn, until there are enough: see `Samples.shares`.
+
+        progress: gets the share that is done. Raises Interrupted; the tokens that were compared
+        by then have been counted.
+
+        When it ends hangs on what could be seen, or on a clock, or on somebody who is shown no
+        result, but never on how the tokens fell; so the p-values are what they are called
+        whenever it ends. Of the text that an interrupt cuts, tokens that were not compared are
+        left out, which is at most one text.
         """
-        num_views = len(VIEWS) if self._draft else len(VIEWS) - 1
-        tests = {
-            rule: [CategoryTest(len(_RANK_EDGES) + 1), CategoryTest(2), CategoryTest(2)][
-                :num_views
-            ]
-            for rule in rules
-        }
-        started, number = time.monotonic(), 0
+        number = 0
         while True:
-            shares = {rule: _share_done(views, num_tokens) for rule, views in tests.items()}
-            spent = (time.monotonic() - started) / max(1e-9, deadline - started)
-            progress(min(1.0, max(spent, *shares.values())))
+            shares = samples.shares(num_tokens)
+            progress(min(1.0, min(shares.values())))
             unfinished = [rule for rule, share in shares.items() if share < 1.0]
-            if not unfinished or (spent >= 1.0 and number > 0):
-                break
+            if not unfinished:
+                return
             prompt = self.prompts[number % len(self.prompts)]
             for rule in unfinished:
-                self._add_text(prompt, rule, tests[rule])
+                self._add_text(prompt, rule, samples.tests[rule])
             number += 1
-        return [
-            DistributionResult(rule, view, test.num_tokens, test.p_value, _visible(test))
-            for rule, views in tests.items()
-            for view, test in zip(VIEWS, views, strict=False)
-        ]
 
     @property
     def _draft(self) -> DraftModel | None:

@@ -47,12 +47,14 @@ class Identity:
     """What comparing texts found.
 
     num_tokens: compared, those of a text after its first divergence not among them;
-    num_accepted: of these, proposed by the draft and kept.
+    num_accepted: of these, proposed by the draft and kept; num_identical: of those, what the
+    target chooses.
     """
 
     num_texts: int = 0
     num_tokens: int = 0
     num_accepted: int = 0
+    num_identical: int = 0
     divergences: list[Divergence] = field(default_factory=list)
 
     @property
@@ -84,25 +86,37 @@ class IdentityCheck:
     result: Identity = field(default_factory=Identity)
 
     def run(self, prompt: int, prompt_tokens: list[int], seed: int | None) -> None:
-        """Add a prompt (its number, and its tokens): one text without draft, one for each K."""
-        plain, plain_provenance = self._text(prompt_tokens, seed, 0)
-        tokens = [*prompt_tokens, *plain[:-1]]
-        rows = single_rows(self.loop.target, tokens, len(plain))
+        """Add a prompt (its number, and its tokens): one text without draft, one for each K.
+
+        Raises Interrupted; what was drafted by then has been compared, if the text without
+        draft and its rounding were known.
+        """
+        plain = _Text()
+        self._write(plain, prompt_tokens, seed, 0)
+        tokens = [*prompt_tokens, *plain.tokens[:-1]]
+        rows = single_rows(self.loop.target, tokens, len(plain.tokens))
         self.rounding.measure(self.loop.target, rows, tokens)
-        judge = _Judge(self._request(seed, prompt_tokens), prompt_tokens, plain, rows)
-        for num_draft_tokens in (0, *NUMS_DRAFT_TOKENS):
-            text, provenance = plain, plain_provenance
-            if num_draft_tokens:
-                text, provenance = self._text(prompt_tokens, seed, num_draft_tokens)
-            found = judge.first_divergence(text)
-            compared = provenance if found is None else provenance[: found[0] + 1]
-            self.result.num_texts += 1
-            self.result.num_tokens += len(compared)
-            self.result.num_accepted += compared.count(Provenance.ACCEPTED)
-            if found is not None:
-                self.result.divergences.append(
-                    Divergence(prompt, seed, num_draft_tokens, *found)
-                )
+        judge = _Judge(self._request(seed, prompt_tokens), prompt_tokens, plain.tokens, rows)
+        self._add(plain, judge, prompt, seed, 0)
+        for num_draft_tokens in NUMS_DRAFT_TOKENS:
+            text = _Text()
+            try:
+                self._write(text, prompt_tokens, seed, num_draft_tokens)
+            finally:
+                self._add(text, judge, prompt, seed, num_draft_tokens)
+
+    def _add(self, text: _Text, judge: _Judge, prompt: int, seed: int | None, k: int) -> None:
+        """Compare a text, as far as it goes."""
+        found = judge.first_divergence(text)
+        compared = text.provenance if found is None else text.provenance[: found[0] + 1]
+        num_accepted = compared.count(Provenance.ACCEPTED)
+        is_draft_other = found is not None and compared[-1:] == [Provenance.ACCEPTED]
+        self.result.num_texts += 1
+        self.result.num_tokens += len(compared)
+        self.result.num_accepted += num_accepted
+        self.result.num_identical += num_accepted - is_draft_other
+        if found is not None:
+            self.result.divergences.append(Divergence(prompt, seed, k, *found))
 
     def _request(self, seed: int | None, prompt_tokens: list[int]) -> Request:
         chain = self.make_chain(prompt_tokens)
@@ -116,15 +130,23 @@ class IdentityCheck:
         room = self.loop.target.context_length - len(prompt_tokens)
         return Request(chain, rule, min(TEXT_TOKENS, room), self.is_end)
 
-    def _text(
-        self, prompt: list[int], seed: int | None, k: int
-    ) -> tuple[list[int], list[Provenance]]:
+    def _write(self, text: _Text, prompt: list[int], seed: int | None, k: int) -> None:
         self.loop.truncate(0)
         self.loop.start(prompt)
         self.loop.draft_policy = FixedDraftPolicy(k)
-        steps = list(self.loop.steps(self._request(seed, prompt)))
-        text = [token for step in steps for token in step.tokens]
-        return text, [provenance for step in steps for provenance in step.provenance]
+        for step in self.loop.steps(self._request(seed, prompt)):
+            text.tokens += step.tokens
+            text.provenance += step.provenance
+        text.is_whole = True
+
+
+@dataclass(slots=True)
+class _Text:
+    """What came out so far. is_whole: whether it ended, rather than was cut."""
+
+    tokens: list[int] = field(default_factory=list)
+    provenance: list[Provenance] = field(default_factory=list)
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +158,14 @@ class _Judge:
     plain: list[int]
     rows: Logits
 
-    def first_divergence(self, text: list[int]) -> tuple[int, int, int, float] | None:
-        """Position, expected token, token and gap of the first that it would not choose."""
-        for position, row in enumerate(self.rows):
+    def first_divergence(self, written: _Text) -> tuple[int, int, int, float] | None:
+        """Position, expected token, token and gap of the first that it would not choose.
+
+        What a cut text lacks is none.
+        """
+        text = written.tokens
+        rows = self.rows if written.is_whole else self.rows[: len(text)]
+        for position, row in enumerate(rows):
             expected = self._choice(position, row)
             token = text[position] if position < len(text) else -1
             if token != expected:

@@ -19,28 +19,24 @@ from localspec.checks.distribution_check import (
     DistributionCheck,
     DistributionResult,
 )
-from localspec.checks.identity import (
-    ENOUGH_ACCEPTED,
-    NUMS_DRAFT_TOKENS,
-    Identity,
-    IdentityCheck,
-)
+from localspec.checks.identity import ENOUGH_ACCEPTED, Identity, IdentityCheck
+from localspec.checks.limit import EndedBy, ended_by, limited
 from localspec.checks.rounding import Rounding
 from localspec.engine.engine import Engine
-from localspec.errors import ContextError, OptionError
+from localspec.engine.watch import Progress, Watch
+from localspec.errors import ContextError, Interrupted, OptionError
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.resolver import Resolver
 from localspec.speculative.loop import SpeculativeDecoder
+from localspec.speculative.rule_name import RuleName
 from localspec.streaming.options import AnswerOptions
 
 GREEDY = SamplingParams(temperature=0)
 _IDENTITY_SHARE = 0.5  # of the time, that comparing texts may take
 _SPARE = 1.2  # more seconds than were worked out to be needed
 _CONFIRMING = 4  # times the tokens, with which a bias of half the size is visible
-
-Progress = Callable[[str, float], None]  # (what is being done, share done of all, 0 … 1)
 
 
 class Finding(enum.Enum):
@@ -55,8 +51,9 @@ class Finding(enum.Enum):
 class Report:
     """What a check found. confirmations: suspect rules again, with fresh seeds.
 
-    seconds_needed: that are probably enough for a finding; None if with these prompts no time
-    is, since too few tokens are the draft's.
+    seconds_needed: that are probably enough for a finding; None while that is not known, or if
+    it is hopeless: with these prompts no time is enough, since too few tokens are the draft's.
+    ended_by: what ended it before it was done.
     """
 
     rounding: Rounding
@@ -66,6 +63,8 @@ class Report:
     confirmations: tuple[DistributionResult, ...]
     time_s: float
     seconds_needed: float | None
+    is_hopeless: bool
+    ended_by: EndedBy | None
 
     @property
     def identity_bugs(self) -> list[str]:
@@ -99,7 +98,17 @@ class Report:
     @property
     def statistics(self) -> Finding:
         """Of sampled text."""
-        return _finding(self.distribution_bugs, is_enough=self.visible_bias <= BIAS)
+        is_enough = self.visible_bias <= BIAS and not self.open_suspicions
+        return _finding(self.distribution_bugs, is_enough=is_enough)
+
+    @property
+    def open_suspicions(self) -> list[RuleName]:
+        """Rules that looked suspect at first, and were not asked again to the end."""
+        if self.ended_by is None:
+            return []
+        suspects = {result.rule for result in self.distributions if result.is_suspect}
+        confirmed = {result.rule for result in self.confirmations if result.is_suspect}
+        return [rule for rule in RULES if rule in suspects - confirmed]
 
     @property
     def visible_bias(self) -> float:
@@ -126,15 +135,15 @@ def check(
     engine: Engine,
     prompts: Sequence[list[int]],
     *,
-    budget_s: float,
+    seconds: float,
     num_samples: int | None,
-    progress: Progress,
+    watch: Watch,
     options: AnswerOptions,
 ) -> Report:
     """Check an engine on prompts of token ids, until there is enough evidence.
 
-    It takes about budget_s seconds at the most, and four times as long as sampling if a rule
-    is suspect.
+    seconds: its limit. That, and the watch's cancellation, end it in the midst of a decode, and
+    what was found by then is returned.
     num_samples: tokens to sample per rule (None: as many as evidence takes). options: what the
     texts are to fit; nothing else of them counts. The engine's draft length is afterwards what
     it was. Raises ContextError for a prompt that leaves no room for an answer, OptionError
@@ -147,17 +156,22 @@ def check(
                 "Leave it out, or choose a larger context (--ctx).",
             )
     chosen = engine.draft_policy
+    ending: EndedBy | None = None
     try:
-        with engine.exclusively() as loop:
+        with limited(watch.cancellation, seconds) as ended, engine.exclusively() as loop:
             if not loop.proposers:
                 raise OptionError(
                     "there is nothing to check: no tokens are proposed for this target",
                     "Name a --draft whose target can take tokens back, without --no-draft.",
                 )
             constraint = functools.partial(_constraint, engine, options)
-            return _Check(
-                engine, loop, prompts, budget_s, num_samples, progress, constraint
-            ).run()
+            work = _Check(engine, loop, prompts, constraint, watch.progress)
+            try:
+                with ended.obeyed(engine.cancel):
+                    work.run(_IDENTITY_SHARE * seconds, num_samples)
+            except Interrupted:
+                ending = ended_by(watch.cancellation)
+            return work.report(ending)
     finally:
         engine.draft_policy = chosen
 
@@ -166,109 +180,129 @@ def _constraint(engine: Engine, options: AnswerOptions, prompt: list[int]) -> Co
     return engine.constraint(options, Prompt(prompt))
 
 
-@dataclass(frozen=True, slots=True)
 class _Check:
-    engine: Engine
-    loop: SpeculativeDecoder
-    prompts: Sequence[list[int]]
-    budget_s: float
-    num_samples: int | None
-    progress: Progress
-    constraint: Callable[[list[int]], Constraint | None]
+    """What is looked at, and what was found at any time."""
 
-    def run(self) -> Report:
-        started = time.monotonic()
-        rounding = Rounding()
-        greedy, seeded = self._compare(started + _IDENTITY_SHARE * self.budget_s, rounding)
-        identity_s = time.monotonic() - started
-        is_end = self.engine.vocabulary.is_end
-        check = DistributionCheck(self.loop, self.prompts, is_end, self.constraint)
-        distributions = check.run(
-            RULES,
-            started + self.budget_s,
-            self.num_samples,
-            lambda share: self.progress("sampled text", 0.3 + share * 0.6),
-        )
-        distributions_s = time.monotonic() - started - identity_s
-        confirmations = self._confirm(check, distributions, distributions_s)
-        self.progress("done", 1.0)
-        num_texts = (1 + len(NUMS_DRAFT_TOKENS)) * len(self.prompts)
-        compare_s = _compare_needs_s(identity_s, (greedy, seeded), num_texts)
-        return Report(
-            rounding,
-            greedy,
-            seeded,
-            tuple(distributions),
-            tuple(confirmations),
-            time.monotonic() - started,
-            _check_needs_s(compare_s, _distributions_need_s(distributions_s, distributions)),
-        )
-
-    def _compare(self, deadline: float, rounding: Rounding) -> tuple[Identity, Identity]:
-        """Greedy and seeded texts, until they are enough or the deadline; a prompt at least."""
-        sampling = self.engine.sampling
-        sampled = SamplingParams() if sampling.is_greedy else sampling
-        resolver = Resolver(self.engine.vocabulary)
+    def __init__(
+        self,
+        engine: Engine,
+        loop: SpeculativeDecoder,
+        prompts: Sequence[list[int]],
+        constraint: Callable[[list[int]], Constraint | None],
+        progress: Progress,
+    ) -> None:
+        self._prompts = prompts
+        self._progress = progress
+        self._rounding = Rounding()
+        sampled = SamplingParams() if engine.sampling.is_greedy else engine.sampling
+        resolver = Resolver(engine.vocabulary)
 
         def chain(params: SamplingParams, prompt: list[int]) -> SamplerChain:
-            return resolver.chain(params, len(prompt), self.constraint(prompt))
+            return resolver.chain(params, len(prompt), constraint(prompt))
 
-        is_end = self.engine.vocabulary.is_end
-        greedy, seeded = (
-            IdentityCheck(self.loop, is_end, functools.partial(chain, params), rounding)
+        is_end = engine.vocabulary.is_end
+        self._greedy, self._seeded = (
+            IdentityCheck(loop, is_end, functools.partial(chain, params), self._rounding)
             for params in (GREEDY, sampled)
         )
-        for number, prompt in enumerate(self.prompts):
-            self.progress("greedy and seeded text", 0.3 * number / len(self.prompts))
-            if not greedy.result.is_enough:
-                greedy.run(number, prompt, None)
-            if not seeded.result.is_enough:
-                seeded.run(number, prompt, number)
-            is_enough = greedy.result.is_enough and seeded.result.is_enough
-            if is_enough or time.monotonic() > deadline:
-                break
-        return greedy.result, seeded.result
+        self._sampling = DistributionCheck(loop, prompts, is_end, constraint)
+        self._samples = self._sampling.samples(RULES)
+        self._again = self._sampling.samples(())
+        self._has_prompts = True  # that no text was compared of
+        self._started_s = time.monotonic()
+        self._compare_s: float | None = None  # once that is done
+        self._sample_s: float | None = None
 
-    def _confirm(
-        self,
-        check: DistributionCheck,
-        distributions: Sequence[DistributionResult],
-        distributions_s: float,
-    ) -> list[DistributionResult]:
+    def run(self, compare_s: float, num_samples: int | None) -> None:
+        """Look until there is enough. compare_s: how long comparing texts may take of it.
+
+        Raises Interrupted.
+        """
+        self._compare(compare_s)
+        self._compare_s = self._spent_s()
+        self._sampling.add(self._samples, num_samples, self._tell_sampling)
+        self._sample_s = self._spent_s() - self._compare_s
+        self._confirm()
+
+    def report(self, ending: EndedBy | None) -> Report:
+        """Of what was found so far."""
+        identities = (self._greedy.result, self._seeded.result)
+        is_enough = all(found.is_enough for found in identities)
+        distributions = self._samples.results()
+        spent_s = self._spent_s()
+        compare_s = spent_s if self._compare_s is None else self._compare_s
+        sample_s = spent_s - compare_s if self._sample_s is None else self._sample_s
+        sampling_needs_s = _distributions_need_s(sample_s, distributions)
+        if sampling_needs_s is not None and self._samples.suspects:
+            sampling_needs_s *= 1 + _CONFIRMING
+        return Report(
+            self._rounding,
+            *identities,
+            tuple(distributions),
+            tuple(self._again.results()),
+            spent_s,
+            _check_needs_s(_compare_needs_s(compare_s, identities), sampling_needs_s),
+            not (is_enough or self._has_prompts),
+            ending,
+        )
+
+    def _spent_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def _compare(self, limit_s: float) -> None:
+        """Greedy and seeded texts, until they are enough or the time is over."""
+        for number, prompt in enumerate(self._prompts):
+            for name, check, seed in (
+                ("greedy", self._greedy, None),
+                ("seeded", self._seeded, number),
+            ):
+                if not check.result.is_enough:
+                    self._progress(
+                        f"Comparing {name} text {number + 1} of {len(self._prompts)}: "
+                        f"{check.result.num_accepted} of {ENOUGH_ACCEPTED} drafted tokens",
+                        None,
+                    )
+                    check.run(number, prompt, seed)
+                if self._spent_s() > limit_s:
+                    return
+            if self._greedy.result.is_enough and self._seeded.result.is_enough:
+                return
+        self._has_prompts = False
+
+    def _tell_sampling(self, share: float) -> None:
+        spent_s = self._spent_s() - (self._compare_s or 0.0)
+        left_s = spent_s * (1.0 - share) / share if share > 0.0 else None
+        self._progress(f"Checking sampled text: {share:.0%} of the evidence", left_s)
+
+    def _confirm(self) -> None:
         """Suspect rules once more, by so many more tokens that a suspicion is decided."""
-        suspects = [
-            rule
-            for rule in RULES
-            if any(r.is_suspect and r.rule == rule for r in distributions)
-        ]
+        suspects = self._samples.suspects
         if not suspects:
-            return []
-        return check.run(
-            suspects,
-            time.monotonic() + _CONFIRMING * distributions_s,
-            _CONFIRMING
-            * max(result.num_tokens for result in distributions if result.rule in suspects),
-            lambda share: self.progress("suspects again", 0.9 + share * 0.1),
+            return
+        self._again = self._sampling.samples(suspects)
+        num_tokens = max(
+            result.num_tokens for result in self._samples.results() if result.rule in suspects
+        )
+        self._sampling.add(
+            self._again,
+            _CONFIRMING * num_tokens,
+            lambda share: self._progress(f"Asking suspect rules again: {share:.0%}", None),
         )
 
 
-def _compare_needs_s(
-    seconds: float, identities: Sequence[Identity], num_texts: int
-) -> float | None:
-    """Of comparing texts, for enough of them; None if there are no more. seconds: so far."""
+def _compare_needs_s(seconds: float, identities: Sequence[Identity]) -> float | None:
+    """Of comparing texts, for enough of them; None if none was. seconds: so far."""
     share = min(1.0, *(found.num_accepted / ENOUGH_ACCEPTED for found in identities))
-    has_more = all(found.is_enough or found.num_texts < num_texts for found in identities)
-    return seconds / share if share > 0.0 and has_more else None
+    return seconds / share if share > 0.0 else None
 
 
 def _distributions_need_s(
     seconds: float, distributions: Sequence[DistributionResult]
 ) -> float | None:
-    """Of sampling, for enough tokens; None if none was judged. seconds: so far."""
-    if not all(result.num_tokens for result in distributions):
-        return None
+    """Of sampling, for enough tokens; None if nothing could be seen yet. seconds: so far."""
+    largest = max(result.smallest_bias for result in distributions)
     # What can be seen goes with the root of the tokens.
-    return seconds * max(1.0, *((result.smallest_bias / BIAS) ** 2 for result in distributions))
+    return None if largest == 1.0 else seconds * max(1.0, (largest / BIAS) ** 2)
 
 
 def _check_needs_s(compare_s: float | None, distributions_s: float | None) -> float | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from localspec.errors import Interrupted
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import LARGEST_STEP
 from localspec.speculative.loop import SpeculativeDecoder
@@ -30,44 +32,84 @@ class StepCosts:
         return tuple(seconds / self.target_s[0] for seconds in self.target_s)
 
 
-def measure_steps(loop: SpeculativeDecoder, num_rounds: int) -> StepCosts:
+def measure_steps(
+    loop: SpeculativeDecoder,
+    num_rounds: int,
+    show: Callable[[int, int], None] = lambda _done, _all: None,
+    is_enough: Callable[[], bool] = lambda: False,
+) -> StepCosts:
     """Time every size num_rounds times, in turn, after a text that is dropped afterwards.
 
-    The loop's text must be empty. An automatic policy of the loop learns from it.
+    The loop's text must be empty. An automatic policy of the loop learns from it. show: called
+    before each size, with how many are done, of how many. is_enough: asked after each round.
+    An interrupt ends it with what is known; raises Interrupted if that is less than a round.
     """
-    target = loop.target
-    draft = next((p for p in loop.proposers if isinstance(p, DraftModel)), None)
-    policy = loop.draft_policy
-    learner = policy if isinstance(policy, AdaptiveDraftPolicy) else None
-    sizes = range(1, min(LARGEST_STEP, target.max_outputs) + 1)
-    num_cached = min(_NUM_CACHED, target.context_length - LARGEST_STEP)
-    draft_cached = 0 if draft is None else min(num_cached, draft.context_length - LARGEST_STEP)
-    times: dict[int, list[float]] = {size: [] for size in sizes}
-    draft_times: list[float] = []
+    timer = _Timer(loop)
+    num_sizes = len(timer.target_s)
     try:
-        for _ in range(num_rounds):
-            for size in sizes:
-                # The other side of the ratio, measured in the same moment.
-                target_only_s = _timed(target, num_cached, 1)
-                times[1].append(target_only_s)
-                seconds = target_only_s if size == 1 else _timed(target, num_cached, size)
-                times[size].append(seconds)
-                if learner is not None:
-                    learner.target_cost.learn(1, num_cached, target_only_s)
-                    learner.target_cost.learn(size, num_cached, seconds)
-            if draft is not None:
-                draft_times.append(_timed_draft(draft, draft_cached))
+        for number in range(num_rounds):
+            for done in timer.measured_round():
+                show(number * num_sizes + done, num_rounds * num_sizes)
+            if is_enough():
+                break
+    except Interrupted:
+        if not timer.is_complete:
+            raise
     finally:
-        target.truncate(0)
-        if draft is not None:
-            draft.truncate(0)
-    target_s = tuple(statistics.median(times[size]) for size in sizes)
-    draft_token_s = statistics.median(draft_times) if draft_times else None
-    if learner is not None and draft_token_s is not None:
-        for prospect in learner.prospects:
-            if draft is not None and prospect.kind is draft.kind:
-                prospect.cost.learn(1, 1, draft_token_s, target_s[0])
-    return StepCosts(target_s, draft_token_s)
+        loop.target.truncate(0)
+        if timer.draft is not None:
+            timer.draft.truncate(0)
+    return timer.costs()
+
+
+class _Timer:
+    """Seconds of every size, as often as they were measured, by sizes."""
+
+    def __init__(self, loop: SpeculativeDecoder) -> None:
+        self._target = target = loop.target
+        self.draft = next((p for p in loop.proposers if isinstance(p, DraftModel)), None)
+        policy = loop.draft_policy
+        self._learner = policy if isinstance(policy, AdaptiveDraftPolicy) else None
+        self._num_cached = min(_NUM_CACHED, target.context_length - LARGEST_STEP)
+        sizes = range(1, min(LARGEST_STEP, target.max_outputs) + 1)
+        self.target_s: dict[int, list[float]] = {size: [] for size in sizes}
+        self._draft_s: list[float] = []
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything was measured at least once."""
+        has_draft = self.draft is None or bool(self._draft_s)
+        return has_draft and all(self.target_s.values())
+
+    def measured_round(self) -> Iterator[int]:
+        """Measure every size once; before each, how many are done."""
+        for done, (size, found) in enumerate(self.target_s.items()):
+            yield done
+            # The other side of the ratio, measured in the same moment.
+            target_only_s = _timed(self._target, self._num_cached, 1)
+            self.target_s[1].append(target_only_s)
+            seconds = target_only_s
+            if size > 1:
+                seconds = _timed(self._target, self._num_cached, size)
+                found.append(seconds)
+            if self._learner is not None:
+                self._learner.target_cost.learn(1, self._num_cached, target_only_s)
+                self._learner.target_cost.learn(size, self._num_cached, seconds)
+        if self.draft is not None:
+            room = self.draft.context_length - LARGEST_STEP
+            self._draft_s.append(_timed_draft(self.draft, min(self._num_cached, room)))
+
+    def costs(self) -> StepCosts:
+        """Medians; the policy learns the draft's, too."""
+        target_s = tuple(map(statistics.median, self.target_s.values()))
+        if self.draft is None:
+            return StepCosts(target_s, None)
+        draft_token_s = statistics.median(self._draft_s)
+        if self._learner is not None:
+            for prospect in self._learner.prospects:
+                if prospect.kind is self.draft.kind:
+                    prospect.cost.learn(1, 1, draft_token_s, target_s[0])
+        return StepCosts(target_s, draft_token_s)
 
 
 def _timed(model: Model, num_cached: int, size: int) -> float:

@@ -27,7 +27,7 @@ def write_answer(stream: Stream, *, show_draft: bool) -> Reply:
     are_one = _is_terminal(sys.stdout) and _is_terminal(sys.stderr)
     thought = said if are_one else text_writer(err=True)
     was_thought: bool | None = None
-    with cancel_on_interrupt(stream), stream:
+    with cancel_on_interrupt(stream.cancel), stream:
         for piece in stream:
             if not piece.text:
                 continue

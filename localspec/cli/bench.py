@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import click
 
 from localspec.checks import prompts as questions
+from localspec.cli import exit_codes
 from localspec.cli.completion import complete_file
 from localspec.cli.help import Command
 from localspec.cli.options import PairOptions, model_argument, pair_options, prompt_tokens
 from localspec.cli.plot import check_plot, write_plot
+from localspec.cli.seconds_option import seconds_option
 
 _DEFAULT_TOKENS = 128
 
@@ -36,6 +37,7 @@ _DEFAULT_TOKENS = 128
     "noise, and each takes its time: five are a compromise. Where no difference was seen, the "
     "verdict says how many rounds would show a smaller one.",
 )
+@seconds_option(default=None)
 @click.option("--details", is_flag=True, help="Show what was measured as well.")
 @click.option("--json", "as_json", is_flag=True, help="One object with everything measured.")
 @click.option(
@@ -46,11 +48,12 @@ _DEFAULT_TOKENS = 128
     help="Draw costs and speed-ups.",
 )
 @pair_options
-def bench(
+def bench(  # noqa: PLR0913  each is an option of the command
     options: PairOptions,
     *,
     prompts: str,
     rounds: int,
+    seconds: float | None,
     details: bool,
     as_json: bool,
     plot: Path | None,
@@ -61,16 +64,19 @@ def bench(
     turn. A round is one answer of either side to each prompt, and gives one ratio of their
     speeds. In brackets stands the interval that holds the true ratio 95 times in 100; if it
     holds 1, no difference was seen, and more rounds narrow it. What is learned about costs is
-    kept for later runs. MODEL: as for chat.
+    kept for later runs. Ctrl-C, and the end of the time, print what is known by then. MODEL: as
+    for chat.
 
     \b
         localspec bench
         localspec bench T.gguf --draft D.gguf --plot costs.png
+        localspec bench --seconds 60
     """
     # Late, as everything that needs an engine: completion loads none.
     from localspec.checks.bench import run_bench
+    from localspec.checks.limit import EndedBy
     from localspec.cli.bench_report import as_object, as_text
-    from localspec.engine.measuring import measure
+    from localspec.cli.measured import measured
 
     if plot is not None:
         check_plot(plot)
@@ -79,25 +85,21 @@ def bench(
     )
     with options.open_engine() as engine:
         tokens = [prompt_tokens(engine, options, text) for text in texts]
-        with click.progressbar(length=1000, file=sys.stderr) as bar:
-
-            def show(stage: str, share: float) -> None:
-                bar.label = f"Measuring {stage}"
-                bar.update(round(share * 1000) - bar.pos)
-
-            found = measure(
-                engine,
-                run_bench,
-                tokens,
-                num_rounds=rounds,
-                max_tokens=_DEFAULT_TOKENS
-                if options.max_tokens is None
-                else options.max_tokens,
-                progress=show,
-            )
+        found = measured(
+            engine,
+            run_bench,
+            tokens,
+            seconds=seconds,
+            num_rounds=rounds,
+            max_tokens=_DEFAULT_TOKENS if options.max_tokens is None else options.max_tokens,
+        )
         if as_json:
             click.echo(json.dumps(as_object(found)))
         else:
             click.echo(as_text(found, engine, details=details))
     if plot is not None:
         write_plot(found, plot)
+    if found.ended_by is EndedBy.INTERRUPT:
+        raise click.Abort
+    if not found.comparisons:
+        raise click.exceptions.Exit(exit_codes.NOT_ENOUGH_EVIDENCE)

@@ -3,34 +3,78 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from localspec.checks.bench import Bench, Comparison, Outcome
+from localspec.checks.limit import EndedBy
+from localspec.checks.step_bench import StepCosts
 from localspec.cli.bars import readable_bytes
+from localspec.cli.measured import duration
 from localspec.cli.screen import printable
 from localspec.cli.stats_object import stats_as_object
 from localspec.engine.base import BaseEngine
 from localspec.speculative.ratio_estimate import RatioEstimate
 from localspec.speculative.reasons import why_off
 
+_MORE_ROUNDS = "Take two --rounds or more: one says nothing of its noise."
 _SIZES = (0.1, 0.05, 0.02, 0.01)  # of differences, to say what it takes to see one
 
 
 def as_text(found: Bench, engine: BaseEngine, *, details: bool) -> str:
     """The measurement for people."""
-    lines = verdict(found.comparisons)
+    more = _MORE_ROUNDS if found.ended_by is None else _more_time(found)
+    lines = verdict(found.comparisons, more)
+    if found.ended_by is not None:
+        lines.append(_what_ended(found))
     if details:
         lines += ["", *_details(found, engine)]
-    else:
-        num_rounds = len(found.comparisons[0].ratios)
-        rounds = "1 round" if num_rounds == 1 else f"{num_rounds} rounds"
-        lines.append(f"Measured in {rounds}. Costs and the rest: --details.")
+    elif found.ended_by is None:
+        num_rounds = _rounds(len(found.comparisons[0].ratios))
+        lines.append(f"Measured in {num_rounds}. Costs and the rest: --details.")
     return printable("\n".join(lines))
 
 
-def verdict(comparisons: Sequence[Comparison]) -> list[str]:
-    """What the measurement says, at first; then what to do about it."""
+def _what_ended(found: Bench) -> str:
+    """That it is a part of what was to be measured, and which."""
+    parts = [
+        f"{c.name} {c.num_prompts} of {c.num_prompts + c.missing_prompts} prompts"
+        if c.missing_prompts
+        else f"{c.name} {len(c.ratios)} of {_rounds(found.num_rounds)}"
+        for c in found.comparisons
+    ]
+    after = duration(found.time_s)
+    why = (
+        f"Time was up after {after}"
+        if found.ended_by is EndedBy.TIME
+        else f"Stopped after {after}"
+    )
+    known = f"{why}: {', '.join(parts)} answered by both sides." if parts else f"{why}."
+    return f"{known} Costs and the rest: --details."
+
+
+def _more_time(found: Bench) -> str:
+    if found.round_s is None:
+        return "How long a round takes is not known yet: give it more --seconds."
+    seconds = math.ceil((found.time_s + 2 * found.round_s) / 10) * 10
+    return (
+        f"A verdict takes two rounds at least, of about {duration(found.round_s)} each here: "
+        f"--seconds {seconds}."
+    )
+
+
+def _rounds(number: int) -> str:
+    return "1 round" if number == 1 else f"{number} rounds"
+
+
+def verdict(comparisons: Sequence[Comparison], more: str = _MORE_ROUNDS) -> list[str]:
+    """What the measurement says, at first; then what to do about it.
+
+    more: the advice where that is too little to tell.
+    """
+    if not comparisons:
+        return ["Nothing to compare yet: no prompt was answered by both sides.", more]
     outcomes = {c.outcome: c for c in comparisons}
     if len(outcomes) == 1:
         [outcome] = outcomes
@@ -40,7 +84,7 @@ def verdict(comparisons: Sequence[Comparison]) -> list[str]:
         headline = " ".join(
             f"{c.name.capitalize()}: {c.outcome.value}, {_times(c)}." for c in comparisons
         )
-    advice = [_advice(outcome, comparison) for outcome, comparison in outcomes.items()]
+    advice = [_advice(outcome, comparison, more) for outcome, comparison in outcomes.items()]
     if len(outcomes) > 1:  # it then is of one of them
         names = [comparison.name.capitalize() for comparison in outcomes.values()]
         advice = [
@@ -58,11 +102,11 @@ def _times(found: Comparison) -> str:
     return f"{found.speedup:.2f} times plain{interval}"
 
 
-def _advice(outcome: Outcome, found: Comparison) -> str:
+def _advice(outcome: Outcome, found: Comparison, more: str) -> str:
     if outcome is Outcome.SLOWER:
         return "Drafting costs more than it gains here: --no-draft decodes plainly."
-    if outcome is Outcome.ONE_ROUND:
-        return "Take two --rounds or more: one says nothing of its noise."
+    if outcome in (Outcome.ONE_ROUND, Outcome.PART_OF_A_ROUND):
+        return more
     if outcome is Outcome.NOTHING_DRAFTED:
         reason = "" if found.draft_off is None else f" ({why_off(found.draft_off)})"
         return f"Without draft tokens{reason} both sides are plain decoding."
@@ -80,39 +124,43 @@ def _what_it_takes(comparisons: Sequence[Comparison]) -> str:
     seconds = num_rounds * sum(comparison.round_s for comparison in comparisons)
     return (
         f"A difference of {noisiest.visible:.0%} would have been seen 9 times in 10; to see "
-        f"one of {aim:.0%} take --rounds {num_rounds}, about {_duration(seconds)}."
+        f"one of {aim:.0%} take --rounds {num_rounds}, about {duration(seconds)}."
     )
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
 def _details(found: Bench, engine: BaseEngine) -> list[str]:
     lines = [engine.description, ""]
     for comparison in found.comparisons:
         lines += _comparison_lines(comparison)
-    ratios = "  ".join(f"{n}: {ratio:.2f}" for n, ratio in enumerate(found.costs.ratios, 1))
-    lines.append(f"A decode of n tokens, in target-only steps:  {ratios}")
-    target_only_s = found.costs.target_s[0]
-    lines.append(f"A target-only step: {1000 * target_only_s:.2f} ms")
-    if found.costs.draft_token_s is not None:
-        lines.append(
-            f"A draft token: {1000 * found.costs.draft_token_s:.2f} ms, "
-            f"{found.costs.draft_token_s / target_only_s:.2f} target-only steps"
-        )
-        edge = found.break_even
-        lines.append(
-            "No acceptance would pay at these costs."
-            if edge is None
-            else f"At these costs it pays from an acceptance of {edge:.2f}."
-        )
+    if found.costs is not None:
+        lines += _cost_lines(found.costs, found.break_even)
     if found.sweep:
         each = "  ".join(f"K {k}: {ratio:.2f}" for k, ratio in found.sweep.items())
         lines.append(
             f"A fixed number of draft tokens, greedy, times plain, by one answer each:  {each}"
         )
     return [*lines, f"Peak memory: {readable_bytes(found.peak_memory_bytes)}"]
+
+
+def _cost_lines(costs: StepCosts, edge: float | None) -> list[str]:
+    ratios = "  ".join(f"{n}: {ratio:.2f}" for n, ratio in enumerate(costs.ratios, 1))
+    target_only_s = costs.target_s[0]
+    lines = [
+        f"A decode of n tokens, in target-only steps:  {ratios}",
+        f"A target-only step: {1000 * target_only_s:.2f} ms",
+    ]
+    if costs.draft_token_s is None:
+        return lines
+    pays = (
+        "No acceptance would pay at these costs."
+        if edge is None
+        else f"At these costs it pays from an acceptance of {edge:.2f}."
+    )
+    draft = (
+        f"A draft token: {1000 * costs.draft_token_s:.2f} ms, "
+        f"{costs.draft_token_s / target_only_s:.2f} target-only steps"
+    )
+    return [*lines, draft, pays]
 
 
 def _comparison_lines(found: Comparison) -> list[str]:
@@ -135,8 +183,16 @@ def _comparison_lines(found: Comparison) -> list[str]:
 
 
 def as_object(found: Bench) -> dict[str, Any]:
-    """Everything measured, as JSON has it."""
+    """Everything measured, as JSON has it.
+
+    partial: whether it was ended before it was done, and ended_by what.
+    """
+    costs = found.costs
     return {
+        "partial": found.ended_by is not None,
+        "ended_by": None if found.ended_by is None else found.ended_by.value,
+        "time_s": found.time_s,
+        "round_s": found.round_s,
         "comparisons": [
             {
                 "name": comparison.name,
@@ -144,6 +200,8 @@ def as_object(found: Bench) -> dict[str, Any]:
                 "speedup": comparison.speedup,
                 "estimate": _estimate_as_object(comparison.estimate),
                 "round_s": comparison.round_s,
+                "num_prompts": comparison.num_prompts,
+                "missing_prompts": comparison.missing_prompts,
                 "ratios": comparison.ratios,
                 "acceptance_rate": comparison.acceptance_rate,
                 "steps_per_length": comparison.steps_per_length,
@@ -161,7 +219,7 @@ def as_object(found: Bench) -> dict[str, Any]:
             }
             for comparison in found.comparisons
         ],
-        "costs": {**dataclasses.asdict(found.costs), "ratios": found.costs.ratios},
+        "costs": costs and {**dataclasses.asdict(costs), "ratios": costs.ratios},
         "break_even": found.break_even,
         "sweep": found.sweep,
         "peak_memory_bytes": found.peak_memory_bytes,

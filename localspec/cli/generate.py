@@ -136,7 +136,7 @@ def _asked(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment],
 
 
 def _finish(stream: Stream) -> Reply:
-    with cancel_on_interrupt(stream), stream:
+    with cancel_on_interrupt(stream.cancel), stream:
         for _ in stream:
             pass
     return stream.reply

@@ -1,4 +1,4 @@
-"""Ctrl-C that stops an answer at once, and only the answer."""
+"""Ctrl-C that stops an answer or a measurement at once, and only that."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from localspec.streaming.stream import Stream
+from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def cancel_on_interrupt(stream: Stream) -> Iterator[None]:
-    """While the block runs, SIGINT cancels the answer; a second one raises.
+def cancel_on_interrupt(cancel: Callable[[], None]) -> Iterator[None]:
+    """While the block runs, SIGINT calls `cancel`, from any thread; a second one raises.
 
     Python runs signal handlers only between its own instructions, and the main thread may
     be inside one long decode. The wake-up socket is written to by the C handler at once; a
@@ -23,7 +19,7 @@ def cancel_on_interrupt(stream: Stream) -> Iterator[None]:
     """
 
     def on_interrupt(_number: int, _frame: object) -> None:
-        stream.cancel()
+        cancel()
         signal.signal(signal.SIGINT, previous_handler)
 
     waiting, waking = socket.socketpair()
@@ -32,7 +28,7 @@ def cancel_on_interrupt(stream: Stream) -> Iterator[None]:
     def watch() -> None:
         while received := waiting.recv(16):
             if signal.SIGINT in received:
-                stream.cancel()
+                cancel()
 
     watcher = threading.Thread(target=watch, name="localspec-interrupt", daemon=True)
     previous_socket = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)

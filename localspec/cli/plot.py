@@ -31,10 +31,10 @@ def write_plot(found: Bench, path: Path) -> None:
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     costs, gains = figure.subplots(1, 2)
-    ratios = found.costs.ratios
+    ratios = () if found.costs is None else found.costs.ratios
     costs.plot(range(1, len(ratios) + 1), ratios, marker="o")
     costs.set(title="What a step costs", xlabel="tokens in a step", ylabel="target-only steps")
-    acceptance = found.comparisons[0].acceptance_rate
+    acceptance = found.comparisons[0].acceptance_rate if found.comparisons else 0.0
     if predicted := found.predicted(acceptance):
         label = f"predicted at acceptance {acceptance:.2f}"
         gains.plot(list(predicted), list(predicted.values()), label=label)
@@ -46,7 +46,8 @@ def write_plot(found: Bench, path: Path) -> None:
         )
     gains.axhline(1.0, color="grey")
     gains.set(title="What it gains", xlabel="draft tokens", ylabel="times plain")
-    gains.legend()
+    if found.comparisons:
+        gains.legend()
     try:
         if path.suffix == ".png":
             figure.savefig(path, format="png", dpi=150)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import sys
 from pathlib import Path
 
 import click
@@ -15,12 +13,7 @@ from localspec.cli.completion import complete_file
 from localspec.cli.constraint_options import read_constraint
 from localspec.cli.help import Command
 from localspec.cli.options import PairOptions, model_argument, pair_options, prompt_tokens
-
-
-def _no_nan(_context: click.Context, _option: click.Parameter, value: float) -> float:
-    if math.isnan(value):  # which no range excludes
-        raise click.BadParameter("nan is no number of seconds.")
-    return value
+from localspec.cli.seconds_option import seconds_option
 
 
 @click.command(cls=Command)
@@ -38,14 +31,7 @@ def _no_nan(_context: click.Context, _option: click.Parameter, value: float) -> 
     metavar="N",
     help="Sample N tokens per rule. [default: as many as evidence takes]",
 )
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=1),
-    callback=_no_nan,
-    default=180,
-    show_default=True,
-    help="Time to spend at the most.",
-)
+@seconds_option(default=180)
 @click.option(
     "--json-schema",
     type=Path,
@@ -70,8 +56,9 @@ def verify(  # noqa: PLR0913  each is an option of the command
 
     With your models, on your machine. Identity: greedy and seeded text with drafting must be
     the text without it, up to near ties that rounding decides. Statistics: sampled text must
-    follow the target's own distributions. It ends when both have evidence enough. Exit code 0:
-    lossless, 1: not, 3: not enough evidence in the time. MODEL: as for chat.
+    follow the target's own distributions. It ends when both have evidence enough; Ctrl-C, and
+    the end of the time, print what is known by then. Exit code 0: lossless, 1: not, 3: not
+    enough evidence in the time. MODEL: as for chat.
 
     \b
         localspec verify
@@ -79,9 +66,10 @@ def verify(  # noqa: PLR0913  each is an option of the command
         localspec verify --json-schema animal.json
     """
     # Late, as everything that needs an engine: completion loads none.
+    from localspec.checks.limit import EndedBy
     from localspec.checks.selfcheck import Finding, check
+    from localspec.cli.measured import measured
     from localspec.cli.verify_report import as_object, as_text
-    from localspec.engine.measuring import measure
     from localspec.streaming.options import AnswerOptions
 
     schema = None
@@ -90,25 +78,20 @@ def verify(  # noqa: PLR0913  each is an option of the command
     texts = questions.BUILT_IN if prompts is None else questions.read_prompts(prompts)
     with options.open_engine() as engine:
         tokens = [prompt_tokens(engine, options, text) for text in texts]
-        with click.progressbar(length=1000, file=sys.stderr) as bar:
-
-            def show(stage: str, share: float) -> None:
-                bar.label = f"Checking {stage}"
-                bar.update(round(share * 1000) - bar.pos)
-
-            report = measure(
-                engine,
-                check,
-                tokens,
-                budget_s=seconds,
-                num_samples=samples,
-                progress=show,
-                options=AnswerOptions(json_schema=schema),
-            )
+        report = measured(
+            engine,
+            check,
+            tokens,
+            seconds=seconds,
+            num_samples=samples,
+            options=AnswerOptions(json_schema=schema),
+        )
         if as_json:
             click.echo(json.dumps(as_object(report)))
         else:
             click.echo(as_text(report, engine, details=details))
+    if report.ended_by is EndedBy.INTERRUPT:
+        raise click.Abort
     if report.finding is not Finding.LOSSLESS:
         raise click.exceptions.Exit(
             exit_codes.FAILED

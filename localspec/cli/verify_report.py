@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from localspec.checks.distribution_check import ALPHA, BIAS, VIEWS
+from localspec.checks.distribution_check import ALPHA, BIAS, VIEWS, DistributionResult
 from localspec.checks.identity import ENOUGH_ACCEPTED
+from localspec.checks.limit import EndedBy
 from localspec.checks.selfcheck import Finding, Report
+from localspec.cli.measured import duration
 from localspec.cli.screen import printable
 from localspec.engine.base import BaseEngine
 
@@ -31,60 +34,90 @@ def as_text(report: Report, engine: BaseEngine, *, details: bool) -> str:
 
 
 def _headline(report: Report) -> str:
+    """What is certain."""
     if report.finding is Finding.LOSSLESS:
         return (
-            "Lossless: with drafting the text is the target's own, as far as "
-            f"{report.time_s:.0f} s of checking can see."
+            f"Lossless: {_identical(report)}, and sampled text follows its distribution, as "
+            f"far as {report.time_s:.0f} s of checking can see."
         )
     if report.finding is Finding.NOT_LOSSLESS:
         return "NOT lossless: please report this."
-    return "Not enough evidence: nothing wrong was seen, but too little was looked at."
+    after = "stopped after" if report.ended_by is EndedBy.INTERRUPT else "after"
+    known = _identical(report) or "no drafted token was compared yet"
+    return f"Not enough evidence for a verdict, {after} {duration(report.time_s)}: {known}."
+
+
+def _identical(report: Report) -> str:
+    """How many drafted tokens are what they should be; empty if none was compared."""
+    both = (report.greedy, report.seeded)
+    num_accepted = sum(found.num_accepted for found in both)
+    num_identical = sum(found.num_identical for found in both)
+    if num_accepted == 0:
+        return ""
+    return f"{num_identical} of {num_accepted} drafted tokens are the target's own"
 
 
 def _identity_line(report: Report) -> str:
     greedy, seeded = report.greedy, report.seeded
     line = (
         f"Identity: {report.identity.value}. {greedy.num_accepted} greedy and "
-        f"{seeded.num_accepted} seeded tokens were drafted and kept"
+        f"{seeded.num_accepted} seeded tokens were drafted, kept and compared"
     )
     if report.identity is Finding.NOT_LOSSLESS:
         return f"{line}, and texts differ."
+    if report.identity is Finding.NOT_ENOUGH:
+        return f"{line}; a verdict takes {ENOUGH_ACCEPTED} of each."
     fault = max(greedy.smallest_fault, seeded.smallest_fault)
-    line += (
-        ""
-        if fault == 1.0
-        else f"; were {fault:.1%} of such tokens wrong, it would have been seen"
-    )
-    asked = f" ({ENOUGH_ACCEPTED} tokens of each are asked for)"
-    return line + ("." if report.identity is Finding.LOSSLESS else f"{asked}.")
+    return f"{line}; were {fault:.1%} of such tokens wrong, it would have been seen."
 
 
 def _statistics_line(report: Report) -> str:
-    num_tokens = sum(
-        result.num_tokens for result in report.distributions if result.view == VIEWS[0]
-    )
+    num_tokens = _num_tokens(report.distributions)
     line = f"Statistics: {report.statistics.value}. Of {num_tokens} sampled tokens "
     if report.statistics is Finding.NOT_LOSSLESS:
         return f"{line}some do not follow the target's distribution."
+    if report.open_suspicions:
+        rules = " and ".join(report.open_suspicions)
+        return f"{line}those by the rule {rules} look suspect; asking again was not finished."
     bias = report.visible_bias
-    line += f"{'no bias' if bias == 1.0 else f'a bias of {bias:.1%}'} would have been seen"
-    asked = f" ({BIAS:.0%} is asked for)"
-    line += "." if report.statistics is Finding.LOSSLESS else f"{asked}."
-    if report.confirmations:
-        num_more = sum(
-            result.num_tokens for result in report.confirmations if result.view == VIEWS[0]
+    if bias == 1.0:
+        return (
+            f"Statistics: {report.statistics.value}. {num_tokens} sampled tokens were looked "
+            "at, too few to see any bias."
         )
+    if report.statistics is Finding.NOT_ENOUGH:
+        return f"{line}only a bias of {bias:.1%} or more shows; a verdict takes {BIAS:.0%}."
+    line += f"a bias of {bias:.1%} would have been seen."
+    if report.confirmations:
+        num_more = _num_tokens(report.confirmations)
         line += f" What looked suspect at first was not borne out by {num_more} more."
     return line
 
 
+def _num_tokens(results: Sequence[DistributionResult]) -> int:
+    """Of all rules."""
+    return sum(result.num_tokens for result in results if result.view == VIEWS[0])
+
+
 def _what_it_takes(report: Report) -> str:
-    if report.seconds_needed is None:
+    if report.is_hopeless:
         return (
             "No time is enough here: too few drafted tokens are kept. Give other --prompts, or "
             "a draft or a head that is right more often."
         )
-    return f"It takes about --seconds {math.ceil(report.seconds_needed / 10) * 10}."
+    if report.seconds_needed is None:
+        return (
+            "How long a verdict takes is not known yet: too little was compared. Try "
+            f"--seconds {_tens(10 * report.time_s)}."
+        )
+    return (
+        f"A verdict takes about {duration(report.seconds_needed)} here: "
+        f"--seconds {_tens(report.seconds_needed)}."
+    )
+
+
+def _tens(seconds: float) -> int:
+    return math.ceil(seconds / 10) * 10
 
 
 def _details(report: Report, engine: BaseEngine) -> list[str]:
@@ -107,19 +140,29 @@ def _details(report: Report, engine: BaseEngine) -> list[str]:
     for result in (*report.distributions, *report.confirmations):
         lines.append(
             f"Rule {result.rule}, by {result.view}: {result.num_tokens} tokens, "
-            f"p = {result.p_value:.2g}; "
-            f"a bias of {result.smallest_bias:.2%} would have been seen."
+            f"p = {result.p_value:.2g}; {_what_shows(result)}"
         )
     return lines
 
 
+def _what_shows(result: DistributionResult) -> str:
+    if result.smallest_bias == 1.0:
+        return "too few to see any bias."
+    return f"a bias of {result.smallest_bias:.2%} would have been seen."
+
+
 def as_object(report: Report) -> dict[str, Any]:
-    """Everything found, as JSON has it."""
+    """Everything found, as JSON has it.
+
+    partial: whether it was ended before it was done, and ended_by what.
+    """
     whole = dataclasses.asdict(report)
     laws = whole.pop("distributions")
     return {
         **whole,
         "laws": laws,
+        "partial": report.ended_by is not None,
+        "ended_by": None if report.ended_by is None else report.ended_by.value,
         "finding": report.finding.value,
         "identity": report.identity.value,
         "statistics": report.statistics.value,

@@ -21,6 +21,7 @@ from localspec.engine.child_process import ChildProcess
 from localspec.engine.loading import OTHER_KEYWORDS, LoadKeywords
 from localspec.engine.read_pieces import ReadPieces
 from localspec.engine.remote_vocabulary import RemoteVocabulary
+from localspec.engine.watch import Watch
 from localspec.errors import (
     ClosedError,
     CrashedError,
@@ -125,16 +126,21 @@ class IsolatedEngine(BaseEngine):
         self,
         function: Callable[..., Any],
         *arguments: Any,
-        progress: Callable[[str, float], None],
+        watch: Watch,
         **keywords: Any,
     ) -> Any:
         """What is behind `measuring.measure`."""
 
-        def show(told: tuple[str, float]) -> None:
-            progress(*told)
+        def show(told: tuple[str, float | None]) -> None:
+            watch.progress(*told)
 
         with self._exclusively() as process:
-            return process.watched(show, "measure", function, *arguments, **keywords)
+            self._num_streams += 1  # it is cancelled as a stream is
+            number = self._num_streams
+            with watch.cancellation.obeyed(lambda: process.cancel(number)):
+                return process.watched(
+                    show, "measure", number, function, *arguments, **keywords
+                )
 
     def memory(self) -> EngineMemory:
         """See `BaseEngine.memory`. Raises BusyError while an answer is produced."""

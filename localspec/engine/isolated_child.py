@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 from localspec.chat.prompt import Prompt
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load
+from localspec.engine.watch import Watch
 from localspec.errors import EngineError
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Provenance
 from localspec.speculative.policy_api import Drafting
 from localspec.speculative.shared_vocabulary import SharedVocabulary
+from localspec.streaming.cancellation import Cancellation
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.stream import Exchange, Piece, Reply, Stream
 
@@ -71,7 +73,9 @@ class Served:
         self._servers = servers
         self._report = report  # how far a prompt is, or a measurement
         self._stream: Stream | None = None
-        self._stream_number = 0
+        self._measurement: Cancellation | None = None  # of what is measured
+        self._number = 0  # of the stream or the measurement
+        self._cancelled_number = 0  # that came last
         self._idle_work: threading.Thread | None = None
         self._changing = threading.Lock()  # what can be cancelled
         self._owners: dict[int, _Owner] = {}
@@ -102,7 +106,7 @@ class Served:
             Exchange(turn, None if owner is None else self._owner(owner)),
         )
         with self._changing:
-            self._stream, self._stream_number = stream, number
+            self._stream, self._number = stream, number
         self._sent_s = 0.0
 
     def next_pieces(self) -> list[Piece]:
@@ -142,19 +146,21 @@ class Served:
             return stream.reply
         return None
 
-    def measure(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """What a function makes of the engine.
+    def measure(
+        self, number: int, function: Callable[..., Any], *arguments: Any, **keywords: Any
+    ) -> Any:
+        """What a function makes of the engine; `cancel` with that number ends it.
 
         Now and then it is reported that something goes on.
         """
         self.end()
         is_done, reporting = threading.Event(), threading.Lock()
-        told = ("", 0.0)
+        told: tuple[str, float | None] = ("", None)
 
-        def progress(stage: str, share: float) -> None:
+        def progress(stage: str, seconds_left: float | None) -> None:
             nonlocal told
             with reporting:
-                told = (stage, share)
+                told = (stage, seconds_left)
                 self._report(told)
 
         def show_life() -> None:
@@ -167,9 +173,16 @@ class Served:
 
         shower = threading.Thread(target=show_life, name="localspec-life", daemon=True)
         shower.start()
+        watch = Watch(progress)
+        with self._changing:
+            self._measurement, self._number = watch.cancellation, number
+            if number == self._cancelled_number:  # the wish was here before it
+                watch.cancellation.request()
         try:
-            return function(self._engine, *arguments, progress=progress, **keywords)
+            return function(self._engine, *arguments, watch=watch, **keywords)
         finally:
+            with self._changing:
+                self._measurement = None
             is_done.set()
             shower.join()
 
@@ -217,16 +230,20 @@ class Served:
             self._owners.pop(owner, None)
 
     def cancel(self, number: int) -> None:
-        """Cancel the stream of that number, if it is still the one. From any thread.
+        """Cancel the stream or measurement of that number, if it is still the one.
 
-        Without a stream it ends what is prepared.
+        From any thread. Without one it ends what is prepared.
         """
         with self._changing:
-            if self._stream is None:
+            self._cancelled_number = number
+            if self._stream is None and self._measurement is None:
                 if self.is_preparing():
                     self._engine.cancel()
-            elif number == self._stream_number:
-                self._stream.cancel()
+            elif number == self._number:
+                if self._stream is not None:
+                    self._stream.cancel()
+                if self._measurement is not None:
+                    self._measurement.request()
 
     def _owner(self, number: int) -> _Owner:
         return self._owners.setdefault(number, _Owner())

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from localspec.engine.base import BaseEngine
 from localspec.engine.isolated import IsolatedEngine
+from localspec.engine.watch import Watch
 
 Found = TypeVar("Found")
 
@@ -15,15 +16,15 @@ def measure(
     engine: BaseEngine,
     function: Callable[..., Found],
     *arguments: Any,
-    progress: Callable[[str, float], None],
+    watch: Watch,
     **keywords: Any,
 ) -> Found:
     """What a function makes of the `Engine` that has the models.
 
     function: of a module, called with that engine and all the rest, perhaps in another
-    process. progress: gets what is being done, and the share that is. Raises what it raises.
+    process; it obeys the watch's cancellation. Raises what it raises.
     """
     if isinstance(engine, IsolatedEngine):
-        found: Found = engine.measure(function, *arguments, progress=progress, **keywords)
+        found: Found = engine.measure(function, *arguments, watch=watch, **keywords)
         return found
-    return function(engine, *arguments, progress=progress, **keywords)
+    return function(engine, *arguments, watch=watch, **keywords)

@@ -33,7 +33,7 @@ def show_answer(engine: BaseEngine, stream: Stream, view: AnswerView) -> Reply:
         num_decoded, num_tokens = engine.reading
         return f"Reading {num_decoded} of {num_tokens} tokens …"
 
-    with cancel_on_interrupt(stream), echo_off(), stream:
+    with cancel_on_interrupt(stream.cancel), echo_off(), stream:
         with waiting(progress):
             first = next(stream, None)
         if first is not None:

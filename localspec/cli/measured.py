@@ -1,0 +1,72 @@
+"""A check or a measurement as a person sees it: what it does, how long yet, and Ctrl-C."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from localspec.cli.interrupt import cancel_on_interrupt
+from localspec.cli.waiting import waiting
+from localspec.engine.base import BaseEngine
+from localspec.engine.measuring import measure
+from localspec.engine.watch import Watch
+
+Found = TypeVar("Found")
+
+
+def measured(
+    engine: BaseEngine,
+    function: Callable[..., Found],
+    *arguments: Any,
+    seconds: float | None,
+    **keywords: Any,
+) -> Found:
+    """What the function makes of the engine in that time; after Ctrl-C what it knows then."""
+    line = _Line(seconds, time.monotonic)
+    watch = Watch(line.tell)
+    with cancel_on_interrupt(watch.cancellation.request), waiting(line.text):
+        return measure(engine, function, *arguments, watch=watch, seconds=seconds, **keywords)
+
+
+class _Line:
+    """What is being done, for how long all of it has gone on, and how long it takes yet."""
+
+    def __init__(self, limit_s: float | None, clock: Callable[[], float]) -> None:
+        self._limit_s = limit_s
+        self._clock = clock
+        self._started_s = clock()
+        self._told: tuple[str, float | None] = ("Beginning", None)
+        self._told_s = self._started_s
+
+    def tell(self, stage: str, seconds_left: float | None) -> None:
+        """See `watch.Watch`. What is told again, as a sign of life, is as old as at first."""
+        if (stage, seconds_left) != self._told:
+            self._told, self._told_s = (stage, seconds_left), self._clock()
+
+    def text(self) -> str:
+        """At this moment; from any thread."""
+        now = self._clock()
+        stage, seconds_left = self._told
+        spent_s = now - self._started_s
+        text = f"{stage} · {clock_time(spent_s)}"
+        most_s = None if self._limit_s is None else max(0.0, self._limit_s - spent_s)
+        if seconds_left is not None:
+            left_s = max(0.0, seconds_left - (now - self._told_s))
+            if most_s is None or left_s < most_s:
+                return f"{text}, about {clock_time(left_s)} left"
+        return text if most_s is None else f"{text}, at most {clock_time(most_s)} left"
+
+
+def clock_time(seconds: float) -> str:
+    """Minutes and seconds, with hours if there are any: 0:07, 12:30, 1:00:05."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def duration(seconds: float) -> str:
+    """For sentences: 40 s, 12 minutes, 3.5 hours."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"

@@ -1,0 +1,22 @@
+"""Who waits for a check or a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from localspec.streaming.cancellation import Cancellation
+
+Progress = Callable[[str, float | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """They are told how far it is, and may end it.
+
+    progress: gets what is being done, and how many seconds all of it will probably take from
+    now on; None while nobody knows.
+    """
+
+    progress: Progress
+    cancellation: Cancellation = field(default_factory=Cancellation)
