@@ -18,7 +18,7 @@ _SIZE = ("COLUMNS", "LINES")  # of the terminal that the tests were started on
 
 
 class Terminal:
-    """`localspec` on a terminal of its own, with an empty home in `folder`."""
+    """A program on a terminal of its own, with an empty home in `folder`."""
 
     def __init__(
         self,
@@ -26,12 +26,13 @@ class Terminal:
         *arguments: str,
         columns: int = 80,
         rows: int = 24,
+        program: str = str(LOCALSPEC),
         **environment: str,
     ) -> None:
         home = {name: str(folder) for name in ("HOME", "XDG_STATE_HOME", "XDG_DATA_HOME")}
         ours = {name: value for name, value in os.environ.items() if name not in _SIZE}
         self.process = pexpect.spawn(
-            str(LOCALSPEC),
+            program,
             list(arguments),
             env={**ours, "TERM": "xterm-256color", **home, **environment},
             dimensions=(rows, columns),

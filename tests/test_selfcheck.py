@@ -13,10 +13,11 @@ import localspec
 from localspec.checks import selfcheck
 from localspec.checks.distribution_check import BIAS, TEXT_TOKENS, VIEWS
 from localspec.checks.identity import ENOUGH_ACCEPTED
+from localspec.checks.limit import EndedBy
 from localspec.checks.rounding import Rounding
 from localspec.checks.selfcheck import Finding, check
-from localspec.checks.limit import EndedBy
 from localspec.cli import main
+from localspec.cli.verify_report import as_object, as_text
 from localspec.engine.measuring import measure
 from localspec.engine.watch import Watch
 from localspec.llama.model import LlamaModel
@@ -24,6 +25,7 @@ from localspec.sampling.chain import SamplerChain
 from localspec.speculative import loop as speculative
 from localspec.speculative import rules, verify
 from localspec.speculative.verify import Verdict
+from localspec.streaming.cancellation import Cancellation
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +35,15 @@ def pair():
         yield engine
 
 
-def run_check(engine, samples=700, names=("a fox", "rain"), seconds=600, **fits):
+def run_check(engine, samples=700, names=("a fox", "rain"), watch=None, **fits):
     chat = engine.chat()
-    return check(
+    return measure(
         engine,
+        check,
         [chat.prompt_tokens(f"Tell me a story about {name}.") for name in names],
-        seconds=seconds,
+        seconds=fits.pop("seconds", 600),
         num_samples=samples,
-        watch=Watch(lambda _stage, _left: None),
+        watch=watch or Watch(lambda _stage, _left: None),
         options=localspec.AnswerOptions(**fits),
     )
 
@@ -69,14 +72,164 @@ def test_the_demo_pair_is_lossless(pair):
 def test_little_evidence_is_no_verdict(pair):
     """Identity and statistics are judged apart, and what is missing is said."""
     few = run_check(pair, 100, ("a fox", "rain", "an owl", "a whale", "two mice"))
-    hurried = run_check(pair, None, seconds=0.1)
+    assert few.ended_by is None
     assert (few.identity, few.statistics) == (Finding.LOSSLESS, Finding.NOT_ENOUGH)
     assert few.finding is Finding.NOT_ENOUGH
     assert few.visible_bias > BIAS
-    assert (hurried.identity, hurried.statistics) == (Finding.NOT_ENOUGH, Finding.NOT_ENOUGH)
-    for report in (few, hurried):
+    assert (few.identity_bugs, few.distribution_bugs) == ([], [])
+    assert few.seconds_needed > 2 * few.time_s
+
+
+def checked_until(engine, monkeypatch, number, **options):
+    """With a wish to end that comes when the number-th decode is asked for.
+
+    Also how many decodes were done.
+    """
+    watch = Watch(lambda _stage, _left: None)
+    real, asked, done = LlamaModel._decode_batch, 0, 0
+
+    def decode(self, *arguments):
+        nonlocal asked, done
+        asked += 1
+        if asked == number:
+            watch.cancellation.request()
+        real(self, *arguments)
+        done += 1
+
+    monkeypatch.setattr(LlamaModel, "_decode_batch", decode)
+    report = run_check(engine, watch=watch, **options)
+    monkeypatch.setattr(LlamaModel, "_decode_batch", real)
+    return report, done
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(1, 2, 60, 100, 200), range(250, 600, 50), (1300, 1600), (2500, 2600)],
+    ids=["no draft yet", "greedy", "seeded", "sampled"],
+)
+def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(pair, monkeypatch, numbers):
+    """Not one decode later, and what is right is never called wrong for being cut."""
+    policy, before = pair.draft_policy, None
+    for number in numbers:
+        report, num_decodes = checked_until(pair, monkeypatch, number)
+        assert num_decodes == number - 1
+        assert pair.draft_policy is policy
+        assert report.ended_by is EndedBy.INTERRUPT
+        assert report.finding is Finding.NOT_ENOUGH
         assert (report.identity_bugs, report.distribution_bugs) == ([], [])
-        assert report.seconds_needed > 2 * report.time_s
+        for found in (report.greedy, report.seeded):
+            near_ties = len(found.divergences)
+            assert found.num_accepted - near_ties <= found.num_identical <= found.num_accepted
+        compared = (
+            report.greedy.num_tokens,
+            report.seeded.num_tokens,
+            sum(result.num_tokens for result in report.distributions),
+        )
+        assert before is None or compared >= before
+        before = compared
+        told = json.loads(json.dumps(as_object(report)))
+        assert (told["partial"], told["ended_by"]) == (True, "interrupt")
+        first, *_ = as_text(report, pair, details=True).splitlines()
+        assert first.startswith("Not enough evidence for a verdict, stopped after ")
+        num_accepted = report.greedy.num_accepted + report.seeded.num_accepted
+        words = f": {num_accepted} of {num_accepted} drafted tokens are the target's own."
+        assert first.endswith(words if num_accepted else ": no drafted token was compared yet.")
+    assert pair.generate("Once", max_tokens=3).token_ids
+
+
+def test_a_cut_text_counts_as_far_as_it_goes(pair, monkeypatch):
+    """Token by token: a text of K = 1 and 64 tokens takes 32 steps or more."""
+    counts = [
+        checked_until(pair, monkeypatch, number)[0].greedy.num_accepted
+        for number in range(250, 300, 10)
+    ]
+    assert counts == sorted(counts)
+    assert len(set(counts)) > 2, counts
+
+
+def test_the_time_ends_it_within_a_decode(pair, monkeypatch):
+    """Counted in decodes; and it is no interrupt."""
+    seen = []
+    real = Cancellation.request
+
+    def request(self):
+        real(self)
+        seen.append(pair.num_decodes)
+
+    monkeypatch.setattr(Cancellation, "request", request)
+    report = run_check(pair, 1_000_000, seconds=1.5)
+    assert pair.num_decodes <= min(seen) + 1
+    assert report.ended_by is EndedBy.TIME
+    assert report.finding is Finding.NOT_ENOUGH
+    assert as_object(report)["ended_by"] == "time"
+
+
+def test_it_ends_while_a_long_prompt_is_read(monkeypatch):
+    """Between two of its batches at the latest."""
+    with localspec.load(context_length=2048, draft_tokens=3) as engine:
+        watch = Watch(lambda _stage, _left: None)
+        target = engine._target
+        read = []
+
+        def ask_to_end(num_cached):
+            read.append(num_cached)
+            watch.cancellation.request()
+
+        target.on_batch = ask_to_end
+        report = check(
+            engine,
+            [[300] * 2000],
+            seconds=600,
+            num_samples=100,
+            watch=watch,
+            options=localspec.AnswerOptions(),
+        )
+    assert len(read) == 1
+    assert read[0] < 2000
+    assert report.ended_by is EndedBy.INTERRUPT
+
+
+def test_a_wish_reaches_a_check_in_another_process():
+    """Whether it comes before, or while something is checked; and the engine goes on."""
+    with localspec.IsolatedEngine() as engine:
+        early, late = (Watch(lambda _stage, _left: None) for _ in range(2))
+        early.cancellation.request()
+        stages = []
+
+        def end_soon(stage, _left):
+            stages.append(stage)
+            if stage.startswith("Checking sampled text"):
+                late.cancellation.request()
+
+        late = Watch(end_soon)
+        reports = [run_check(engine, 1_000_000, watch=watch) for watch in (early, late)]
+        assert engine.generate("Once", max_tokens=3).token_ids
+    assert [report.ended_by for report in reports] == [EndedBy.INTERRUPT] * 2
+    assert reports[0].greedy.num_tokens == 0
+    assert reports[1].greedy.num_tokens > 0
+    assert stages[0] == "Comparing greedy text 1 of 2: 0 of 200 tokens"
+
+
+@pytest.mark.slow
+def test_a_suspicion_that_time_left_open_is_no_verdict(monkeypatch, pair):
+    """Neither of the two, whatever else was seen."""
+    monkeypatch.setattr(verify, "token", too_ready)
+
+    def end_when_asked_again(stage, _left):
+        if stage.startswith("Asking suspect rules again"):
+            watch.cancellation.request()
+
+    watch = Watch(end_when_asked_again)
+    names = ("a fox", "rain", "an owl", "a whale", "two mice")
+    report = run_check(pair, None, names, watch=watch)
+    assert report.visible_bias <= BIAS
+    assert report.open_suspicions == ["token"]
+    assert report.identity is Finding.LOSSLESS
+    assert report.statistics is report.finding is Finding.NOT_ENOUGH
+    assert report.seconds_needed > 3 * report.time_s
+    _, _, statistics, advice, *_ = as_text(report, pair, details=False).splitlines()
+    assert "by the rule token look suspect; asking again was not finished" in statistics
+    assert advice.startswith("A verdict takes about ")
 
 
 @pytest.mark.slow
@@ -86,7 +239,7 @@ def test_a_draft_that_is_never_right_proves_no_identity(demo_target, unrelated_d
         report = run_check(engine, 100)
     assert report.identity is Finding.NOT_ENOUGH
     assert report.greedy.num_tokens > 400 > 20 > report.greedy.num_accepted
-    assert report.seconds_needed is None
+    assert report.is_hopeless
 
 
 def test_tokens_that_no_draft_token_was_judged_for_are_no_evidence(demo_target):
@@ -173,9 +326,9 @@ def test_a_suspicion_is_decided_by_four_times_the_tokens(monkeypatch, pair):
     monkeypatch.setattr(verify, "token", too_ready)
     real = selfcheck._Check._confirm
 
-    def mended(self, *arguments):
+    def mended(self):
         monkeypatch.undo()
-        return real(self, *arguments)
+        return real(self)
 
     monkeypatch.setattr(selfcheck._Check, "_confirm", mended)
     report = run_check(pair)
@@ -229,7 +382,7 @@ def test_the_verdict_comes_first_and_the_rest_on_request(stories):
     spoken = run("--prompts", stories)
     assert spoken.exit_code == 0, spoken.output
     first, identity, statistics, more = spoken.stdout.splitlines()
-    assert first.startswith("Lossless: with drafting the text is the target's own")
+    assert re.match(r"Lossless: (\d+) of \1 drafted tokens are the target's own, and", first)
     assert identity.startswith("Identity: lossless. 2")
     assert statistics.startswith("Statistics: lossless. Of ")
     assert "a bias of 3.0% would have been seen." in statistics
@@ -242,26 +395,40 @@ def test_too_little_has_an_exit_code_and_words_of_its_own(stories):
     spoken = run(*common, "--details")
     assert spoken.exit_code == 3
     first, identity, statistics, advice, *others = spoken.stdout.splitlines()
-    assert first.startswith("Not enough evidence: nothing wrong was seen")
+    assert re.match(
+        r"Not enough evidence for a verdict, after \d+ s: (\d+) of \1 drafted tokens are", first
+    )
     assert identity.startswith("Identity: lossless. ")
     assert (counted := re.match(r"Statistics: not enough evidence\. Of (\d+) ", statistics))
     assert 3 * 100 <= int(counted[1]) < 3 * (100 + TEXT_TOKENS)
-    assert "(3% is asked for)" in statistics
-    assert advice.startswith("It takes about --seconds ")
+    assert statistics.endswith(" or more shows; a verdict takes 3%.")
+    assert re.match(r"A verdict takes about \d+ \w+ here: --seconds \d+0\.", advice)
     assert sum("p = " in line for line in others) == 9
     as_json = run(*common, "--json")
     found = json.loads(as_json.stdout)
     assert as_json.exit_code == 3
     assert found["finding"] == found["statistics"] == "not enough evidence"
     assert found["identity"] == "lossless"
+    assert (found["partial"], found["ended_by"]) == (False, None)
     assert found["seconds_needed"] > 0
     assert len(found["laws"]) == 9
 
 
-def test_nothing_seen_is_not_called_a_bias_that_would_have_been(stories):
+def test_nothing_seen_is_no_good_news(pair, monkeypatch, stories):
+    """It is called too little; and nothing is shown on the way where nobody looks."""
+    report, _ = checked_until(pair, monkeypatch, 1)
+    _, identity, statistics, advice, *_ = as_text(report, pair, details=False).splitlines()
+    assert identity.endswith("a verdict takes 200 of each.")
+    assert statistics == (
+        "Statistics: not enough evidence. 0 sampled tokens were looked at, too few to see any "
+        "bias."
+    )
+    assert advice.startswith("How long a verdict takes is not known yet")
     spoken = run("--prompts", stories, "--proposer", "lookup", "--seconds", "1")
     assert spoken.exit_code == 3
+    assert "no bias" not in spoken.stdout
     assert "100.0%" not in spoken.stdout
+    assert spoken.stderr == ""
 
 
 @pytest.mark.slow

@@ -259,7 +259,7 @@ class _Check:
                 if not check.result.is_enough:
                     self._progress(
                         f"Comparing {name} text {number + 1} of {len(self._prompts)}: "
-                        f"{check.result.num_accepted} of {ENOUGH_ACCEPTED} drafted tokens",
+                        f"{check.result.num_accepted} of {ENOUGH_ACCEPTED} tokens",
                         None,
                     )
                     check.run(number, prompt, seed)

@@ -1,0 +1,144 @@
+"""`verify` and `bench` on a terminal: what is said on the way, and what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from localspec.cli.measured import _Line, clock_time, duration
+
+if sys.platform == "win32":
+    pytest.skip("needs a pseudo-terminal", allow_module_level=True)
+
+from terminal import LOCALSPEC, Terminal
+
+VERIFY = ("verify", "--samples", "1000000", "--seconds", "3600")
+BENCH = ("bench", "--rounds", "1000")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stage", "words"),
+    [
+        (VERIFY, "Comparing greedy text 1 of 8", "Not enough evidence for a verdict, stopped"),
+        (VERIFY, "Checking sampled text", "Not enough evidence for a verdict, stopped"),
+        (BENCH, "Timing decodes of 1 to 17 tokens", "Nothing to compare yet"),
+        (BENCH, "Comparing greedy: round 1 of 1000, prompt [3-8]", " times plain"),
+        (BENCH, "Comparing greedy: round 3 of 1000", " times plain ("),
+    ],
+)
+def test_ctrl_c_prints_what_is_known(tmp_path, arguments, stage, words):
+    terminal = Terminal(tmp_path, *arguments, columns=100)
+    terminal.wait_for(lambda text: re.search(stage, text) is not None)
+    terminal.process.sendintr()
+    assert terminal.ended() == 130
+    shown = terminal.text()
+    assert words in shown
+    assert "Traceback" not in shown
+    assert re.search(stage, shown) is None  # the line is gone
+
+
+def test_the_line_says_what_is_done_from_the_first_second(tmp_path):
+    """On 80 columns, with the time that is left at the most."""
+    terminal = Terminal(tmp_path, *VERIFY)
+    shown = terminal.wait_for(lambda text: "left" in text)
+    line = (
+        "^Comparing greedy text 1 of 8: 0 of 200 tokens · 0:.., at most (59:..|1:00:00) left$"
+    )
+    assert re.search(line, shown, re.MULTILINE)
+    terminal.process.sendintr()
+    assert terminal.ended() == 130
+
+
+@pytest.mark.parametrize("arguments", [VERIFY, BENCH])
+def test_a_second_ctrl_c_ends_it_all(tmp_path, arguments):
+    """Whether or not the first has printed anything by then."""
+    terminal = Terminal(tmp_path, *arguments)
+    terminal.wait_for(lambda text: "·" in text)
+    terminal.process.sendintr()
+    terminal.process.sendintr()
+    assert terminal.ended() == 130
+    assert "Traceback" not in terminal.text()
+
+
+@pytest.mark.parametrize("arguments", [VERIFY, BENCH])
+def test_json_of_an_interrupted_one_is_whole_and_says_so(tmp_path, arguments):
+    """Its stdout is a file; the line is on the terminal of stderr."""
+    path = tmp_path / "found.json"
+    command = f'exec "$0" "$@" --json > {path}'
+    terminal = Terminal(tmp_path, "-c", command, str(LOCALSPEC), *arguments, program="/bin/sh")
+    terminal.wait_for(lambda text: "·" in text)
+    terminal.process.sendintr()
+    assert terminal.ended() == 130
+    found = json.loads(path.read_text())
+    assert (found["partial"], found["ended_by"]) == (True, "interrupt")
+
+
+def test_the_estimate_counts_down():
+    now = 100.0
+    line = _Line(60.0, lambda: now)
+    assert line.text() == "Beginning · 0:00, at most 1:00 left"
+    line.tell("Comparing", None)
+    now = 110.0
+    assert line.text() == "Comparing · 0:10, at most 0:50 left"
+    line.tell("Checking", 20.0)
+    assert line.text() == "Checking · 0:10, about 0:20 left"
+    now = 115.0
+    line.tell("Checking", 20.0)  # a sign of life
+    assert line.text() == "Checking · 0:15, about 0:15 left"
+    line.tell("Checking", 200.0)
+    assert line.text() == "Checking · 0:15, at most 0:45 left"
+    now = 190.0
+    assert line.text() == "Checking · 1:30, at most 0:00 left"
+
+
+def test_without_a_limit_nothing_is_promised_before_it_is_known():
+    now = 0.0
+    line = _Line(None, lambda: now)
+    line.tell("Timing decodes", None)
+    now = 4000.0
+    assert line.text() == "Timing decodes · 1:06:40"
+    line.tell("Comparing", 3599.0)
+    assert line.text() == "Comparing · 1:06:40, about 59:59 left"
+
+
+def test_times_are_written_for_people():
+    assert [clock_time(seconds) for seconds in (0, 59.9, 61, 3605)] == [
+        "0:00", "0:59", "1:01", "1:00:05",
+    ]  # fmt: skip
+    assert [duration(seconds) for seconds in (9.6, 119, 130, 7300)] == [
+        "10 s", "119 s", "2 minutes", "2.0 hours",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [VERIFY, BENCH])
+def test_a_signal_to_a_process_on_pipes_prints_what_is_known(tmp_path, arguments):
+    """At the first decode that it does for the check."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "from localspec.__main__ import main\n"
+        "from localspec.llama.model import LlamaModel\n"
+        "real, asked = LlamaModel._decode_batch, 0\n"
+        "def decode(*arguments):\n"
+        "    global asked\n"
+        "    asked += 1\n"
+        "    if asked == 60:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return real(*arguments)\n"
+        "LlamaModel._decode_batch = decode\n"
+        f"sys.argv[1:] = {list(arguments)!r}\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=120, cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 128 + signal.SIGINT
+    assert done.stderr == ""
+    assert "topped after " in done.stdout
