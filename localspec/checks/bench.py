@@ -27,7 +27,6 @@ GREEDY = SamplingParams(temperature=0)
 SWEEP = (1, 2, 3, 5, 7, 11, 15)  # numbers of draft tokens that are tried one by one
 _NUM_STEP_ROUNDS = 5
 _SWEEP_TOKENS = 48
-
 _COSTS_SHARE = 0.25  # of the time, that timing decodes may take
 
 
@@ -231,11 +230,10 @@ class _Kind:
         whole = [pairs for pairs in self.rounds if len(pairs) == num_prompts]
         counted = whole or self.rounds[:1]
         num_pairs = len(counted[0]) if counted else 0
-        if num_pairs == 0:
-            return None
-        if not whole and not all(
+        has_tokens = num_pairs > 0 and all(
             any(pair[side].decoded_tokens for pair in counted[0]) for side in (0, 1)
-        ):
+        )
+        if not whole and not has_tokens:
             return None
         plain, speculative = (
             _side([[pair[side] for pair in pairs] for pairs in counted]) for side in (0, 1)
@@ -369,8 +367,7 @@ class _Run:
         return None if self.costs is None else 2 * self.max_tokens * self.costs.target_s[0]
 
     def _seconds_left(self) -> float | None:
-        pair_s = self._pair_s()
-        if pair_s is None:
+        if (pair_s := self._pair_s()) is None:
             return None
         num_all = len(self.kinds) * self.num_rounds * len(self.prompts)
         return (num_all - self.num_pairs) * pair_s + self._sweep_s(len(SWEEP))
