@@ -14,8 +14,10 @@ import pytest
 import localspec
 from localspec.chat import session
 from localspec.chat.session import (
+    known_name,
     lock_session,
     read_session,
+    remove_sessions,
     save_session,
     session_file,
     session_names,
@@ -94,11 +96,66 @@ def test_a_session_that_is_not_there_is_none():
 
 
 @pytest.mark.parametrize(
-    "name", ["", "../x", "a/b", ".hidden", "a" * 101, "NUL", "con.x", "a\n"]
-)
+    "name",
+    [
+        "", " ", "../x", "a/b", "a\\b", ".hidden", "-x", "a" * 101, "語" * 79, "a:b", "a*",
+        "a?", "NUL", "con.x", "con .x", "COM1", "com¹.x", "a\n", "a\0b", "a\x1b",
+        "a\u202eb", "a\ud800",
+    ],
+)  # fmt: skip
 def test_a_name_cannot_leave_the_folder(name):
     with pytest.raises(OptionError, match="no name for a session"):
         session_file(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ü", "日本語", "हिन्दी", "ภาษาไทย", "می\u200cروم", "my chat 2", "l'été, again!",
+        "R&D (new)", "party 🎉", "語" * 78, "a.b.", "_x", "v1.2",
+    ],
+)  # fmt: skip
+def test_any_letters_are_a_name(engine, name):
+    path = save_session(name, engine.chat(system="S"))
+    assert path.parent == session_file("x").parent
+    assert session_names() == [name]
+    assert read_session(name).messages == [{"role": "system", "content": "S"}]
+    lock_session(name).release()
+    assert session.caches_file(name).name == f"{name}.caches"
+    remove_sessions([name])
+    assert session_names() == []
+
+
+def test_one_session_has_one_file_however_its_name_is_written(engine):
+    """As on file systems that keep one file for all of these; blanks are blanks."""
+    spelled = "Élan Straße"
+    path = save_session(spelled, engine.chat(system="S"))
+    for name in ("E\u0301lan Straße", "élan STRASSE", " Élan Straße ", "Élan\u3000Straße"):
+        assert known_name(name) == spelled
+        assert session_file(name) == path
+        assert save_session(name, engine.chat(system="S")) == path
+        lock = lock_session(name)
+        with pytest.raises(SessionError, match="open in another"):
+            lock_session(spelled)
+        lock.release()
+    assert session_names() == [spelled]
+    assert known_name("Elan") == "Elan"
+
+
+def test_files_of_before_stay_what_they_were(engine):
+    """Two that differ in case, and one whose letters a file system took apart."""
+    folder = session_file("x").parent
+    folder.mkdir(parents=True)
+    data = save_session("x", engine.chat(system="S")).read_bytes()
+    for stem in ("French", "french", "u\u0308"):
+        (folder / f"{stem}.json").write_bytes(data.replace(b"S", stem.encode()))
+    assert session_names() == ["French", "french", "x", "ü"]
+    for name in ("French", "french"):
+        assert session_file(name).stem == name
+    assert session_file("FRENCH").stem == "French"
+    found = read_session("ü").messages
+    assert found == [{"role": "system", "content": "u\u0308"}]
+    assert session_file("ü") == folder / "u\u0308.json"
 
 
 @pytest.mark.parametrize(

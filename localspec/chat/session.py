@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +34,14 @@ _OF_CALLS = (
     "name",
     "reasoning_content",
 )  # that a message may have besides
-_NAME = re.compile(r"[\w][\w.-]{0,99}")
+# No sign that a file system or a shell takes for something else, and no blank at the ends.
+_NAME = re.compile(r"\w([^/\\:*?\"<>|]{0,98}[^/\\:*?\"<>| ])?")
+_MAX_NAME_BYTES = 236  # file systems take 255, of which an ending and a mark of ours are part
+_JOINERS = "\u200c\u200d"  # belong to words of Persian and of Indian languages
 # Windows takes these for devices, whatever the ending.
-_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+_DEVICES = re.compile(
+    r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[\d¹²³]) *(\..*)?", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +87,20 @@ class Session:
             raise _unreadable(session_file(self.name), str(error)) from error
 
 
+def known_name(name: str) -> str:
+    """The session's name as it is kept, or would be. Raises OptionError for none.
+
+    Neither case nor the composition of letters tells two names apart, as on some file systems.
+    """
+    name = _checked(name)
+    same = [each for each in session_names() if _as_compared(each) == _as_compared(name)]
+    return name if name in same or not same else same[0]
+
+
 def session_file(name: str) -> Path:
     """Where the session is kept. Raises OptionError for a name that is none."""
-    if not _NAME.fullmatch(name) or _DEVICES.fullmatch(name):
-        raise OptionError(
-            f"{name!r} is no name for a session",
-            "Use letters, digits, dots, dashes and underscores; begin with a letter or digit.",
-        )
-    return _folder() / f"{name}.json"
+    path = _folder() / f"{_checked(name)}.json"
+    return path if path.exists() else _kept_files().get(known_name(name), path)
 
 
 def caches_file(name: str) -> Path:
@@ -98,7 +110,7 @@ def caches_file(name: str) -> Path:
 
 def session_names() -> list[str]:
     """Names of the sessions that are there, sorted."""
-    return sorted(path.stem for path in _folder().glob("*.json") if _NAME.fullmatch(path.stem))
+    return sorted(_kept_files())
 
 
 def check_exists(name: str) -> None:
@@ -191,7 +203,7 @@ def lock_session(name: str) -> FileLock:
     The lock ends with the process, too. Raises SessionError if another one has it.
     """
     path = session_file(name)
-    lock = FileLock(path.with_name(f".{name}.lock"))
+    lock = FileLock(path.with_name(f".{path.stem}.lock"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
@@ -241,6 +253,39 @@ def _is_message(value: object) -> bool:
         and {"role", "content"} <= set(value) <= {"role", "content", *_OF_CALLS}
         and all(isinstance(value[name], str) for name in ("role", "content"))
     )
+
+
+def _checked(name: str) -> str:
+    """The name with its letters composed. Raises OptionError for a name that is none."""
+    blanks = {ord(each): " " for each in name if unicodedata.category(each) == "Zs"}
+    name = unicodedata.normalize("NFC", name.translate(blanks).strip(" "))
+    if not _is_name(name):
+        raise OptionError(
+            f"{name!r} is no name for a session",
+            'Use letters, digits, blanks and signs, but none of / \\ : * ? " < > |; begin with '
+            "a letter or digit.",
+        )
+    return name
+
+
+def _is_name(name: str) -> bool:
+    bare = name.translate(dict.fromkeys(map(ord, _JOINERS)))
+    return (
+        _NAME.fullmatch(name) is not None
+        and bare.isprintable()
+        and len(name.encode()) <= _MAX_NAME_BYTES
+        and not _DEVICES.fullmatch(name)
+    )
+
+
+def _as_compared(name: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
+
+
+def _kept_files() -> dict[str, Path]:
+    """By name. Some file systems take the letters of a file's name apart."""
+    paths = {unicodedata.normalize("NFC", path.stem): path for path in _folder().glob("*.json")}
+    return {name: path for name, path in paths.items() if _is_name(name)}
 
 
 def _folder() -> Path:
