@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import sys
 from typing import Any
@@ -25,6 +26,7 @@ from localspec.cli.screen import error_lines
 from localspec.cli.serve import serve
 from localspec.cli.sessions import sessions
 from localspec.cli.verify import verify
+from localspec.cli.warning_notes import WarningNotes
 from localspec.errors import LocalspecError, OptionError
 
 _READER_GONE = (errno.EPIPE, errno.EINVAL)  # the second from Windows
@@ -35,6 +37,7 @@ class _Main(Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         extra["standalone_mode"] = False
+        logging.lastResort = WarningNotes()
         for stream in (sys.stdin, sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a character the terminal lacks is "?"

@@ -13,6 +13,8 @@ from localspec.cli.bars import shows_bars
 
 _PATIENCE_S = 0.5
 _REFRESH_S = 0.2
+_terminal = threading.Lock()
+_length = [0]  # of the longest text on the line that waits
 
 
 @contextlib.contextmanager
@@ -28,17 +30,15 @@ def waiting(describe: Callable[[], str]) -> Iterator[None]:
     done = threading.Event()
 
     def show() -> None:
-        longest = 0
         pause = _PATIENCE_S
         while not done.wait(pause):
             text = describe()[: _room()]
-            longest = max(longest, len(text))
-            click.echo("\r" + text.ljust(longest), nl=False, err=True)
+            with _terminal:
+                _length[0] = max(_length[0], len(text))
+                click.echo("\r" + text.ljust(_length[0]), nl=False, err=True)
             pause = _REFRESH_S
-        if longest:
-            # Ctrl-C may have been echoed after it.
-            blanks = " " * min(longest + len("^C"), _room())
-            click.echo(f"\r{blanks}\r", nl=False, err=True)
+        with line_gone():
+            pass
 
     shower = threading.Thread(target=show, name="localspec-waiting", daemon=True)
     shower.start()
@@ -47,6 +47,18 @@ def waiting(describe: Callable[[], str]) -> Iterator[None]:
     finally:
         done.set()
         shower.join()
+
+
+@contextlib.contextmanager
+def line_gone() -> Iterator[None]:
+    """While the block runs, and writes to stderr, nothing that is waited with stands there."""
+    with _terminal:
+        if _length[0]:
+            # Ctrl-C may have been echoed after it.
+            blanks = " " * min(_length[0] + len("^C"), _room())
+            click.echo(f"\r{blanks}\r", nl=False, err=True)
+            _length[0] = 0
+        yield
 
 
 def _room() -> int:
