@@ -57,6 +57,7 @@ def test_the_graph_in_architecture_md_is_current():
         ("psutil", {"machine"}),
         ("gguf", {"gguf_file.tensor_types"}),
         ("rich", {"cli.bars", "cli.terminal.table", "cli.terminal.wrapping"}),
+        ("pygments", {"cli.terminal.highlighting"}),
         ("prompt_toolkit", {"cli.terminal.line_editor", "cli.terminal.narrowed"}),
         ("matplotlib", {"cli.plot"}),
         ("starlette", {n for n in MODULES if n.split(".")[0] == "server"}),

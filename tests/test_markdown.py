@@ -37,6 +37,7 @@ def shown(text: str, **more) -> str:
     [
         ("plain text.", "plain text.\n"),
         ("two\nlines\n\nand more", "two\nlines\n\nand more\n"),
+        ("\n\none\n\n \n\ntwo\n\n", "one\n\ntwo\n\n"),
         ("**bold**, *it*, `code`, __b__, _i_", "bold, it, code, b, i\n"),
         ("***both*** and **a *b* c**", "both and a b c\n"),
         ("2 * 3 * 4, snake_case_name, a_b_", "2 * 3 * 4, snake_case_name, a_b_\n"),
@@ -50,8 +51,13 @@ def shown(text: str, **more) -> str:
         ("1. one\n2) two\n10. ten", "1. one\n2) two\n10. ten\n"),
         ("-5 degrees\n1.5 m\n1984", "-5 degrees\n1.5 m\n1984\n"),
         ("> said\n>> again", "│ said\n│ │ again\n"),
-        ("```py\nx = '**a**'\n\n# y\n```\nend", "x = '**a**'\n\n# y\nend\n"),
-        ("~~~\n```\n~~~", "```\n"),
+        ("```py\nx = '**a**'\n\n# y\n```\nend", "── py ──\nx = '**a**'\n\n# y\n\nend\n"),
+        ("~~~\n```\n~~~", "```\n\n"),
+        ("So:\n```\nx\n```\n- y", "So:\n\nx\n\n• y\n"),
+        ("So:\n\n```\nx\n```\n\ny", "So:\n\nx\n\ny\n"),
+        ("```\nx\n```\n---\n```\ny", "x\n\n" + "─" * 40 + "\n\ny\n\n"),
+        ("```\nx\n```\n| y\n~~~ c++ a=b\nz", "x\n\n| y\n\n── c++ ──\nz\n\n"),
+        ("1. a\n   ```{.sh}\n   x\n\ty\n z\n   ```", "1. a\n\n── sh ──\nx\n\ty\nz\n\n"),
         ("a\n---\nb", "a\n" + "─" * 40 + "\nb\n"),
         ("a \\*b\\* \\(x\\)", "a *b* \\(x\\)\n"),
         ("1984\\. a \\- b", "1984. a - b\n"),
@@ -104,8 +110,30 @@ def test_a_table_is_drawn_when_it_is_whole():
     assert len({pyte_width(line) for line in drawn[:-1]}) == 1
     assert any("日本" in line and "x" in line for line in drawn)
     assert drawn[-1] == "after"
-    narrow = "| a | b | c |\n|---|---|---|\n| d | e | f |\n"
-    assert shown(narrow, width=12) == narrow
+    assert shown("| not | a |\n| table | at all |\n", width=12) == (
+        "| not | a |\n| table |\nat all |\n"
+    )
+
+
+@pytest.mark.parametrize("width", range(10, 100, 5))
+def test_a_table_keeps_its_words_whole(width):
+    """In columns as wide as they must be; where those do not fit a cell is a line."""
+    rows = [
+        ["Language", "Typical use", "日本語の文章"],
+        ["C++", "Datenverarbeitungsprogramme, games", "空白が and scientists"],
+        ["Java", "servers"],
+    ]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    text = shown("\n".join([lines[0], "|---|---|---|", *lines[1:]]) + "\n", width=width)
+    for word in " ".join(map(" ".join, rows)).split():
+        assert word in text or not word.isascii()
+    if width >= 30:
+        assert max(map(pyte_width, text.splitlines())) < width
+    is_drawn = "┏" in text
+    assert is_drawn == (width >= 10 + 8 + 27 + 10 + 1)
+    if not is_drawn:
+        assert "Language: C++ Typical use: Daten" in " ".join(text.split())
+        assert re.search(r"\n\nLanguage:\sJava\n", text)
 
 
 def pyte_width(line: str) -> int:
@@ -141,6 +169,149 @@ def test_without_colour_there_is_bold_and_no_colour():
     raw = written("# Head\n**b** `c` [l](a)", colourful=False)
     assert "\x1b[1m" in raw
     assert not re.search(r"\x1b\[(3[0-7]|9[0-7])m", raw)
+
+
+CODE = """\
+def f(x):
+    \'\'\'Ask
+    "for"
+
+    more.\'\'\'
+\treturn x + 0x1f  # **done**, `日本` if
+"""
+
+
+def runs_of(raw: str) -> list[tuple[str, str]]:
+    """The styles' numbers, and the text that each is of."""
+    found = re.findall(r"\x1b\[([\d;]+)m(.*?)\x1b\[0m|([^\x1b]+)", raw, re.DOTALL)
+    return [(style, text or bare) for style, text, bare in found]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_code_is_coloured_line_by_line_and_stays_as_it_is(size):
+    raw = written(f"```python\n{CODE}```\n", size=size)
+    assert _STYLES.sub("", raw) == f"── python ──\n{CODE}\n"
+    runs = runs_of(raw)
+    assert ("35", "def") in runs
+    assert [text for style, text in runs if style == "32"] == [
+        "\'\'\'Ask", '    "for"', "    more.\'\'\'",
+    ]  # fmt: skip
+    assert ("33", "0x1f") in runs
+    assert ("2", "# **done**, `日本` if") in runs
+    assert written(f"```python\n{CODE}```\n", colourful=False).count("\x1b[") == 2  # the label
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "begin", "end"),
+    [
+        ("js", "/* a\n   if (b)\n*/\nlet c", 0, 3),
+        ("c", "int x; /* a\n   if (b)\n*/\nint c;", 1, 3),
+        ("css", "/* a\n   b {} */\na { b: c }", 0, 2),
+        ("html", "<!-- a\n<p>if</p>\n-->\n<p>", 0, 3),
+        ("lua", "--[[ a\n if ]]\nlocal x = 1", 0, 2),
+    ],
+)
+def test_a_comment_of_several_lines_is_one_before_its_end_has_come(language, code, begin, end):
+    """Only its end tells most lexers so."""
+    raw = written(f"```{language}\n{code}\n```")
+    lines = raw.split("\n")[1:]
+    for number in range(begin, end):
+        assert re.fullmatch(r"\x1b\[2m.*\x1b\[0m", lines[number])
+    assert not re.fullmatch(r"\x1b\[2m.*\x1b\[0m", lines[end])
+
+
+def test_long_lines_of_code_are_whole():
+    """The terminal wraps them, and gives them back as one line when they are copied."""
+    line = "x = " + " + ".join(["longword"] * 40)
+    for language in ("", "python", "nosuch"):
+        assert line in shown(f"```{language}\n{line}\n```", width=40).split("\n")
+
+
+def test_a_long_block_is_coloured_in_time():
+    """Not all of it is looked at again for every line."""
+    lines = [f"def f_{number}(): return {number}" for number in range(600)]
+    raw = written("```python\n" + "\n".join(lines), size=40)
+    assert raw.count("\x1b[35mdef\x1b[0m \x1b[36mf_") == 600
+
+
+@given(
+    st.sampled_from(["python", "js", "html", "yaml", "sh", "c", "json", "diff", "php", "rb"]),
+    st.text(st.sampled_from("ab0 \n\t'\"`*/-<>{}[]()#$\\:=日\u2028"), max_size=80),
+    st.integers(1, 30),
+)
+def test_colours_never_change_the_text(language, code, size):
+    text = f"````{language}\n{code}\n````"
+    assert shown(text, size=size) == shown(text, colourful=False)
+
+
+STORY = """\
+Once **upon a time** there was a `very long` story.
+
+- One point of a list that is long enough to be wrapped here.
+- Two.
+
+```python
+def f(x):
+    return x
+```
+
+| a | b |
+|---|---|
+| c | d |
+
+The end.
+"""
+
+
+def test_an_answer_goes_on_as_what_it_was():
+    """Behind every character: code stays code, and nothing begins with a blank of its own."""
+    whole = shown(STORY, width=40)
+    for at in range(1, len(STORY)):
+        parts: list[str] = []
+        writer = MarkdownWriter(WrappedWriter(parts.append, lambda: 40, colourful=True))
+        writer.go_on_behind(STORY[:at])
+        assert parts == []
+        for character in STORY[at:]:
+            writer.push(character)
+        writer.finish()
+        raw = "".join(parts)
+        text = _STYLES.sub("", raw)
+        assert re.match(r"$|\S|  \w|    return", text)  # an indent of a point or of code
+        assert ("\x1b[35mreturn\x1b[0m" in raw) == (at < STORY.index("return x\n") + 8)
+        assert "```" not in text
+        rest = "".join(re.findall(r"\w+", STORY[at:]))
+        assert "".join(re.findall(r"\w+", text)).endswith(rest)
+        # It ends as the whole does, from the next lines on.
+        assert whole.endswith("\n".join([*text.splitlines()[3:], ""]))
+
+
+def test_an_answer_that_goes_on_shows_a_cut_word_whole():
+    for before, after, expected in (
+        ("one tw", "o three", "two three\n"),
+        ("one two", " three", "three\n"),
+        ("one two", "\n\nthree", "three\n"),
+        ("one **tw", "o** three", "two three\n"),
+        ("- one two three", " four\n- five", "  four\n• five\n"),
+        ("```\nx = ", "1\ny\n", "x = 1\ny\n\n"),
+        ("```\nx = 1", "\ny\n", "y\n\n"),
+        ("```\nx = 1\n", "    y\n```\n", "    y\n\n"),
+        ("```\nx = 1\n```", "\n\nand", "and\n"),
+    ):
+        parts: list[str] = []
+        writer = MarkdownWriter(WrappedWriter(parts.append, lambda: 40, colourful=False))
+        writer.go_on_behind(before)
+        writer.push(after)
+        writer.finish()
+        assert _STYLES.sub("", "".join(parts)) == expected
+
+
+def test_no_line_begins_with_what_closes():
+    text = "「日本語」、「文章」。『空白』！" * 8  # noqa: RUF001
+    closing = "」、。』！"  # noqa: RUF001
+    for width in range(10, 40):
+        lines = shown(text, width=width).splitlines()
+        assert "".join(lines) == text
+        assert not [line for line in lines if line[0] in closing or line[-1] in "「『"]
 
 
 @given(st.text(st.sampled_from("ab *_`[]()!\\\n#>-|1.~日\u200d👩\x1b\r\u202e"), max_size=60))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import dataclasses
 
 import pytest
 
@@ -10,6 +10,7 @@ from localspec.cli.screen import error_lines, printable, stats_lines, status_lin
 from localspec.errors import LocalspecError
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import DraftOff, PolicyEstimate, ProposerKind
+from localspec.speculative.ratio_estimate import RatioEstimate
 from localspec.speculative.thread_policy import ThreadUse
 
 
@@ -46,45 +47,90 @@ def stats_of(reason, break_even, **more):
 
 
 @pytest.mark.parametrize(
-    ("reason", "break_even", "said"),
+    ("reason", "break_even", "said", "why"),
     [
-        (DraftOff.NO_DRAFT, 0.4, "no draft model"),
-        (DraftOff.NO_DRAFT, None, "no draft model"),
-        (DraftOff.DOES_NOT_PAY, 0.784, "draft off where it did not pay"),
-        (DraftOff.DOES_NOT_PAY, None, "draft off: at what it costs here none would pay"),
-        (DraftOff.DOES_NOT_PAY, 0.33, "draft off where it did not pay"),
+        (DraftOff.NO_DRAFT, 0.4, "no draft model", ""),
+        (DraftOff.NO_DRAFT, None, "no draft model", ""),
+        (DraftOff.DOES_NOT_PAY, 0.784, "draft off where it did not pay", ""),
+        (DraftOff.DOES_NOT_PAY, None, "draft off", ": at what it costs here none would pay"),
+        (DraftOff.DOES_NOT_PAY, 0.33, "draft off where it did not pay", ""),
         (
             DraftOff.OVER_BUDGET,
             0.33,
-            "draft off for now: trying it would cost more time than it may lose",
+            "draft off for now",
+            ": trying it would cost more time than it may lose",
         ),
     ],
 )
-def test_the_status_line_says_why_most_steps_did_not_draft(reason, break_even, said):
-    assert f" · {said} · " in status_line(stats_of(reason, break_even), 512)
+def test_the_status_line_says_that_most_steps_did_not_draft(reason, break_even, said, why):
+    """And /stats says all of the reason."""
+    stats = stats_of(reason, break_even)
+    assert f" · {said} · " in status_line(stats, 512, 200)
+    assert f"{said}{why}" in stats_lines(stats, 512)
 
 
-def test_the_status_line_knows_one_acceptance_and_stats_explains_the_other():
-    """That of the tokens that were drafted; what the next one would have is another thing."""
+def test_the_status_line_counts_and_stats_explains():
+    """How many tokens were drafted; of which share of the proposed, and what would come of the
+    next one, are other things."""
     stats = stats_of(
         DraftOff.DOES_NOT_PAY, 0.784, drafted=[4] + [0] * 15, accepted=[3] + [0] * 15
     )
-    line = status_line(stats, 512)
-    assert "75% of 4 drafted accepted" in line
-    assert re.findall(r"\d+%|0\.\d+", line) == ["75%"]
-    lines = "\n".join(stats_lines(stats))
+    line = status_line(stats, 512, 200)
+    assert line == "0 tokens (3 drafted) · draft off where it did not pay · context 0% full"
+    lines = "\n".join(stats_lines(stats, 512))
+    assert "drafted 4, accepted 3 (75%)" in lines
     assert "accepted is counted of the tokens that were drafted" in lines
     assert "would be accepted with 61%, and drafting pays from 78% on here" in lines
-    never = "\n".join(stats_lines(stats_of(DraftOff.DOES_NOT_PAY, None)))
+    assert lines.endswith("\nthe context holds 1 of 512 tokens")
+    never = "\n".join(stats_lines(stats_of(DraftOff.DOES_NOT_PAY, None), 512))
     assert "drafting never pays here" in never
+
+
+def test_the_status_line_is_one_line_whatever_the_window():
+    """What matters least goes first, and it never has more than a hundred columns."""
+    stats = dataclasses.replace(
+        stats_of(DraftOff.OVER_BUDGET, 0.33, steps_per_threads={8: 9, 7: 81}),
+        completion_tokens=123_456,
+        num_draft_tokens=234_567,
+        num_accepted=101_010,
+        target_time_s=100.0,
+        speedup=RatioEstimate(1.2345, 1.1, 1.3, 0.1, 9),
+        threads=ThreadUse(7, 8, True),
+    )
+    begin = "123456 tokens (101010 drafted)"
+    rate = f"{begin} · 1235 tokens/s"
+    full = "context 94% full"
+    faster = "1.23 times as fast"
+    assert status_line(stats, 131_072, 500) == status_line(stats, 131_072, 101)
+    assert {columns: status_line(stats, 131_072, columns) for columns in (20, 40, 50, 80)} == {
+        20: begin,
+        40: begin,
+        50: rate,
+        80: f"{rate} · {full}",
+    }
+    for columns in range(101, 300):
+        assert status_line(stats, 131_072, columns) == f"{rate} · {faster} · {full}"
+    few = dataclasses.replace(stats, completion_tokens=9, num_accepted=4)
+    busy = "7 of 8 threads: the machine is busy"
+    assert status_line(few, 10**9, 101) == (
+        f"9 tokens (4 drafted) · 0 tokens/s · {faster} · draft off for now · context 0% full"
+    )
+    assert busy in "\n".join(stats_lines(few, 10**9))
+    lines = "\n".join(stats_lines(stats, 131_072))
+    for said in (
+        f"{faster} as without drafts (1.10 to 1.30)",
+        "draft off for now: trying",
+        "machine is busy",
+    ):
+        assert said in lines
 
 
 def test_stats_say_who_proposed():
     kinds = {ProposerKind.HEAD: 5, ProposerKind.DRAFT: 2, ProposerKind.LOOKUP: 1}
     stats = Meter(1, 0, 0.0, num_steps=9, proposers=kinds).stats(1.0, None, None)
     said = "steps by who proposed: the head in 5, the draft model in 2, lookup in 1 of 9"
-    assert said in stats_lines(stats)
-    assert "proposed" not in "\n".join(stats_lines(stats_of(DraftOff.NO_DRAFT, None)))
+    assert said in stats_lines(stats, 512)
+    assert "proposed" not in "\n".join(stats_lines(stats_of(DraftOff.NO_DRAFT, None), 512))
 
 
 @pytest.mark.parametrize(
@@ -111,6 +157,6 @@ def test_stats_say_who_proposed():
 )
 def test_threads_are_named_where_the_machine_is_busy(steps, use, in_the_line, in_stats):
     stats = Meter(1, 0, 0.0, num_steps=90, steps_per_threads=steps).stats(1.0, None, use)
-    line, lines = status_line(stats, 512), "\n".join(stats_lines(stats))
+    line, lines = status_line(stats, 512, 200), "\n".join(stats_lines(stats, 512))
     assert (in_the_line in line) if in_the_line else ("thread" not in line)
     assert (in_stats in lines) if in_stats else ("thread" not in lines)

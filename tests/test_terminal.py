@@ -53,7 +53,8 @@ def has_begun(message: str):
 def test_a_conversation_from_hello_to_goodbye(chat):
     terminal = chat()
     text = terminal.say(STORY)
-    assert re.search(r"tokens/s · .* accepted · .* context\s\d+/2048", text, re.DOTALL)
+    status = r"^\d+ tokens \(\d+ drafted\) · \d+ tokens/s · .*context \d+% full$"
+    assert re.search(status, text, re.MULTILINE)
     assert "fox" in text.split(STORY, 1)[1]
     assert terminal.leave() == 0
     assert terminal.has_its_modes()
@@ -85,7 +86,7 @@ def test_every_command_does_what_help_says(chat, tmp_path):
     assert "Draft off." in terminal.say("/draft off")
     assert "draft off" in last_part(terminal.say("Hello!"))
     assert "Draft on." in terminal.say("/draft on")
-    assert "accepted" in last_part(terminal.say(STORY))
+    assert "drafted)" in last_part(terminal.say(STORY))
     assert "Saved as one" in terminal.say("/save one")
     assert "begins again" in terminal.say("/clear")
     assert "Error: there is no answer to copy" in terminal.say("/copy")
@@ -539,6 +540,24 @@ def test_thoughts_are_dimmed_hidden_or_shown(chat, tmp_path):
     num_dim = terminal.received.count(b"\x1b[2mhmm")
     assert re.search(r"\nhmm\n\nsaid\d+\n", last_part(terminal.say("Hi")))
     assert terminal.received.count(b"\x1b[2mhmm") == num_dim
+
+
+@pytest.mark.parametrize(("think", "shown"), [("show", "hmm."), ("hide", "(thinking)")])
+def test_thoughts_end_without_their_blank_lines_and_are_told_at_once(capsys, think, shown):
+    from localspec.cli.terminal.answer_view import RenderedView
+    from localspec.speculative.metrics import Provenance
+    from localspec.streaming.stream import Piece
+
+    view = RenderedView(think)
+    for text in ("\nhm", "m.\n", "\n"):
+        view.push(Piece(text, (), Provenance.PLAIN, is_thought=True))
+    begun = capsys.readouterr().out
+    assert shown.startswith(begun)
+    assert begun or think == "show"  # a word waits until it is whole
+    for text in ("\n\nSaid", "."):
+        view.push(Piece(text, (), Provenance.PLAIN))
+    view.finish()
+    assert begun + capsys.readouterr().out == f"{shown}\n\nSaid.\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -27,14 +27,14 @@ STORY = "Tell me a story about a fox."
 HELP = "/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves."
 # What a run's speed decides; the words around the figures are compared.
 FIGURES = {
-    "<status>": "# tokens · # tokens/s · # of # drafted accepted · "
-    "# tokens per target decode · context #/2048",
+    "<status>": r"# tokens \(# drafted\) · # tokens/s(?: · context # full)?",
     "<stats>": "read # tokens, # of them cached, the others at # tokens/s; "
     "the first answer token came after # s "
     "wrote # tokens at # tokens/s, # per target decode "
     r"drafted #, accepted # \(#\); recovered #, bonus #, plain # "
     "steps by who proposed: the draft model in # of # "
-    "accepted by position: #, #, # seconds: draft #, target #, sampler #, in all #",
+    "accepted by position: #, #, # seconds: draft #, target #, sampler #, in all # "
+    "the context holds # of 2048 tokens",
 }
 
 

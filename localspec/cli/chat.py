@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Keep the session's caches on disk, too: it resumes at once, and takes their size.",
 )
+@click.option(
+    "--quiet", is_flag=True, help="No line on speed below an answer; /stats tells it all."
+)
 @click.option("--no-think", is_flag=True, help="Ask a reasoning model to answer at once.")
 @constraint_options
 @pair_options
@@ -45,6 +48,7 @@ def chat(
     *,
     session: str | None,
     keep_caches: bool,
+    quiet: bool,
     no_think: bool,
     fits: dict[str, Any],
 ) -> None:
@@ -82,6 +86,7 @@ def chat(
             options=_answer_options(options, engine, fits),
             write=write,
             show_draft=options.show_draft,
+            is_quiet=quiet,
             keeps_caches=keep_caches,
         )
         is_resumed = session is not None and conversation.resume(session, must_exist=False)

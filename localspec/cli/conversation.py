@@ -16,6 +16,7 @@ from localspec.chat.room import longer_context
 from localspec.chat.session import (
     caches_file,
     check_exists,
+    known_name,
     lock_session,
     read_session,
     save_session,
@@ -35,11 +36,13 @@ class Conversation:
     """A chat with the options of its next answer, kept as a session if it has a name.
 
     write: shows an answer, and returns its reply. think: how thoughts are shown.
+    is_quiet: no status line stands below an answer.
     attachments: files that go with the next question. is_editing: the next question takes the
     place of the last one, and of its answer. pending: a question that a killed
     process left without an answer. last: the latest reply. lock: the session's, held as long as
-    it is kept. keeps_caches: the session's caches are kept, too, when it is left. is_saved: the
-    session's file holds what was said. told: what prevented it last, as it was shown.
+    it is kept. keeps_caches: the session's caches are kept, too, when it is left. begun: what
+    the answer that goes on has said. is_saved: the session's file holds what was said. told:
+    what prevented it last, as it was shown.
     """
 
     engine: BaseEngine
@@ -48,6 +51,7 @@ class Conversation:
     write: Callable[[Conversation, Stream], Reply]
     show_draft: bool
     think: ThoughtView = "dim"
+    is_quiet: bool = False
     session: str | None = None
     pending: str = ""
     is_editing: bool = False
@@ -55,6 +59,7 @@ class Conversation:
     last: Reply | None = None
     lock: FileLock | None = None
     keeps_caches: bool = False
+    begun: str = ""
     is_saved: bool = False
     told: str = ""
 
@@ -114,7 +119,12 @@ class Conversation:
 
     def go_on(self) -> None:
         """Answer on where the last answer was cut."""
-        self._answer(self.chat.answer_on(self.options), "")
+        stream = self.chat.answer_on(self.options)
+        self.begun = self.chat.messages[-1]["content"]
+        try:
+            self._answer(stream, "")
+        finally:
+            self.begun = ""
 
     def _answer(self, stream: Stream, question: str) -> None:
         num_forgotten = self.chat.num_forgotten
@@ -168,6 +178,7 @@ class Conversation:
         may_replace: asked before another session of that name is lost. Raises SessionError,
         OptionError.
         """
+        name = known_name(name)
         lock = self._lock(name)
         try:
             is_other = name != self.session
@@ -193,6 +204,7 @@ class Conversation:
         """
         if must_exist:
             check_exists(name)
+        name = known_name(name)
         lock = self._lock(name)
         try:
             session = read_session(name)

@@ -16,7 +16,7 @@ from localspec.cli.constraint_options import constraint_options
 from localspec.cli.help import Command
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.options import PairOptions, model_option, pair_options
-from localspec.cli.screen import legend, note, status_line, use_colour
+from localspec.cli.screen import legend, note, stats_lines, use_colour
 from localspec.cli.standard_input import on_terminal, read_text
 from localspec.cli.stats_object import stats_as_object
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     help="A text file that goes before the prompt; - is stdin. Repeatable. Without a PROMPT "
     "the last one is the prompt.",
 )
-@click.option("--stats", is_flag=True, help="A line on stderr: how fast, and what held it up.")
+@click.option("--stats", is_flag=True, help="What the answer cost, on stderr.")
 @constraint_options
 @pair_options
 def generate(  # noqa: PLR0913  each is an option of the command
@@ -113,7 +113,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
             raise click.Abort
         tell_cut(reply, options.max_tokens, engine)
         if stats:
-            note(status_line(reply.stats, engine.context_length))
+            note("\n".join(stats_lines(reply.stats, engine.context_length)))
 
 
 def _asked(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment], str]:

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import sys
-import textwrap
 import unicodedata
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
     from localspec.streaming.stream import Piece, Reply
 
+_STATUS_COLUMNS = 100  # of the window, at most
 _COLOURS = {
     Provenance.ACCEPTED: "green",
     Provenance.RECOVERED: "yellow",
@@ -111,10 +111,10 @@ def _fitted(text: str) -> str:
     """Text for stderr: if that is a terminal, in lines that end between words."""
     if sys.stderr is None or not sys.stderr.isatty():
         return text
-    width = max(shutil.get_terminal_size().columns - 1, 1)
-    # An option's name stays whole, and a path, which is left to the terminal.
-    wrapper = textwrap.TextWrapper(width, break_on_hyphens=False, break_long_words=False)
-    return "\n".join(map(wrapper.fill, text.split("\n")))
+    # Here, so that a pipe does without the library that knows how wide characters are.
+    from localspec.cli.terminal.wrapping import wrapped
+
+    return wrapped(text, shutil.get_terminal_size().columns)
 
 
 def mark(piece: Piece) -> tuple[str, str | None]:
@@ -145,26 +145,31 @@ def _is_colourful() -> bool:
     return sys.stdout.isatty() and use_colour() is None
 
 
-def status_line(stats: Stats, context_length: int) -> str:
-    """One line about an answer: its speed, what held it up, the context."""
-    used = stats.prompt_tokens + stats.completion_tokens
-    parts = [f"{stats.completion_tokens} tokens"]
-    if stats.tokens_per_s is not None:
-        parts.append(f"{stats.tokens_per_s:.0f} tokens/s")
-    if (speedup := stats.speedup) is not None:
-        parts.append(
-            f"{speedup.value:.2f} times plain ({speedup.low:.2f} to {speedup.high:.2f})"
-        )
-    if stats.num_draft_tokens:
-        parts.append(
-            f"{stats.acceptance_rate:.0%} of {stats.num_draft_tokens} drafted accepted"
-        )
-        parts.append(f"{stats.mean_acceptance_length:.1f} tokens per target decode")
-    parts += _reason(stats)
-    if (held_up := _threads_of(stats)) is not None:
-        parts.append(held_up)
-    parts.append(f"context {used}/{context_length}")
-    return " · ".join(parts)
+def status_line(stats: Stats, context_length: int, columns: int) -> str:
+    """One line about an answer: its speed, what helped, what held it up.
+
+    As much of that as fits into a window of so many columns, and into 100.
+    """
+    drafted = f" ({stats.num_accepted} drafted)" if stats.num_draft_tokens else ""
+    used = (stats.prompt_tokens + stats.completion_tokens) / context_length
+    speedup = stats.speedup and f"{stats.speedup.value:.2f} times as fast"
+    reason = (why_mostly_off(stats) or "").partition(":")[0]
+    rate = stats.tokens_per_s
+    # Each with its place among those that stay, where the line is too short for all.
+    parts = [
+        (0, f"{stats.completion_tokens} tokens{drafted}"),
+        (1, "" if rate is None else f"{rate:.0f} tokens/s"),
+        (3, speedup),
+        (4, reason),
+        (5, _threads_of(stats)),
+        (2, f"context {used:.0%} full"),
+    ]
+    room = min(_STATUS_COLUMNS, columns - 1)
+    for last in range(len(parts), -1, -1):
+        line = " · ".join(part for place, part in parts if part and place <= last)
+        if len(line) <= room:
+            break
+    return line
 
 
 def cut_line(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> str:
@@ -184,11 +189,6 @@ def cut_line(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> str:
 def has_all_tokens(reply: Reply, max_tokens: int | None) -> bool:
     """Whether the answer has as many tokens as it was given."""
     return max_tokens is not None and len(reply.token_ids) >= max_tokens
-
-
-def _reason(stats: Stats) -> list[str]:
-    reason = why_mostly_off(stats)
-    return [] if reason is None else [reason]
 
 
 def _threads_of(stats: Stats) -> str | None:
@@ -228,8 +228,9 @@ def _expected(stats: Stats) -> list[str]:
     ]
 
 
-def stats_lines(stats: Stats) -> list[str]:
+def stats_lines(stats: Stats, context_length: int) -> list[str]:
     """All about an answer: what was read, what was written, where the time went."""
+    used = stats.prompt_tokens + stats.completion_tokens
     read, written = (
         "" if rate is None else f" at {rate:.1f} tokens/s"
         for rate in (stats.prompt_tokens_per_s, stats.tokens_per_s)
@@ -243,6 +244,11 @@ def stats_lines(stats: Stats) -> list[str]:
         f"({stats.acceptance_rate:.0%}); recovered {stats.num_recovered}, "
         f"bonus {stats.num_bonus}, plain {stats.num_plain}",
     ]
+    if (speedup := stats.speedup) is not None:
+        lines.append(
+            f"{speedup.value:.2f} times as fast as without drafts "
+            f"({speedup.low:.2f} to {speedup.high:.2f})"
+        )
     if stats.steps_per_proposer:
         steps = (f"{_PROPOSERS[kind]} in {n}" for kind, n in stats.steps_per_proposer.items())
         lines.append(f"steps by who proposed: {', '.join(steps)} of {stats.num_steps}")
@@ -254,7 +260,10 @@ def stats_lines(stats: Stats) -> list[str]:
         f"seconds: draft {stats.draft_time_s:.2f}, target {stats.target_time_s:.2f}, "
         f"sampler {stats.sampler_time_s:.2f}, in all {stats.total_time_s:.2f}"
     )
-    return lines + _thread_lines(stats) + _expected(stats) + _reason(stats)
+    lines += [*_thread_lines(stats), *_expected(stats)]
+    if reason := why_mostly_off(stats):
+        lines.append(reason)
+    return [*lines, f"the context holds {used} of {context_length} tokens"]
 
 
 def error_lines(error: LocalspecError) -> str:

@@ -13,7 +13,7 @@ _DRAFT_OFF = {
     DraftOff.NO_HEAD: "no head: 'localspec explain' says why",
     DraftOff.HEAD_LACKS_ROWS: "draft off: the head has to see the text first",
     DraftOff.TOKEN_UNKNOWN_TO_DRAFT: "draft off: the text has a token the draft lacks",
-    DraftOff.NOTHING_REPEATS: "nothing to look up: the text does not repeat itself",
+    DraftOff.NOTHING_REPEATS: "little to draft from: the text does not repeat itself",
     DraftOff.MEASURING: "measuring what a target-only step costs",
     DraftOff.DOES_NOT_PAY: "draft off where it did not pay",
     DraftOff.OVER_BUDGET: "draft off for now: trying it would cost more time than it may lose",

@@ -67,15 +67,22 @@ class MarkedView:
 
 
 class RenderedView:
-    """Markdown rendered, and thoughts as `think` says. On a dumb terminal plain text."""
+    """Markdown rendered, and thoughts as `think` says. On a dumb terminal plain text.
 
-    def __init__(self, think: ThoughtView) -> None:
+    begun: what the answer has said before, if it goes on.
+    """
+
+    def __init__(self, think: ThoughtView, begun: str = "") -> None:
         self._think = think
         self._has_thought = False
         self._has_said = False
+        self._blank = ""  # at the end of the thoughts so far
         self._is_plain = os.environ.get("TERM") == "dumb"
         self._out = terminal_writer(err=False)
         self._markdown = MarkdownWriter(self._out)
+        self._goes_on = bool(begun)
+        if begun:
+            self._markdown.go_on_behind(printable(begun))
 
     def push(self, piece: Piece) -> None:
         """Show one more piece."""
@@ -101,14 +108,22 @@ class RenderedView:
             # Some models think again, or only then.
             self.finish()
             self._markdown = MarkdownWriter(self._out)
-            self._has_thought = self._has_said = False
+            self._has_thought, self._has_said, self._blank = False, False, ""
         style = Style() if self._think == "show" or self._is_plain else Style(dim=True)
         if self._think == "hide":
-            text = "" if self._has_thought else "(thinking)"
+            # At once, and not as a word that waits.
+            self._out.verbatim("" if self._has_thought else "(thinking)", style)
+            text = ""
         self._has_thought = True
-        self._out.lines(text, style)
+        # What thoughts end with is not known before something else comes.
+        text = self._blank + text
+        shown = text.rstrip()
+        self._blank = text.removeprefix(shown)
+        self._out.lines(shown, style)
 
     def _show_said(self, text: str) -> None:
+        if self._goes_on and self._is_plain and not self._has_said:
+            text = text.lstrip()
         if not text:
             return
         if self._has_thought and not self._has_said:

@@ -92,7 +92,8 @@ def _help(_conversation: Conversation, _argument: str) -> None:
 def _stats(conversation: Conversation, _argument: str) -> None:
     if conversation.last is None:
         raise OptionError("there was no answer yet", "Ask something first.")
-    note("\n".join(stats_lines(conversation.last.stats)))
+    context_length = conversation.engine.context_length
+    note("\n".join(stats_lines(conversation.last.stats, context_length)))
 
 
 def _set(conversation: Conversation, argument: str) -> None:
@@ -144,7 +145,7 @@ def _save(conversation: Conversation, argument: str) -> None:
         raise OptionError("the session has no name yet", "Give one: /save NAME.")
     question = f"There is another session {name}, which would be lost. Replace it?"
     if conversation.keep_as(name, may_replace=lambda: _agrees(question)):
-        note(f"Saved as {name}; from now on after every answer.")
+        note(f"Saved as {conversation.session}; from now on after every answer.")
     else:
         note("Nothing was saved. /load goes on with that session.")
 
@@ -223,7 +224,7 @@ COMMANDS = {
     "/help": Command(_help, "", "these commands"),
     "/stats": Command(_stats, "", "what the last answer cost"),
     "/set": Command(
-        _set, "[NAME VALUE]", "sampling, seed, max_tokens, think, as in --help", setting_names
+        _set, "[NAME VALUE]", "sampling, seed, max_tokens, think, quiet", setting_names
     ),
     "/system": Command(_system, "[TEXT|none]", "the system message"),
     "/edit": Command(_edit, "", "change the last question, and ask it anew"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -74,13 +75,15 @@ def write_rendered(conversation: Conversation, stream: Stream) -> Reply:
     """Show an answer, and a line about it."""
     view: AnswerView = MarkedView()
     if not conversation.show_draft:
-        view = RenderedView(conversation.think)
+        view = RenderedView(conversation.think, conversation.begun)
     reply = show_answer(conversation.engine, stream, view)
     if reply.finish_reason == "cancelled":
         note("(stopped)")
     if cut := cut_line(reply, conversation.options.max_tokens, conversation.engine):
         note(cut)
-    note(status_line(reply.stats, conversation.engine.context_length))
+    if not conversation.is_quiet:
+        columns = shutil.get_terminal_size().columns
+        note(status_line(reply.stats, conversation.engine.context_length, columns))
     return reply
 
 

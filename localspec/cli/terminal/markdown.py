@@ -2,14 +2,15 @@
 
 Nothing on the screen is taken back, so that a resize, a narrow window or a slow line cannot
 leave a mess behind. What cannot be decided yet waits: a marker until its partner or the end
-of the line, a table until it is whole. Text comes in harmless (`screen.printable`), and what
-is no Markdown comes out as it is.
+of the line, a line of code until it ends, a table until it is whole. Text comes in harmless
+(`screen.printable`), and what is no Markdown comes out as it is.
 """
 
 from __future__ import annotations
 
 import re
 
+from localspec.cli.terminal.highlighting import PLAIN_CODE, Highlighter
 from localspec.cli.terminal.table import table_lines
 from localspec.cli.terminal.wrapping import Style, WrappedWriter
 
@@ -40,6 +41,7 @@ _BLOCK = re.compile(
     r"|(?P<quote> {0,3}(?:> ?)+)"
 )
 _RULE = re.compile(r" {0,3}([-*_])( *\1){2,} *")
+_LANGUAGE = re.compile(r"[^\s{}=,:.][^\s{}=,:]*")  # "python", "{.python .x}", "c++ title=a"
 # What a line can begin with as long as it may still become one of the above.
 _UNDECIDED = re.compile(r" *([-*+_>#|`~ ]*|\d{1,9}[.)]?|\d{1,9}[.)] +|[-*+] +)")
 
@@ -54,11 +56,35 @@ class MarkdownWriter:
         self._begun = False  # whether its kind is known and its text is being written
         self._done = 0  # characters of it that are written
         self._style = Style()  # of the current line
-        self._fence = ""  # the one that the code around us began with
+        self._fence = ""  # the one that the code around us began with, behind its indent
+        self._code = ""  # whole lines of it that are not written yet
+        self._highlighter = Highlighter("")
         self._table: list[str] = []
+        self._stands_apart = True  # whether nothing or a blank line stands above
+        self._is_behind_code = False
+        self._is_hidden = False
+
+    def go_on_behind(self, text: str) -> None:
+        """What comes continues this text, which stands on the screen already.
+
+        It begins a line, with the whole of a word or of a line of code that was cut.
+        """
+        self._out.hide()
+        self.push(text)
+        self._is_hidden = True
 
     def push(self, text: str) -> None:
         """More of the answer."""
+        if self._is_hidden and (begin := text.lstrip()):
+            self._push(text.removesuffix(begin))
+            self._write_code()
+            self._out.show()
+            self._is_hidden, self._is_behind_code, self._stands_apart = False, False, True
+            text = begin
+        self._push(text)
+        self._write_code()
+
+    def _push(self, text: str) -> None:
         while text:
             piece, newline, text = text.partition("\n")
             self._line += piece
@@ -71,7 +97,10 @@ class MarkdownWriter:
         """The answer is over: whatever waits is written, and the line is ended."""
         if self._line or self._begun:
             self._end_line()
+        self._write_code()
         self._flush_table()
+        if (self._fence or self._is_behind_code) and not self._stands_apart:
+            self._out.newline()
 
     def _end_line(self) -> None:
         """The current line is whole."""
@@ -81,34 +110,80 @@ class MarkdownWriter:
             return
         if not begun:
             self._flush_table()
+            self._leave_code(line)
+            if self._stands_apart and not line.strip():
+                self._line = ""  # blank lines in a row are one
+                return
             self._start_style()
         self._write_styled(self._line, self._style, self._done, len(self._line))
         self._out.newline()
         self._line, self._begun, self._done, self._style = "", False, 0, Style()
+        self._stands_apart = not line.strip()
 
     def _is_block_line(self, line: str) -> bool:
         """Write a line that is something as a whole: code, a fence, a rule, a table's row."""
         if self._fence:
-            if _closes(line, self._fence):
-                self._fence = ""
-            else:
-                self._out.verbatim(line, Style(colour="cyan"))
-                self._out.newline()
+            self._add_code(line)
             return True
         if line.lstrip().startswith("|"):
             self._table.append(line)
             return True
         if _RULE.fullmatch(line):
             self._flush_table()
-            self._out.verbatim("─" * min(self._width() - 1, _RULE_COLUMNS), Style(dim=True))
-            self._out.newline()
+            self._leave_code(line)
+            self._out.verbatim(
+                "─" * min(self._width() - 1, _RULE_COLUMNS) + "\n", Style(dim=True)
+            )
+            self._stands_apart = False
             return True
         block = _BLOCK.match(line)
         if block and block["fence"] and "`" not in line[block.end() :]:
             self._flush_table()
-            self._fence = block["fence"]
+            self._begin_code(block[0], line[block.end() :])
             return True
         return False
+
+    def _begin_code(self, fence: str, info: str) -> None:
+        """Name the language, apart from what stands above."""
+        if not self._stands_apart:
+            self._out.newline()
+        found = _LANGUAGE.search(info)
+        language = found[0] if found else ""
+        if language:
+            self._out.verbatim(f"── {language} ──\n", Style(dim=True))
+            self._stands_apart = False
+        self._fence = fence
+        self._highlighter = Highlighter(language)
+
+    def _add_code(self, line: str) -> None:
+        """A line of the block, or its end."""
+        fence = self._fence.lstrip()
+        bare = line.strip()
+        if len(bare) < len(fence) or set(bare) != {fence[0]}:
+            # A block in a list is indented, which is not part of the code.
+            indent = len(self._fence) - len(fence)
+            self._code += line[min(indent, len(line) - len(line.lstrip(" "))) :] + "\n"
+            return
+        self._write_code()
+        self._fence = ""
+        self._is_behind_code = True
+
+    def _write_code(self) -> None:
+        lines, self._code = self._code, ""
+        if not lines:
+            return
+        runs = [(lines, PLAIN_CODE)]
+        if self._out.colourful:
+            runs = self._highlighter.styled(lines)
+        for text, style in runs:
+            self._out.verbatim(text, style)
+        self._stands_apart = False
+
+    def _leave_code(self, line: str) -> None:
+        """Before a line that is no code: behind some it stands apart."""
+        if self._is_behind_code and line.strip() and not self._stands_apart:
+            self._out.newline()
+        self._is_behind_code = False
 
     def _begin_line(self) -> bool:
         """Whether the line's kind is known and it can be written word by word."""
@@ -117,6 +192,7 @@ class MarkdownWriter:
         if _UNDECIDED.fullmatch(self._line):
             return False
         self._flush_table()
+        self._leave_code(self._line)
         self._start_style()
         self._begun = True
         return True
@@ -180,9 +256,12 @@ class MarkdownWriter:
 
     def _flush_table(self) -> None:
         rows, self._table = self._table, []
+        if not rows:
+            return
+        self._leave_code(rows[0])
         for line in table_lines([_cells(row) for row in rows], self._width() - 1) or rows:
-            self._out.verbatim(line, Style())
-            self._out.newline()
+            self._out.lines(f"{line}\n", Style())
+        self._stands_apart = False
 
 
 def _cells(row: str) -> list[str]:
@@ -197,8 +276,3 @@ def _bare(found: re.Match[str]) -> str:
         return f"{found['label']} ({found['address']})"
     names = ("code_text", "strong", "strong_", "emphasis", "emphasis_", "escaped")
     return next(text for text in map(found.group, names) if text is not None)
-
-
-def _closes(line: str, fence: str) -> bool:
-    bare = line.strip()
-    return len(bare) >= len(fence) and set(bare) == {fence[0]}

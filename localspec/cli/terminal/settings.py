@@ -18,7 +18,7 @@ from localspec.streaming.options import AnswerOptions
 
 _SWITCHES = {"on": True, "true": True, "off": False, "false": False}
 _NONE = "none"
-_OTHERS = ("seed", "max_tokens", "think")
+_OTHERS = ("seed", "max_tokens", "think", "quiet")
 
 
 def setting_names() -> Iterable[str]:
@@ -34,7 +34,7 @@ def settings_lines(conversation: Conversation, name: str) -> list[str]:
     options = conversation.options
     values = {each: getattr(options.sampling, each) for each in _sampling_names()}
     values |= {"seed": options.seed, "max_tokens": options.max_tokens}
-    values["think"] = conversation.think
+    values |= {"think": conversation.think, "quiet": conversation.is_quiet}
     chosen = [_known(name)] if name else list(values)
     return [f"{each} {_written(values[each])}" for each in chosen]
 
@@ -50,6 +50,9 @@ def change_setting(conversation: Conversation, name: str, text: str) -> str:
     if name == "think":
         conversation.think = _thought_view(text)
         return f"{name} {text}"
+    if name == "quiet":
+        conversation.is_quiet = _switch(name, text)
+        return f"{name} {_written(conversation.is_quiet)}"
     if name in _OTHERS:
         value = None if text == _NONE else _number(text, int)
         options = dataclasses.replace(options, **{name: value})
@@ -115,10 +118,14 @@ def _thought_view(text: str) -> ThoughtView:
 
 def _value(name: str, text: str, old: object) -> bool | float | str:
     if isinstance(old, bool):
-        if text not in _SWITCHES:
-            raise OptionError(f"{name} is {text!r}", "Choose on or off.")
-        return _SWITCHES[text]
+        return _switch(name, text)
     return _number(text, int if isinstance(old, int) else float)
+
+
+def _switch(name: str, text: str) -> bool:
+    if text not in _SWITCHES:
+        raise OptionError(f"{name} is {text!r}", "Choose on or off.")
+    return _SWITCHES[text]
 
 
 def _number(text: str, kind: type[int | float]) -> int | float | str:

@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from unicodedata import category
 
 import click
 from rich.cells import cell_len, get_character_cell_size
@@ -14,6 +15,7 @@ from localspec.cli.screen import use_colour
 
 _TAB = "    "
 _JOINER = "\u200d"
+_OPENING, _CLOSING = ("Ps", "Pi"), ("Pe", "Pf", "Po")
 # Halves of flags, and the tones of skin: they belong to the character before.
 _JOINED = range(0x1F1E6, 0x1F200), range(0x1F3FB, 0x1F400)
 
@@ -51,8 +53,8 @@ class WrappedWriter:
         self, write: Callable[[str], None], width: Callable[[], int], *, colourful: bool
     ) -> None:
         self.width = width
-        self._write = write
-        self._colourful = colourful
+        self.colourful = colourful
+        self._out = self._write = write
         self._column = 0
         self._indent = ""
         self._gap = ""  # blank space before the word
@@ -84,10 +86,8 @@ class WrappedWriter:
             self._word.append((character, style))
 
     def verbatim(self, text: str, style: Style) -> None:
-        """More of the line as it is; what is too long is left to the terminal."""
-        self._flush_word()
-        self._write(self._styled(text.replace("\t", _TAB), style))
-        self._column += cell_len(text)
+        """Whole lines as they are; what is too long for one is left to the terminal."""
+        self._write("\n".join(self._styled(line, style) for line in text.split("\n")))
 
     def newline(self) -> None:
         """End the line."""
@@ -95,18 +95,28 @@ class WrappedWriter:
         self._write("\n")
         self._column, self._indent, self._gap = 0, "", ""
 
-    @property
-    def is_at_begin(self) -> bool:
-        """Whether nothing stands on the current line."""
-        return self._column == 0 and not self._word
+    def hide(self) -> None:
+        """Write nothing from here on: what comes stands on the screen already."""
+        self._write = _nothing
+
+    def show(self) -> None:
+        """Write again, at the begin of a line. A word that is not whole yet comes whole."""
+        self._write = self._out
+        self._write(self._indent)
+        self._column, self._gap = len(self._indent), ""
 
     def _may_break_before(self, character: str) -> bool:
-        """Scripts of wide characters have no spaces: a line may end between any two."""
+        """Scripts of wide characters have no spaces: a line may end between any two.
+
+        It does not begin with what closes, nor end with what opens.
+        """
         if not self._word or any(ord(character) in joined for joined in _JOINED):
             return False
         last = self._word[-1][0]
+        if category(character) in _CLOSING or category(last) in _OPENING or last == _JOINER:
+            return False
         size = get_character_cell_size(character)
-        return last != _JOINER and size > 0 and (size > 1 or get_character_cell_size(last) > 1)
+        return size > 0 and (size > 1 or get_character_cell_size(last) > 1)
 
     def _flush_word(self) -> None:
         if not self._word:
@@ -133,15 +143,34 @@ class WrappedWriter:
         self._gap, self._word = "", []
 
     def _styled(self, text: str, style: Style) -> str:
+        if not self.colourful:
+            style = dataclasses.replace(style, colour=None)
         if style == Style() or not text:
             return text
         return click.style(
             text,
-            fg=style.colour if self._colourful else None,
+            fg=style.colour,
             bold=style.bold or None,
             italic=style.italic or None,
             dim=style.dim or None,
         )
+
+
+def columns_of(text: str) -> int:
+    """Columns of the window that the text takes."""
+    return cell_len(text)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Plain text in lines that fit a window of so many columns."""
+    parts: list[str] = []
+    writer = WrappedWriter(parts.append, lambda: width, colourful=False)
+    writer.lines(text + "\n", Style())
+    return "".join(parts).removesuffix("\n")
+
+
+def _nothing(_text: str) -> None:
+    pass
 
 
 def terminal_writer(*, err: bool) -> WrappedWriter:

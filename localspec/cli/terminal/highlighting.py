@@ -1,0 +1,79 @@
+"""Colours of code that comes line by line: Pygments decides, and no character changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pygments.lexer import Lexer
+from pygments.lexers import get_lexer_by_name
+from pygments.token import Comment, Generic, Keyword, Name, Number, Operator, String
+from pygments.util import ClassNotFound
+
+from localspec.cli.terminal.wrapping import Style
+
+PLAIN_CODE = Style(colour="cyan")  # of a language that nobody names, or that is not known
+# The first that a token belongs to counts. Dim, not grey: some palettes have no grey.
+_STYLES = (
+    (Comment, Style(dim=True)),
+    (Keyword, Style(colour="magenta")),
+    (Operator.Word, Style(colour="magenta")),
+    (Name.Tag, Style(colour="magenta")),
+    (String, Style(colour="green")),
+    (Number, Style(colour="yellow")),
+    (Name.Variable, Style(colour="yellow")),
+    (Name.Function, Style(colour="cyan")),
+    (Name.Class, Style(colour="cyan")),
+    (Name.Builtin, Style(colour="cyan")),
+    (Name.Decorator, Style(colour="cyan")),
+    (Name.Attribute, Style(colour="cyan")),
+    (Generic.Deleted, Style(colour="red")),
+    (Generic.Inserted, Style(colour="green")),
+)
+# Whatever a line leaves open ends here: most lexers know a comment or a text of several
+# lines only by its end.
+_ENDS = "*/ --> ]] #> -} ''' \"\"\" `\n</script></style>\nEOF\n"
+_MAX_ABOVE = 2000  # characters above a line that are looked at again
+
+
+class Highlighter:
+    """Styles the code of one block. language: as the block names it, or ""."""
+
+    def __init__(self, language: str) -> None:
+        self._lexer = _lexer(language)
+        self._above = ""
+
+    def styled(self, lines: str) -> list[tuple[str, Style]]:
+        """Whole lines, cut into what is styled alike."""
+        if self._lexer is not None:
+            try:
+                runs = list(self._runs(self._lexer, lines))
+            except Exception:  # a lexer may fail on anything: the code is shown all the same
+                runs = []
+            if "".join(text for text, _ in runs) == lines:
+                return runs
+            self._lexer = None
+        return [(lines, PLAIN_CODE)]
+
+    def _runs(self, lexer: Lexer, lines: str) -> Iterator[tuple[str, Style]]:
+        begin = len(self._above)
+        text = self._above + lines
+        is_open = False
+        for at, kind, value in lexer.get_tokens_unprocessed(text + _ENDS):
+            if at >= len(text):
+                break
+            is_open = kind in String or kind in Comment
+            if piece := value[max(begin - at, 0) : len(text) - at]:
+                yield piece, _style(kind)
+        self._above = text if is_open or len(text) < _MAX_ABOVE else ""
+
+
+def _lexer(language: str) -> Lexer | None:
+    try:
+        return get_lexer_by_name(language) if language else None
+    except ClassNotFound:
+        return None
+
+
+def _style(kind: Any) -> Style:
+    return next((style for parent, style in _STYLES if kind in parent), Style())
