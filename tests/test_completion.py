@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -103,9 +104,12 @@ def test_sessions(tmp_path, monkeypatch, words):
     assert names(*words, "") == []
     folder = tmp_path / "localspec" / "sessions"
     folder.mkdir(parents=True)
-    for name in ("french", "work", "french-2"):
+    for name in ("french", "work", "french-2", "my 日本語", "l'été"):
         (folder / f"{name}.json").write_text("{}")
     assert names(*words, "fr") == ["french", "french-2"]
+    assert [shlex.split(each) for each in names(*words, "")][1:4] == [
+        ["french-2"], ["l'été"], ["my 日本語"],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("words", [("run", ""), ("models", "list", ""), ("nope", "x")])

@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import time
+from datetime import datetime
 
+import pyte
 import pytest
 from click.testing import CliRunner, Result
 
@@ -56,7 +59,7 @@ def test_the_list_says_what_there_is():
     keep("work", "Hi", "Hello")
     caches_file("work").write_bytes(bytes(5_000_000))
     session_file("bad").write_text("{}")
-    session_file("bad").with_name("no name.json").write_text("{}")
+    session_file("bad").with_name("no:name.json").write_text("{}")
     lock = lock_session("french")
     lines = [line.split() for line in run().stdout.splitlines()]
     assert run("list").stdout == run().stdout
@@ -73,6 +76,48 @@ def test_the_list_says_what_there_is():
     assert listed[2]["size_bytes"] > 5_000_000
     assert listed[1]["path"] == str(session_file("french"))
     lock.release()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (-5, "just now"),
+        (59, "just now"),
+        (61, "1 minute ago"),
+        (3599, "59 minutes ago"),
+        (7300, "2 hours ago"),
+        (86_500, "1 day ago"),
+        (6.9 * 86_400, "6 days ago"),
+        (40 * 86_400, None),
+    ],
+)
+def test_the_list_says_when_a_session_was_used(seconds, said):
+    keep("a", "Why?", "So.")
+    then = time.time() - seconds
+    os.utime(session_file("a"), (then, then))
+    day = datetime.fromtimestamp(then).strftime("%Y-%m-%d")
+    assert f"  1 turn  {said or day}  " in run().stdout
+
+
+def test_the_list_has_columns_whatever_the_letters():
+    for name in ("日本語", "ab", "é x"):
+        keep(name, "Why?", "So.")
+    lines = run().stdout.splitlines()
+    assert len({pyte_width(line.partition("1 turn")[0]) for line in lines}) == 1
+
+
+def pyte_width(line: str) -> int:
+    """Columns that a terminal needs for the line."""
+    screen = pyte.Screen(200, 2)
+    pyte.Stream(screen).feed(line)
+    return screen.cursor.x
+
+
+def test_a_name_is_taken_in_any_case():
+    keep("Français", "Why?", "So.")
+    assert "So." in run("show", "FRANC\u0327AIS").stdout
+    assert run("remove", "français", "Français", "--yes").exit_code == 0
+    assert session_names() == []
 
 
 def test_show_prints_what_was_said():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 
@@ -62,6 +63,95 @@ def test_an_answer_that_was_cut_goes_on(chat, tmp_path):
         whole = engine.chat().send(STORY, temperature=0).text
     assert len(whole) > 100
     assert saved_messages(tmp_path, "s") == [("u", STORY), ("a", whole)]
+
+
+def test_what_goes_on_is_wrapped_as_what_it_was(chat):
+    """Words that follow a blank do not make it every line's, and a cut word comes whole."""
+    terminal = chat(columns=40, rows=100)
+    shown = last_part(terminal.say(STORY)).partition("\nCut off")[0].split("\n")[1:]
+    for _ in range(2):
+        lines = last_part(terminal.say("/continue")).partition("\nCut off")[0].split("\n")[1:]
+        assert len(lines) > 1
+        assert [line for line in lines if line.startswith(" ")] == []
+        shown += lines
+    with localspec.load(draft_tokens=3) as engine:
+        whole = engine.chat().send(STORY, temperature=0, max_tokens=72).text.split()
+    words = " ".join(shown).split()
+    assert len(whole) <= len(words) <= len(whole) + 3
+    for number, word in enumerate(whole):  # a cut word stands there twice, first in part
+        if words[number] != word:
+            assert word.startswith(words.pop(number))
+            assert words[number] == word
+
+
+def test_nothing_is_said_of_speed_if_nobody_wants_it(chat):
+    for arguments, typed, back in (
+        ((), "/set quiet on", "/set quiet off"),
+        (("--quiet",), "/set quiet", "/set --quiet off"),
+    ):
+        terminal = chat(*arguments)
+        assert last_part(terminal.say(typed)).split("\n")[1] == "quiet on"
+        assert "tokens" not in last_part(terminal.say("Hello!")).replace("after 24 tokens", "")
+        assert "tokens/s" in last_part(terminal.say("/stats"))
+        assert last_part(terminal.say(back)).split("\n")[1] == "quiet off"
+        assert re.search(r"\n\d+ tokens .*context \d+% full\n", terminal.say("Hello!"))
+        assert terminal.leave() == 0
+
+
+def test_a_warning_of_a_pair_is_given_once(tmp_path, demo_target, demo_draft):
+    """On a terminal; another pair's still comes, and a log has it every time."""
+    import shutil
+    import subprocess
+
+    from terminal import LOCALSPEC
+
+    def said(target, draft):
+        pair = ("--target", str(target), "--draft", str(draft), "--max-tokens", "2", "Hi")
+        terminal = Terminal(tmp_path, "generate", *pair, columns=60)
+        assert terminal.ended() == 0
+        terminal.close()
+        return unwrapped(terminal.text())
+
+    other = tmp_path / "other.gguf"
+    shutil.copy(demo_target, other)
+    warning = f"{demo_target.name} drafts for {demo_draft.name} and is larger: target and draft"
+    assert warning in said(demo_draft, demo_target)
+    assert "drafts for" not in said(demo_draft, demo_target)
+    assert f"other.gguf drafts for {demo_draft.name}" in said(demo_draft, other)
+    assert "drafts for" not in said(demo_draft, demo_target) + said(demo_draft, other)
+    home = {name: str(tmp_path / "new") for name in ("HOME", "XDG_STATE_HOME")}
+    pair = ("--target", demo_draft, "--draft", demo_target, "--max-tokens", "2", "Hi")
+    for _ in range(2):
+        done = subprocess.run(
+            [LOCALSPEC, "generate", *pair],
+            capture_output=True,
+            text=True,
+            env=os.environ | home,
+        )
+        assert warning in done.stderr
+
+
+def test_a_session_can_have_a_name_of_any_letters(chat, tmp_path):
+    """And is found by it however it is written."""
+    terminal = chat()
+    terminal.say("Hello!")
+    assert "Saved as Grüße 日本語; from" in terminal.say("/save Grüße 日本語")
+    listed = last_part(terminal.say("/sessions"))
+    assert re.search(
+        r"^Grüße 日本語 +1 turn  just now +\d+ B  open$", _narrow(listed), re.MULTILINE
+    )
+    assert "Saved as Grüße 日本語; from" in terminal.say("/save GRU\u0308SSE 日本語")
+    assert "no name for a session" in last_part(terminal.say("/save ../x"))
+    assert terminal.leave() == 0
+    again = chat("--session", "grüsse 日本語")
+    assert "Going on with Grüße 日本語: 1 turn." in unwrapped(_narrow(again.text()))
+    assert again.leave() == 0
+    assert len(list((tmp_path / "localspec" / "sessions").glob("*.json"))) == 1
+
+
+def _narrow(text: str) -> str:
+    """Wide characters as one each: the screen has an empty cell behind every one."""
+    return re.sub(r"([\u2e80-\uffff]) ?(?=[\u2e80-\uffff])", r"\1", text)
 
 
 @pytest.mark.parametrize("typed", ["/quit", "/exit", "/bye", "exit", "quit", "exit "])
@@ -184,7 +274,7 @@ def test_sessions_are_listed_and_near_names_are_told(chat):
     terminal.say("Hello!")
     terminal.say("/save french")
     listed = last_part(terminal.say("/sessions"))
-    assert re.search(r"^french +1 turn  20\d\d-\d\d-\d\d +\d+ B  open$", listed, re.MULTILINE)
+    assert re.search(r"^french +1 turn  just now +\d+ B  open$", listed, re.MULTILINE)
     said = unwrapped(last_part(terminal.say("/load frnch")))
     assert "Error: there is no session 'frnch' Hint: Perhaps french?" in said
     assert terminal.leave() == 0
@@ -302,7 +392,7 @@ def test_notes_and_errors_end_lines_between_words(chat):
     terminal = chat(columns=40, rows=80)
     assert "\nHint: Perhaps temperature? /set alone\nlists" in terminal.say("/set temprature 1")
     long = "x" * 50
-    assert f"Error:\n{long[:40]}\n{long[40:]}\ndoes" in terminal.say(f"/file {long}")
+    assert f"Error:\n{long[:40]}\n{long[40:]} does not exist\n" in terminal.say(f"/file {long}")
     shown = last_part(terminal.say("/help"))
     assert (
         "\n/edit                change the last\n" + " " * 21 + "question, and ask\n" in shown

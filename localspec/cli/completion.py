@@ -6,6 +6,8 @@ A person has just pressed Tab: nothing here may be slow, ask the network, or fai
 from __future__ import annotations
 
 import contextlib
+import os
+import shlex
 from collections.abc import Iterator
 
 import click
@@ -60,9 +62,11 @@ def complete_model(
 def complete_session(
     _context: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Sessions that are there."""
+    """Sessions that are there. zsh and fish quote what needs it, bash leaves it to us."""
+    quoted = shlex.quote if os.environ.get("_LOCALSPEC_COMPLETE") == "bash_complete" else str
     with _quietly():
-        return [CompletionItem(n) for n in session_names() if n.startswith(incomplete)]
+        near = [name for name in session_names() if name.startswith(incomplete)]
+        return [CompletionItem(quoted(name)) for name in near]
     return []
 
 

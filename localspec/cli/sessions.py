@@ -18,6 +18,7 @@ from localspec.chat.session import (
     Session,
     check_exists,
     is_open,
+    known_name,
     read_session,
     remove_sessions,
     session_bytes,
@@ -135,7 +136,7 @@ def remove(*, names: tuple[str, ...], yes: bool) -> None:
 
     None is deleted if one of them is open in a chat.
     """
-    chosen = list(dict.fromkeys(names))
+    chosen = list(dict.fromkeys(map(known_name, names)))
     for name in chosen:
         check_exists(name)
         click.echo(f"{name}: {readable_bytes(session_bytes(name))}", err=True)
@@ -155,15 +156,32 @@ def session_lines() -> list[str]:
             "unreadable" if each["num_turns"] is None else _counted(each["num_turns"], "turn")
         )
         size = readable_bytes(each["size_bytes"])
-        mark = "open" if each["is_open"] else ""
-        rows.append((each["name"], turns, each["last_used"][:10], size, mark))
+        used = _ago(datetime.fromisoformat(each["last_used"]), datetime.now().astimezone())
+        rows.append((each["name"], turns, used, size, "open" if each["is_open"] else ""))
     if not rows:
         return ["There are no sessions yet; 'localspec chat --session NAME' begins one."]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    # Here, because every command imports this module.
+    from localspec.cli.terminal.wrapping import columns_of
+
+    names, *others = zip(*rows, strict=True)
+    width = max(map(columns_of, names))
+    turns_of, used_of, size_of = (max(map(len, column)) for column in others[:3])
     return [
-        f"{name:{widths[0]}}  {turns:>{widths[1]}}  {day}  {size:>{widths[3]}}  {mark}".rstrip()
-        for name, turns, day, size, mark in rows
+        f"{name}{' ' * (width - columns_of(name))}  {turns:>{turns_of}}  {used:{used_of}}  "
+        f"{size:>{size_of}}  {mark}".rstrip()
+        for name, turns, used, size, mark in rows
     ]
+
+
+def _ago(then: datetime, now: datetime) -> str:
+    """How long ago, in words; the day, where that is a week and more."""
+    seconds = (now - then).total_seconds()
+    if seconds >= 7 * 86_400:
+        return f"{then:%Y-%m-%d}"
+    for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
+        if seconds >= size:
+            return f"{_counted(int(seconds // size), unit)} ago"
+    return "just now"
 
 
 def tell_resumed(conversation: Conversation) -> None:
