@@ -9,6 +9,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+_LETTERS = ("▁", *"abcdefghijklmnopqrstuvwxyz<>/:.!")
+
 
 def write_random_model(
     path: Path,
@@ -212,7 +214,7 @@ def write_scripted_model(
     follows. Vocabulary as for `write_spm_model`, without a space before texts, and with the
     script's tokens.
     """
-    named = {*control, *user_defined, "</s>", "<0x0A>", "t"}
+    named = {*control, *user_defined, "</s>", *_bytes(256), *_LETTERS}
     more = tuple(
         dict.fromkeys(text for text in (*script, *script.values()) if text not in named)
     )
@@ -264,6 +266,11 @@ def write_scripted_model(
     return path
 
 
+def _bytes(count: int) -> list[str]:
+    """The tokens of the first bytes."""
+    return [f"<0x{byte:02X}>" for byte in range(count)]
+
+
 def _write_spm_tokenizer(
     path: Path,
     more: tuple[str, ...],
@@ -274,10 +281,9 @@ def _write_spm_tokenizer(
     space_prefix: bool = True,
 ) -> tuple[Path, list[str]]:
     """A file with nothing but a tokenizer, and its tokens."""
-    bytes_ = [f"<0x{byte:02X}>" for byte in range(num_bytes)]
-    letters = ["▁", *"abcdefghijklmnopqrstuvwxyz<>/:.!"]
-    tokens = ["<unk>", "<s>", "</s>", *bytes_, *letters, *more, *control, *user_defined]
-    kinds = [2, 3, 3, *[6] * num_bytes, *[1] * (len(letters) + len(more))]
+    tokens = ["<unk>", "<s>", "</s>", *_bytes(num_bytes), *_LETTERS, *more]
+    tokens += [*control, *user_defined]
+    kinds = [2, 3, 3, *[6] * num_bytes, *[1] * (len(_LETTERS) + len(more))]
     kinds += [3] * len(control) + [4] * len(user_defined)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model("llama")

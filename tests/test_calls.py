@@ -74,7 +74,7 @@ def read(name, answer, *, use=USE, is_kept=False, sizes=None, stop=()):
         parts += text.push(token)
         if text.stopped:
             break
-    parts += text.finish()
+    parts += text.finish(is_cut=False)
     said = "".join(part.text for part in parts if not part.is_thought)
     thought = "".join(part.text for part in parts if part.is_thought)
     found = whole_calls(part.call for part in parts)

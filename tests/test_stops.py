@@ -32,7 +32,7 @@ def stream(pieces: list[bytes], stop: tuple[str, ...] = ()) -> tuple[list[str], 
         out.append("".join(part.text for part in text.push(token)))
         if text.stopped:
             return out, True
-    out.append("".join(part.text for part in text.finish()))
+    out.append("".join(part.text for part in text.finish(is_cut=False)))
     return out, text.stopped
 
 
@@ -101,7 +101,7 @@ def test_nothing_waits_behind_a_stop_string():
     """A token that ends in the midst of a character leaves nothing to be shown."""
     text = AnswerText(Spelled([b"a STOP b \xe2"]), Thoughts(), ("STOP",), None)
     assert text.push(0) == [Part("a ", is_thought=False)]
-    assert text.finish() == []
+    assert text.finish(is_cut=False) == []
     search = StopSearch(("STOP",))
     assert search.push("a STOP b S") == "a "
     assert search.push("T") + search.finish() == ""

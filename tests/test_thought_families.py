@@ -257,7 +257,7 @@ def test_a_stop_string_is_not_found_across_messages():
     stream = AnswerText(Letters(answer), Thoughts(FAMILIES[:1]), stop_strings, None)
     parts = [part for token in range(len(answer)) for part in stream.push(token)]
     assert not stream.stopped
-    parts += stream.finish()
+    parts += stream.finish(is_cut=False)
     assert "".join(part.text for part in parts if part.is_thought) == "one STOP two"
 
 

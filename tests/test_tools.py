@@ -16,6 +16,7 @@ import localspec
 from gguf_maker import with_template, write_scripted_model
 from localspec.chat.kept_calls import kept_calls
 from localspec.errors import ConstraintError, OptionError, TemplateError
+from localspec.tools.calls import whole_calls
 from localspec.tools.forms import form_of
 
 TOOLS = [
@@ -232,7 +233,7 @@ def test_from_where_a_call_begins_nothing_else_is_said(tmp_path, name):
 
 
 @needs_grammar
-def test_a_call_that_was_cut_is_none(engine):
+def test_a_call_that_was_cut_is_none_until_it_is_whole(engine):
     chat = engine.chat()
     ask = {**ONE, **STEADY, "tool_choice": "get_weather", "verify": "coupled"}
     whole = engine.complete([{"role": "user", "content": "How is it?"}], **ask)
@@ -242,8 +243,15 @@ def test_a_call_that_was_cut_is_none(engine):
     assert pieces
     assert not pieces[-1].is_last
     assert (stream.reply.finish_reason, stream.reply.tool_calls) == ("length", ())
-    assert not chat.can_go_on
     assert "tool_calls" not in chat.messages[-1]
+    rest = chat.go_on(**{**ask, "max_tokens": 16})
+    pieces += [piece.call for piece in rest if piece.call is not None]
+    assert whole_calls(pieces) == rest.reply.tool_calls
+    assert [call.json for call in rest.reply.tool_calls] == [
+        call.json for call in whole.tool_calls
+    ]
+    results = {call.id: "sunny" for call in rest.reply.tool_calls}
+    assert chat.tool_results(results, **{**ask, "tool_choice": "none", "max_tokens": 3}).text
 
 
 @needs_grammar

@@ -21,6 +21,7 @@ from localspec.chat.turns import (
     turns_of,
 )
 from localspec.errors import EngineError, OptionError
+from localspec.streaming.answer_text import Said
 from localspec.streaming.async_stream import AsyncStream, whole_reply
 from localspec.streaming.cancellation import Unwanted, never
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
@@ -34,9 +35,13 @@ MAX_COUNT = 2**31 - 1  # of turns
 
 
 class Unfinished(NamedTuple):
-    """An answer that was cut, at the revision that it made: a prompt with all its tokens."""
+    """An answer that was cut: a prompt with all its tokens.
+
+    turn: whose random numbers it has. revision: which it made of the conversation.
+    """
 
     prompt: Prompt
+    turn: int
     revision: int
 
 
@@ -152,9 +157,14 @@ class Chat:
     def go_on(self, **options: Unpack[AnswerKeywords]) -> Stream:
         """More of the last answer, which was cut: from its last token on, with these options.
 
-        The stream has what is new, which the conversation adds to the answer. Nothing of it is
-        forgotten to make room. Raises OptionError if the answer came to its own end, was made
-        elsewhere, or the conversation has changed; ContextError where there is no room.
+        It becomes the answer that would have come in one, with the same options: wherever it
+        was cut, also in the midst of a character, a mark, a stop string or a call, and with a
+        seed. The stream has what is new. What was shown at the cut, and turns out to be the
+        begin of a mark or a stop string, is no longer part of the answer in `messages`.
+
+        Nothing is forgotten to make room. Raises OptionError if the answer came to its own
+        end, was made elsewhere, or the conversation has changed; ContextError where there is
+        no room.
         """
         return self.answer_on(AnswerOptions.of(**options))
 
@@ -164,10 +174,7 @@ class Chat:
             raise OptionError(
                 "there is no answer here that was cut", "Ask the model to go on instead."
             )
-        *begun, answer = self._turns[-1]
-        before = self._turns[:-1]
-        prompt = self._unfinished.prompt
-        return self._exchange(prompt, tuple(begun), before, 0, options, answer["content"])
+        return self._exchange(self._unfinished, self._turns[-1], self._turns[:-1], 0, options)
 
     def _ask(
         self,
@@ -179,22 +186,23 @@ class Chat:
         """The answer to a turn without it, after `turns`, which are all or all but the last."""
         use = options.tool_use(self._tools)
         prompt, num_leaving = self._make_room(begun, turns, use, is_unwanted)
-        return self._exchange(prompt, begun, turns, num_leaving, options)
+        begun = (*begun, call_message("", (), ""))
+        asked = Unfinished(prompt, self._num_asked, self._revision)
+        return self._exchange(asked, begun, turns, num_leaving, options)
 
     def _exchange(
         self,
-        prompt: Prompt,
+        unfinished: Unfinished,
         begun: Turn,
         turns: list[Turn],
         num_leaving: int,
         options: AnswerOptions,
-        said_before: str = "",
     ) -> Stream:
-        """The answer to a prompt, as a part of the conversation.
+        """The answer to a prompt, or its rest, as a part of the conversation.
 
-        num_leaving: oldest turns that are forgotten. said_before: what of the answer is there.
+        begun: its turn, with what is there of it. num_leaving: oldest turns that are forgotten.
         """
-        turn, revision = self._num_asked, self._revision
+        prompt, turn, revision = unfinished
         tools = options.tool_use(self._tools).tools
         kept, replaced = turns[num_leaving:], self._turns[len(turns) :]
 
@@ -205,27 +213,28 @@ class Chat:
                     "Ask again.",
                 )
             self._revision += 1
-            self._num_asked += 1
+            self._num_asked = max(self._num_asked, turn + 1)
             self._tools = tools
             self._forgotten = self._forgotten + turns[:num_leaving]
             self._turns = kept + replaced
 
-        def remember(reply: Reply) -> None:
-            said = said_before + reply.text
+        def remember(reply: Reply, said: Said | None) -> None:
             if self._revision != revision + 1:
                 return  # it was cleared, say, while the answer came
-            if said or reply.tool_calls or reply.finish_reason != "cancelled":
-                answer = call_message(said, reply.tool_calls, reply.thoughts)
-                self._turns = [*kept, (*begun, answer)]
-                # Of a call that was cut nothing is kept.
-                if reply.finish_reason != "stop" and prompt.calls is None:
-                    self._unfinished = Unfinished(
-                        prompt._replace(
-                            tokens=[*prompt.tokens, *reply.token_ids],
-                            num_said=prompt.num_said + len(reply.token_ids),
-                        ),
-                        self._revision,
+            *asked, answer = begun
+            if said is None:
+                answer = {**answer, "content": answer["content"] + reply.text}
+            else:
+                answer = call_message(said.text, said.tool_calls, said.thoughts)
+            is_kept = prompt.num_said or answer["content"] or reply.tool_calls
+            if is_kept or reply.finish_reason != "cancelled":
+                self._turns = [*kept, (*asked, answer)]
+                if reply.finish_reason != "stop":
+                    longer = prompt._replace(
+                        tokens=[*prompt.tokens, *reply.token_ids],
+                        num_said=prompt.num_said + len(reply.token_ids),
                     )
+                    self._unfinished = Unfinished(longer, turn, self._revision)
 
         return self._engine.answer(prompt, options, Exchange(turn, self, begin, remember))
 

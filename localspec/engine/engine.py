@@ -37,6 +37,7 @@ from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import Drafting, DraftPolicy
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
+from localspec.streaming.answer_text import Said
 from localspec.streaming.cancellation import Unwanted
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.stream import AnswerRun, Exchange, Reply, Stream
@@ -154,12 +155,14 @@ class Engine(BaseEngine):
         policy, kinds = answer_policy(options.drafting, self._decoder.proposers)
         constraint = self.constraint(options, prompt)
         request = Request(
-            chain=self._resolver.chain(params, len(prompt.tokens), constraint),
+            chain=self._resolver.chain(
+                params, len(prompt.tokens) - prompt.num_said, constraint, prompt.num_said
+            ),
             rule=make_rule(
                 options.verify,
                 is_greedy=params.is_greedy,
                 seed=options.seed,
-                randomness=Randomness(seed, exchange.turn),
+                randomness=Randomness(seed, exchange.turn, prompt.num_said),
             ),
             max_tokens=min(room, options.max_tokens or room),
             is_end=self.vocabulary.is_end,
@@ -369,16 +372,16 @@ class _Lease:
             if isinstance(proposer, Lookup):
                 proposer.refer_to(reference)
 
-    def give_back(self, reply: Reply | None) -> None:
+    def give_back(self, result: tuple[Reply, Said] | None) -> None:
         self._engine._target.on_batch = None
         if self._usual_policy is not None:
             self._engine._decoder.draft_policy = self._usual_policy
         if self._plan.reference:
             self._refer_to([])
         self._engine._access.release()
-        if reply is not None:
+        if result is not None:
             self._engine._save_profile()
-            self._exchange.remember(reply)
+            self._exchange.remember(*result)
 
 
 def _interrupt(models: Models) -> None:

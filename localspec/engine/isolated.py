@@ -33,6 +33,7 @@ from localspec.errors import (
 from localspec.models.preset import Preset
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
+from localspec.streaming.answer_text import Said
 from localspec.streaming.cancellation import Cancellation, Unwanted
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.stream import Exchange, Piece, Reply, Stream
@@ -210,11 +211,11 @@ class IsolatedEngine(BaseEngine):
             try:
                 exchange.begin()  # once it is clear that the child refuses nothing
             except BaseException:
-                process.call("end")
+                process.call("end", 0)
                 raise
             return self._num_streams
 
-        answer = _RemoteAnswer(self, len(prompt.tokens), options, begin, exchange.remember)
+        answer = _RemoteAnswer(self, prompt, options, begin, exchange.remember)
         return self._listed(Stream(answer))
 
     def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
@@ -285,17 +286,17 @@ class _RemoteAnswer:
     def __init__(
         self,
         engine: IsolatedEngine,
-        num_prompt_tokens: int,
+        prompt: Prompt,
         options: AnswerOptions,
         begin: Callable[[ChildProcess], int],
-        remember: Callable[[Reply], None],
+        remember: Callable[[Reply, Said | None], None],
     ) -> None:
         self._engine = engine
-        self._num_prompt_tokens = num_prompt_tokens
+        self._prompt = prompt
         self._options = options
         self._begin = begin
         self._remember = remember
-        self._reply: Reply | None = None
+        self._result: tuple[Reply, Said | None] | None = None
         self._read = ReadPieces(options)
         self.cancellation = Cancellation()
 
@@ -317,11 +318,13 @@ class _RemoteAnswer:
                     raise
                 finally:
                     if self._engine._can_ask(process):
-                        reply: Reply | None = process.call("end")
-                        self._reply = None if reply is None else self._read.part_of(reply)
+                        self._result = process.call("end", self._read.num_tokens)
+                        if self._result is not None:
+                            reply, said = self._result
+                            self._result = self._read.counted(reply), said
         finally:
-            if self._reply is not None:
-                self._remember(self._reply)
+            if self._result is not None:
+                self._remember(*self._result)
 
     def _begun(self, process: ChildProcess) -> tuple[ChildProcess, int]:
         """The child that has begun the answer: a new one, if this one had gone unnoticed.
@@ -358,11 +361,11 @@ class _RemoteAnswer:
             seed=options.seed,
             randomness=Randomness(0),
         )
-        self._reply = self._read.alone(self._num_prompt_tokens, rule.name)
+        self._result = self._read.alone(self._prompt, rule.name)
 
     def final_reply(self) -> Reply:
-        if self._reply is None:
+        if self._result is None:
             raise EngineError(
                 "the answer has not been produced yet", "Iterate over the stream, or close it."
             )
-        return self._reply
+        return self._result[0]

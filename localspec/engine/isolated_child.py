@@ -23,14 +23,14 @@ from localspec.chat.prompt import Prompt
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load
 from localspec.engine.watch import Watch
-from localspec.errors import EngineError
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Provenance
 from localspec.speculative.policy_api import Drafting
 from localspec.speculative.shared_vocabulary import SharedVocabulary
+from localspec.streaming.answer_text import Said
 from localspec.streaming.cancellation import Cancellation
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.stream import Exchange, Piece, Reply, Stream
+from localspec.streaming.stream import Exchange, Piece, Reply, Stream, close_behind
 
 if TYPE_CHECKING:
     from localspec.engine.loading import LoadKeywords
@@ -95,7 +95,7 @@ class Served:
         owner: int | None,
     ) -> None:
         """Make an answer the stream. owner: a number for the conversation."""
-        self.end()  # of one that was left, perhaps
+        self.end(0)  # of one that was left, perhaps
         if self._servers:
             from localspec.llama.library import touch_servers  # loads libllama
 
@@ -135,16 +135,14 @@ class Served:
                 return True
         return False
 
-    def end(self) -> Reply | None:
-        """Close the stream. Its reply, if it had begun."""
+    def end(self, num_read: int) -> tuple[Reply, Said] | None:
+        """Close the stream. What came of the tokens of it that were read, if it had begun.
+
+        See `Exchange.remember`.
+        """
         with self._changing:
             stream, self._stream = self._stream, None
-        if stream is None:
-            return None
-        stream.close()
-        with contextlib.suppress(EngineError):
-            return stream.reply
-        return None
+        return None if stream is None else close_behind(stream, num_read)
 
     def measure(
         self, number: int, function: Callable[..., Any], *arguments: Any, **keywords: Any
@@ -153,7 +151,7 @@ class Served:
 
         Now and then it is reported that something goes on.
         """
-        self.end()
+        self.end(0)
         is_done, reporting = threading.Event(), threading.Lock()
         told: tuple[str, float | None] = ("", None)
 
@@ -281,7 +279,7 @@ def serve(
                 while True:
                     _answer_request(calls, served)
             finally:
-                served.end()
+                served.end(0)
 
 
 def _answer_request(calls: Connection, served: Served) -> None:

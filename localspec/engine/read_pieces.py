@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from localspec.chat.prompt import Prompt
 from localspec.speculative.metrics import Meter, Provenance
 from localspec.speculative.rule_name import RuleName
+from localspec.streaming.answer_text import Said
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.stream import Piece, Reply
-from localspec.tools.calls import whole_calls
+from localspec.streaming.thinking import Part
 
 
 class ReadPieces:
@@ -23,42 +25,48 @@ class ReadPieces:
         """One more was read."""
         self._pieces.append(piece)
 
-    def part_of(self, reply: Reply) -> Reply:
-        """The reply as if what came later had not been produced."""
-        own = self._reply(reply)
-        if own.token_ids == reply.token_ids:
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens they have."""
+        return sum(len(piece.token_ids) for piece in self._pieces)
+
+    def counted(self, reply: Reply) -> Reply:
+        """The reply of these tokens, in its figures, too."""
+        if reply.stats.completion_tokens == self.num_tokens:
             return reply
         counts: Counter[Provenance] = Counter()
         for piece in self._pieces:
             counts[piece.provenance] += len(piece.token_ids)
         stats = replace(
             reply.stats,
-            completion_tokens=len(own.token_ids),
+            completion_tokens=self.num_tokens,
             num_recovered=counts[Provenance.RECOVERED],
             num_bonus=counts[Provenance.BONUS],
             num_plain=counts[Provenance.PLAIN],
         )
-        return replace(own, stats=stats)
+        return replace(reply, stats=stats)
 
-    def alone(self, num_prompt_tokens: int, verify: RuleName) -> Reply:
-        """A reply of them alone, where the process was lost with its own."""
-        meter = Meter(num_prompt_tokens, 0, 0.0)
-        for piece in self._pieces:
+    def alone(self, prompt: Prompt, verify: RuleName) -> tuple[Reply, Said | None]:
+        """What came of them alone, where the process was lost with its own.
+
+        See `Exchange.remember`. Of a call that was begun before only the end may be here.
+        """
+        pieces = self._pieces
+        meter = Meter(len(prompt.tokens), 0, 0.0)
+        for piece in pieces:
             for _ in piece.token_ids:
                 meter.deliver(piece.provenance)
-        stats = meter.stats(0.0, None, None)
-        return self._reply(Reply("", (), "cancelled", stats, self._options.seed, verify))
-
-    def _reply(self, whole: Reply) -> Reply:
-        """Of the pieces; what they do not tell as in `whole`."""
-        pieces = self._pieces
+        said = Said.of([Part(each.text, each.is_thought, call=each.call) for each in pieces])
         logprobs = tuple(piece.logprobs for piece in pieces if piece.logprobs is not None)
-        return replace(
-            whole,
-            text="".join(piece.text for piece in pieces if not piece.is_thought),
-            thoughts="".join(piece.text for piece in pieces if piece.is_thought),
+        reply = Reply(
+            text=said.text,
             token_ids=tuple(token for piece in pieces for token in piece.token_ids),
             finish_reason="cancelled",
+            stats=meter.stats(0.0, None, None),
+            seed=self._options.seed,
+            verify=verify,
             logprobs=None if self._options.logprobs is None else logprobs,
-            tool_calls=whole_calls(piece.call for piece in pieces),
+            thoughts=said.thoughts,
+            tool_calls=() if prompt.num_said else said.tool_calls,
         )
+        return reply, None if prompt.num_said else said

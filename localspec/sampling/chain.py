@@ -22,9 +22,10 @@ from localspec.sampling.penalties import Breakers, penalise_repeats, penalise_to
 class SamplerChain:
     """The chain of one answer, the same for target and draft.
 
-    num_prompt_tokens: where in the text the answer begins. ends: every end-of-generation
-    id of the target. breakers: dry_sequence_breakers as token ids of the target. constraint:
-    of this answer alone, behind as much of it as the prompt holds.
+    num_prompt_tokens: where in the text the answer begins. num_said: how many of its tokens are
+    there already. ends: every end-of-generation id of the target. breakers:
+    dry_sequence_breakers as token ids of the target. constraint: of this answer alone, behind
+    those tokens.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class SamplerChain:
         params: SamplingParams,
         *,
         num_prompt_tokens: int,
+        num_said: int = 0,
         ends: Sequence[int] = (),
         breakers: Breakers | None = None,
         constraint: Constraint | None = None,
@@ -51,7 +53,9 @@ class SamplerChain:
         )
         self._penalises_repeats = params.dry_multiplier > 0.0 and params.dry_penalty_last_n > 0
         self._prefixes = None if constraint is None else Prefixes(constraint)
-        self._num_settled = num_prompt_tokens  # tokens of the text that the constraint knows
+        self._num_settled = (
+            num_prompt_tokens + num_said
+        )  # tokens of the text that the constraint knows
         self._text = _GrowingText()
         self._row = np.empty(0, dtype=np.float32)
 

@@ -42,6 +42,7 @@ class Resolver:
         params: SamplingParams,
         num_prompt_tokens: int,
         constraint: Constraint | None = None,
+        num_said: int = 0,
     ) -> SamplerChain:
         """The chain of an answer.
 
@@ -64,6 +65,7 @@ class Resolver:
         return SamplerChain(
             params,
             num_prompt_tokens=num_prompt_tokens,
+            num_said=num_said,
             ends=self._ends_for(params),
             breakers=self._breakers_for(params),
             constraint=constraint,

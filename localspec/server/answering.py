@@ -208,7 +208,7 @@ class Answering:
         self._num_prompt_tokens = len(prompt.tokens)
         text = self.model.prefixes.text_for(prompt.tokens)
 
-        def remember(reply: Reply) -> None:
+        def remember(reply: Reply, _said: object) -> None:
             text.tokens = [*prompt.tokens, *reply.token_ids]
             text.num_asked = len(prompt.tokens)
 

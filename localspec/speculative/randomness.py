@@ -44,13 +44,15 @@ _NOISE = len(Purpose)  # in the counter's word where uniforms have 0
 class Randomness:
     """The random numbers of one answer.
 
-    Raises OptionError for a seed outside 0 … 2**63 - 1.
+    num_said: tokens of it that are there already: it goes on with the numbers behind theirs, as
+    no more steps than that led to them. Raises OptionError for a seed outside 0 … 2**63 - 1.
     """
 
-    def __init__(self, seed: int, turn: int = 0) -> None:
+    def __init__(self, seed: int, turn: int = 0, num_said: int = 0) -> None:
         if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
             raise OptionError(f"seed is {seed!r}", f"Choose a whole number, 0 to {MAX_SEED}.")
         self._key = np.array([seed, turn], dtype=np.uint64)
+        self._num_said = num_said
         self._uniforms_chunk = -1
         self._uniforms: Probs = np.empty((0, len(Purpose), MAX_DRAFT_TOKENS))
         self._noise_chunk = -1
@@ -58,7 +60,7 @@ class Randomness:
 
     def uniforms(self, step: int) -> Probs:
         """(len(Purpose), MAX_DRAFT_TOKENS) float64 in [0, 1): a row for every purpose."""
-        chunk, place = divmod(step, _UNIFORMS_CHUNK)
+        chunk, place = divmod(self._num_said + step, _UNIFORMS_CHUNK)
         if chunk != self._uniforms_chunk:
             generator = np.random.Generator(self._philox(0, chunk))
             self._uniforms = generator.random((_UNIFORMS_CHUNK, len(Purpose), MAX_DRAFT_TOKENS))
@@ -90,7 +92,7 @@ class Randomness:
 
     def _noise(self, index: int, ids: TokenIds) -> Probs:
         """(m,) float64 in (0, 1): a pure function of (seed, turn, index, id)."""
-        chunk, place = divmod(index, _NOISE_CHUNK)
+        chunk, place = divmod(self._num_said + index, _NOISE_CHUNK)
         if chunk != self._noise_chunk:
             self._noise_keys = self._philox(_NOISE, chunk).random_raw(_NOISE_CHUNK)
             self._noise_chunk = chunk

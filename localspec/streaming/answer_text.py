@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import codecs
+from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from localspec.streaming.calls import CallStream
 from localspec.streaming.stops import StopSearch
 from localspec.streaming.thinking import Part, Thoughts, ThoughtStream
-from localspec.tools.calls import Calls
+from localspec.tools.calls import Calls, whole_calls
+from localspec.tools.tool import ToolCall
 
 
 class Pieces(Protocol):
@@ -25,6 +27,23 @@ class Pieces(Protocol):
         """Their text; with special, also that of control tokens."""
 
 
+class Said(NamedTuple):
+    """What an answer says, its thoughts, and the calls of tools in it that are whole."""
+
+    text: str
+    thoughts: str
+    tool_calls: tuple[ToolCall, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[Part]) -> Said:
+        """What the parts add up to."""
+        return cls(
+            "".join(part.text for part in parts if not part.is_thought),
+            "".join(part.text for part in parts if part.is_thought),
+            whole_calls(part.call for part in parts),
+        )
+
+
 class AnswerText:
     """The text of one answer, token by token.
 
@@ -32,6 +51,9 @@ class AnswerText:
     string waits inside. Bytes that are not UTF-8 come out as U+FFFD. Stop strings are looked
     for in thoughts, speech and calls as they are written, not in what tells thoughts from
     speech, nor across that.
+
+    Where an answer was cut and goes on, the same tokens say the same as if it had come in one:
+    see `resume`.
     """
 
     def __init__(
@@ -41,6 +63,7 @@ class AnswerText:
         stop: Sequence[str],
         calls: Calls | None,
     ) -> None:
+        self._arguments = (vocabulary, thoughts, stop, calls)
         self._vocabulary = vocabulary
         self._shown = thoughts.shown | (calls.shown if calls is not None else frozenset())
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -48,6 +71,8 @@ class AnswerText:
         self._search = StopSearch(stop)
         self._calls = None if calls is None else CallStream(calls)
         self._is_thought = False  # what the search holds
+        # Characters that were shown at a cut, thought or said, and are not certain yet.
+        self._pending: deque[tuple[str, bool]] = deque()
 
     @property
     def stopped(self) -> bool:
@@ -60,29 +85,69 @@ class AnswerText:
         is_calling = self._calls is not None and self._calls.is_calling
         return self._split.is_thinking and not is_calling
 
-    def resume(self, tokens: Sequence[int]) -> None:
-        """Begin behind these tokens of the answer, whose text is out already."""
-        for token in tokens:
-            self._split.push(self._text(token))
-        self._split.finish()
-        self._is_thought = self._split.is_thinking
+    def resume(self, tokens: Sequence[int]) -> list[Part]:
+        """Begin behind these tokens of the answer; what is certain of them.
+
+        The rest was shown when the answer was cut there. As far as it becomes certain it comes
+        in parts of its own, before all others: `Part.is_again`. Stop strings that lie in these
+        tokens alone are none: what they would end has been said.
+        """
+        as_cut = AnswerText(*self._arguments)
+        as_cut._read(tokens)
+        shown = as_cut.finish(is_cut=True)
+        parts = self._read(tokens)
+        self._pending.extend((each, part.is_thought) for part in shown for each in part.text)
+        return parts
+
+    def _read(self, tokens: Sequence[int]) -> list[Part]:
+        self._search.passes = True
+        parts = [part for token in tokens for part in self.push(token)]
+        self._search.passes = False
+        return parts
 
     def push(self, token: int) -> list[Part]:
         """What became certain with the token, in order."""
-        return self._called(self._searched(self._split.push(self._text(token))))
+        parts = self._split.push(self._text(token))
+        return self._told_apart(self._called(self._searched(parts)))
 
     def _text(self, token: int) -> str:
         if token in self._shown:
             return self._decoder.decode(b"", final=True) + self._vocabulary.text(token)
         return self._decoder.decode(self._vocabulary.piece(token))
 
-    def finish(self) -> list[Part]:
-        """Whatever waited: nothing more is coming."""
-        parts = self._split.push(self._decoder.decode(b"", final=True)) + self._split.finish()
-        found = self._called(self._searched([*parts, Part("", self._is_thought)]))
-        return found if self._calls is None else [*found, *self._calls.finish()]
+    def finish(self, *, is_cut: bool) -> list[Part]:
+        """Whatever waited: nothing more is coming.
 
-    def _searched(self, parts: list[Part]) -> list[Part]:
+        is_cut: the model would have said more, as the rest of a character that it has begun, of
+        which nothing is shown.
+        """
+        rest = "" if is_cut else self._decoder.decode(b"", final=True)
+        parts = [*self._split.push(rest), *self._split.finish()]
+        found = self._called(self._searched(parts, is_last=True))
+        if self._calls is not None:
+            found += self._calls.finish(is_cut=is_cut)
+        return self._told_apart(found)
+
+    def _told_apart(self, parts: list[Part]) -> list[Part]:
+        """The parts, what was shown before apart from what is new."""
+        if not self._pending:
+            return parts
+        found = []
+        for part in parts:
+            size = 0
+            for each in part.text:
+                if not self._pending or self._pending[0] != (each, part.is_thought):
+                    break
+                self._pending.popleft()
+                size += 1
+            if size > 0:
+                found.append(part._replace(text=part.text[:size], is_again=True))
+            if size < len(part.text) or part.call is not None:
+                self._pending.clear()  # the rest of it was a mark, say
+                found.append(part._replace(text=part.text[size:]))
+        return found
+
+    def _searched(self, parts: list[Part], *, is_last: bool = False) -> list[Part]:
         """The parts up to a stop string. One without text is a mark, which none goes across."""
         found: list[Part] = []
 
@@ -98,6 +163,8 @@ class AnswerText:
                 add(self._search.push(part.text))
             elif not self._search.stopped:
                 found.append(part)
+        if is_last:
+            add(self._search.finish())
         return found
 
     def _called(self, parts: list[Part]) -> list[Part]:

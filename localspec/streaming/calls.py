@@ -6,7 +6,6 @@ import re
 
 from localspec.streaming.thinking import Part
 from localspec.tools.calls import CallPiece, Calls
-from localspec.tools.tool import new_call_id
 from localspec.tools.written import Written
 
 
@@ -20,7 +19,7 @@ class CallStream:
     """
 
     def __init__(self, calls: Calls) -> None:
-        self._form, self._use = calls.form, calls.use
+        self._form, self._use, self._id_of = calls.form, calls.use, calls.id_of
         self._is_certain = calls.grammar is not None and calls.form.notation == "json"
         self._head = calls.form.head_pattern()
         self._held = ""
@@ -56,15 +55,17 @@ class CallStream:
         before = self._spoken() if self._opening is None else []
         return [*before, part] if part.text else before
 
-    def finish(self) -> list[Part]:
-        """Whatever waited: nothing more is coming."""
+    def finish(self, *, is_cut: bool) -> list[Part]:
+        """Whatever waited: nothing more is coming.
+
+        is_cut: the model would have said more, so that what it has begun is no call yet.
+        """
         opening = self._opening
         if opening is None or self._is_certain:
             parts = [] if self._is_certain and opening is not None else self._spoken()
-        elif (written := self._form.read(self._held, self._use.callable)) is not None:
-            parts = self._whole(written)
         else:
-            parts = self._no_call(opening)
+            written = None if is_cut else self._form.read(self._held, self._use.callable)
+            parts = self._no_call(opening) if written is None else self._whole(written)
         self._opening, self._held = None, ""
         return parts
 
@@ -75,7 +76,7 @@ class CallStream:
                 return [part]
             self._held += part.text
             return self._read()
-        parts = self.finish()
+        parts = self.finish(is_cut=False)
         found = re.search(self._form.recipient, part.head)
         if found is not None and found["name"] in [t.name for t in self._use.callable]:
             self._opening, self._held = "", f"{found['name']}\n"
@@ -146,7 +147,7 @@ class CallStream:
             written = written[:1]
         parts = []
         for each in written:
-            call_id = each.id or new_call_id()
+            call_id = each.id or self._id_of(self._number)
             call = CallPiece(self._number, call_id, each.name, each.json, is_last=True)
             parts.append(Part("", is_thought=False, call=call))
             self._number += 1
@@ -160,7 +161,7 @@ class CallStream:
             if found is None:
                 return None
             self._held = self._held[found.end() :]
-            call_id = new_call_id()
+            call_id = self._id_of(self._number)
             self._open = CallPiece(self._number, call_id, found["name"], "", is_last=False)
             self._arguments = _ObjectEnd()
             self._number += 1

@@ -18,6 +18,7 @@ class StopSearch:
         self._stop = tuple(stop)
         self._held = ""
         self.stopped = False
+        self.passes = False  # over stop strings that are whole: text from before they were set
 
     def push(self, text: str) -> str:
         """Text that is decided now. Sets `stopped` when a stop string is complete."""
@@ -30,7 +31,7 @@ class StopSearch:
 
     def _decide(self, text: str) -> str:
         found = min((at for at in map(text.find, self._stop) if at >= 0), default=-1)
-        if found >= 0:
+        if found >= 0 and not self.passes:
             # The stop string and what follows it are not part of the answer.
             self.stopped = True
             self._held = ""

@@ -15,12 +15,12 @@ from localspec.sampling.logprobs import TokenLogprobs, token_logprobs
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Meter, Provenance, Stats, Step
 from localspec.speculative.rule_name import RuleName
-from localspec.streaming.answer_text import AnswerText, Pieces
+from localspec.streaming.answer_text import AnswerText, Pieces, Said
 from localspec.streaming.cancellation import Cancellation
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.stops import checked_stop_strings
 from localspec.streaming.thinking import Part, Thoughts
-from localspec.tools.calls import CallPiece, Calls, whole_calls
+from localspec.tools.calls import CallPiece, Calls
 from localspec.tools.tool import ToolCall
 
 if TYPE_CHECKING:
@@ -56,11 +56,14 @@ class Piece:
 class Reply:
     """A whole answer.
 
-    text: what was said. thoughts: what the model thought, in a chat. token_ids include the
-    end token, if the model ended the answer itself. finish_reason: "stop" (end token or stop
-    string), "length" (max_tokens or the context), "cancelled". seed: the one that was given, or
-    None. verify: the rule that accepted draft tokens. logprobs: one for each of token_ids, or
-    None if they were not asked for. tool_calls: those that the model asks for, whole.
+    text: what was said, without half a character where it was cut. thoughts: what the model
+    thought, in a chat. token_ids include the end token, if the model ended the answer itself.
+    finish_reason: "stop" (end token or stop string), "length" (max_tokens or the context),
+    "cancelled". seed: the one that was given, or None. verify: the rule that accepted draft
+    tokens. logprobs: one for each of token_ids, or None if they were not asked for.
+    tool_calls: those that the model asks for, whole.
+
+    Of an answer that is gone on with it has what is new, but all of the answer's tool_calls.
     """
 
     text: str
@@ -81,13 +84,14 @@ class Exchange:
     turn: makes the random numbers of each answer in a conversation its own. owner: the
     conversation, whose text is kept while others are answered. begin: called when the first
     piece is asked for, and may refuse. remember: called with the reply, also when the stream
-    was closed early.
+    was closed early, and all that the answer says, with what was said of it before; None where
+    a process was lost with that.
     """
 
     turn: int = 0
     owner: object | None = None
     begin: Callable[[], None] = lambda: None
-    remember: Callable[[Reply], None] = lambda _reply: None
+    remember: Callable[[Reply, Said | None], None] = lambda _reply, _said: None
 
 
 class Lease(Protocol):
@@ -102,8 +106,11 @@ class Lease(Protocol):
     def interrupt(self) -> None:
         """End what the models do within one decode. From any thread."""
 
-    def give_back(self, reply: Reply | None) -> None:
-        """Let others have it. reply: what came of the answer, if it had begun."""
+    def give_back(self, result: tuple[Reply, Said] | None) -> None:
+        """Let others have it. result: what came of the answer, if it had begun.
+
+        See `Exchange.remember`.
+        """
 
 
 @dataclass(slots=True)
@@ -123,11 +130,12 @@ class AnswerRun:
     lease: Lease
     num_said: int  # tokens at the end of the prompt that are the answer's own
     calls: Calls | None
+    before: list[Part] = field(default_factory=list)  # what was certain where it goes on
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason = "cancelled"
-    reply: Reply | None = None
+    result: tuple[Reply, Said] | None = None
     cancellation: Cancellation = field(default_factory=Cancellation)
 
     def pieces(self) -> Generator[Piece, None, None]:
@@ -138,24 +146,25 @@ class AnswerRun:
             self.lease.begin()
             cached = self.decoder.start(self.prompt_tokens)
             meter = Meter(len(self.prompt_tokens), cached, started)
-            text = AnswerText(
-                self.vocabulary,
-                self.thoughts,
-                checked_stop_strings(self.options.stop),
-                self.calls,
-            )
-            if self.num_said:
-                text.resume(self.prompt_tokens[-self.num_said :])
+            text = self._text()
             try:
                 with self.cancellation.obeyed(self.lease.interrupt):
                     yield from self._decode(meter, text)
             finally:
                 # A closed stream or a stop string leaves the rest of a step behind.
                 self.decoder.truncate(len(self.prompt_tokens) + len(self.token_ids))
-                self.parts += text.finish()
+                self._finish(text)
                 self._conclude(self._stats(meter))
         finally:
-            self.lease.give_back(self.reply)
+            self.lease.give_back(self.result)
+
+    def _text(self) -> AnswerText:
+        """Behind what was said already, if anything."""
+        stop = checked_stop_strings(self.options.stop)
+        text = AnswerText(self.vocabulary, self.thoughts, stop, self.calls)
+        num_prompt = len(self.prompt_tokens) - self.num_said
+        self.before = text.resume(self.prompt_tokens[num_prompt:])
+        return text
 
     def _decode(self, meter: Meter, text: AnswerText) -> Generator[Piece, None, None]:
         provenance = Provenance.PLAIN
@@ -168,8 +177,10 @@ class AnswerRun:
                     meter.deliver(provenance)
                     self.token_ids.append(token)
                     logprobs = self._logprobs(step, index)
-                    parts = text.push(token)
-                    self.parts += parts
+                    parts = self._new(text.push(token))
+                    # Before it is handed on, behind which the stream may be closed.
+                    if text.stopped or self.request.is_end(token):
+                        self.finish_reason = "stop"
                     first, *more = parts or [Part("", text.is_thinking)]
                     yield _piece(first, provenance, (token,), logprobs)
                     for part in more:
@@ -177,20 +188,24 @@ class AnswerRun:
                     if text.stopped:
                         yield from self._tail(text, provenance)
                         return
-            ended = self.request.is_end(self.token_ids[-1])
-            self.finish_reason = "stop" if ended else "length"
+            if self.finish_reason != "stop":
+                self.finish_reason = "length"
         except Interrupted:
             pass
         yield from self._tail(text, provenance)
 
     def _tail(self, text: AnswerText, provenance: Provenance) -> Generator[Piece, None, None]:
-        """What waited for tokens that do not come."""
-        parts = text.finish()
-        if text.stopped:
-            self.finish_reason = "stop"
-        self.parts += parts
-        for part in parts:
+        for part in self._finish(text):
             yield _piece(part, provenance)
+
+    def _finish(self, text: AnswerText) -> list[Part]:
+        """What waited for tokens that do not come."""
+        return self._new(text.finish(is_cut=self.finish_reason != "stop"))
+
+    def _new(self, parts: list[Part]) -> list[Part]:
+        """Those of the answer's next parts that were not shown before."""
+        self.parts += parts
+        return [part for part in parts if not part.is_again]
 
     def _logprobs(self, step: Step, index: int) -> TokenLogprobs | None:
         if self.options.logprobs is None:
@@ -212,17 +227,31 @@ class AnswerRun:
         return meter.stats(decoder.clock(), estimate, decoder.thread_policy.use())
 
     def _conclude(self, stats: Stats) -> None:
-        self.reply = Reply(
-            text="".join(part.text for part in self.parts if not part.is_thought),
+        new = Said.of([part for part in self.parts if not part.is_again])
+        said = Said.of([*self.before, *self.parts]) if self.num_said else new
+        reply = Reply(
+            text=new.text,
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason,
             stats=stats,
             seed=self.options.seed,
             verify=self.request.rule.name,
             logprobs=None if self.options.logprobs is None else tuple(self.logprobs),
-            thoughts="".join(part.text for part in self.parts if part.is_thought),
-            tool_calls=whole_calls(part.call for part in self.parts),
+            thoughts=new.thoughts,
+            tool_calls=said.tool_calls,
         )
+        self.result = (reply, said)
+
+    def cut(self, num_tokens: int) -> tuple[Reply, Said] | None:
+        """What came of it, as if no more than so many tokens had been produced."""
+        if self.result is not None and num_tokens < len(self.token_ids):
+            del self.token_ids[num_tokens:], self.logprobs[num_tokens:]
+            self.finish_reason = "cancelled"
+            text = self._text()
+            self.parts = [part for token in self.token_ids for part in text.push(token)]
+            self._finish(text)
+            self._conclude(self.result[0].stats)
+        return self.result
 
     def abandon(self) -> None:
         """See `Produced.abandon`."""
@@ -230,11 +259,11 @@ class AnswerRun:
 
     def final_reply(self) -> Reply:
         """The reply. Raises EngineError while there is none."""
-        if self.reply is None:
+        if self.result is None:
             raise EngineError(
                 "the answer has not been produced yet", "Iterate over the stream, or close it."
             )
-        return self.reply
+        return self.result[0]
 
 
 def _piece(
@@ -356,6 +385,13 @@ class Stream:
         Raises EngineError before that.
         """
         return self._answer.final_reply()
+
+
+def close_behind(stream: Stream, num_tokens: int) -> tuple[Reply, Said] | None:
+    """Close it; what came of it, as if no more than so many tokens had been produced."""
+    stream.close()
+    assert isinstance(stream._answer, AnswerRun), "an answer of another process"
+    return stream._answer.cut(num_tokens)
 
 
 def _read_elsewhere() -> EngineError:

@@ -79,12 +79,14 @@ class Part(NamedTuple):
     """Text that became certain. One without text stands where a mark was.
 
     head: of the message that begins at this mark. call: instead of text, more of a call.
+    is_again: it was shown before, when the answer was cut behind it, and is certain only now.
     """
 
     text: str
     is_thought: bool
     head: str = ""
     call: CallPiece | None = None
+    is_again: bool = False
 
 
 class ThoughtStream:

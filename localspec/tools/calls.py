@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from localspec.tools.forms import CallForm
 from localspec.tools.grammar import CallGrammar
-from localspec.tools.tool import ToolCall, ToolUse
+from localspec.tools.tool import ToolCall, ToolUse, new_call_id
 
 
 class CallPiece(NamedTuple):
@@ -31,13 +32,19 @@ class Calls:
 
     shown: ids of control tokens that are among the form's marks, and are rendered to be seen.
     grammar: what keeps the answer to the form and the tools' schemas; None where it is free,
-    so that only what was read to its end is known to be a call.
+    so that only what was read to its end is known to be a call. key: the calls' ids are made
+    of it, so that they are the same each time that the answer is read.
     """
 
     form: CallForm
     use: ToolUse
     shown: frozenset[int] = frozenset()
     grammar: CallGrammar | None = None
+    key: str = field(default_factory=new_call_id)
+
+    def id_of(self, number: int) -> str:
+        """Of a call of the answer, by which of them it is, from 0."""
+        return hashlib.sha256(f"{self.key} {number}".encode()).hexdigest()[: len(self.key)]
 
     @property
     def have_frame(self) -> bool:

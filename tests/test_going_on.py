@@ -1,0 +1,470 @@
+"""An answer that was cut anywhere and is gone on with is the answer that comes in one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import os
+import random
+import re
+import signal
+
+import pytest
+from call_families import FAMILIES, TOOLS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import localspec
+from gguf_maker import with_template, write_scripted_model
+from localspec.errors import CrashedError
+from localspec.streaming.answer_text import AnswerText, Said
+from localspec.streaming.thinking import Thoughts
+from localspec.streaming.thought_families import families_of
+from localspec.tools.calls import Calls, whole_calls
+from localspec.tools.forms import form_of
+from localspec.tools.grammar import CallGrammar
+from localspec.tools.tool import tool_use
+
+ENDLESS = 1000
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}[ask]"
+THOUGHTFUL = "{# <think> </think> #}"
+THINKING = f"{THOUGHTFUL}{PLAIN}<think>{{{{ '\n' }}}}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """said: the tokens of an answer, each with one successor; a byte's token as <0xE6>."""
+
+    said: list[str]
+    text: str
+    thoughts: str = ""
+    template: str = PLAIN
+    stop: tuple[str, ...] = ()
+    shows_all: bool = False  # and nothing else, wherever it is cut
+
+
+CASES = {
+    "characters": Case(
+        [
+            "é",
+            "<0xE6>",
+            "<0x97>",
+            "<0xA5>",
+            "-",
+            "<0xF0>",
+            "<0x9F>",
+            "<0x99>",
+            "<0x82>",
+            ".",
+        ],
+        "é日-🙂.",
+        shows_all=True,
+    ),
+    "bytes that are no character": Case(
+        ["A", "<0xE6>", "<0x97>", "B", "<0xF0>"], "A\ufffdB\ufffd"
+    ),
+    "marks of several tokens": Case(
+        [
+            "<",
+            "th",
+            "ink",
+            ">",
+            "Hm",
+            "<0xE2>",
+            "<0x80>",
+            "<0xA6>",
+            "</",
+            "thi",
+            "nk>",
+            "\n\n",
+            "Hi",
+            "!",
+        ],
+        "Hi!",
+        "Hm…",
+        THOUGHTFUL + PLAIN,
+    ),
+    "thoughts that the prompt opens": Case(
+        ["Hm", ".</", "thin", "k>", " ", "Hi", "!"], "Hi!", "Hm.", THINKING
+    ),
+    "what is no mark": Case(
+        ["<", "thin", "ly", ">", "Hi"], "<thinly>Hi", "", THOUGHTFUL + PLAIN
+    ),
+    "a stop string": Case(
+        ["a S", "TO", "ne S", "T", "O", "P b"], "a STOne ", stop=("STOP", "xy")
+    ),
+    "a stop string of characters": Case(
+        ["S", "<0xE6>", "<0x97>", "<0xA5>", "T"], "", stop=("S日",)
+    ),
+    "a stop string in thoughts": Case(
+        ["Hm", ".S", "T", "OP", "</think>", "Hi"], "", "Hm.", THINKING, ("STOP",)
+    ),
+    "none across the marks": Case(
+        ["Hm", ".ST", "</thi", "nk>", "OP"], "OP", "Hm.ST", THINKING, ("STOP",)
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A model for each case, which says it in answer to anything."""
+    folder = tmp_path_factory.mktemp("cases")
+    return {
+        name: write_scripted_model(
+            folder / f"{number}.gguf",
+            {
+                # Behind the template's last token.
+                ("<0x0A>" if case.template == THINKING else "[ask]"): case.said[0],
+                **dict(itertools.pairwise(case.said)),
+            },
+            user_defined=("[ask]",),
+        )
+        for number, (name, case) in enumerate(CASES.items())
+    }
+
+
+def parts_of(chat, cuts, **options):
+    """The streams of an answer in parts, read: sizes of the parts but the last are in `cuts`.
+
+    A size below 0 is of a part that is closed there by whoever reads it.
+    """
+    streams, ask = [], functools.partial(chat.stream, "x")
+    for size in [*cuts, ENDLESS]:
+        with ask(max_tokens=abs(size) if size > 0 else ENDLESS, **options) as stream:
+            pieces = list(stream if size > 0 else tokens_of(stream, -size))
+        streams.append((pieces, stream.reply))
+        if stream.reply.finish_reason == "stop":
+            assert not chat.can_go_on
+            return streams
+        assert stream.reply.finish_reason == ("length" if size > 0 else "cancelled")
+        if not chat.messages:  # nothing was said when it was closed
+            return None
+        assert chat.can_go_on
+        ask = chat.go_on
+    raise AssertionError("it never ends")
+
+
+def tokens_of(stream, count):
+    """The stream's pieces up to one with that token."""
+    num_tokens = 0
+    for piece in stream:
+        yield piece
+        num_tokens += len(piece.token_ids)
+        if num_tokens == count:
+            return
+
+
+def all_cuts(num_tokens):
+    """In two wherever that can be, also by closing it; token by token; and anyhow."""
+    chance = random.Random(num_tokens)
+    yield from ([size] for size in range(1, num_tokens))
+    yield from ([-size] for size in range(1, num_tokens))
+    yield [1] * num_tokens
+    for _ in range(8):
+        yield chance.choices((1, 2, 3, -1, -2), k=num_tokens)
+
+
+def check_parts(chat, whole, cuts, **options):
+    """Compare an answer in parts with the whole one, and with what its streams showed."""
+    streams = parts_of(chat, cuts, **options)
+    if streams is None:
+        assert cuts[0] < 0
+        return None
+    assert chat.messages[-1]["content"] == whole.text
+    assert streams[-1][1].finish_reason == whole.finish_reason
+    assert [t for _, reply in streams for t in reply.token_ids] == list(whole.token_ids)
+    shown = [reply.text for _, reply in streams]
+    for pieces, reply in streams:
+        said = "".join(piece.text for piece in pieces if not piece.is_thought)
+        assert reply.text.startswith(said)
+    return streams, "".join(shown), "".join(reply.thoughts for _, reply in streams)
+
+
+@pytest.mark.parametrize("is_isolated", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_wherever_it_is_cut(name, is_isolated, files):
+    """Text, thoughts, tokens and the reason of its end; of what was shown too early no more."""
+    case = CASES[name]
+    options = {"temperature": 0.0, "stop": case.stop}
+    kind = localspec.IsolatedEngine if is_isolated else localspec.load
+    with kind(target=files[name]) as engine:
+        whole = engine.chat(template=case.template).send("x", **options)
+        assert (whole.text, whole.thoughts) == (case.text, case.thoughts)
+        for cuts in all_cuts(len(whole.token_ids)):
+            chat = engine.chat(template=case.template)
+            found = check_parts(chat, whole, cuts, **options)
+            if found is None:
+                continue
+            _, said, thought = found
+            assert is_within(case.text, said)
+            assert is_within(case.thoughts, thought)
+            assert said.count("\ufffd") == case.text.count("\ufffd")
+            assert chat.num_asked == 1
+            if case.shows_all:
+                assert (said, thought) == (case.text, case.thoughts)
+
+
+def is_within(text, longer):
+    """Whether its characters are all there, in order."""
+    rest = iter(longer)
+    return all(each in rest for each in text)
+
+
+@pytest.fixture(scope="module")
+def pair(demo_target, demo_draft):
+    with localspec.load(target=demo_target, draft=demo_draft) as engine:
+        yield engine
+
+
+@pytest.fixture
+def _grammar():
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+
+
+@pytest.mark.usefixtures("_grammar")
+@pytest.mark.parametrize("options", [{}, {"seed": 4, "temperature": 1.5}])
+def test_what_it_is_to_fit_it_fits_in_parts(pair, options):
+    """Cut within a character, where the constraint is, too."""
+    options = {"temperature": 0.0, "draft_tokens": 3, **options}
+    for asked in ({"choices": ["日本語", "日本人🙂"]}, {"regex": "[あ-ん]{2}🙂é{1,3}x?"}):
+        whole = pair.chat().send("x", **asked, **options)
+        for cuts in all_cuts(len(whole.token_ids)):
+            found = check_parts(pair.chat(), whole, cuts, **asked, **options)
+            assert found is None or found[1] == whole.text
+
+
+@pytest.mark.usefixtures("_grammar")
+def test_behind_thoughts_it_fits_in_parts(tmp_path):
+    """Also where the cut is in the thoughts, which nothing constrains."""
+    path = write_scripted_model(
+        tmp_path / "model.gguf",
+        {"[ask]": "<think>", "<think>": "Hm", "Hm": " ", " ": "…", "…": "</think>"},
+        user_defined=("[ask]", "<think>", "</think>"),
+    )
+    options = {"temperature": 0.0, "choices": ["日本.", "日光!"]}
+    with localspec.load(target=path) as engine:
+        whole = engine.chat(template=THOUGHTFUL + PLAIN).send("x", **options)
+        assert whole.thoughts == "Hm …"
+        assert whole.text in options["choices"]
+        for cuts in all_cuts(len(whole.token_ids)):
+            chat = engine.chat(template=THOUGHTFUL + PLAIN)
+            found = check_parts(chat, whole, cuts, **options)
+            assert found is None or found[1:] == (whole.text, whole.thoughts)
+
+
+def test_a_lost_process_leaves_an_answer_that_can_go_on(demo_target):
+    question = "Tell me a story about a fox."
+    with localspec.IsolatedEngine(target=demo_target) as engine:
+        whole = engine.chat().send(question, temperature=0, max_tokens=40)
+        chat = engine.chat()
+        said = chat.send(question, temperature=0, max_tokens=9).text
+        stream = chat.go_on(temperature=0)
+        said += next(stream).text
+        os.kill(engine.process_id, signal.SIGTERM)
+        with pytest.raises(CrashedError):
+            said += "".join(piece.text for piece in stream)
+        assert chat.messages[-1]["content"].startswith(said)
+        assert chat.can_go_on
+        num_said = len(stream.reply.token_ids) + 9
+        list(chat.go_on(temperature=0, max_tokens=40 - num_said))
+        assert chat.messages[-1]["content"] == whole.text
+
+
+@pytest.mark.parametrize("rule", [None, "coupled", "token", "block"])
+def test_with_a_seed_it_says_what_it_would_have_said(pair, rule):
+    """Step by step, so with every rule; and so does the next answer."""
+    options = {"seed": 11, "temperature": 1.0, "verify": rule, "draft_tokens": 0}
+    question = "Tell me a story about a fox."
+    chat = pair.chat()
+    whole = chat.send(question, max_tokens=25, **options)
+    chat.send("And?", max_tokens=9, **options)
+    parts = pair.chat()
+    said = parts.send(question, max_tokens=9, **options).text
+    with parts.go_on(max_tokens=16, **options) as stream:
+        said += "".join(piece.text for piece in stream)
+    assert said == whole.text
+    parts.send("And?", max_tokens=9, **options)
+    assert parts.messages == chat.messages
+
+
+def test_tokens_before_the_cut_count_among_the_least(pair):
+    options = {"temperature": 0.0, "min_tokens": 30}
+    bias = dict.fromkeys(pair.vocabulary.ends(), 100.0)
+    whole = pair.chat().send("x", logit_bias=bias, **options)
+    assert len(whole.token_ids) == 31
+    check_parts(pair.chat(), whole, [7, 9], logit_bias=bias, **options)
+
+
+def test_a_stop_string_that_was_not_asked_for_before_is_looked_for_from_there(files):
+    case = CASES["a stop string"]
+    with localspec.load(target=files["a stop string"]) as engine:
+        chat = engine.chat(template=case.template)
+        assert chat.send("x", temperature=0, max_tokens=4).text == "a STOne ST"
+        list(chat.go_on(temperature=0, stop=["one", "STO"]))
+        assert chat.messages[-1]["content"] == "a STOne "
+        chat.send("x", temperature=0, max_tokens=3)
+        list(chat.go_on(temperature=0, stop=["STO"]))
+        assert chat.messages[-1]["content"] == "a STOne "
+
+
+@pytest.mark.parametrize("is_isolated", [False, True])
+def test_an_answer_that_has_ended_is_not_gone_on_with(files, is_isolated):
+    """Also if its stream is closed at its last piece."""
+    kind = localspec.IsolatedEngine if is_isolated else localspec.load
+    for name, stop in (("characters", ()), ("a stop string", ("STOP",))):
+        with kind(target=files[name]) as engine:
+            whole = engine.chat(template=PLAIN).send("x", temperature=0, stop=stop)
+            chat = engine.chat(template=PLAIN)
+            stream = chat.stream("x", temperature=0, stop=stop)
+            list(tokens_of(stream, len(whole.token_ids)))
+            stream.close()
+            assert stream.reply.finish_reason == "stop"
+            assert not chat.can_go_on
+            assert chat.messages[-1]["content"] == whole.text
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_call_that_was_cut_becomes_whole(tmp_path, monkeypatch, name):
+    """Where nothing keeps a call to its form, so that it is known when it is whole."""
+    monkeypatch.setattr("localspec.chat.kept_calls.is_installed", lambda: False)
+    family = FAMILIES[name]
+    said = ["Oh. ", *spelled(family)] if name in ("Qwen", "Gemma 4") else spelled(family)
+    begin = "t" if name == "gpt-oss" else "[/INST]" if "Mistral" in name else "<0x0A>"
+    path = write_scripted_model(
+        tmp_path / "model.gguf",
+        dict(itertools.pairwise([begin, *said])),
+        control=(*family.marks, "[/INST]"),
+        template=family.template,
+    )
+    with localspec.load(target=path) as engine:
+        check_calls(engine, all_cuts, temperature=0.0, tools=TOOLS)
+
+
+@pytest.mark.usefixtures("_grammar")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_call_that_a_grammar_keeps_to_its_form_goes_on(tmp_path, demo_target, name):
+    path = with_template(demo_target, tmp_path / "model.gguf", FAMILIES[name].template)
+    properties = {"city": {"enum": ["Rome", "日"]}}
+    schema = {"type": "object", "properties": properties, "required": ["city"]}
+    tools = [{"name": "get_weather", "parameters": schema}]
+    options = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    with localspec.load(target=path) as engine:
+        check_calls(engine, few_cuts, temperature=1.0, seed=3, **options)
+
+
+def few_cuts(num_tokens):
+    """Token by token, and three in which each token ends a part."""
+    yield [1] * num_tokens
+    for first in (1, 2, 3):
+        yield [first, *[3] * num_tokens]
+
+
+def check_calls(engine, cuts_of, **options):
+    """One call, whatever its parts; its pieces come once, and all have the same id."""
+    whole = engine.chat().send("x", **options)
+    assert [call.name for call in whole.tool_calls] == ["get_weather"]
+    for cuts in cuts_of(len(whole.token_ids)):
+        chat = engine.chat()
+        found = check_parts(chat, whole, cuts, **options)
+        if found is None:
+            continue
+        (call,) = found[0][-1][1].tool_calls
+        assert call.json == whole.tool_calls[0].json
+        pieces = [each.call for pieces, _ in found[0] for each in pieces if each.call]
+        if min(cuts) > 0:  # else one can have ended with what was not read
+            assert whole_calls(pieces) == (call,)
+        assert chat.messages[-1]["tool_calls"][0]["id"] == call.id
+
+
+def spelled(family):
+    """A call's tokens, each once: its marks, and what is between in three parts each."""
+    marks = [mark for mark in family.marks if family.call.count(mark) == 1]
+    texts = re.split("(" + "|".join(map(re.escape, marks or ["no mark"])) + ")", family.call)
+    parts = [
+        part
+        for text in texts
+        for part in ((text,) if text in marks else (text[:9], text[9:17], text[17:]))
+    ]
+    return [part for part in parts if part]
+
+
+FRAGMENTS = (
+    *("<", "<think>", "</think>", "</", "think>", "Hm", " ", "\n\n", "日本", "🙂", "STO", "P"),
+    *("S", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "get_weather", "{}", '"'),
+    *('{"name": "now", "arguments": {}}', '{"name": "now", "parameters": {}}', "<|start|>"),
+    *("<|channel|>", "<|message|>", "<|end|>", "analysis", "final", " to=functions.now"),
+)
+
+
+class Bytes:
+    """Tokens that are some bytes each."""
+
+    def __init__(self, pieces):
+        self.piece = pieces.__getitem__
+
+    def text(self, token):
+        return self.piece(token).decode()
+
+    def detokenize(self, tokens, *, special=False):
+        raise NotImplementedError
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    st.one_of(
+        st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join),
+        st.sampled_from([family.two or family.call for family in FAMILIES.values()]),
+    ),
+    st.sampled_from([None, *FAMILIES]),
+    st.booleans(),
+    st.data(),
+)
+def test_whatever_it_says_and_wherever_it_is_cut(answer, name, is_kept, data):
+    """Read by itself, in tokens of any bytes: thoughts, calls, stop strings of any family."""
+    raw = answer.encode() + data.draw(st.sampled_from([b"", b"\xe6\x97"]))
+    places = st.lists(st.integers(0, len(raw)), max_size=30)
+    ends = sorted({*data.draw(places), len(raw)} - {0})
+    vocabulary = Bytes([raw[a:b] for a, b in itertools.pairwise([0, *ends])])
+    calls, thoughts = None, Thoughts(families_of("</think>", ()))
+    if name is not None:
+        form = form_of(FAMILIES[name].template)
+        use = tool_use(TOOLS, "auto", is_parallel=data.draw(st.booleans()))
+        calls = Calls(form, use, grammar=CallGrammar("") if is_kept else None)
+        thoughts = Thoughts(families_of(FAMILIES[name].template, ()))
+    if data.draw(st.booleans()):
+        thoughts = thoughts.after("<think><|start|>assistant")
+    stop = data.draw(st.sampled_from([(), ("STOP", "Hm <")]))
+    arguments = (vocabulary, thoughts, stop, calls)
+    cuts = data.draw(st.sets(st.integers(1, max(len(ends), 1))))
+    said, has_stopped, shown = read(arguments, len(ends), cuts)
+    whole = read(arguments, len(ends), set())
+    assert (said, has_stopped) == whole[:2]
+    assert whole[0] == Said.of(whole[2])
+    assert is_within(said.text, "".join(part.text for part in shown if not part.is_thought))
+    assert is_within(said.thoughts, "".join(part.text for part in shown if part.is_thought))
+    assert [part.call for part in shown if part.call] == [
+        part.call for part in whole[2] if part.call
+    ]
+
+
+def read(arguments, num_tokens, cuts):
+    """An answer that is cut behind such tokens; if it was stopped; what its streams showed."""
+    text = AnswerText(*arguments)
+    parts, shown = [], []
+    for token in range(num_tokens):
+        if token in cuts:
+            shown += new(text.finish(is_cut=True))
+            text = AnswerText(*arguments)
+            parts = text.resume(range(token))
+        found = text.push(token)
+        parts += found
+        shown += new(found)
+        if text.stopped:
+            break
+    found = text.finish(is_cut=False)
+    return Said.of(parts + found), text.stopped, shown + new(found)
+
+
+def new(parts):
+    return [part for part in parts if not part.is_again]
