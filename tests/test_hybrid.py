@@ -116,12 +116,8 @@ def test_back_to_a_checkpoint(made, name):
     model.close()
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_decode_that_was_stopped_half_way_is_not_believed(made, name):
-    model = opened(made[name])
-    model.decode(TEXT[:30], 1)
-    model.checkpoint()
-    model.decode(TEXT[30:33], 1)
+def stop_half_way(model, tokens):
+    """A decode that is interrupted when libllama has begun it."""
     decode, graphs = model._batch.filled, []
 
     def interrupt(*given):
@@ -133,12 +129,36 @@ def test_a_decode_that_was_stopped_half_way_is_not_believed(made, name):
 
     model._batch.filled = interrupt
     with pytest.raises(localspec.errors.Interrupted):
-        model.decode(TEXT[33:36], 1)  # no more than snapshots would take back
+        model.decode(tokens, 1)
     del model._batch.filled
     model.begin()
     assert graphs
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_decode_that_was_stopped_half_way_is_not_believed(made, name):
+    model = opened(made[name])
+    model.decode(TEXT[:30], 1)
+    model.checkpoint()
+    model.decode(TEXT[30:33], 1)
+    stop_half_way(model, TEXT[33:36])  # no more than snapshots would take back
     assert model.num_cached == 30
     assert_goes_on_like_a_fresh_decode(model, made[name], TEXT[:33])
+    model.close()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_checkpoint_of_another_text_is_none_of_this_one(made, name):
+    """Snapshots bring it back to before the checkpoint, and a later decode is stopped."""
+    model = opened(made[name])
+    model.decode(TEXT[:10], 1)
+    model.checkpoint()
+    model.truncate(8)
+    other = [*TEXT[:8], *TEXT[20:40]]
+    model.decode(other[model.num_cached : 25], 1)
+    stop_half_way(model, other[25:])
+    assert model.num_cached == 0
+    assert_goes_on_like_a_fresh_decode(model, made[name], other)
     model.close()
 
 

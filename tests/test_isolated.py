@@ -330,19 +330,67 @@ def test_an_interrupt_while_an_answer_is_awaited_mixes_nothing_up(isolated, monk
     process = isolated._process
     for _ in range(3):
         with monkeypatch.context() as patch:
-            patch.setattr(process, "_calls", Interfering(process._calls, interrupt, at="recv"))
+            patch.setattr(
+                process, "_calls", Interfering(process._calls, interrupt, at="recv_bytes")
+            )
             with pytest.raises(KeyboardInterrupt):
                 isolated.vocabulary.text(5)
         assert isolated.vocabulary.tokenize("fox", parse_special=False)
         with monkeypatch.context() as patch:
             stream = isolated.stream(STORY, sampling=GREEDY, max_tokens=9)
             next(stream)
-            patch.setattr(process, "_calls", Interfering(process._calls, interrupt, at="recv"))
+            patch.setattr(
+                process, "_calls", Interfering(process._calls, interrupt, at="recv_bytes")
+            )
             with pytest.raises(KeyboardInterrupt):
                 list(stream)
         assert expected.token_ids[: len(stream.reply.token_ids)] == stream.reply.token_ids
         again = isolated.generate(STORY, sampling=GREEDY, max_tokens=9)
         assert again.token_ids == expected.token_ids
+
+
+class Torn:
+    """A connection that is interrupted in the midst of a message that it reads or writes."""
+
+    def __init__(self, connection, *, reads):
+        self._connection, self._reads = connection, reads
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+    def recv_bytes(self):
+        return self._tear(self._connection.recv_bytes, self._reads, os.read, 3)
+
+    def send_bytes(self, data):
+        return self._tear(
+            lambda: self._connection.send_bytes(data), not self._reads, os.write, b"\0\0\1"
+        )
+
+    def _tear(self, move, is_torn, part, argument):
+        if not is_torn:
+            return move()
+        part(self._connection.fileno(), argument)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a pipe of Windows has no parts of messages")
+@pytest.mark.parametrize("reads", [True, False])
+def test_an_interrupt_in_the_midst_of_a_message_ends_that_child_alone(isolated, reads):
+    """Where a message begins is not known any more: so the next question has a new child."""
+    expected = isolated.generate(STORY, sampling=GREEDY, max_tokens=9)
+    chat = isolated.chat()
+    stream = chat.stream("Tell me a story about a fox.", sampling=LONG)
+    said = next(stream).text
+    process = isolated._process
+    process._calls = Torn(process._calls, reads=reads)
+    with pytest.raises(KeyboardInterrupt):
+        list(stream)
+    assert stream.reply.text.startswith(said)
+    assert chat.messages[1]["content"] == stream.reply.text
+    again = isolated.generate(STORY, sampling=GREEDY, max_tokens=9)
+    assert again.token_ids == expected.token_ids
+    assert isolated.process_id != process.number
+    assert not process._process.is_alive()
 
 
 def test_a_stream_that_is_dropped_in_the_midst_of_a_question_waits_for_nobody(
@@ -357,7 +405,7 @@ def test_a_stream_that_is_dropped_in_the_midst_of_a_question_waits_for_nobody(
         with monkeypatch.context() as patch:
             process = isolated._process
             patch.setattr(
-                process, "_calls", Interfering(process._calls, stream.close, at="send")
+                process, "_calls", Interfering(process._calls, stream.close, at="send_bytes")
             )
             texts.append(isolated.vocabulary.text(5))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 
@@ -13,9 +12,9 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.chat.template import BUILT_IN
 from localspec.cli.terminal.dialogue import idle_time
-from localspec.engine.access import Access
+from localspec.engine.access import Access, busy
 from localspec.engine.prefill import prepare
-from localspec.errors import ContextError, DecodeError
+from localspec.errors import BusyError, ContextError, DecodeError
 from localspec.policy.acceptance import RATES
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import SamplerChain
@@ -451,42 +450,24 @@ def test_another_chat_finds_its_caches_again(plain):
 
 def test_access_is_refused_by_an_answer_and_given_up_by_idle_work():
     told = threading.Event()
-    access = Access(told.set)
-    with access.for_idle_work() as first, access.for_idle_work() as second:
-        assert (first, second) == (True, False)
-        worker = threading.Thread(target=access.take)
+    access = Access()
+    answer = access.turn()
+    with access.turn(told.set) as idle:
+        access.take(idle, busy)
+        with pytest.raises(BusyError), access.turn(told.set) as other:
+            access.take(other, busy)
+        assert not told.is_set()
+        worker = threading.Thread(target=access.take, args=(answer, busy))
         worker.start()
         assert told.wait(60)
         assert worker.is_alive()
     worker.join(60)
     assert not worker.is_alive()
-    assert not access.take()
-    with access.for_idle_work() as third:
-        assert not third
-    assert not access.take()
-    access.release()
-    assert access.take()
-
-
-def test_idle_work_that_ends_while_it_is_being_ended_leaves_access_free():
-    """It was found busy, and was gone before that was looked into."""
-    access = Access(lambda: None)
-    idle_work = contextlib.ExitStack()
-    idle_work.enter_context(access.for_idle_work())
-    real = access._changing
-
-    class EndsFirst:
-        def __enter__(self):
-            access._changing = real
-            idle_work.close()
-            real.acquire()
-
-        def __exit__(self, *error):
-            real.release()
-
-    access._changing = EndsFirst()
-    assert access.take()
-    assert not access.take()
+    for other in (access.turn(), access.turn(told.set)):
+        with pytest.raises(BusyError), other:
+            access.take(other, busy)
+    answer.end()
+    access.take(access.turn(), busy)
 
 
 def test_the_command_line_s_thread_has_ended_when_the_line_is_there(engine, monkeypatch):

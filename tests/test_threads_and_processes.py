@@ -13,6 +13,7 @@ import time
 import pytest
 
 import localspec
+from localspec.engine.access import busy
 from localspec.errors import BusyError, EngineError
 from spawned import ALIKE, answer_there, load_again_and_again
 
@@ -122,8 +123,8 @@ def test_a_fork_is_refused_and_harms_nothing(busy):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_in_idle_time_can_close_the_engine():
     """The thread that works there has not come along."""
-    with localspec.load() as engine, engine._access.for_idle_work() as has_access:
-        assert has_access
+    with localspec.load() as engine, engine._access.turn(engine.cancel) as idle:
+        engine._access.take(idle, busy)
         child = os.fork()
         if child == 0:
             signal.alarm(20)

@@ -22,10 +22,10 @@ from localspec.chat.turns import (
 )
 from localspec.errors import EngineError, OptionError
 from localspec.streaming.answer_text import Said
-from localspec.streaming.async_stream import AsyncStream, whole_reply
+from localspec.streaming.async_stream import AsyncStream, awhole_reply
 from localspec.streaming.cancellation import Unwanted, never
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
-from localspec.streaming.stream import Exchange, Reply, Stream
+from localspec.streaming.stream import Exchange, Reply, Stream, whole_reply
 from localspec.tools.tool import Tool, ToolUse
 
 if TYPE_CHECKING:
@@ -215,8 +215,9 @@ class Chat:
             self._revision += 1
             self._num_asked = max(self._num_asked, turn + 1)
             self._tools = tools
-            self._forgotten = self._forgotten + turns[:num_leaving]
-            self._turns = kept + replaced
+            # Both at once: an exception of a signal handler may come between two lines.
+            forgotten = self._forgotten + turns[:num_leaving]
+            vars(self).update(_forgotten=forgotten, _turns=kept + replaced)
 
         def remember(reply: Reply, said: Said | None) -> None:
             if self._revision != revision + 1:
@@ -240,10 +241,7 @@ class Chat:
 
     def send(self, text: str, **options: Unpack[AnswerKeywords]) -> Reply:
         """The whole answer to `text`, with the options of `stream`."""
-        stream = self.stream(text, **options)
-        for _ in stream:
-            pass
-        return stream.reply
+        return whole_reply(self.stream(text, **options))
 
     def astream(self, text: str, **options: Unpack[AnswerKeywords]) -> AsyncStream:
         """`stream` for `async for`. A message too long is refused when it is read."""
@@ -257,7 +255,7 @@ class Chat:
 
     async def asend(self, text: str, **options: Unpack[AnswerKeywords]) -> Reply:
         """`send` without blocking the event loop."""
-        return await whole_reply(self.astream(text, **options))
+        return await awhole_reply(self.astream(text, **options))
 
     def tool_results(
         self, results: Mapping[str, object], **options: Unpack[AnswerKeywords]
@@ -268,10 +266,7 @@ class Chat:
         may call tools again. Options as for `stream`. Raises OptionError if a result is
         missing or of no call, and what `stream` raises.
         """
-        stream = self.stream_tool_results(results, **options)
-        for _ in stream:
-            pass
-        return stream.reply
+        return whole_reply(self.stream_tool_results(results, **options))
 
     def stream_tool_results(
         self, results: Mapping[str, object], **options: Unpack[AnswerKeywords]
@@ -291,7 +286,7 @@ class Chat:
         self, results: Mapping[str, object], **options: Unpack[AnswerKeywords]
     ) -> Reply:
         """`tool_results` without blocking the event loop."""
-        return await whole_reply(self.astream_tool_results(results, **options))
+        return await awhole_reply(self.astream_tool_results(results, **options))
 
     def _ask_on(
         self, results: Mapping[str, object], options: AnswerOptions, is_unwanted: Unwanted

@@ -1,62 +1,165 @@
-"""Who may work on an engine: one answer at a time, or idle work, which makes way for it."""
+"""Who may work on an engine: one answer at a time, or idle work, which makes way for it.
+
+An exception of a signal handler can come between any two instructions, also between taking a
+right and being able to give it back. So nobody gives it back: a turn is over when what it is
+for is over, and whoever comes next looks.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
-from localspec.errors import BusyError
+from localspec.errors import BusyError, EngineError, Interrupted
+from localspec.streaming.cancellation import Unwanted, never
 
-_RETRY_S = 0.005  # between two attempts to end idle work that may only be about to begin
+_LOOK_S = 0.05  # between two looks at whether a turn has come or is unwanted, if nobody calls
+
+Work = TypeVar("Work", bound=Generator[Any, None, None])
+
+
+class Turn:
+    """A place in the line for an engine, and the right to work once it is the first.
+
+    Over when it was ended, or when the generator that it is for has come to its end in any way:
+    returned, raised, closed or dropped. A `with` block ends it, and takes nothing: two in a
+    row (`with turn, turn`) end it also where an exception comes in the way of one.
+
+    make_way: ends the work of this turn soon, for whoever comes; None if others have to wait.
+    """
+
+    def __init__(self, line: deque[Turn], make_way: Callable[[], None] | None) -> None:
+        self._line = line
+        self.make_way = make_way
+        self.called: SimpleQueue[None] = SimpleQueue()
+        self._has_ended = False
+        self._work: weakref.ref[Generator[Any, None, None]] | None = None
+        self._thread = 0
+
+    def of(self, work: Work) -> Work:
+        """The generator, whose end is the turn's from now on."""
+        self._work = weakref.ref(work)
+        return work
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the next one may work."""
+        if self._has_ended or self._work is None:
+            return self._has_ended
+        work = self._work()
+        return work is None or inspect.getgeneratorstate(work) == inspect.GEN_CLOSED
+
+    @property
+    def is_of_this_call(self) -> bool:
+        """Whether this very thread has it for a call that it is in, and not for a generator."""
+        return self._work is None and self._thread == threading.get_ident()
+
+    @property
+    def is_ended_here(self) -> bool:
+        """Whether it is this very thread that would have to go on for it to be over.
+
+        A stream's reader may be another thread of a pool each time; the main one is in none.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        return self.is_of_this_call or (is_main and self._thread == threading.get_ident())
+
+    def join(self) -> None:
+        """Be the last in the line."""
+        self._thread = threading.get_ident()
+        self._line.append(self)
+
+    def end(self) -> None:
+        """Let the next one work. Idempotent, also for a turn that was never taken."""
+        self._has_ended = True
+        with contextlib.suppress(ValueError):
+            self._line.remove(self)
+        for other in tuple(self._line):
+            other.called.put(None)
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.end()
 
 
 class Access:
-    """A lock that an answer is refused by another answer, and never by idle work.
+    """The line for an engine: whoever is its first may work. First come, first served."""
 
-    end_idle_work: ends what runs on the engine within one decode; called from the thread
-    that wants access, and only while idle work has it.
-    """
+    def __init__(self) -> None:
+        self._line: deque[Turn] = deque()  # of which every change is one call of C
 
-    def __init__(self, end_idle_work: Callable[[], None]) -> None:
-        self._end_idle_work = end_idle_work
-        self._taken = threading.Lock()
-        self._is_idle_work = False
-        self._changing = threading.Lock()  # held while idle work comes or goes
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody works or waits."""
+        return self._first() is None
 
-    def take(self) -> bool:
-        """Have it, once idle work has ended; False if an answer has it."""
-        while not self._taken.acquire(timeout=_RETRY_S):
-            with self._changing:
-                # It may have ended by itself just now.
-                if self._taken.acquire(blocking=False):
-                    return True
-                if not self._is_idle_work:
-                    return False
-                self._end_idle_work()
-        return True
+    def turn(self, make_way: Callable[[], None] | None = None) -> Turn:
+        """One that is not in the line yet. make_way: see `Turn`."""
+        return Turn(self._line, make_way)
 
-    def release(self) -> None:
-        """Give it back."""
-        self._taken.release()
+    def take(
+        self,
+        turn: Turn,
+        refusal: Callable[[], BusyError],
+        *,
+        waits: bool = False,
+        is_unwanted: Unwanted = never,
+    ) -> None:
+        """Have the turn, once idle work has ended; with waits also once all before are over.
 
-    @contextlib.contextmanager
-    def for_idle_work(self) -> Iterator[bool]:
-        """Have it for work that ends when it is told to; False if somebody else has it."""
-        with self._changing:
-            has_access = self._taken.acquire(blocking=False)
-            self._is_idle_work |= has_access
-        try:
-            yield has_access
-        finally:
-            if has_access:
-                with self._changing:
-                    self._is_idle_work = False
-                    self._taken.release()
+        Raises the refusal where it may not wait, Interrupted once it is unwanted while it
+        waits, what `is_unwanted` raises, and EngineError where it would wait for itself.
+        """
+        turn.join()
+        while (first := self._first()) is not turn and first is not None:
+            if turn.make_way or not (first.make_way or waits):
+                raise refusal()
+            if is_unwanted():
+                raise Interrupted("an answer was cancelled before its turn")
+            if first.make_way:
+                first.make_way()
+            elif first.is_ended_here:
+                raise _waits_for_itself()
+            with contextlib.suppress(Empty):
+                turn.called.get(timeout=_LOOK_S)
+
+    @property
+    def is_held_here(self) -> bool:
+        """Whether this very thread is in a call that has it, which something interrupted."""
+        return any(turn.is_of_this_call for turn in tuple(self._line))
+
+    def end_here(self) -> None:
+        """End the turns of this thread that no generator stands for."""
+        for turn in tuple(self._line):
+            if turn.is_of_this_call:
+                turn.end()
+
+    def _first(self) -> Turn | None:
+        for turn in tuple(self._line):
+            if not turn.is_over:
+                return turn
+            with contextlib.suppress(ValueError):  # another thread has seen it, too
+                self._line.remove(turn)
+        return None
 
 
 def busy() -> BusyError:
-    """What whoever is refused gets to know."""
+    """What whoever asks for an answer, and is refused, gets to know."""
+    return BusyError(
+        "the engine is producing another answer",
+        "Finish or close that stream first, or wait in line for it: queue=True.",
+    )
+
+
+def in_use() -> BusyError:
+    """What whoever wants anything else of it gets to know."""
     return BusyError(
         "the engine is producing another answer",
         "Finish or close that stream first; an engine does one at a time.",
@@ -67,4 +170,11 @@ def still_answering() -> BusyError:
     """What whoever would close it gets to know."""
     return BusyError(
         "the engine is producing an answer", "Close the stream first, or close(cancel=True)."
+    )
+
+
+def _waits_for_itself() -> EngineError:
+    return EngineError(
+        "this thread waits for an answer that it has to read to its end itself",
+        "Finish or close that stream first, or read it in a thread of its own.",
     )

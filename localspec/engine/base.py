@@ -20,10 +20,10 @@ from localspec.engine.arguments import TextTokenizer, require_chat, token_ids
 from localspec.errors import ClosedError, EngineError, OptionError, TemplateError
 from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
-from localspec.streaming.async_stream import AsyncStream, whole_reply
+from localspec.streaming.async_stream import AsyncStream, awhole_reply
 from localspec.streaming.cancellation import Unwanted, never
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
-from localspec.streaming.stream import Exchange, Reply, Stream
+from localspec.streaming.stream import Exchange, Reply, Stream, whole_reply
 from localspec.tools.tool import ToolUse
 
 if TYPE_CHECKING:
@@ -143,14 +143,18 @@ class BaseEngine(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _close(self) -> None:
-        """Free the models. Idempotent. Raises BusyError while a stream is unfinished."""
+    def _close(self, *, waits: bool) -> None:
+        """Free the models. Idempotent.
+
+        Raises BusyError while the engine is in use; with waits once nobody else uses it.
+        """
 
     def close(self, *, cancel: bool = False) -> None:
         """Free the models, and give adopted ones back. Idempotent, from any thread.
 
         Raises BusyError while a stream is unfinished; with cancel, as at the end of a `with`
-        block, those are ended first, whichever thread reads them, and keep what was said.
+        block, those are ended first, whichever thread reads them, and keep what was said. Who
+        waits in line gets ClosedError.
         """
         if cancel:
             self._is_ending = True
@@ -159,7 +163,7 @@ class BaseEngine(abc.ABC):
                     streams = list(self._streams)
                 for stream in streams:
                     stream.end()
-        self._close()
+        self._close(waits=cancel)
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Stream:
         """Continue a raw prompt: text, in which special tokens count, or token ids.
@@ -173,10 +177,7 @@ class BaseEngine(abc.ABC):
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Reply:
         """The whole answer of `stream`, with the same options."""
-        stream = self.stream(prompt, **options)
-        for _ in stream:
-            pass
-        return stream.reply
+        return whole_reply(self.stream(prompt, **options))
 
     def astream(
         self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]
@@ -188,7 +189,7 @@ class BaseEngine(abc.ABC):
         self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]
     ) -> Reply:
         """`generate` without blocking the event loop."""
-        return await whole_reply(self.astream(prompt, **options))
+        return await awhole_reply(self.astream(prompt, **options))
 
     def complete(
         self,
@@ -211,10 +212,9 @@ class BaseEngine(abc.ABC):
         refuses them or would leave some out, and ContextError if they do not fit: none is
         ever dropped.
         """
-        stream = self.stream_complete(messages, template=template, think=think, **options)
-        for _ in stream:
-            pass
-        return stream.reply
+        return whole_reply(
+            self.stream_complete(messages, template=template, think=think, **options)
+        )
 
     def stream_complete(
         self,
@@ -237,7 +237,7 @@ class BaseEngine(abc.ABC):
         **options: Unpack[AnswerKeywords],
     ) -> Reply:
         """`complete` without blocking the event loop."""
-        return await whole_reply(
+        return await awhole_reply(
             self.astream_complete(messages, template=template, think=think, **options)
         )
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
-import threading
+import time
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
+from localspec.engine.access import Access, in_use
 from localspec.engine.isolated_child import EngineFacts, serve
 from localspec.engine.sources import servers_used
 from localspec.errors import ClosedError, CrashedError, EngineError, RpcError
@@ -47,13 +50,13 @@ class ChildProcess:
         context = multiprocessing.get_context("spawn")
         self._calls, calls = context.Pipe()
         cancels, self._cancels = context.Pipe(duplex=False)
-        self._one_call = threading.Lock()
+        self._one_call = Access()
         self._num_calls = 0
-        self._caller: int | None = None  # the thread that makes a call
         self._has_ended = False
         self._last_words = ""
         self._is_mute = False  # it was killed, because it said nothing any more
         self._is_left = False  # by a call that did not wait for its answer
+        self._is_torn = False  # a message may have been written or read in part
         self._is_stopped = False
         self._process = context.Process(
             target=serve,
@@ -80,20 +83,18 @@ class ChildProcess:
         self, progress: Callable[[Any], None], method: str, *arguments: Any, **keywords: Any
     ) -> Any:
         """`call`, while `progress` gets what the child reports meanwhile."""
-        with self._one_call:
-            self._caller = threading.get_ident()
-            try:
-                self._num_calls += 1
-                with contextlib.suppress(OSError):  # what is wrong is found out below
-                    self._calls.send((self._num_calls, method, arguments, keywords))
-                return self._answer(progress)
-            finally:
-                self._caller = None
+        with self._one_call.turn() as turn, turn:
+            self._one_call.take(turn, in_use, waits=True)
+            self._num_calls += 1
+            request = ForkingPickler.dumps((self._num_calls, method, arguments, keywords))
+            with contextlib.suppress(OSError):  # what is wrong is found out below
+                self._whole(self._calls.send_bytes, request)
+            return self._answer(progress)
 
     @property
     def is_in_call(self) -> bool:
         """Whether this very thread makes a call, which a finalizer or a signal interrupted."""
-        return self._caller == threading.get_ident()
+        return self._one_call.is_held_here
 
     def _answer(self, progress: Callable[[Any], None]) -> Any:
         number, kind, value = -1, "", None
@@ -118,13 +119,26 @@ class ChildProcess:
             raise value
         return value
 
+    def _whole(self, move: Callable[..., Any], *message: Any) -> Any:
+        """What comes of sending or receiving a message.
+
+        An exception of a signal handler may come in the midst of it: then nobody knows where
+        the next one begins, and the child is of no use any more.
+        """
+        try:
+            return move(*message)
+        except BaseException:
+            self._is_torn = True
+            raise
+
     def _received(self, limit_s: float) -> Any:
         """What the child says next. It is killed where that is nothing, and servers may be
         what it waits for."""
-        if self._servers and not self._calls.poll(limit_s):
+        # Here it may be interrupted: nothing is read yet.
+        if not self._calls.poll(limit_s if self._servers else None):
             self._is_mute = True
             self._process.kill()
-        return self._calls.recv()
+        return pickle.loads(self._whole(self._calls.recv_bytes))
 
     def _how_it_ended(self) -> tuple[str, str]:
         """Message and hint."""
@@ -156,8 +170,8 @@ class ChildProcess:
         return known.get(-code, f"signal {-code}")
 
     def is_running(self) -> bool:
-        """Whether the child has not ended yet."""
-        return not self._has_ended and self._process.is_alive()
+        """Whether the child has not ended yet, and can be asked."""
+        return not (self._has_ended or self._is_torn) and self._process.is_alive()
 
     def cancel(self, stream_number: int) -> None:
         """Have that stream cancelled, if it is still the one. From any thread."""
@@ -167,14 +181,19 @@ class ChildProcess:
     def stop(self) -> None:
         """End the child, once a call that another thread makes is answered. Idempotent."""
         self._is_stopped = True
-        if not self.is_in_call:
-            if not self._one_call.acquire(timeout=_PATIENCE_S):
-                self._process.kill()  # which ends that call
-                self._one_call.acquire()
+        self._one_call.end_here()
+        patient_until_s = time.monotonic() + _PATIENCE_S
+
+        def end_call() -> bool:
+            if time.monotonic() > patient_until_s:
+                self._process.kill()
+            return False
+
+        with self._one_call.turn() as turn, turn:
+            self._one_call.take(turn, in_use, waits=True, is_unwanted=end_call)
             self._calls.close()
             self._cancels.close()
-            self._one_call.release()
-            self._process.join(_PATIENCE_S)
+        self._process.join(_PATIENCE_S)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()

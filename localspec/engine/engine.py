@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from localspec.chat.prompt import Prompt
 from localspec.chat.room import longer_context
-from localspec.engine.access import Access, busy, still_answering
+from localspec.engine.access import Access, Turn, busy, in_use, still_answering
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
@@ -21,6 +20,7 @@ from localspec.engine.models import Models
 from localspec.engine.prefill import prepare
 from localspec.engine.proposer_choice import answer_policy, choose_policies, choose_proposers
 from localspec.errors import (
+    BusyError,
     CacheError,
     ContextError,
     EngineError,
@@ -37,10 +37,9 @@ from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import Drafting, DraftPolicy
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
-from localspec.streaming.answer_text import Said
-from localspec.streaming.cancellation import Unwanted
+from localspec.streaming.cancellation import Cancellation, Unwanted, never
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.stream import AnswerRun, Exchange, Reply, Stream
+from localspec.streaming.stream import AnswerRun, Exchange, Piece, Stream
 
 if TYPE_CHECKING:
     from localspec.llama.vocabulary import Vocabulary
@@ -75,8 +74,9 @@ class Engine(BaseEngine):
         policies, self._profile = choose_policies(models, drafting, proposers)
         self._decoder = SpeculativeDecoder(target, proposers, *policies, off, time.perf_counter)
         self._cache_pool = CachePool(self._decoder, models.saved, kept_bytes)
-        # Nothing of an engine refers back to it: so it is freed when it is dropped.
-        self._access = Access(functools.partial(_interrupt, models))
+        self._access = Access()
+        self._usual_policy: DraftPolicy | None = None  # while an answer has another
+        self._is_settled = True  # whether the last work on the loop came to its end in order
 
     @property
     def description(self) -> str:
@@ -126,13 +126,16 @@ class Engine(BaseEngine):
 
         For checks and measurements. Raises EngineError while an answer is produced.
         """
-        with self._held():
+        with self._access.turn() as turn, turn:
+            self._take(turn, in_use)
+            self._is_settled = False
             self._cache_pool.switch_to(None, ())
             self._decoder.truncate(0)
             try:
                 yield self._decoder
             finally:
                 self._decoder.truncate(0)
+            self._is_settled = True
 
     def answer(
         self,
@@ -168,6 +171,7 @@ class Engine(BaseEngine):
             is_end=self.vocabulary.is_end,
             kinds=kinds,
         )
+        turn = self._access.turn()
         answer = AnswerRun(
             decoder=self._decoder,
             prompt_tokens=prompt.tokens,
@@ -175,29 +179,92 @@ class Engine(BaseEngine):
             request=request,
             vocabulary=self.vocabulary,
             options=options,
-            lease=_Lease(self, exchange, self._plan(prompt, options, policy)),
+            interrupt=lambda: None if turn.is_over else self.cancel(),
             num_said=prompt.num_said,
             calls=prompt.calls,
         )
-        return self._listed(Stream(answer))
+        reference = self._reference(prompt, options)
+        pieces = self._pieces(turn, answer, exchange, policy, reference)
+        return self._listed(Stream(answer, turn.of(pieces)))
 
-    def _plan(
-        self, prompt: Prompt, options: AnswerOptions, policy: DraftPolicy | None
-    ) -> _Plan:
-        prediction: list[int] = []
+    def _pieces(
+        self,
+        turn: Turn,
+        answer: AnswerRun,
+        exchange: Exchange,
+        policy: DraftPolicy | None,
+        reference: list[int],
+    ) -> Generator[Piece, None, None]:
+        """The pieces of an answer in its turn, which is over when this is."""
+        options, cancellation = answer.options, answer.cancellation
+
+        def is_unwanted() -> bool:
+            self._require_not_ending()
+            return cancellation.is_requested
+
+        try:
+            self._take(turn, busy, waits=options.queue, is_unwanted=is_unwanted)
+        except Interrupted:
+            answer.abandon()
+            return
+        self._is_settled = False
+        try:
+            exchange.begin()
+            self._cache_pool.switch_to(exchange.owner, answer.prompt_tokens)
+            self._use(answer, policy, reference)
+            yield from answer.pieces()
+            self._is_settled = True
+        except GeneratorExit:
+            self._is_settled = True
+            raise
+        finally:
+            try:
+                if answer.result is not None:
+                    exchange.remember(*answer.result)
+                self._use_usual()
+            finally:
+                turn.end()
+            if answer.result is not None:
+                self._save_profile()
+
+    def _use(self, answer: AnswerRun, policy: DraftPolicy | None, reference: list[int]) -> None:
+        """What of the engine is an answer's own while it is produced."""
+        on_prompt, num_tokens = answer.options.on_prompt, len(answer.prompt_tokens)
+        if on_prompt is not None:
+            self._target.on_batch = lambda num_cached: on_prompt(num_cached, num_tokens)
+        if policy is not None:
+            self._usual_policy = self._decoder.draft_policy
+            self._decoder.draft_policy = policy
+        self._refer_to(reference)
+
+    def _use_usual(self) -> None:
+        """Undo that, if it was not undone."""
+        self._target.on_batch = None
+        if self._usual_policy is not None:
+            self._decoder.draft_policy = self._usual_policy
+        self._usual_policy = None
+        self._refer_to([])
+
+    def _refer_to(self, reference: list[int]) -> None:
+        for proposer in self._decoder.proposers:
+            if isinstance(proposer, Lookup):
+                proposer.refer_to(reference)
+
+    def _reference(self, prompt: Prompt, options: AnswerOptions) -> list[int]:
+        """What an answer is expected to be, to be looked up."""
+        if options.prediction is None:
+            return []
         if isinstance(options.prediction, str):
             prediction = self.vocabulary.tokenize(options.prediction, parse_special=False)
-        elif options.prediction is not None:
+        else:
             prediction = self._known_ids(options.prediction)
-        reference: list[int] = []
-        if prediction:
-            # What the prompt ends with comes before it, so that its begin is found.
-            reference = [*prompt.tokens[-LONGEST_MATCH:], *prediction]
-        return _Plan(options.on_prompt, prompt.tokens, policy, reference)
+        # What the prompt ends with comes before it, so that its begin is found.
+        return [*prompt.tokens[-LONGEST_MATCH:], *prediction] if prediction else []
 
     def save_caches_of(self, owner: object, path: Path) -> bool:
         """See `BaseEngine.save_caches_of`."""
-        with self._held():
+        with self._access.turn() as turn, turn:
+            self._take(turn, in_use)
             kept = self._cache_pool.text_of(owner)
             if kept is not None:
                 write_caches(path, kept, self._identities())
@@ -205,7 +272,8 @@ class Engine(BaseEngine):
 
     def load_caches_of(self, owner: object, path: Path) -> bool:
         """See `BaseEngine.load_caches_of`."""
-        with self._held():
+        with self._access.turn() as turn, turn:
+            self._take(turn, in_use)
             kept = read_caches(path, self._identities(), self._cache_pool.make_room)
             if kept is not None:
                 self._cache_pool.put(owner, kept)
@@ -224,44 +292,47 @@ class Engine(BaseEngine):
 
     def free_kept(self) -> None:
         """See `BaseEngine.free_kept`."""
-        with self._held():
+        with self._access.turn() as turn, turn:
+            self._take(turn, in_use)
             self._cache_pool.clear()
 
     def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
         """See `BaseEngine.prepare`."""
-        self._require_open()
-        with self._access.for_idle_work() as has_access:
-            if not has_access:
+        idle = Cancellation()
+        with self._access.turn(idle.request) as turn, turn:
+            try:
+                self._take(turn, in_use)
+            except BusyError:
                 return
-            self._begin()
-            # Now that no answer can change what they are.
-            tokens: list[int] = []
-            with contextlib.suppress(Interrupted):
-                tokens = make_tokens(lambda: self._target.is_interrupted)
-            if not tokens:
-                return
-            self._cache_pool.switch_to(owner, tokens)
-            chain = self._resolver.chain(self.sampling, len(tokens))
-            with contextlib.suppress(Interrupted):
-                prepare(self._decoder, tokens, chain, time.perf_counter)
-            self._save_profile()
+            self._is_settled = False
+            with idle.obeyed(self._interrupt):
+                # Now that no answer can change what they are.
+                tokens: list[int] = []
+                with contextlib.suppress(Interrupted):
+                    tokens = make_tokens(lambda: self._target.is_interrupted)
+                if tokens:
+                    self._cache_pool.switch_to(owner, tokens)
+                    chain = self._resolver.chain(self.sampling, len(tokens))
+                    with contextlib.suppress(Interrupted):
+                        prepare(self._decoder, tokens, chain, time.perf_counter)
+                    self._save_profile()
+            self._is_settled = True
 
     def cancel(self) -> None:
         """See `BaseEngine.cancel`."""
-        _interrupt(self._models)
+        self._interrupt()
 
-    def _close(self) -> None:
+    def _close(self, *, waits: bool) -> None:
         """See `BaseEngine._close`."""
         if not self._own_process.is_this():
             # Its copy of the lock may be taken, and no thread is there to give it back.
             self._free()
             return
-        if not self._access.take():
-            raise still_answering()
-        try:
+        if waits:
+            self._access.end_here()
+        with self._access.turn() as turn, turn:
+            self._access.take(turn, still_answering, waits=waits)
             self._free()
-        finally:
-            self._access.release()
 
     def _free(self) -> None:
         self._cache_pool.clear()
@@ -295,19 +366,24 @@ class Engine(BaseEngine):
             identities.append(model.identity)
         return identities
 
-    def _acquire(self) -> None:
+    def _take(
+        self,
+        turn: Turn,
+        refusal: Callable[[], BusyError],
+        *,
+        waits: bool = False,
+        is_unwanted: Unwanted = never,
+    ) -> None:
+        """Have a turn, and all in order for it. Raises what `Access.take` and closing do."""
         self._require_open()
-        if not self._access.take():
-            raise busy()
-        try:
-            self._begin()
-        except BaseException:
-            self._access.release()
-            raise
-
-    def _begin(self) -> None:
+        self._access.take(turn, refusal, waits=waits, is_unwanted=is_unwanted)
+        self._require_not_ending()  # any more
         for model in self._models.all:
             model.begin()
+        if not self._is_settled:
+            self._decoder.forget_doubtful()
+            self._is_settled = True
+        self._use_usual()
 
     def _require_open(self) -> None:
         self._require_not_ending()
@@ -315,75 +391,6 @@ class Engine(BaseEngine):
         for model in self._models.all:
             model.require_open()
 
-    @contextlib.contextmanager
-    def _held(self) -> Iterator[None]:
-        self._acquire()
-        try:
-            yield
-        finally:
-            self._access.release()
-
-
-class _Plan(NamedTuple):
-    """What of the engine is an answer's own while it is produced.
-
-    policy: of drafting, if not the usual one. reference: see `Lookup.refer_to`.
-    """
-
-    on_prompt: Callable[[int, int], None] | None
-    prompt_tokens: list[int]
-    policy: DraftPolicy | None
-    reference: list[int]
-
-
-class _Lease:
-    """See `stream.Lease`."""
-
-    def __init__(self, engine: Engine, exchange: Exchange, plan: _Plan) -> None:
-        self._engine = engine
-        self._exchange = exchange
-        self._plan = plan
-        self._usual_policy: DraftPolicy | None = None
-
-    def take(self) -> None:
-        self._engine._acquire()
-
-    def begin(self) -> None:
-        self._exchange.begin()
-        self._engine._cache_pool.switch_to(self._exchange.owner, self._plan.prompt_tokens)
-        if self._plan.on_prompt is not None:
-            self._engine._target.on_batch = self._report
-        decoder = self._engine._decoder
-        if self._plan.policy is not None:
-            self._usual_policy = decoder.draft_policy
-            decoder.draft_policy = self._plan.policy
-        if self._plan.reference:
-            self._refer_to(self._plan.reference)
-
-    def interrupt(self) -> None:
-        self._engine.cancel()
-
-    def _report(self, num_cached: int) -> None:
-        assert self._plan.on_prompt is not None
-        self._plan.on_prompt(num_cached, len(self._plan.prompt_tokens))
-
-    def _refer_to(self, reference: list[int]) -> None:
-        for proposer in self._engine._decoder.proposers:
-            if isinstance(proposer, Lookup):
-                proposer.refer_to(reference)
-
-    def give_back(self, result: tuple[Reply, Said] | None) -> None:
-        self._engine._target.on_batch = None
-        if self._usual_policy is not None:
-            self._engine._decoder.draft_policy = self._usual_policy
-        if self._plan.reference:
-            self._refer_to([])
-        self._engine._access.release()
-        if result is not None:
-            self._engine._save_profile()
-            self._exchange.remember(*result)
-
-
-def _interrupt(models: Models) -> None:
-    for model in models.all:
-        model.interrupt()
+    def _interrupt(self) -> None:
+        for model in self._models.all:
+            model.interrupt()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.chat.prompt import Prompt
-from localspec.engine.access import busy, still_answering
+from localspec.engine.access import Access, Turn, busy, in_use, still_answering
 from localspec.engine.arguments import TextTokenizer
 from localspec.engine.base import BaseEngine
 from localspec.engine.child_process import ChildProcess
@@ -79,8 +79,8 @@ class IsolatedEngine(BaseEngine):
         self._facts = self._process.facts
         super().__init__(self._facts.sampling)
         self._preset, self._arguments = preset, arguments
-        self._starting = threading.Lock()
-        self._busy = threading.Lock()
+        self._starting = Access()
+        self._access = Access()
         self._closed = False
         self._num_streams = 0
         self._num_cancels = 0
@@ -173,7 +173,8 @@ class IsolatedEngine(BaseEngine):
         """The child, started again if it has ended. Raises EngineError once this is closed."""
         self._own_process.require("the isolated engine")
         self._require_not_ending()
-        with self._starting:
+        with self._starting.turn() as turn, turn:
+            self._starting.take(turn, in_use, waits=True)
             if self._closed:
                 raise ClosedError("the engine is closed", "Load it again.")
             if not self._process.is_running():
@@ -201,8 +202,8 @@ class IsolatedEngine(BaseEngine):
         def begin(process: ChildProcess) -> int:
             self._num_streams += 1
             gone = self._gone_owners[:]
-            del self._gone_owners[: len(gone)]
             process.call("forget", gone)
+            del self._gone_owners[: len(gone)]
             number = None if exchange.owner is None else self._owner_number(exchange.owner)
             # What is set here, and without a function of this process.
             sampling = options.sampling or self.sampling
@@ -215,12 +216,13 @@ class IsolatedEngine(BaseEngine):
                 raise
             return self._num_streams
 
+        turn = self._access.turn()
         answer = _RemoteAnswer(self, prompt, options, begin, exchange.remember)
-        return self._listed(Stream(answer))
+        return self._listed(Stream(answer, turn.of(answer.pieces(turn))))
 
     def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
         """See `BaseEngine.prepare`."""
-        if self._busy.locked():
+        if not self._access.is_free:
             return
         process = self._running()
         before = self._num_streams, self._num_cancels
@@ -253,12 +255,9 @@ class IsolatedEngine(BaseEngine):
     @contextlib.contextmanager
     def _exclusively(self) -> Generator[ChildProcess, None, None]:
         """The child, while no other stream may run. Raises EngineError if one does."""
-        if not self._busy.acquire(blocking=False):
-            raise busy()
-        try:
+        with self._access.turn() as turn, turn:
+            self._access.take(turn, in_use)
             yield self._running()
-        finally:
-            self._busy.release()
 
     def cancel(self) -> None:
         """See `BaseEngine.cancel`."""
@@ -266,18 +265,19 @@ class IsolatedEngine(BaseEngine):
             self._num_cancels += 1
             self._process.cancel(self._num_streams)
 
-    def _close(self) -> None:
+    def _close(self, *, waits: bool) -> None:
         """See `BaseEngine._close`."""
-        if self._closed or not self._own_process.is_this():
+        if not self._own_process.is_this():
             return
-        if not self._busy.acquire(blocking=False):
-            raise still_answering()
-        try:
-            with self._starting:  # `running` may be about to start another process
+        if waits:
+            self._access.end_here()
+        with self._access.turn() as turn, turn:
+            self._access.take(turn, still_answering, waits=waits)
+            with self._starting.turn() as starting, starting:
+                # `_running` may be about to start another process.
+                self._starting.take(starting, in_use, waits=True)
                 self._closed = True
                 self._process.stop()
-        finally:
-            self._busy.release()
 
 
 class _RemoteAnswer:
@@ -300,31 +300,43 @@ class _RemoteAnswer:
         self._read = ReadPieces(options)
         self.cancellation = Cancellation()
 
-    def pieces(self) -> Generator[Piece, None, None]:
+    def pieces(self, turn: Turn) -> Generator[Piece, None, None]:
+        """The answer, token by token, in its turn, which is over when this is."""
+        engine = self._engine
         try:
-            with self._engine._exclusively() as process:
-                process, number = self._begun(process)
-                if self.cancellation.is_requested:
-                    process.call("cancel", number)  # on this line it comes before the first
-                try:
-                    with self.cancellation.obeyed(lambda: process.cancel(number)):
-                        report = functools.partial(self._report, process, number)
-                        while pieces := process.watched(report, "next_pieces"):
-                            for piece in pieces:
-                                self._read.add(piece)
-                                yield piece
-                except CrashedError:
-                    self._conclude()
-                    raise
-                finally:
-                    if self._engine._can_ask(process):
-                        self._result = process.call("end", self._read.num_tokens)
-                        if self._result is not None:
-                            reply, said = self._result
-                            self._result = self._read.counted(reply), said
+            engine._access.take(
+                turn, busy, waits=self._options.queue, is_unwanted=self._is_unwanted
+            )
+        except Interrupted:
+            self._conclude()
+            return
+        process, number = self._begun(engine._running())
+        try:
+            if self.cancellation.is_requested:
+                process.call("cancel", number)  # on this line it comes before the first
+            with self.cancellation.obeyed(lambda: process.cancel(number)):
+                report = functools.partial(self._report, process, number)
+                while pieces := process.watched(report, "next_pieces"):
+                    for piece in pieces:
+                        self._read.add(piece)
+                        yield piece
         finally:
-            if self._result is not None:
-                self._remember(*self._result)
+            try:
+                if engine._can_ask(process):
+                    self._result = process.call("end", self._read.num_tokens)
+                    if self._result is not None:
+                        reply, said = self._result
+                        self._result = self._read.counted(reply), said
+            finally:
+                if self._result is None:  # the child is lost, or its answer
+                    self._conclude()
+                if self._result is not None:
+                    self._remember(*self._result)
+                turn.end()
+
+    def _is_unwanted(self) -> bool:
+        self._engine._require_not_ending()
+        return self.cancellation.is_requested
 
     def _begun(self, process: ChildProcess) -> tuple[ChildProcess, int]:
         """The child that has begun the answer: a new one, if this one had gone unnoticed.

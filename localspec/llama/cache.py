@@ -65,8 +65,10 @@ class Cache:
 
     def keep(self, num_cached: int) -> None:
         """Cut to the first num_cached tokens, or to fewer where those are not whole."""
+        if self._checkpoint is not None and self._checkpoint.num_cached > num_cached:
+            self._checkpoint = None  # of what is not the text any more
         if self.is_recurrent and self.num_cached - num_cached > self._num_in_snapshots:
-            self._return_to_checkpoint(num_cached)
+            self._return_to_checkpoint()
             return
         self._num_in_snapshots = 0  # one way back only
         can_keep = num_cached > 0 and llama_cpp.llama_memory_seq_rm(
@@ -75,34 +77,39 @@ class Cache:
         if can_keep and self._is_whole(num_cached):
             self.num_cached = num_cached
         else:
-            self._return_to_checkpoint(num_cached)
+            self._return_to_checkpoint()
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether what was cached is still there: the owner of a context may have used it."""
+        """Whether what libllama has is what is thought to be cached.
+
+        The owner of a context may have used it, or an exception of a signal handler have come
+        between a change there and its record here.
+        """
         return self._is_whole(self.num_cached)
 
     def checkpoint(self) -> None:
         """See `Model.checkpoint`."""
         if not self.is_recurrent:
             return
-        buffer = None if self._checkpoint is None else self._checkpoint.data
+        old, self._checkpoint = self._checkpoint, None  # which is overwritten
+        buffer = None if old is None else old.data
         self._checkpoint = cache_state.take_state(
             llama_cpp, self._handle.context, self.num_cached, only_recurrent=True, buffer=buffer
         )
 
-    def _return_to_checkpoint(self, most: int) -> None:
-        """Go back to the checkpoint if it is not beyond so many tokens, else to nothing."""
+    def _return_to_checkpoint(self) -> None:
+        """Go back to the checkpoint, if there is one, else to nothing."""
         state = self._checkpoint
-        if state is None or state.num_cached > most:
+        if state is None:
             self.clear()
             return
+        self.num_cached = self._num_in_snapshots = 0  # until it is known to be there
         is_put = cache_state.put_state(
             llama_cpp, self._handle.context, state, only_recurrent=True
         ) and llama_cpp.llama_memory_seq_rm(self._handle.memory, 0, state.num_cached, -1)
         if is_put and self._is_whole(state.num_cached):
             self.num_cached = state.num_cached
-            self._num_in_snapshots = 0
         else:
             self.clear()
 
@@ -164,12 +171,12 @@ class Cache:
             raise CacheError(
                 f"the cache of {self._name} cannot be restored{complaints.because()}"
             )
-        self.num_cached = state.num_cached
         if state.checkpoint is not None:
             self._checkpoint = state.checkpoint.copy()  # the next one is written over it
+        self.num_cached = state.num_cached
 
     def clear(self) -> None:
         """Forget everything."""
+        self._checkpoint = None
         llama_cpp.llama_memory_clear(self._handle.memory, False)
         self.num_cached = self._num_in_snapshots = 0
-        self._checkpoint = None

@@ -230,8 +230,10 @@ class LlamaHead:
         self.handle.require_open()
 
     def begin(self) -> None:
-        """Allow decodes again after `interrupt`."""
+        """Allow decodes again after `interrupt`; libllama has what is thought to be cached."""
+        self.handle.require_open()
         self.handle.allow()
+        self._cut(self.num_cached - len(self._drafted))
 
     def interrupt(self) -> None:
         """End a running decode, and refuse new ones until `begin`. From any thread."""

@@ -31,17 +31,16 @@ class HiddenRows:
 
         sides: what stands side by side in them, (n, a part of the width) each.
         """
-        if position != self.end:
-            self.first = position
-        self.end = position + len(sides[0])
-        self.first = max(self.first, self.end - self.capacity)
+        end = position + len(sides[0])
+        self.first = max(self.first if position == self.end else position, end - self.capacity)
         count = min(len(sides[0]), self.capacity)
-        for part, place in self._parts(self.end - count, count):
+        for part, place in self._parts(end - count, count):
             begin = 0
             for rows in sides:
                 columns = slice(begin, begin + rows.shape[1])
                 self._ring[place, columns] = rows[-count:][part]
                 begin = columns.stop
+        self.end = end
 
     def copy_to(self, out: Rows, position: int) -> None:
         """Fill `out` (n, width) with the rows from a position on, all of which are there."""
@@ -86,7 +85,7 @@ class TargetRows(HiddenRows):
         super().__init__(sum(widths), NUM_KEPT_ROWS)
         self._functions = require_nextn_functions(reads_layers=bool(layers))
         self._handle = handle
-        self._is_taken = False
+        self._is_taken: bool | None = False  # None while it is not known what libllama was told
 
     def begin_decode(self, _count: int, _num_logits: int, num_to_come: int) -> None:
         """Tell libllama whether to give the rows of a decode that num_to_come tokens follow.
@@ -94,14 +93,16 @@ class TargetRows(HiddenRows):
         Those of a long prompt, but for its end, would leave again before a head can read them;
         to give them, or in case, libllama computes all of the last layer.
         """
-        was_taken, self._is_taken = self._is_taken, num_to_come < self.capacity
+        was_taken, self._is_taken = self._is_taken, None
+        is_taken = num_to_come < self.capacity
         context = self._handle.context
         for layer in self._layers:
             if layer == self._last:
-                is_masked = not self._is_taken  # to the rows of logits, of which there are few
-                self._functions.set_embeddings_nextn(context, self._is_taken, is_masked)
-            elif self._is_taken != was_taken:  # it plans all graphs anew
-                self._functions.set_embeddings_layer_inp(context, layer, self._is_taken)
+                is_masked = not is_taken  # to the rows of logits, of which there are few
+                self._functions.set_embeddings_nextn(context, is_taken, is_masked)
+            elif is_taken != was_taken:  # it plans all graphs anew
+                self._functions.set_embeddings_layer_inp(context, layer, is_taken)
+        self._is_taken = is_taken
 
     def add(self, position: int, count: int) -> None:
         """So many tokens from a position on were decoded."""

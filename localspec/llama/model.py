@@ -202,18 +202,20 @@ class LlamaModel:
         """Get ready for an answer: allow decodes again after `interrupt`.
 
         An adopted `Llama` may have been used by its owner meanwhile; what the cache then
-        holds is dropped. Raises EngineError if it was closed.
+        holds is dropped, as is what libllama has otherwise than it is thought to have. Raises
+        EngineError if it was closed.
         """
         self.require_open()
         self.handle.allow()
         llama = self.handle.owner
-        if llama is None:
-            return
-        is_used = llama.n_tokens or llama.input_ids[0] != _UNUSED
+        is_used = llama is not None and (llama.n_tokens or llama.input_ids[0] != _UNUSED)
         if is_used or not self._cache.is_unchanged:
-            llama.reset()
+            if llama is not None:
+                llama.reset()
             self._cache.clear()
-        llama.input_ids[0] = _UNUSED
+        if llama is not None:
+            llama.input_ids[0] = _UNUSED
+        self._forget_rows()
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         """See `Model.decode`. Raises ContextError, DecodeError, or Interrupted."""

@@ -25,7 +25,8 @@ class ThreadCount:
         self._handle = handle
         self.of_steps: int = lib.llama_n_threads(handle.context)
         self._of_prompts: int = lib.llama_n_threads_batch(handle.context)
-        self._set = self.of_steps, self._of_prompts  # as libllama has it
+        # As libllama has it; None while that is not known.
+        self._set: tuple[int, int] | None = (self.of_steps, self._of_prompts)
 
     def use(self, count: int) -> None:
         """For steps from now on. Raises OptionError for a number outside its range."""
@@ -37,6 +38,8 @@ class ThreadCount:
         if self._handle.owner is not None:
             return
         of_several = self.of_steps if num_tokens <= _LONGEST_STEP else self._of_prompts
-        if self._set != (self.of_steps, of_several):
-            self._set = self.of_steps, of_several
-            self._lib.llama_set_n_threads(self._handle.context, *self._set)
+        wanted = self.of_steps, of_several
+        if self._set != wanted:
+            self._set = None
+            self._lib.llama_set_n_threads(self._handle.context, *wanted)
+            self._set = wanted

@@ -73,7 +73,8 @@ class ThreadCosts:
             costs.restore(self.now.as_dict())
             costs.target.prefill_token_s = self.now.target.prefill_token_s
             self._costs[num_threads] = costs
-        self._num_threads, self.now = num_threads, self._costs[num_threads]
+        self.now = self._costs[num_threads]
+        self._num_threads = num_threads
         if self._num_steps - self.now.last_used <= FRESH_STEPS:
             return False
         self.now.target.forget_target_only()

@@ -196,9 +196,9 @@ class AdaptiveThreads:
     def _move_to(self, number: Threads) -> None:
         self._now.left_at = self._num_steps
         number.pass_by(self._num_steps - number.left_at)
+        self._use_threads(number.count)
         self._now = number
         self._look_around()
-        self._use_threads(number.count)
 
     def _look_around(self) -> None:
         """Reckon anew what is to be expected of the others, and hoped."""

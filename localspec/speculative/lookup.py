@@ -32,29 +32,33 @@ _LOOK_BACK = 16  # tokens that a replay judges at most
 
 
 class Index:
-    """Where the tokens of a text follow on which few before them."""
+    """Where the tokens of a text follow on which few before them.
+
+    An exception of a signal handler may end any change half way: the next one then begins
+    with nothing.
+    """
 
     def __init__(self) -> None:
         self.text: list[int] = []
         # Key → ends of its occurrences, ascending: the position after each.
         self._places: dict[tuple[int, ...], list[int]] = {}
+        self._is_changing = False
 
     def read(self, tokens: Sequence[int]) -> None:
         """Index what is new: a key is known once there is a token after it."""
+        self._begin_change()
         text = self.text
-        try:
-            for position in range(len(text), len(tokens)):
-                for size in (_LONG, _SHORT):
-                    if position >= size:
-                        key = tuple(text[position - size : position])
-                        self._places.setdefault(key, []).append(position)
-                text.append(tokens[position])
-        except BaseException:  # of a signal handler: the two may not agree any more
-            self.text, self._places = [], {}
-            raise
+        for position in range(len(text), len(tokens)):
+            for size in (_LONG, _SHORT):
+                if position >= size:
+                    key = tuple(text[position - size : position])
+                    self._places.setdefault(key, []).append(position)
+            text.append(tokens[position])
+        self._is_changing = False
 
     def truncate(self, num_tokens: int) -> None:
         """Keep the first num_tokens."""
+        self._begin_change()
         while len(self.text) > num_tokens:
             for size in (_LONG, _SHORT):
                 key = tuple(self.text[-size - 1 : -1])
@@ -64,6 +68,12 @@ class Index:
                     if not places:
                         del self._places[key]
             self.text.pop()
+        self._is_changing = False
+
+    def _begin_change(self) -> None:
+        if self._is_changing:
+            self.text, self._places = [], {}
+        self._is_changing = True
 
     def longest_match(self, end: Sequence[int]) -> Match:
         """The place that follows on most of the last tokens of `end`, among equals the last.
@@ -110,8 +120,9 @@ class Lookup:
 
     def refer_to(self, tokens: Sequence[int]) -> None:
         """Look these up, too, from now on; none drops what was referred to."""
-        self._reference = Index()
-        self._reference.read(tokens)
+        reference = Index()
+        reference.read(tokens)
+        self._reference = reference
 
     def begin(self, chain: SamplerChain) -> None:
         """See `Proposer.begin`: every answer is the same to it."""

@@ -103,6 +103,16 @@ class SpeculativeDecoder:
         del self._probs[max(len(self._probs) - num_leaving, 0) :]
         del self.tokens[num_tokens:]
 
+    def forget_doubtful(self) -> None:
+        """Forget what an exception at any line may have left half done.
+
+        The target's cache is not among it: whatever it holds of the text is the text's.
+        """
+        self._probs.clear()
+        for proposer in self.proposers:
+            proposer.read_from(0)
+            proposer.truncate(0)
+
     def replay_scores(self, proposer: Proposer, num_tokens: int) -> Iterator[ReplayScores]:
         """How proposals would have fared at the last num_tokens places of the answer.
 
@@ -136,6 +146,7 @@ class SpeculativeDecoder:
             except BaseException:
                 # One token stays pending, so that steps can go on from here.
                 self._truncate_caches(len(self.tokens) - 1)
+                self._probs.clear()  # which may lack some of the last tokens
                 raise
             if number == 0:
                 # An answer that is cut back, or said again, goes on from behind its prompt.

@@ -199,7 +199,7 @@ class AsyncStream:
             self._work.close()
 
 
-async def whole_reply(stream: AsyncStream) -> Reply:
+async def awhole_reply(stream: AsyncStream) -> Reply:
     """Read a stream to its end."""
     async with stream:
         await stream.read_all(lambda _piece: None)

@@ -43,6 +43,7 @@ class AnswerKeywords(SamplingKeywords, total=False):
     grammar: str | None
     choices: Sequence[str] | None
     trigger: str | Sequence[str] | None
+    queue: bool
 
 
 def answer_keywords() -> tuple[str, ...]:
@@ -67,6 +68,8 @@ class AnswerOptions:
     in it, among those that the engine was loaded with; by default both are the engine's.
     prediction: what the answer is expected to be for the most part, as an edited text: it is
     proposed where the answer follows it, by the lookup, and changes nothing that is said.
+    queue: whether to wait in line where the engine is producing another answer, first come,
+    first served, instead of BusyError; the stream's `cancel` ends the wait, too.
 
     Where there are messages, tools: functions that the model may ask for, each a dict with a
     name, a description and parameters (the JSON schema of an object), or as OpenAI has them;
@@ -80,9 +83,9 @@ class AnswerOptions:
     text, or several, behind which that begins: up to there, and in an answer that has none of
     them, anything may be said.
 
-    Raises OptionError for sampling and stop of another type, a max_tokens that is no whole
-    number above 0, logprobs that is none from 0 on, or two things to fit; ConstraintError for
-    one that is none.
+    Raises OptionError for sampling, stop and queue of another type, a max_tokens that is no
+    whole number above 0, logprobs that is none from 0 on, or two things to fit;
+    ConstraintError for one that is none.
     """
 
     sampling: SamplingParams | None = None
@@ -103,6 +106,7 @@ class AnswerOptions:
     grammar: str | None = None
     choices: Sequence[str] | None = None
     trigger: str | Sequence[str] | None = None
+    queue: bool = False
     changes: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @property
@@ -155,6 +159,8 @@ class AnswerOptions:
             raise OptionError(
                 f"on_prompt is {self.on_prompt!r}", "Give a function of two numbers."
             )
+        if not isinstance(self.queue, bool):
+            raise OptionError(f"queue is {self.queue!r}", "Choose True or False.")
         for name, lowest in (("max_tokens", 1), ("logprobs", 0)):
             value = getattr(self, name)
             is_count = isinstance(value, int) and not isinstance(value, bool)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from localspec.errors import EngineError, Interrupted
 from localspec.sampling.logprobs import TokenLogprobs, token_logprobs
@@ -22,9 +22,6 @@ from localspec.streaming.stops import checked_stop_strings
 from localspec.streaming.thinking import Part, Thoughts
 from localspec.tools.calls import CallPiece, Calls
 from localspec.tools.tool import ToolCall
-
-if TYPE_CHECKING:
-    pass  # in typing from Python 3.11 on
 
 _ALREADY_RUNS = ("generator already executing",)
 _NOTICE_S = 0.005  # between two looks at whether a thread has noticed
@@ -94,31 +91,13 @@ class Exchange:
     remember: Callable[[Reply, Said | None], None] = lambda _reply, _said: None
 
 
-class Lease(Protocol):
-    """The right to use an engine's models for one answer."""
-
-    def take(self) -> None:
-        """Have it, or raise EngineError."""
-
-    def begin(self) -> None:
-        """Let the answer's owner have the caches. Raises what `Exchange.begin` raises."""
-
-    def interrupt(self) -> None:
-        """End what the models do within one decode. From any thread."""
-
-    def give_back(self, result: tuple[Reply, Said] | None) -> None:
-        """Let others have it. result: what came of the answer, if it had begun.
-
-        See `Exchange.remember`.
-        """
-
-
 @dataclass(slots=True)
 class AnswerRun:
     """Everything one answer needs while it is produced, apart from the iterator itself.
 
     The two are kept apart so that dropping an unfinished `Stream` frees it at once, which
-    ends its generator, which releases the engine.
+    ends its generator, which releases the engine. interrupt: ends what the models do for this
+    answer, and no other, within one decode; from any thread.
     """
 
     decoder: SpeculativeDecoder
@@ -127,7 +106,7 @@ class AnswerRun:
     request: Request
     vocabulary: Pieces
     options: AnswerOptions
-    lease: Lease
+    interrupt: Callable[[], None]
     num_said: int  # tokens at the end of the prompt that are the answer's own
     calls: Calls | None
     before: list[Part] = field(default_factory=list)  # what was certain where it goes on
@@ -140,23 +119,22 @@ class AnswerRun:
 
     def pieces(self) -> Generator[Piece, None, None]:
         """The answer, token by token. Whatever ends it, caches and reply are left right."""
-        self.lease.take()
+        started = self.decoder.clock()
+        cached = self.decoder.start(self.prompt_tokens)
+        meter = Meter(len(self.prompt_tokens), cached, started)
+        text = self._text()
         try:
-            started = self.decoder.clock()
-            self.lease.begin()
-            cached = self.decoder.start(self.prompt_tokens)
-            meter = Meter(len(self.prompt_tokens), cached, started)
-            text = self._text()
+            with self.cancellation.obeyed(self.interrupt):
+                yield from self._decode(meter, text)
+        finally:
             try:
-                with self.cancellation.obeyed(self.lease.interrupt):
-                    yield from self._decode(meter, text)
-            finally:
                 # A closed stream or a stop string leaves the rest of a step behind.
                 self.decoder.truncate(len(self.prompt_tokens) + len(self.token_ids))
                 self._finish(text)
                 self._conclude(self._stats(meter))
-        finally:
-            self.lease.give_back(self.result)
+            finally:
+                if self.result is None:  # a signal handler raised: what was said stays
+                    self.abandon()
 
     def _text(self) -> AnswerText:
         """Behind what was said already, if anything."""
@@ -283,9 +261,6 @@ class Produced(Protocol):
     def cancellation(self) -> Cancellation:
         """What ends it."""
 
-    def pieces(self) -> Generator[Piece, None, None]:
-        """The answer, token by token."""
-
     def abandon(self) -> None:
         """It ends without having begun: an empty reply, and no trace anywhere else."""
 
@@ -300,9 +275,9 @@ class Stream:
     reference, stops the work and leaves the caches right; so does leaving a `with` block.
     """
 
-    def __init__(self, answer: Produced) -> None:
+    def __init__(self, answer: Produced, pieces: Generator[Piece, None, None]) -> None:
         self._answer = answer
-        self._pieces = answer.pieces()
+        self._pieces = pieces
         self._reader = 0  # the thread that asked for a piece last
         self._is_closing = False
 
@@ -392,6 +367,14 @@ def close_behind(stream: Stream, num_tokens: int) -> tuple[Reply, Said] | None:
     stream.close()
     assert isinstance(stream._answer, AnswerRun), "an answer of another process"
     return stream._answer.cut(num_tokens)
+
+
+def whole_reply(stream: Stream) -> Reply:
+    """Read a stream to its end; whatever comes in the way, it is closed then."""
+    with stream, stream:  # the second closes it where something comes in the way of the first
+        for _ in stream:
+            pass
+    return stream.reply
 
 
 def _read_elsewhere() -> EngineError:

@@ -1,0 +1,100 @@
+"""Raises what a signal handler may raise, at any line or instruction of a call."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import localspec
+
+PACKAGE = Path(localspec.__file__).parent
+
+Place = tuple[CodeType, int]  # and a line, or the offset of an instruction
+
+
+class Struck(BaseException):
+    """As KeyboardInterrupt: nobody in the package knows it."""
+
+
+@contextmanager
+def _traced(files: Sequence[str], event: str, visit: Callable[[Place], None]) -> Iterator[None]:
+    """While the block runs, `visit` gets each place in these files before it is executed."""
+    names = {str(PACKAGE / file) for file in files}
+
+    def local(frame: FrameType, kind: str, _argument: object) -> Any:
+        if kind == event:
+            at = frame.f_lineno if kind == "line" else frame.f_lasti
+            visit((frame.f_code, at))
+        return local
+
+    def begin(frame: FrameType, _kind: str, _argument: object) -> Any:
+        if frame.f_code.co_filename not in names:
+            return None
+        frame.f_trace_opcodes = event == "opcode"
+        frame.f_trace_lines = event == "line"
+        return local
+
+    before = sys.gettrace()
+    sys.settrace(begin)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def _is_struck(code: CodeType, offset: int) -> bool:
+    """Whether an exception of a handler can come in front of an instruction.
+
+    It cannot in front of the exit of a `with` block, which is why locks are safe in one.
+    """
+    steps = list(dis.get_instructions(code))
+    for at, step in enumerate(steps):
+        before = [f"{one.opname} {one.argval}" for one in steps[max(at - 4, 0) : at]]
+        is_exit = step.opname == "CALL" and before.count("LOAD_CONST None") == 3
+        if is_exit and steps[at - len(before)].offset <= offset <= step.offset:
+            return False
+    return True
+
+
+def places(act: Callable[[], object], files: Sequence[str], event: str) -> list[Place]:
+    """Where a call comes by in these files of the package, each place once.
+
+    event: "line" or "opcode".
+    """
+    found: dict[Place, None] = {}
+    with _traced(files, event, lambda place: found.setdefault(place)):
+        act()
+    if event == "line":
+        return list(found)
+    return [place for place in found if _is_struck(*place)]
+
+
+def struck(
+    act: Callable[[], object], files: Sequence[str], event: str, place: Place
+) -> Struck | None:
+    """The exception that came out of a call which was struck at a place; None if none was.
+
+    With its traceback, which keeps all that its frames have.
+    """
+
+    def strike(at: Place) -> None:
+        if at == place:
+            raise Struck(name_of(place))  # after which nothing is traced any more
+
+    try:
+        with _traced(files, event, strike):
+            act()
+    except Struck as error:
+        return error
+    return None
+
+
+def name_of(place: Place) -> str:
+    """File, function and line or offset, for messages."""
+    code, at = place
+    return f"{Path(code.co_filename).name} {code.co_name} {at}"

@@ -1,0 +1,162 @@
+"""Whatever a signal handler raises, at whatever line: the next answer is a fresh engine's."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import pytest
+from hybrid_maker import write_hybrid
+from interruptions import Struck, name_of, places, struck
+
+import localspec
+
+GREEDY = localspec.SamplingParams(temperature=0)
+FOX = "Tell me a story about a fox."
+AGAIN = "the fox and the owl and the fox and the owl and the"
+# What holds state that two places share.
+LEASE = ("engine/access.py", "engine/engine.py", "engine/base.py", "streaming/stream.py")
+STEP = ("speculative/loop.py", "speculative/lookup.py", "speculative/proposers.py")
+CACHES = ("engine/cache_pool.py", "llama/cache.py", "llama/cache_state.py", "llama/model.py")
+HEADS = ("speculative/heads.py", "llama/head.py", "llama/hidden_rows.py")
+PROCESS = ("engine/isolated.py", "engine/child_process.py", "streaming/stream.py")
+KINDS = {
+    "pair": (*LEASE, *STEP, *CACHES),
+    "head": (*HEADS, "llama/model.py", "llama/thread_count.py"),
+    "hybrid": ("engine/cache_pool.py", "llama/cache.py", "llama/cache_state.py"),
+    "adaptive": ("policy/adaptive.py", "policy/threads.py", "policy/thread_costs.py"),
+}
+# All instructions, all lines, and as many of these as the usual run has time for.
+EVENTS = [
+    ("line", 7),
+    pytest.param("line", 1, marks=pytest.mark.slow),
+    pytest.param("opcode", 1, marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module")
+def loads(tmp_path_factory, demo_target):
+    """How each kind of engine is loaded."""
+    path = tmp_path_factory.mktemp("hybrid") / "hybrid.gguf"
+    write_hybrid(path, demo_target, "granitehybrid")
+    hybrid = {"target": path, "draft": path, "context_length": 512}
+    return {
+        "pair": lambda: localspec.load(draft_tokens=3),
+        "head": lambda: localspec.load("demo@head", draft_tokens=3),
+        "hybrid": lambda: localspec.load(**hybrid, draft_tokens=3),
+        "adaptive": localspec.load,
+        "isolated": lambda: localspec.IsolatedEngine(draft_tokens=3),
+    }
+
+
+def use(engine):
+    """Two conversations that take turns, and an answer that is left early."""
+    one, two = engine.chat(), engine.chat()
+    one.send(FOX, sampling=GREEDY, max_tokens=5)
+    two.send("Hi.", sampling=GREEDY, max_tokens=3)
+    for number, _ in enumerate(one.stream("And an owl.", sampling=GREEDY, max_tokens=9)):
+        if number == 4:
+            break
+    one.send("Thanks.", sampling=GREEDY, max_tokens=3)
+    engine.generate(AGAIN, sampling=GREEDY, max_tokens=3, prediction=" fox", draft_tokens=2)
+
+
+def answers(engine):
+    """What has to be the same as of a fresh engine."""
+    raw = engine.generate(AGAIN, sampling=GREEDY, max_tokens=8)
+    return raw.token_ids, engine.chat().send(FOX, sampling=GREEDY, max_tokens=8).text
+
+
+def check_places(load, files, event, every=1):
+    """Strike at the places of a use, one by one, on one engine that has to go on."""
+    with load() as fresh:
+        expected = answers(fresh)
+    wrong, num_struck = [], 0
+    with load() as engine:
+        use(engine)
+        found = places(lambda: use(engine), files, event)[::every]
+        for place in found:
+            error = struck(lambda: use(engine), files, event, place)
+            num_struck += error is not None
+            # The error is there, and its traceback keeps whatever was at work.
+            if answers(engine) != expected:
+                wrong.append(name_of(place))
+            del error
+        engine.close(cancel=True)
+        with pytest.raises(localspec.ClosedError):
+            engine.generate(AGAIN)
+    assert wrong == []
+    assert num_struck > len(found) / 2  # where an answer comes by hangs on times, too
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("event", "every"), EVENTS)
+def test_an_exception_at_any_place_leaves_an_engine_as_a_fresh_one(loads, kind, event, every):
+    check_places(loads[kind], KINDS[kind], event, every)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("event", "every"), EVENTS)
+def test_an_exception_in_front_of_another_process_leaves_it_in_order(loads, event, every):
+    """At most a new process is begun."""
+    check_places(loads["isolated"], PROCESS, event, every)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("event", ["line", "opcode"])
+def test_an_engine_closes_after_an_exception_at_any_place_of_closing(event):
+    """With streams that are open, and one that waits in nobody's line any more."""
+
+    def opened():
+        engine = localspec.load(draft_tokens=0)
+        streams = [engine.stream(AGAIN, sampling=GREEDY), engine.stream(AGAIN)]
+        next(streams[0])
+        return engine, streams
+
+    engine, _streams = opened()
+    found = places(lambda: engine.close(cancel=True), LEASE, event)
+    for place in found if event == "line" else found[::17]:
+        engine, streams = opened()
+        error = struck(lambda one=engine: one.close(cancel=True), LEASE, event, place)
+        engine.close(cancel=True)
+        with pytest.raises(localspec.ClosedError):
+            engine.generate(AGAIN)
+        assert list(streams[0]) == []
+        del error
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer of that kind here")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", [*KINDS, "isolated"])
+def test_signals_at_any_time_leave_an_engine_as_a_fresh_one(loads, kind):
+    """Real ones, whose handler raises; the seed is that of the times."""
+    times = random.Random(17)
+
+    def strike(*_signal):
+        raise Struck
+
+    with loads[kind]() as fresh:
+        expected = answers(fresh)
+    before = signal.signal(signal.SIGALRM, strike)
+    num_struck = 0
+    try:
+        with loads[kind]() as engine:
+            use(engine)
+            started = time.perf_counter()
+            use(engine)
+            takes_s = time.perf_counter() - started
+            for _ in range(300):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, times.uniform(1e-4, takes_s))
+                    use(engine)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except Struck:
+                    num_struck += 1
+                assert answers(engine) == expected
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert num_struck > 100

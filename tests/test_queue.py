@@ -1,0 +1,247 @@
+"""One engine, several who ask: queue=True waits in line, fairly, and can be cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+
+import pytest
+
+import localspec
+from localspec.errors import EngineError, OptionError
+
+GREEDY = localspec.SamplingParams(temperature=0)
+ENDLESS = localspec.SamplingParams(temperature=0, ignore_eos=True)
+FOX = "Tell me a story about a fox."
+
+
+@pytest.fixture(scope="module", params=[localspec.load, localspec.IsolatedEngine])
+def engine(request):
+    with request.param(draft_tokens=2) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def others(*works):
+    """Threads that do these, joined at the end of the block; what each returned or raised."""
+    found = [None] * len(works)
+
+    def run(number, work):
+        try:
+            found[number] = work()
+        except BaseException as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=run, args=each) for each in enumerate(works)]
+    for thread in threads:
+        thread.start()
+    yield found
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+
+
+def num_in_line(engine):
+    """Who works on the engine, and who waits for it."""
+    return sum(not turn.is_over for turn in tuple(engine._access._line))
+
+
+def wait_for(engine, num_there):
+    """Until so many are in the engine's line, the one at work among them."""
+    until = time.monotonic() + 60
+    while num_in_line(engine) != num_there:
+        assert time.monotonic() < until
+        time.sleep(0.002)
+
+
+def ask(engine, text="A fox", **options):
+    return engine.generate(text, sampling=GREEDY, max_tokens=4, queue=True, **options)
+
+
+def test_without_it_a_second_one_is_refused_and_told_of_it(engine):
+    with engine.stream("A fox", sampling=ENDLESS) as stream:
+        next(stream)
+        with pytest.raises(localspec.BusyError) as caught:
+            engine.generate("Hi")
+    assert "queue=True" in caught.value.hint
+    for bad in (1, "yes", None):
+        with pytest.raises(OptionError, match="queue is"):
+            engine.generate("Hi", queue=bad)
+
+
+def test_who_comes_first_is_served_first(engine):
+    expected = ask(engine)
+    order = []
+
+    def asking(number):
+        def work():
+            stream = engine.stream("A fox", sampling=GREEDY, max_tokens=4, queue=True)
+            next(stream)
+            order.append(number)
+            list(stream)
+            return stream.reply
+
+        return work
+
+    stream = engine.stream("A fox", sampling=ENDLESS)
+    next(stream)
+    with contextlib.ExitStack() as stack:
+        replies = []
+        for number in range(4):
+            replies.append(stack.enter_context(others(asking(number))))
+            wait_for(engine, number + 2)
+        assert order == []
+        stream.close()
+    assert order == [0, 1, 2, 3]
+    assert all(reply.token_ids == expected.token_ids for (reply,) in replies)
+
+
+def test_nobody_gets_in_between_those_who_wait(engine):
+    """Not who does not wait; and idle work neither goes before nor comes in the way."""
+    chat = engine.chat()
+    stream = engine.stream("A fox", sampling=ENDLESS)
+    next(stream)
+    with others(lambda: ask(engine)) as (_,):
+        wait_for(engine, 2)
+        with pytest.raises(localspec.BusyError):
+            engine.generate("Hi")
+        chat.prepare()
+        wait_for(engine, 2)
+        stream.close()
+    assert ask(engine).token_ids
+
+
+def test_a_wait_is_cancelled_with_the_stream(engine):
+    """It ends as one that was cancelled before it began, and leaves no trace."""
+    chat = engine.chat()
+    waiting = chat.stream(FOX, queue=True)
+    with engine.stream("A fox", sampling=ENDLESS) as stream:
+        next(stream)
+        with others(lambda: list(waiting)) as found:
+            wait_for(engine, 2)
+            waiting.cancel()
+        assert found == [[]]
+        assert next(stream).token_ids  # which goes on
+    assert (waiting.reply.text, waiting.reply.finish_reason) == ("", "cancelled")
+    assert (chat.messages, chat.num_asked) == ((), 0)
+    assert ask(engine).token_ids
+
+
+@pytest.mark.parametrize("load", [localspec.load, localspec.IsolatedEngine])
+def test_closing_ends_those_who_wait(load):
+    engine = load(draft_tokens=0)
+    stream = engine.stream("A fox", sampling=ENDLESS)
+    next(stream)
+    with others(lambda: ask(engine), lambda: engine.chat().send(FOX, queue=True)) as found:
+        wait_for(engine, 3)
+        with pytest.raises(localspec.BusyError):
+            engine.close()
+        engine.close(cancel=True)
+    assert [type(error) for error in found] == [localspec.ClosedError] * 2
+    assert stream.reply.finish_reason == "cancelled"
+
+
+def test_conversations_wait_and_two_turns_of_one_do_not_mix(engine):
+    """Which answer a question belongs behind is looked at when its turn comes."""
+    one, two = engine.chat(), engine.chat()
+    options = {"sampling": GREEDY, "max_tokens": 4, "queue": True}
+    stream = engine.stream("A fox", sampling=ENDLESS)
+    next(stream)
+    with others(
+        lambda: one.send(FOX, **options),
+        lambda: two.send(FOX, **options),
+        lambda: one.send("Hi.", **options),
+    ) as found:
+        wait_for(engine, 4)
+        stream.close()
+    errors = [each for each in found if isinstance(each, Exception)]
+    assert [str(error).partition(",")[0] for error in errors] == [
+        "the conversation has changed"
+    ]
+    assert len(one.messages) == len(two.messages) == 2
+    assert one.retry(**options) is not None
+
+
+def test_tasks_wait_without_holding_up_the_loop(engine):
+    async def main():
+        expected = await engine.agenerate("A fox", sampling=GREEDY, max_tokens=4)
+        beats = 0
+
+        async def beat():
+            nonlocal beats
+            while True:
+                beats += 1
+                await asyncio.sleep(0.001)
+
+        beating = asyncio.create_task(beat())
+        asking = [
+            engine.agenerate("A fox", sampling=GREEDY, max_tokens=4, queue=True)
+            for _ in range(4)
+        ]
+        async with engine.astream("A fox", sampling=ENDLESS) as first:
+            await first.__anext__()
+            tasks = [asyncio.ensure_future(each) for each in asking]
+            late = asyncio.ensure_future(engine.chat().asend(FOX, queue=True))
+            while num_in_line(engine) < 6:
+                await asyncio.sleep(0.005)
+            seen = beats
+            late.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await late
+            await asyncio.sleep(0.01)
+            assert beats > seen
+            assert num_in_line(engine) == 5
+        replies = await asyncio.gather(*tasks)
+        assert [reply.token_ids for reply in replies] == [expected.token_ids] * 4
+        beating.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_thread_that_would_wait_for_itself_is_told_so(engine):
+    stream = engine.stream("A fox", sampling=ENDLESS)
+    next(stream)
+    with pytest.raises(EngineError, match="waits for an answer that it has to read") as caught:
+        ask(engine)
+    assert caught.value.hint
+    stream.close()
+    assert ask(engine).token_ids
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer of that kind here")
+def test_ctrl_c_ends_a_wait(engine):
+    begun, done = threading.Event(), threading.Event()
+
+    def work():
+        with engine.stream("A fox", sampling=ENDLESS) as stream:
+            next(stream)
+            begun.set()
+            done.wait(60)
+
+    def interrupt(*_signal):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with others(work):
+            assert begun.wait(60)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt):
+                ask(engine)
+            assert num_in_line(engine) == 1
+            done.set()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert ask(engine).token_ids
+
+
+def test_an_answer_that_is_dropped_lets_the_next_one_work(engine):
+    stream = engine.stream("A fox", sampling=ENDLESS)
+    next(stream)
+    with others(lambda: ask(engine)) as found:
+        wait_for(engine, 2)
+        del stream
+    assert found[0].token_ids
