@@ -65,6 +65,18 @@ class ConstraintError(OptionError):
     """A schema, regex or grammar that cannot be kept to: unknown, too much, or no way on."""
 
 
+def require_unicode(what: str, text: str, error: type[OptionError] = OptionError) -> None:
+    """Raise the error where a text has half of a surrogate pair, which no encoding has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as found:
+        raise error(
+            f"{what} has half of a surrogate pair at character {found.start}: "
+            f"{text[max(found.start - 20, 0) : found.start + 1]!r}",
+            "Give both halves, or none: it comes of text that was cut or decoded wrongly.",
+        ) from found
+
+
 class ModelFileError(LocalspecError):
     """A path that holds no model we can run."""
 

@@ -80,6 +80,12 @@ def test_what_is_no_call_fits_only_where_none_has_to_be_made(name):
         assert fit(free, 'Hello {"name": "x"}')
         assert not fit(free, '{ "name": "rm"')
         assert fit(free, f"Hm. <|python_tag|>{FAMILIES[name].call}")
+        entry = call_grammar(
+            form, tool_use(TOOLS, "auto", is_parallel=None), {form.openings[0]: 7},
+            lambda tool: tool.parameters,
+        )  # fmt: skip
+        assert fit(entry, "Hm. <|python_ta")
+        assert not fit(entry, "Hm. <|python_tag|>x")
     else:
         assert all(each in FAMILIES[name].call for each in free.triggers)
 

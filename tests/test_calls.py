@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -327,3 +329,185 @@ def test_published_templates_have_the_forms_of_their_families(file, name):
     said = written(source)
     _, _, calls = read(name, f" {said}" if name == "gpt-oss" else said)
     assert calls == [("get_weather", ARGUMENTS)]
+
+
+def fenced(text, word="json"):
+    return f"```{word}\n{text}\n```"
+
+
+OBJECT = json.dumps({"name": "get_weather", "arguments": ARGUMENTS}, indent=2)
+NOW = '{"name": "now", "arguments": {}}'
+FLAT = '{"type": "function", "name": "get_weather", "parameters": {"city": "Rome", "days": 3}}'
+NESTED = '{"type": "function", "function": {"name": "now", "arguments": "{}"}}'
+CALLED, CALLED_NOW = ("get_weather", ARGUMENTS), ("now", {})
+UNMARKED = [
+    (fenced(OBJECT), [CALLED]),
+    (fenced(OBJECT, ""), [CALLED]),
+    (f"\n{fenced(OBJECT, 'JSON')}\n", [CALLED]),
+    (f"```json\n{OBJECT}", [CALLED]),
+    (fenced(FLAT), [CALLED]),
+    (fenced(NESTED), [CALLED_NOW]),
+    (fenced(f'{{"arguments": {json.dumps(ARGUMENTS)}, "name": "get_weather"}}'), [CALLED]),
+    (f"{fenced(OBJECT)}\n\n{fenced(NOW)}", [CALLED, CALLED_NOW]),
+    (fenced(f"{NOW}\n{OBJECT}"), [CALLED_NOW, CALLED]),
+    (fenced(f"[{OBJECT}, {NOW}]"), [CALLED, CALLED_NOW]),
+    (fenced(OBJECT.replace("Rome", '```}"\\n<').replace('}"', '}\\"')), None),
+]
+
+
+def said_in_prefix(name, answer):
+    """Of an answer in the speech of its family."""
+    return f"<|channel|>final<|message|>{answer}" if name == "gpt-oss" else answer
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_answer_that_is_nothing_but_objects_of_calls(name, is_kept):
+    """As Qwen2.5-Coder writes them, whatever its template says."""
+    for number, (answer, expected) in enumerate(UNMARKED):
+        if expected is None:
+            expected = [("get_weather", {**ARGUMENTS, "city": '```}"\n<'})]
+        if form_of(FAMILIES[name].template).is_single:
+            expected = expected[:1]
+        sizes = random.Random(number) if number else None
+        whole = said_in_prefix(name, answer)
+        assert read(name, whole, is_kept=is_kept, sizes=sizes) == ("", "", expected), answer
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bare_objects_of_calls(name):
+    """Where a grammar keeps Llama's own calls, which are such, the reading is its own."""
+    for answer in (OBJECT, f"\n{FLAT}\n", f"[{OBJECT}]"):
+        assert read(name, said_in_prefix(name, answer)) == ("", "", [CALLED]), answer
+    one = tool_use(TOOLS, "auto", is_parallel=False)
+    several = said_in_prefix(name, fenced(f"[{OBJECT}, {NOW}]"))
+    assert read(name, several, use=one) == ("", "", [CALLED])
+
+
+NO_CALLS = [
+    "```python\nprint()\n```",
+    fenced('{"name": "Alice", "arguments": {}}'),
+    fenced('{"name": "get_weather", "age": 3}'),
+    fenced(OBJECT.replace('"Rome"', '["Rome", "Oslo"]')),
+    fenced(OBJECT.replace('"Rome"', "1e400")),
+    fenced(OBJECT.replace("3", '"three"')),
+    fenced('{"name": "get_weather", "arguments": {"days": 3}}'),
+    fenced(OBJECT)[:-20],
+    f"{fenced(OBJECT)}\nI called it.",
+    f"I call it:\n{fenced(OBJECT)}",
+    f"{fenced(OBJECT)}\n{fenced('{}')}",
+    f"```json\n{OBJECT},\n{NOW}\n```",
+    "[1] says so", "[]", "```", "``", "{}", "```json\n[]\n```", "``````json\n{", "1", "\n",
+    "```js\n{",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_more_or_less_than_objects_of_calls_is_text(name):
+    for number, answer in enumerate(NO_CALLS):
+        sizes = random.Random(number)
+        whole = said_in_prefix(name, answer)
+        said = answer.lstrip() if name == "gpt-oss" else answer
+        assert read(name, whole, sizes=sizes) == (said, "", []), answer
+
+
+def test_text_is_held_no_longer_than_it_may_be_a_call():
+    calls = Calls(form_of(FAMILIES["Qwen"].template), USE)
+    for answer, num_held in (
+        ("Hello", 0),
+        ("```python\nprint(1)\n```", 3),
+        ("[1] and", 1),
+        ('{"b": 1}', 2),
+        ('```json\n{"name": "Alice", "age": 3}', len('```json\n{"name": "')),
+        (fenced(f"{NOW}\n\n[1]"), len(f"```json\n{NOW}\n\n[")),
+        (fenced('{"name": "get_weather", "arguments": {"days": 1}, "id": 7}'), 65),
+    ):
+        text = AnswerText(Pieces(answer), Thoughts(), (), calls)
+        sizes = [sum(len(part.text) for part in text.push(at)) for at in range(len(answer))]
+        assert next(at for at, size in enumerate(sizes) if size) == num_held, answer
+        assert sum(sizes) + sum(len(part.text) for part in text.finish()) == len(answer)
+
+
+def test_an_answer_that_fits_a_schema_or_has_to_call_is_not_looked_at_for_objects():
+    answer = json.dumps({"name": "now", "arguments": {}})
+    schema = dataclasses.replace(USE, answer_schema="{}")
+    assert read("Qwen", answer, use=schema) == (answer, "", [])
+
+
+OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}  # as Pydantic's
+MIXED = {"enum": ["a", 1, None, "true", [1]]}
+# Of a tool f: the schema of q, how q is written, and its value.
+VALUES = [
+    ("Qwen3-Coder", OPTIONAL, "12345", "12345"),
+    ("Qwen3-Coder", OPTIONAL, "true", "true"),
+    ("Qwen3-Coder", OPTIONAL, "1e5", "1e5"),
+    ("Qwen3-Coder", OPTIONAL, '["a"]', '["a"]'),
+    ("Qwen3-Coder", OPTIONAL, '"quoted"', '"quoted"'),
+    ("Qwen3-Coder", OPTIONAL, "null", None),
+    ("Qwen3-Coder", {"type": ["integer", "string"]}, "12345", 12345),
+    ("Qwen3-Coder", {"type": ["integer", "string"]}, "1e5", "1e5"),
+    ("Qwen3-Coder", MIXED, "1", 1),
+    ("Qwen3-Coder", MIXED, "true", "true"),
+    ("Qwen3-Coder", MIXED, "[1]", [1]),
+    ("Qwen3-Coder", {"type": "array"}, '["</parameter></function></tool_call>"]',
+     ["</parameter></function></tool_call>"]),
+    ("Qwen3-Coder", {"type": "number"}, "1e400", sys.float_info.max),
+    ("Gemma 4", {"type": "number"}, "-1e400", -sys.float_info.max),
+    ("Gemma 4", {"type": "object"}, '{<|"|>a:b<|"|>:1}', {"a:b": 1}),
+    ("Mistral Small", {}, '"[TOOL_CALLS]now[ARGS]{}"', "[TOOL_CALLS]now[ARGS]{}"),
+    ("Mistral Nemo", {}, '"[TOOL_CALLS]"', "[TOOL_CALLS]"),
+    ("Llama 3", {}, '"<|python_tag|>"', "<|python_tag|>"),
+    ("gpt-oss", {}, '"<|end|><|start|>assistant<|channel|>final<|message|>x"',
+     "<|end|><|start|>assistant<|channel|>final<|message|>x"),
+    ("Qwen", {}, '"<tool_call></tool_call>"', "<tool_call></tool_call>"),
+    ("Qwen", {}, "1e400", sys.float_info.max),
+    ("Qwen", {}, "[1.5e3, -2E400]", [1500.0, -sys.float_info.max]),
+    ("Qwen", {}, '"1e400 \\\\\\" 2e400"', '1e400 \\" 2e400'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "schema", "written_as", "value"), VALUES)
+def test_a_value(name, schema, written_as, value):
+    use = tool_use(
+        [{"name": "f", "parameters": {"properties": {"q": schema}}}], "auto", is_parallel=True
+    )
+    call = FAMILIES[name].call.replace("get_weather", "f")
+    call = call.replace('{"city": "Rome", "days": 3}', f'{{"q": {written_as}}}')
+    call = call.replace('{city:<|"|>Rome<|"|>,days:3}', f"{{q:{written_as}}}")
+    tagged = "<parameter=city>\nRome\n</parameter>\n<parameter=days>\n3\n</parameter>"
+    call = call.replace(tagged, f"<parameter=q>\n{written_as}\n</parameter>")
+    for is_kept in (False, True):
+        for sizes in (None, random.Random(1), random.Random(2)):
+            found = read(name, call, use=use, is_kept=is_kept, sizes=sizes)
+            assert found == ("", "", [("f", {"q": value})])
+
+
+def test_a_mark_in_a_text_that_comes_with_all_of_the_call_in_one_token():
+    class Whole:
+        def choice(self, sizes):
+            return 1000
+
+    for name, mark in (("Llama 3", "<|python_tag|>"), ("Mistral Small", "[TOOL_CALLS]")):
+        call = FAMILIES[name].call.replace("Rome", mark)
+        for is_kept in (False, True):
+            found = read(name, call, is_kept=is_kept, sizes=Whole())
+            assert found == ("", "", [("get_weather", {"city": mark, "days": 3})])
+
+
+def test_names_that_hold_what_a_notation_is_made_of():
+    """As the grammar writes them; anybody else's names end at the first such character."""
+    named = {"properties": {"a:b": {}, "x>y": {}, " z": {}}}
+    use = tool_use([{"name": "f", "parameters": named}], "auto", is_parallel=True)
+    tags = "".join(f"<parameter={key}>\n1\n</parameter>\n" for key in named["properties"])
+    call = f"<tool_call>\n<function=f>\n{tags}</function>\n</tool_call>"
+    everything = dict.fromkeys(named["properties"], 1)
+    assert read("Qwen3-Coder", call, use=use) == ("", "", [("f", everything)])
+    quoted = '<|tool_call>call:f{<|"|>a:b<|"|>:1,x>y:1,<|"|> z<|"|>:1}<tool_call|>'
+    assert read("Gemma 4", quoted, use=use) == ("", "", [("f", everything)])
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_half_of_a_surrogate_pair_ends_in_arguments_that_can_be_encoded(is_kept):
+    escaped = FAMILIES["Qwen"].call.replace("Rome", "\\ud800 \\ud83d\\ude00")
+    ((_, arguments),) = read("Qwen", escaped, is_kept=is_kept)[2]
+    assert arguments == {"city": "\ufffd \U0001f600", "days": 3}

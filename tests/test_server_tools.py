@@ -34,6 +34,9 @@ STEADY = {"temperature": 0, "draft_tokens": 3}
 SAID = ["Let me see. ", "<tool_call>", '\n{"name": "get_weather", "arg', "uments",
         '": {"city": "Rome", "days": 3}}\n', "</tool_call>"]  # fmt: skip
 
+NOW = {"name": "now", "description": "The time."}
+EQUAL = ["<tool_call>", '\n{"name": "now", "arguments": {}}\n', "</tool_call>", "<0x0A>"]
+
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory, demo_target, demo_draft):
@@ -41,16 +44,18 @@ def servers(tmp_path_factory, demo_target, demo_draft):
     folder = tmp_path_factory.mktemp("tools")
     target = with_template(demo_target, folder / "demo.gguf", FAMILIES["Qwen"].template)
     caller = write_calling_model(folder / "caller.gguf", "Qwen", SAID)
+    looping = write_calling_model(folder / "looping.gguf", "Qwen", EQUAL)
     presets = folder / "localspec" / "models.toml"
     presets.parent.mkdir()
     presets.write_text(
         f'[tooled]\ndescription = "tooled"\ncontext_length = 2048\ntarget.path = "{target}"\n'
         f'draft.path = "{demo_draft}"\n'
         f'[caller]\ndescription = "caller"\ncontext_length = 2048\ntarget.path = "{caller}"\n'
+        f'[looping]\ndescription = "equal"\ncontext_length = 2048\ntarget.path = "{looping}"\n'
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(folder))
-        with running_server(presets=["tooled", "caller", "demo"]) as running:
+        with running_server(presets=["tooled", "caller", "looping", "demo"]) as running:
             yield running
 
 
@@ -174,6 +179,24 @@ def events_of(server, path, **fields):
         assert response.status_code == 200
         lines = [line for line in response.iter_lines() if line.startswith("data: {")]
     return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def test_a_call_that_has_to_be_made_is_the_only_one_unless_more_are_asked_for(servers):
+    """In every protocol, by a model that would call without end."""
+    chat = {"model": "looping", "messages": [QUESTION], "tools": [{"function": NOW}]}
+    chat = {**chat, "tool_choice": "required", "max_tokens": 300, "temperature": 0}
+    asked = {"model": "looping", "input": [QUESTION], "tools": [{"type": "function", **NOW}]}
+    asked = {**asked, "tool_choice": "required", "max_output_tokens": 300, "temperature": 0}
+    blocks = {**chat, "tools": [{**NOW, "input_schema": {"type": "object"}}]}
+    for more, choice in (({}, {}), ({"parallel_tool_calls": True},
+                                    {"disable_parallel_tool_use": False})):  # fmt: skip
+        kind = {"type": "any", **choice}
+        message = servers.ask("/v1/chat/completions", **chat, **more).json()["choices"][0]
+        response = servers.ask("/v1/responses", **asked, **more).json()
+        block = servers.ask("/v1/messages", **{**blocks, "tool_choice": kind}).json()
+        assert response["parallel_tool_calls"] is bool(more)
+        calls = (message["message"]["tool_calls"], response["output"], block["content"])
+        assert [len(each) > 1 for each in calls] == [bool(more)] * 3
 
 
 def test_the_deltas_of_a_call_in_chat_completions(servers):

@@ -173,6 +173,50 @@ def test_a_model_that_calls_by_itself(script):
         assert "get_weather" in plain.text
 
 
+EQUAL = ["<tool_call>", '\n{"name": "now", "arguments": {}}\n', "</tool_call>", "<0x0A>"]
+
+
+@needs_grammar
+def test_a_call_that_has_to_be_made_is_the_only_one_unless_more_are_asked_for(script):
+    """By a model that would call without end."""
+    with localspec.load(target=script(EQUAL)) as engine:
+        ask = {"tools": TOOLS[1:], "temperature": 0, "max_tokens": 300}
+        for choice in ("required", "now"):
+            reply = engine.complete([QUESTION], tool_choice=choice, **ask)
+            assert (len(reply.tool_calls), reply.finish_reason) == (1, "stop")
+            many = engine.complete(
+                [QUESTION], tool_choice=choice, parallel_tool_calls=True, **ask
+            )
+            assert (len(many.tool_calls) > 3, many.finish_reason) == (True, "length")
+        free = engine.complete([QUESTION], **ask)
+        assert len(free.tool_calls) > 3
+        one = engine.complete([QUESTION], parallel_tool_calls=False, **ask)
+        assert (len(one.tool_calls), one.finish_reason) == (1, "stop")
+
+
+FENCED = ["```", "json\n", '{"name": "get_weather", "arg', "uments",
+          '": {"city": "Rome", "days": 3}}\n', "```\n"]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_model_that_writes_its_calls_as_fenced_objects(script, monkeypatch, is_kept):
+    """The prompt then has the call as the template writes calls, whatever the model wrote."""
+    if not is_kept:
+        monkeypatch.setattr("localspec.chat.kept_calls.is_installed", lambda: False)
+    with localspec.load(target=script(FENCED)) as engine:
+        chat = engine.chat()
+        reply = chat.send("hi", tools=TOOLS, temperature=0)
+        assert (reply.text, reply.finish_reason) == ("", "stop")
+        (call,) = reply.tool_calls
+        assert fits(call)
+        assert chat.tool_results({call.id: "sunny"}, temperature=0).text == "Done."
+        prompt = engine.detokenize(chat.prompt_tokens("and"), special=True)
+        assert "```" not in prompt
+        assert '<tool_call>\n{"name": "get_weather", "arg' in prompt
+        assert "```json" in chat.send("hi", tools=[], temperature=0).text
+        assert "```json" in engine.complete([QUESTION], tools=TOOLS, tool_choice="none").text
+
+
 def test_without_the_library_calls_are_free_and_none_can_be_forced(script, monkeypatch):
     monkeypatch.setattr("localspec.chat.kept_calls.is_installed", lambda: False)
     path = script(SAID)
@@ -230,6 +274,34 @@ def test_from_where_a_call_begins_nothing_else_is_said(tmp_path, name):
         assert must.text == ""
         assert len(must.tool_calls) == 1
         assert all(map(fits, must.tool_calls))
+
+
+def write_channels(path, *said):
+    """A model of gpt-oss's form that says that, its marks control tokens."""
+    family = FAMILIES["gpt-oss"]
+    follow = dict(itertools.pairwise(("t", "<|channel|>", *said)))
+    return write_scripted_model(path, follow, control=family.marks, template=family.template)
+
+
+@needs_grammar
+def test_what_begins_a_call_in_a_head_is_a_text_elsewhere(tmp_path):
+    said = ("final", "<|message|>", "Write to=functions.", "rm")
+    path = write_channels(tmp_path / "model.gguf", *said)
+    with localspec.load(target=path) as engine:
+        reply = engine.complete([QUESTION], tools=TOOLS, temperature=0, max_tokens=60)
+        assert (reply.text, reply.tool_calls) == ("Write to=functions.rm", ())
+
+
+@needs_grammar
+def test_a_head_without_end_is_ended_where_the_answer_is_kept_to_something(tmp_path):
+    """Garbage behind an opened head was an error in the middle of the answer."""
+    path = write_channels(tmp_path / "model.gguf", "garbage ", "garbage ")
+    with localspec.load(target=path) as engine:
+        for seed in range(3):
+            reply = engine.complete(
+                [QUESTION], choices=["yes", "no"], draft_tokens=seed, max_tokens=60
+            )
+            assert (reply.text in ("yes", "no"), reply.finish_reason) == (True, "stop")
 
 
 @needs_grammar
@@ -307,6 +379,15 @@ def test_what_has_no_tools(engine, demo_target):
         ({"tool_choice": "required"}, "the tools are none"),
         ({"tools": TOOLS, "parallel_tool_calls": "yes"}, "parallel_tool_calls is 'yes'"),
         ({"tools": TOOLS, "regex": "a"}, "is to fit a grammar"),
+        ({"tools": [{"name": "a", "description": "x\ud800"}]}, "half of a surrogate pair at"),
+        ({"tools": [{"name": "a", "parameters": {"enum": ["\udc00"]}}]}, "surrogate pair"),
+        ({"tools": [{"name": "a", "parameters": {"enum": [float("inf")]}}]}, "no JSON"),
+        ({"regex": "a\ud800"}, "regex has half of a surrogate pair at character 1"),
+        ({"grammar": 'start: "\ud800"'}, "grammar has half of a surrogate pair"),
+        ({"choices": ["a", "\ud800"]}, "a choice has half of a surrogate pair"),
+        ({"json_schema": {"enum": ["\ud800"]}}, "json_schema has half of a surrogate"),
+        ({"trigger": "\ud800", "regex": "a"}, "a trigger has half of a surrogate pair"),
+        ({"dry_sequence_breakers": ("\ud800",)}, "half of a surrogate pair"),
     ],
 )
 @needs_grammar

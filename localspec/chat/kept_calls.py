@@ -40,8 +40,8 @@ def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallG
                 "Install it: pip install 'localspec[grammar]'. Tools to choose from need none.",
             )
         return None
-    grammar = call_grammar(form, use, tokens, functools.partial(_schema, use))
     try:
+        grammar = call_grammar(form, use, tokens, functools.partial(_schema, use))
         asked = asked_constraint(None, None, grammar.lark, None)
         assert asked is not None
         if (problem := problem_with(asked)) is not None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from localspec.constraints.dataclass_schema import schema_of_dataclass
 from localspec.constraints.schema_bounds import check_bounds
-from localspec.errors import ConstraintError, OptionError
+from localspec.errors import ConstraintError, OptionError, require_unicode
 
 # Of a schema or grammar: what takes llguidance about a second to read on a slow machine.
 MAX_BYTES = 256 << 10
@@ -54,7 +54,8 @@ def asked_constraint(
             raise OptionError(f"{kind} is {text!r:.80}", "Give a str.")
         if not text.strip():
             raise ConstraintError(f"{kind} is empty", "Write one, or leave it out.")
-        num_bytes = len(text.encode(errors="replace"))
+        require_unicode(kind, text, ConstraintError)
+        num_bytes = len(text.encode())
         if num_bytes > MAX_BYTES:
             raise ConstraintError(
                 f"{kind} has {num_bytes} bytes; {MAX_BYTES} are the most", "Shorten it."
@@ -126,6 +127,7 @@ def _lark_of(choices: Sequence[str]) -> str:
     for choice in choices:
         if not isinstance(choice, str) or not choice:
             raise OptionError(f"a choice is {choice!r:.80}", "Give texts that are not empty.")
+        require_unicode("a choice", choice)
     lark = "start: " + " | ".join(json.dumps(choice) for choice in choices)
     if len(lark) > MAX_BYTES:
         raise ConstraintError(f"the choices have {len(lark)} bytes", "Offer fewer.")

@@ -29,6 +29,10 @@ class Boundary(Protocol):
     def held(self) -> str:
         """The end of what was said that may be the beginning of what it waits for."""
 
+    @property
+    def is_late(self) -> bool:
+        """Whether what it waits for is to come with the next token: it has waited long."""
+
     def push(self, text: str) -> str | None:
         """What of the text stands behind the boundary, if it has come; else None."""
 
@@ -38,6 +42,8 @@ class Boundary(Protocol):
 
 class Trigger:
     """A boundary: the first of some texts that the answer says."""
+
+    is_late = False
 
     def __init__(self, texts: Sequence[str], said: str = "") -> None:
         self.held = said[1 - max(map(len, texts)) :] if max(map(len, texts)) > 1 else ""
@@ -63,12 +69,14 @@ class Start(NamedTuple):
     opening: tokens that begin, in the very first place, what ends at the boundary; with any
     other the answer is behind it from its beginning. None: it is in front of it from there.
     between: tokens that may stand once behind the boundary, and belong to nothing. may_end:
-    whether the answer may end without having come there.
+    whether the answer may end without having come there. late: the only tokens that may come
+    where the boundary is late, if there are any.
     """
 
     opening: frozenset[int] | None
     between: frozenset[int]
     may_end: bool
+    late: frozenset[int] = frozenset()
 
 
 class Behind:
@@ -118,6 +126,10 @@ class Behind:
             return self._with(
                 self._inner.mask(), self._start.between if self._may_be_between else ()
             )
+        if self._start.late and self._boundary.is_late:
+            late = np.zeros(self._spelling.num_logits, dtype=np.bool_)
+            late[list(self._start.late)] = True
+            return late
         banned = [token for token in self._candidates() if not self._may_pass(token)]
         if not self._start.may_end:
             banned += self._spelling.ends
@@ -164,6 +176,8 @@ class Behind:
             apart = self._start.opening if not self._has_begun else self._start.between
             is_apart = token in (apart or ()) and (not self._is_behind or self._may_be_between)
             return is_apart or self._inner.validate([token]) == 1
+        if self._start.late and self._boundary.is_late:
+            return token in self._start.late
         if token in self._spelling.ends:
             return self._start.may_end
         return token not in self._candidates() or self._may_pass(token)

@@ -11,7 +11,7 @@ from localspec.constraints.behind import Behind, Boundary, Start, Trigger
 from localspec.constraints.guidance import Guide, is_installed
 from localspec.constraints.spelling import Crossing, Spelling
 from localspec.errors import ConstraintError, OptionError
-from localspec.streaming.thinking import Thoughts, ThoughtsEnd
+from localspec.streaming.thinking import HeadTrigger, Thoughts, ThoughtsEnd
 
 if TYPE_CHECKING:
     from localspec.chat.prompt import Prompt
@@ -40,12 +40,14 @@ class Constrainer:
         asked, triggers = _asked(options, prompt)
         if asked is None:
             return None
+        has_frame = prompt.calls is not None and prompt.calls.have_frame
         constraint = self._of(asked)
         if triggers:
             texts = tuple(text.encode().decode("latin-1") for text in triggers)
             start = Start(None, frozenset(), may_end=True)
-            constraint = self._behind(constraint, Trigger(texts), texts, start)
-        if prompt.calls is None or not prompt.calls.have_frame:
+            boundary = HeadTrigger(prompt.thoughts, texts) if has_frame else Trigger(texts)
+            constraint = self._behind(constraint, boundary, texts, start)
+        if not has_frame:
             constraint = self._behind_thoughts(
                 constraint, prompt.thoughts, may_end=bool(triggers)
             )
@@ -88,7 +90,8 @@ class Constrainer:
             return inner
         # Some end their thoughts with one mark, and begin to speak with another.
         between = self._spelling.blanks | self._spelling.single(thoughts.speech_marks)
-        start = Start(openings or None, between, may_end)
+        late = self._spelling.single(thoughts.body_marks)
+        start = Start(openings or None, between, may_end, late)
         return self._behind(inner, ThoughtsEnd(thoughts), thoughts.marks, start)
 
     def _behind(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, TypedDict
 
-from localspec.errors import OptionError, perhaps
+from localspec.errors import OptionError, perhaps, require_unicode
 
 _LARGEST_BIAS = 1e9  # far beyond any logit, and far from overflowing a float32
 _INT32_MAX = 2**31 - 1
@@ -177,6 +177,8 @@ def _checked_breakers(breakers: tuple[str, ...]) -> tuple[str, ...]:
             f"dry_sequence_breakers is {what}{breakers!r}", "Give a tuple of texts."
         )
     for text in breakers:
+        if isinstance(text, str):
+            require_unicode("a dry_sequence_breaker", text)
         if not isinstance(text, str) or not 0 < len(text.encode()) <= 40:
             raise OptionError(
                 f"a dry_sequence_breaker is {text!r}", "Choose a text of 1 to 40 bytes."

@@ -273,6 +273,13 @@ class ResponseForm:
         self, status: str, output: Sequence[Mapping[str, Any]], finished: Sequence[Finished]
     ) -> dict[str, Any]:
         is_cut = any(each.reply.finish_reason == "length" for each in finished)
+        options = self._question.options
+        choice, is_parallel = (
+            options.get("tool_choice") or "auto",
+            options.get("parallel_tool_calls"),
+        )
+        if is_parallel is None:  # as `tool_use` has it
+            is_parallel = choice in ("auto", "none")
         response: dict[str, Any] = {
             "id": self._id,
             "object": "response",
@@ -281,17 +288,17 @@ class ResponseForm:
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "instructions": None,
-            "max_output_tokens": self._question.options.get("max_tokens"),
+            "max_output_tokens": options.get("max_tokens"),
             "model": self._model,
             "output": list(output),
-            "parallel_tool_calls": self._question.options.get("parallel_tool_calls", True),
+            "parallel_tool_calls": is_parallel,
             "previous_response_id": None,
             "store": False,
-            "temperature": self._question.options.get("temperature"),
-            "top_p": self._question.options.get("top_p"),
-            "top_logprobs": self._question.options.get("logprobs") or 0,
+            "temperature": options.get("temperature"),
+            "top_p": options.get("top_p"),
+            "top_logprobs": options.get("logprobs") or 0,
             "text": {"format": {"type": "text"}},
-            "tool_choice": self._question.options.get("tool_choice") or "auto",
+            "tool_choice": choice,
             "tools": [],
             "truncation": "disabled",
             "metadata": {},

@@ -23,8 +23,7 @@ def openai_tools(fields: Fields) -> dict[str, Any]:
     functions = [tool.any("type") in (None, "function") for tool in given]
     tools = _kept(fields.any("tools") or (), functions)
     choice = fields.any("tool_choice")
-    is_parallel = fields.flag("parallel_tool_calls")
-    return _options(tools, choice, is_parallel=is_parallel is not False)
+    return _options(tools, choice, is_parallel=fields.flag("parallel_tool_calls"))
 
 
 def anthropic_tools(fields: Fields) -> dict[str, Any]:
@@ -36,9 +35,10 @@ def anthropic_tools(fields: Fields) -> dict[str, Any]:
     tools = _kept(fields.any("tools") or (), ["input_schema" in tool for tool in given])
     choice = fields.object("tool_choice")
     if choice is None:
-        return _options(tools, None, is_parallel=True)
+        return _options(tools, None, is_parallel=None)
     kind = choice.text("type") or "auto"
-    is_parallel = choice.flag("disable_parallel_tool_use") is not True
+    is_disabled = choice.flag("disable_parallel_tool_use")
+    is_parallel = None if is_disabled is None else not is_disabled
     name = choice.text("name") if kind == "tool" else _ANTHROPIC_CHOICES.get(kind)
     if name is None:
         fields.refuse("tool_choice", "Choose auto, any, none, or a tool by its name.")
@@ -52,7 +52,7 @@ def _kept(tools: Sequence[Mapping[str, Any]], are_functions: Sequence[bool]) -> 
     return kept
 
 
-def _options(tools: list[Any], choice: object, *, is_parallel: bool) -> dict[str, Any]:
+def _options(tools: list[Any], choice: object, *, is_parallel: bool | None) -> dict[str, Any]:
     if not tools and choice in (None, "auto", "none"):
         return {}
     return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": is_parallel}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
+from localspec.streaming.object_end import FiniteNumbers, ObjectEnd
 from localspec.streaming.thinking import Part
+from localspec.streaming.unmarked_calls import UnmarkedCalls
 from localspec.tools.calls import CallPiece, Calls
 from localspec.tools.written import Written
 
@@ -15,7 +17,8 @@ class CallStream:
     Where a grammar keeps the answer to the form, a call is known by its head, and its
     arguments come as they are written; else it is known when it is whole, and what is no
     call of the tools stays text. Neither the form's marks nor the blank space around calls
-    are text. Thoughts hold no calls.
+    are text. Thoughts hold no calls. Where the model chooses, an answer that is nothing but
+    objects with a tool's name and arguments is calls, too, and is held as long as it may be.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -23,6 +26,8 @@ class CallStream:
         self._is_certain = calls.grammar is not None and calls.form.notation == "json"
         self._head = calls.form.head_pattern()
         self._held = ""
+        is_free = not calls.use.must and calls.use.answer_schema is None
+        self._unmarked = UnmarkedCalls(calls.use.callable) if is_free else None
         self._opening: str | None = None  # of the calls that are being written
         self._blank = ""  # before that
         self._tried = 0  # characters of them in which no closing has to be looked for again
@@ -30,7 +35,7 @@ class CallStream:
         self._is_behind_call = False
         self._number = 0  # of the next call
         self._open: CallPiece | None = None  # the call whose arguments come now
-        self._arguments = _ObjectEnd()
+        self._arguments, self._numbers = ObjectEnd(), FiniteNumbers()
 
     @property
     def is_calling(self) -> bool:
@@ -50,8 +55,7 @@ class CallStream:
         if self._form.recipient:
             return self._push_message(part)
         if part.text and not part.is_thought:
-            self._held += part.text
-            return self._read()
+            return self._say(part.text)
         before = self._spoken() if self._opening is None else []
         return [*before, part] if part.text else before
 
@@ -73,7 +77,7 @@ class CallStream:
         """Where messages are calls: one that is goes on to the next mark."""
         if part.text:
             if self._opening is None:
-                return [part]
+                return [part] if part.is_thought else self._say(part.text)
             self._held += part.text
             return self._read()
         parts = self.finish(is_cut=False)
@@ -82,6 +86,12 @@ class CallStream:
             self._opening, self._held = "", f"{found['name']}\n"
             parts += self._read()
         return parts
+
+    def _say(self, text: str) -> list[Part]:
+        self._held += text
+        if self._unmarked is not None:
+            self._unmarked.push(text)
+        return self._read()
 
     def _read(self) -> list[Part]:
         parts: list[Part] = []
@@ -98,20 +108,23 @@ class CallStream:
 
     def _begin(self) -> list[Part] | None:
         """Begin with calls where they do; the text before, or that is none of a call's."""
+        begin, sign = "".join(self._held.split()), self._form.sign
+        is_first = self._form.is_bare and not self._has_spoken and not self._number
+        if is_first and begin.startswith(sign):
+            self._opening, self._unmarked = "", None
+            return []
         openings = [each for each in self._form.openings if each in self._held]
         opening = min(openings, key=self._held.index, default=None)
         if opening is not None:
             said, _, self._held = self._held.partition(opening)
-            self._opening, self._tried = opening, 0
+            self._opening, self._unmarked, self._tried = opening, None, 0
             self._blank = said[len(said.rstrip()) :]
             return self._text(said.rstrip())
-        if self._form.is_bare and not self._has_spoken and not self._number:
-            begin, sign = "".join(self._held.split()), self._form.sign
-            if begin.startswith(sign):
-                self._opening = ""
-                return []
-            if sign.startswith(begin):
-                return None
+        if is_first and sign.startswith(begin):
+            return None
+        if self._unmarked is not None and self._unmarked.is_possible:
+            return None
+        self._unmarked = None
         size = len(self._held) - self._unfinished()
         said, self._held = self._held[:size], self._held[size:]
         return self._text(said) or None
@@ -163,13 +176,15 @@ class CallStream:
             self._held = self._held[found.end() :]
             call_id = self._id_of(self._number)
             self._open = CallPiece(self._number, call_id, found["name"], "", is_last=False)
-            self._arguments = _ObjectEnd()
+            self._arguments, self._numbers = ObjectEnd(), FiniteNumbers()
             self._number += 1
             return [Part("", is_thought=False, call=self._open)]
         if not self._held:
             return None
         end = self._arguments.push(self._held)
-        json, self._held = self._held[:end], self._held[end:]
+        json, self._held = self._numbers.push(self._held[:end]), self._held[end:]
+        if not json:
+            return []
         piece = self._open._replace(json=json, is_last=self._arguments.is_over)
         if self._arguments.is_over:
             self._open = None
@@ -183,8 +198,12 @@ class CallStream:
         return self._spoken()
 
     def _spoken(self) -> list[Part]:
-        """What waited for a call that did not come."""
+        """What waited for a call that did not come, unless it is one without marks."""
         text, self._held = self._held, ""
+        if self._unmarked is not None and not text.isspace() and text:
+            written, self._unmarked = self._unmarked.read(), None
+            if written is not None:
+                return self._whole(written)
         return self._text(text.rstrip() if self._number else text)
 
     def _text(self, text: str) -> list[Part]:
@@ -195,31 +214,3 @@ class CallStream:
         self._is_behind_call = False
         self._has_spoken = self._has_spoken or not text.isspace()
         return [Part(text, is_thought=False)]
-
-
-class _ObjectEnd:
-    """Finds the end of a JSON object in text that comes piece by piece."""
-
-    def __init__(self) -> None:
-        self.is_over = False
-        self._depth = 0
-        self._is_string = False
-        self._is_escaped = False
-
-    def push(self, text: str) -> int:
-        """How many of the characters belong to it."""
-        for at, each in enumerate(text):
-            if self._is_string:
-                is_escape = each == "\\" and not self._is_escaped
-                self._is_string = each != '"' or self._is_escaped
-                self._is_escaped = is_escape
-            elif each == '"':
-                self._is_string = True
-            elif each in "{[":
-                self._depth += 1
-            elif each in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    self.is_over = True
-                    return at + 1
-        return len(text)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from localspec.constraints.asked import asked_constraint, schema_text
-from localspec.errors import OptionError, check_keywords
+from localspec.errors import OptionError, check_keywords, require_unicode
 from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.speculative.policy_api import Drafting, ProposerName
 from localspec.speculative.rule_name import RuleName
@@ -37,7 +37,7 @@ class AnswerKeywords(SamplingKeywords, total=False):
     prediction: str | Sequence[int] | None
     tools: Sequence[Mapping[str, object] | Tool] | None
     tool_choice: ToolChoice | None
-    parallel_tool_calls: bool
+    parallel_tool_calls: bool | None
     json_schema: Mapping[str, object] | str | type | None
     regex: str | None
     grammar: str | None
@@ -75,7 +75,8 @@ class AnswerOptions:
     name, a description and parameters (the JSON schema of an object), or as OpenAI has them;
     in a chat by default those of the answer before. tool_choice: "auto", "none", "required", or
     the name of the tool that has to be called. parallel_tool_calls: whether several may be
-    called at once. None is run: see `Reply.tool_calls`.
+    called at once; by default only where the model chooses, as one that has to call may go on
+    calling without end. No tool is run: see `Reply.tool_calls`.
 
     What the answer is to fit, in one of four ways, behind its thoughts if it has any.
     json_schema: a dict, its JSON, a Pydantic model class or a dataclass; kept as JSON. regex:
@@ -100,7 +101,7 @@ class AnswerOptions:
     prediction: str | Sequence[int] | None = None
     tools: Sequence[Mapping[str, object] | Tool] | None = field(default=None, hash=False)
     tool_choice: ToolChoice | None = field(default=None, hash=False)
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
     json_schema: Mapping[str, object] | str | type | None = field(default=None, hash=False)
     regex: str | None = None
     grammar: str | None = None
@@ -175,6 +176,7 @@ class AnswerOptions:
                 raise OptionError(
                     f"a trigger is {text!r:.80}", "Give a text of a character or more."
                 )
+            require_unicode("a trigger", text)
         asked = asked_constraint(self.json_schema, self.regex, self.grammar, self.choices)
         if asked is None and self.triggers:
             raise OptionError(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from localspec.streaming.object_end import ObjectEnd
 from localspec.streaming.thought_families import Family, Following
 from localspec.tools.calls import CallPiece
 
 _MAX_HEAD = 200  # characters: what is longer is no head of a message
+_LATE = 100  # of them: where a head is to end, if the answer is kept to something behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,16 @@ class Thoughts:
         )
 
     @property
+    def body_marks(self) -> tuple[str, ...]:
+        """The marks that end the head of a message."""
+        return tuple(
+            mark
+            for family in self.families
+            for mark, after in family.marks.items()
+            if after is Following.BODY
+        )
+
+    @property
     def openings(self) -> tuple[str, ...]:
         """Marks that an answer may begin its thoughts with, unless some are begun or over."""
         if self.opened is not None or self.are_over:
@@ -93,21 +106,28 @@ class ThoughtStream:
     """Splits an answer into thoughts and speech while it comes.
 
     Marks, the heads of messages, and the blank space between a mark and speech belong to
-    neither.
+    neither. In the JSON object of a message to a tool no mark means anything.
     """
 
-    def __init__(self, thoughts: Thoughts) -> None:
+    def __init__(self, thoughts: Thoughts, max_head: float = _MAX_HEAD) -> None:
+        self._max_head = max_head
         self._families = thoughts.families
         self._following = thoughts.opened  # None: speech or a mark may begin here
         self._named = thoughts.head
         self._head = ""
         self._held = ""
         self._has_marks = False
+        self._object: ObjectEnd | None = None  # that is written to a tool
 
     @property
     def is_thinking(self) -> bool:
         """Whether what comes next is not for the user, unless a mark ends it."""
         return self._following not in (None, Following.SPEECH)
+
+    @property
+    def head(self) -> str | None:
+        """Of the message that begins, as far as it is there; None outside of one."""
+        return self._named + self._head if self._following is Following.HEAD else None
 
     @property
     def speaks(self) -> bool:
@@ -123,6 +143,12 @@ class ThoughtStream:
         """What is certain now, in order. An unfinished mark waits inside."""
         self._held += text
         return self._parts(is_whole=False)
+
+    def copy(self) -> ThoughtStream:
+        """One that goes on by itself from here."""
+        other = copy.copy(self)
+        other._object = copy.copy(self._object)
+        return other
 
     def finish(self) -> list[Part]:
         """Whatever waited: nothing more is coming."""
@@ -140,6 +166,9 @@ class ThoughtStream:
                 break
             if self._following is None:
                 continue
+            if self._object is not None:
+                parts += self._of_object(self._object)
+                continue
             marks = self._marks()
             at, mark = _first(self._held, marks)
             waits = 0 if is_whole else _unfinished(self._held, marks)
@@ -155,6 +184,16 @@ class ThoughtStream:
             elif waits:
                 break
         return parts
+
+    def _of_object(self, end: ObjectEnd) -> list[Part]:
+        """What of the text belongs to an object; all else that may be one is none."""
+        size = (
+            end.push(self._held) if end.has_begun or self._held.lstrip()[:1] in ("", "{") else 0
+        )
+        text, self._held = self._held[:size], self._held[size:]
+        if end.is_over or not size:
+            self._object = None
+        return self._taken(text)
 
     def _begin(self, *, is_whole: bool) -> bool:
         """Enter the mark that speech or thoughts begin with, or speech. False: wait."""
@@ -191,7 +230,7 @@ class ThoughtStream:
     def _taken(self, text: str) -> list[Part]:
         if self._following is Following.HEAD:
             self._head += text
-            if len(self._head) <= _MAX_HEAD:
+            if len(self._head) <= self._max_head:
                 return []
             text, self._head, self._following = self._head, "", Following.SPEECH
         if not text or self._following is Following.NOTHING:
@@ -206,6 +245,7 @@ class ThoughtStream:
         if after is Following.BODY:
             head = self._named + self._head
             is_thought = re.search(family.thoughtful, head)
+            self._object = ObjectEnd() if " to=functions." in head else None
             after = Following.THOUGHT if is_thought else Following.SPEECH
         if after is Following.HEAD:
             self._head += " "  # so that what stands before the mark can be told from the rest
@@ -220,12 +260,18 @@ class ThoughtsEnd:
     """Watches an answer for the end of its thoughts: see `Boundary` of a constraint."""
 
     def __init__(self, thoughts: Thoughts) -> None:
-        self._stream = ThoughtStream(thoughts)
+        # What is never a head begins nowhere to be speech that fits.
+        self._stream = ThoughtStream(thoughts, math.inf)
 
     @property
     def held(self) -> str:
         """See `Boundary`."""
         return self._stream.held
+
+    @property
+    def is_late(self) -> bool:
+        """See `Boundary`."""
+        return len(self._stream.head or "") > _LATE
 
     def push(self, text: str) -> str | None:
         """What the text says behind the end of the thoughts, if they have ended; else None.
@@ -241,7 +287,40 @@ class ThoughtsEnd:
     def copy(self) -> ThoughtsEnd:
         """One that watches by itself from here."""
         other = copy.copy(self)
-        other._stream = copy.copy(self._stream)
+        other._stream = self._stream.copy()
+        return other
+
+
+class HeadTrigger:
+    """Watches an answer for the first of some texts in a message's head: see `Boundary`."""
+
+    is_late = False
+
+    def __init__(self, thoughts: Thoughts, texts: tuple[str, ...]) -> None:
+        self._stream = ThoughtStream(thoughts)
+        self._texts = texts
+        self._last = {text[-1] for text in texts}
+
+    @property
+    def held(self) -> str:
+        """See `Boundary`."""
+        return self._stream.head or self._stream.held
+
+    def push(self, text: str) -> str | None:
+        """What of the text stands behind one, if it has come; else None."""
+        begin = 0
+        for end in (at + 1 for at, each in enumerate(text) if each in self._last):
+            self._stream.push(text[begin:end])
+            if (self._stream.head or "").endswith(self._texts):
+                return text[end:]
+            begin = end
+        self._stream.push(text[begin:])
+        return None
+
+    def copy(self) -> HeadTrigger:
+        """One that watches by itself from here."""
+        other = copy.copy(self)
+        other._stream = self._stream.copy()
         return other
 
 

@@ -77,10 +77,14 @@ def _start(form: CallForm, use: ToolUse, spell: Spelling) -> tuple[list[str], tu
         opening = form.openings[0]
         rest = spell.of(form.before.removeprefix(opening))
         return [f"start: {rest} calls"], form.openings
-    # What begins as a call does is one.
+    # What begins as a call does is one. What reads it back takes an opening that is spelled out
+    # for the entry.
     begin = r"\s*".join(map(re.escape, form.sign))
     opened = " | ".join(f"TEXT? {spell.of(opening)} calls" for opening in form.openings)
-    return [f"start: calls | TEXT | {opened}", f"TEXT: /(.|\\n)*/ & ~/\\s*{begin}(.|\\n)*/"], ()
+    entries = "|".join(re.escape(each) for each in form.openings if spell.has(each))
+    spelled = f" & ~/(.|\\n)*({entries})(.|\\n)*/" if entries else ""
+    text = f"/(.|\\n)*/ & ~/\\s*{begin}(.|\\n)*/{spelled}"
+    return [f"start: calls | TEXT | {opened}", f"TEXT: {text}"], ()
 
 
 def _objects(use: ToolUse, schema_of: Callable[[Tool], Schema]) -> str:

@@ -8,24 +8,47 @@ from typing import Any
 from localspec.errors import OptionError
 
 _MAX_REFERENCES = 32  # one after the other
+_MAX_DEPTH = 32  # of schemas in each other
 
 Schema = Mapping[str, Any]
 
 
-def takes_text(schema: object) -> bool | None:
+def takes_text(schema: object, root: Schema, depth: int = 0) -> bool | None:
     """Whether a value of the schema is a text; None if it can be something else, too."""
-    if not isinstance(schema, Mapping):
+    schema = followed(schema, root)
+    if schema is False:
+        return False
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return None
-    if "enum" in schema or "const" in schema:
-        values = schema.get("enum", [schema.get("const")])
-        kinds = {isinstance(value, str) for value in values} if values else set()
-    elif isinstance(schema.get("type"), str):
-        kinds = {schema["type"] == "string"}
-    elif isinstance(schema.get("type"), list):
-        kinds = {kind == "string" for kind in schema["type"]}
+    kinds: set[bool | None]
+    if (values := choices(schema)) is not None:
+        kinds = {isinstance(value, str) for value in values}
+    elif isinstance(schema.get("type"), str | list):
+        kinds = {kind == "string" for kind in types_of(schema)}
+    elif (options := alternatives(schema)) is not None:
+        kinds = {takes_text(option, root, depth + 1) for option in options}
     else:
-        return None
+        parts = schema.get("allOf")
+        found = [takes_text(part, root, depth + 1) for part in parts or ()]
+        kinds = set(found) - {None}
     return kinds.pop() if len(kinds) == 1 else None
+
+
+def types_of(schema: Schema) -> Sequence[object]:
+    """The names of the types that a value may have; none where it says nothing of them."""
+    found = schema.get("type")
+    if isinstance(found, str):
+        return [found]
+    return found if isinstance(found, list) else []
+
+
+def alternatives(schema: Schema) -> Sequence[object] | None:
+    """The schemas of which a value fits one, if there are such."""
+    for word in ("anyOf", "oneOf"):
+        if isinstance(schema.get(word), list) and schema[word]:
+            options: list[object] = schema[word]
+            return options
+    return None
 
 
 def choices(schema: object) -> Sequence[object] | None:
@@ -38,6 +61,17 @@ def choices(schema: object) -> Sequence[object] | None:
     return values if isinstance(values, list) and values else None
 
 
+def branches(schema: object, root: Schema, depth: int = 0) -> list[object]:
+    """The schemas of which a value fits one: those of an anyOf in each other, or it alone."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, Mapping) or "type" in schema or depth > _MAX_DEPTH:
+        return [schema]
+    options = alternatives(schema) if choices(schema) is None else None
+    if options is None:
+        return [schema]
+    return [found for option in options for found in branches(option, root, depth + 1)]
+
+
 def properties_of(schema: Schema) -> Schema:
     """The schemas of an object's properties."""
     properties = schema.get("properties")
@@ -47,11 +81,17 @@ def properties_of(schema: Schema) -> Schema:
 def resolved(schema: object, root: Schema) -> object:
     """What a reference inside of the root refers to, or the schema if it is none.
 
-    Raises OptionError for one to nowhere.
+    An allOf of one schema is that one. Raises OptionError for a reference to nowhere.
     """
     for _ in range(_MAX_REFERENCES):
-        if not isinstance(schema, Mapping) or "$ref" not in schema:
+        if not isinstance(schema, Mapping):
             break
+        if "$ref" not in schema:
+            parts = schema.get("allOf")
+            if not isinstance(parts, list) or len(parts) != 1 or "type" in schema:
+                break
+            schema = parts[0]
+            continue
         reference = schema["$ref"]
         found: object = root
         for part in str(reference).removeprefix("#/").split("/"):
@@ -63,3 +103,70 @@ def resolved(schema: object, root: Schema) -> object:
             )
         schema = found
     return schema
+
+
+def followed(schema: object, root: Schema) -> object:
+    """`resolved`, and anything at all where it refers to nowhere."""
+    try:
+        return resolved(schema, root)
+    except OptionError:
+        return {}
+
+
+def fits(value: object, schema: object, root: Schema, depth: int = 0) -> bool:
+    """Whether a value is one of the schema, by its types, choices, names and parts.
+
+    Lengths, ranges, patterns and whatever else a schema may say are not looked at.
+    """
+    schema = followed(schema, root)
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return schema is not False
+    values, types, options = choices(schema), types_of(schema), alternatives(schema)
+    if values is not None and not any(_is_same(value, each) for each in values):
+        return False
+    if types and not any(_has_type(value, kind) for kind in types):
+        return False
+    if options is not None and not any(fits(value, each, root, depth + 1) for each in options):
+        return False
+    if not all(fits(value, each, root, depth + 1) for each in schema.get("allOf") or ()):
+        return False
+    return _parts_fit(value, schema, root, depth + 1)
+
+
+def _parts_fit(value: object, schema: Schema, root: Schema, depth: int) -> bool:
+    """Whether what an object or a list holds does."""
+    if isinstance(value, list):
+        items = schema.get("items", True)
+        return all(fits(each, items, root, depth) for each in value)
+    if not isinstance(value, Mapping):
+        return True
+    required = schema.get("required")
+    if isinstance(required, list) and not all(name in value for name in required):
+        return False
+    known, others = properties_of(schema), schema.get("additionalProperties", True)
+    if "patternProperties" in schema:
+        others = True
+    return all(fits(each, known.get(name, others), root, depth) for name, each in value.items())
+
+
+_TYPES: Mapping[object, tuple[type, ...]] = {
+    "string": (str,),
+    "boolean": (bool,),
+    "null": (type(None),),
+    "object": (Mapping,),
+    "array": (list,),
+    "number": (int, float),
+}
+
+
+def _has_type(value: object, kind: object) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    if kind == "integer":
+        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return isinstance(value, _TYPES.get(kind, (object,)))
+
+
+def _is_same(one: object, other: object) -> bool:
+    """As JSON has it, where true is not 1."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)

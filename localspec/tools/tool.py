@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localspec.errors import OptionError, perhaps
+from localspec.errors import OptionError, perhaps, require_unicode
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _ID_LENGTH = 9  # as Mistral's templates want them; nobody else minds
 _EXAMPLE = (
     'Give {"name": …, "description": …, "parameters": {a JSON schema}}, or OpenAI\'s form.'
@@ -57,7 +59,7 @@ class ToolCall:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments by name."""
-        found: dict[str, Any] = json.loads(self.json)
+        found: dict[str, Any] = json_value(self.json)
         return found
 
 
@@ -90,25 +92,26 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
 
     tools: a sequence of mappings: a name, a description and the schema of the parameters, flat
     or under "function" as OpenAI has them, the schema also as input_schema. choice: "auto",
-    "none", "required", a tool's name, or OpenAI's object with one. Raises OptionError.
+    "none", "required", a tool's name, or OpenAI's object with one. is_parallel: whether several
+    may be called; by default unless one has to be. Raises OptionError.
     """
     checked = checked_tools(tools)
-    if not isinstance(is_parallel, bool):
+    if not isinstance(is_parallel, bool | None):
         raise OptionError(f"parallel_tool_calls is {is_parallel!r:.80}", "Give True or False.")
     name = _named(choice)
     if name in (None, "auto"):
-        return ToolUse(checked, is_parallel=is_parallel)
+        return ToolUse(checked, is_parallel=is_parallel is not False)
     if name == "none":
-        return ToolUse(checked, are_off=True, is_parallel=is_parallel)
+        return ToolUse(checked, are_off=True)
     if name == "required" and checked:
-        return ToolUse(checked, must=True, is_parallel=is_parallel)
+        return ToolUse(checked, must=True, is_parallel=is_parallel is True)
     names = [tool.name for tool in checked]
     if name not in names:
         raise OptionError(
             f"the tool choice is {choice!r:.200}; the tools are {', '.join(names) or 'none'}",
             f"{perhaps(str(name), names)}Choose auto, none, required, or a tool's name.",
         )
-    return ToolUse(checked, must=True, only=name, is_parallel=is_parallel)
+    return ToolUse(checked, must=True, only=name, is_parallel=is_parallel is True)
 
 
 def checked_tools(tools: object) -> tuple[Tool, ...]:
@@ -121,6 +124,32 @@ def checked_tools(tools: object) -> tuple[Tool, ...]:
         if names.count(name) > 1:
             raise OptionError(f"two tools have the name {name!r}", "Give each its own.")
     return checked
+
+
+def json_value(text: str) -> Any:
+    """What JSON says, in which every number is finite and every text can be encoded.
+
+    1e400 is the largest float: no grammar of JSON has a bound there. Raises ValueError for what
+    is no JSON.
+    """
+    try:
+        value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError("too deep") from error
+    return value if "\\u" not in text else json.loads(json_text(value))
+
+
+def json_text(value: object) -> str:
+    """JSON on one line, with U+FFFD for what no encoding has: halves of surrogate pairs."""
+    return _SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False))
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    return min(max(float(text), -sys.float_info.max), sys.float_info.max)
 
 
 def new_call_id() -> str:
@@ -157,12 +186,14 @@ def _checked(number: int, tool: object) -> Tool:
         )
     schema = {"type": "object", "properties": {}, **parameters}
     try:
-        json.dumps(schema)
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(
             f"the parameters of the tool {name} are no JSON: {error}",
             "Use only what JSON can hold.",
         ) from error
+    require_unicode(f"the description of the tool {name}", description or "")
+    require_unicode(f"the JSON of the parameters of the tool {name}", text)
     return Tool(name, description or "", schema, given.get("strict") is True)
 
 

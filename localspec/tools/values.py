@@ -1,17 +1,27 @@
 """Grammars of arguments: JSON, and the notations of families that write none.
 
 These hold what the schema says of names, types, values to choose from, and what is required;
-of a text's length and pattern they know nothing, which JSON's grammar does.
+of a text's length and pattern they know nothing, which JSON's grammar does. What a notation has
+no way to say is not allowed: a text that holds what ends texts, or a name or choice that does.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from localspec.tools.schemas import choices, properties_of, resolved, takes_text
+from localspec.errors import ConstraintError
+from localspec.tools.schemas import (
+    alternatives,
+    branches,
+    choices,
+    properties_of,
+    resolved,
+    takes_text,
+    types_of,
+)
 
 # As templates render them, so that what a model wrote and what it reads next are alike.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -39,10 +49,17 @@ class Spelling:
             if part
         )
 
+    def has(self, mark: str) -> bool:
+        """Whether the mark is an entry."""
+        return mark in self._tokens
+
     def until(self, name: str, end: str) -> str:
         """A rule of that name: any text up to that one, which belongs to it."""
-        if self.of(end).startswith("<["):
-            return f"{name}: /(.|\\n)*/ {self.of(end)}"
+        if self.has(end):
+            # What reads it back does not see whether the end is an entry or spelled out.
+            text, spelled = f"{name.upper()}_TEXT", re.escape(end).replace("/", "\\/")
+            holding = f"~/(.|\\n)*{spelled}(.|\\n)*/"
+            return f"{name}: {text}? {self.of(end)}\n{text}: /(.|\\n)+/ & {holding}"
         return f"{name}[lazy]: /(.|\\n)*/ {json.dumps(end)}"
 
 
@@ -52,28 +69,57 @@ def json_rule(name: str, schema: Schema) -> str:
 
 
 def tag_rules(name: str, schema: Schema, spell: Spelling) -> list[str]:
-    """Each argument between tags of its own: required ones, then any of the others."""
-    close = "\n</parameter>\n"
+    """Each argument between tags of its own: required ones, then any of the others.
+
+    Raises ConstraintError for a required one that cannot be written.
+    """
     rules: list[str] = []
     required: list[str] = []
     others: list[str] = []
     for number, (key, value) in enumerate(properties_of(schema).items()):
         rule = f"{name}_{number}"
-        value = resolved(value, schema)
-        opening = json.dumps(f"<parameter={key}>\n")
-        if takes_text(value) and not choices(value):
-            rules += [f"{rule}: {opening} {rule}_text", spell.until(f"{rule}_text", close)]
-        elif takes_text(value):
-            texts = " | ".join(json.dumps(str(each)) for each in choices(value) or ())
-            rules.append(f"{rule}: {opening} ({texts}) {json.dumps(close)}")
-        elif takes_text(value) is None:
-            rules += [f"{rule}: {opening} {rule}_text", spell.until(f"{rule}_text", close)]
-        else:
-            rules.append(json_rule(f"{rule}_json", _with_definitions(value, schema)))
-            rules.append(f"{rule}: {opening} {rule}_json {json.dumps(close)}")
-        (required if key in schema.get("required", ()) else others).append(rule)
+        found = _tagged(rule, resolved(value, schema), schema) if ">\n" not in key else []
+        if found:
+            rules += [f"{rule}: {json.dumps(f'<parameter={key}>')} {rule}_value", *found]
+            (required if key in schema.get("required", ()) else others).append(rule)
+        elif key in schema.get("required", ()):
+            raise _unwritable(key)
     any_other = f"({' | '.join(others)})*" if others else ""
     return [f"{name}: {' '.join([*required, any_other])}".rstrip() or f'{name}: ""', *rules]
+
+
+_CLOSING = "\n</parameter>\n"
+# Any text but one that holds the tag by itself, with which it would end.
+_TAGGED_TEXT = r"/\n(.|\n)*\n<\/parameter>\n/ & ~/\n(.|\n)*<\/parameter>(.|\n)(.|\n)+/"
+
+
+def in_tags(value: object) -> str:
+    """A value as it stands between tags."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _tagged(rule: str, value: object, root: Schema) -> list[str]:
+    """The rules of what stands behind an opening tag; none if no value can be written."""
+    found = branches(value, root)
+    free = [each for each in found if choices(each) is None and each is not False]
+    if any(takes_text(each, root) is not False for each in free):
+        return [f"{rule}_value: {rule.upper()}", f"{rule.upper()}: {_TAGGED_TEXT}"]
+    texts = [in_tags(choice) for each in found for choice in choices(each) or ()]
+    written = [
+        json.dumps(f"\n{text}{_CLOSING}") for text in texts if "</parameter>" not in text
+    ]
+    rules = []
+    if free:
+        written.append(f'"\\n" {rule}_json {json.dumps(_CLOSING)}')
+        rules.append(json_rule(f"{rule}_json", _with_definitions({"anyOf": free}, root)))
+    return [f"{rule}_value: {' | '.join(written)}", *rules] if written else []
+
+
+def _unwritable(name: str) -> ConstraintError:
+    return ConstraintError(
+        f"the model's notation of calls cannot say {name!r:.80}, or any value of it",
+        "Rename it, or choose its values without the model's marks.",
+    )
 
 
 def gemma_rules(name: str, schema: Schema, spell: Spelling) -> list[str]:
@@ -86,76 +132,110 @@ def gemma_rules(name: str, schema: Schema, spell: Spelling) -> list[str]:
         f'{name}_plain: %json {{"type": ["number", "boolean", "null"]}}',
         f'{name}_list: "[" ({name}_any ("," {name}_any)*)? "]"',
         f'{name}_object: "{{" ({name}_pair ("," {name}_pair)*)? "}}"',
-        f'{name}_pair: /[A-Za-z0-9_.$-]+/ ":" {name}_any',
+        f'{name}_pair: (/[A-Za-z0-9_.$-]+/ | {name}_string) ":" {name}_any',
     ]
-    writer = _GemmaWriter(name, schema, quote)
-    return [f"{name}: {writer.value(schema, 0)}", *rules]
+    arguments = _GemmaWriter(name, schema, quote).value(schema, 0)
+    if arguments is None:
+        raise _unwritable(name)
+    return [f"{name}: {arguments}", *rules]
 
 
 class _GemmaWriter:
-    """Writes the rules of one tool's arguments, each as an expression."""
+    """Writes the rules of one tool's arguments, each as an expression.
+
+    None stands for what cannot be written.
+    """
 
     def __init__(self, name: str, root: Schema, quote: str) -> None:
         self._name = name
         self._root = root
         self._quote = quote
 
-    def value(self, schema: object, depth: int) -> str:
+    def value(self, schema: object, depth: int) -> str | None:
         """A value of the schema."""
         schema = resolved(schema, self._root)
+        if schema is False:
+            return None
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return f"{self._name}_any"
         if (values := choices(schema)) is not None:
-            return "(" + " | ".join(map(self._constant, values)) + ")"
-        for word in ("anyOf", "oneOf"):
-            if isinstance(schema.get(word), list):
-                return self._one_of(schema[word], depth)
-        kind = schema.get("type")
-        if isinstance(kind, list):
-            return self._one_of([{**schema, "type": each} for each in kind], depth)
+            return _either(map(self._constant, values))
+        if (options := alternatives(schema)) is not None:
+            return _either(self.value(each, depth + 1) for each in options)
+        kinds = types_of(schema)
+        if len(kinds) == 1:
+            return self._of_type(kinds[0], schema, depth)
+        if kinds:
+            return _either(self._of_type(kind, schema, depth) for kind in kinds)
+        return f"{self._name}_any"
+
+    def _of_type(self, kind: object, schema: Schema, depth: int) -> str | None:
         if kind == "object":
             return self._object(schema, depth)
         if kind == "array":
             item = self.value(schema.get("items"), depth + 1)
-            return f'"[" ({item} ("," {item})*)? "]"'
+            return '"[]"' if item is None else f'"[" ({item} ("," {item})*)? "]"'
         if kind == "string":
             return f"{self._name}_string"
         if kind in ("integer", "number", "boolean", "null"):
-            return f"%json {json.dumps(schema)}"
+            return f"%json {json.dumps({**schema, 'type': kind})}"
         return f"{self._name}_any"
 
-    def _one_of(self, schemas: Sequence[object], depth: int) -> str:
-        return "(" + " | ".join(self.value(each, depth + 1) for each in schemas) + ")"
-
-    def _constant(self, value: object) -> str:
+    def _constant(self, value: object) -> str | None:
         if isinstance(value, str):
-            return (
-                f"{self._quote} {json.dumps(value)} {self._quote}"
-                if value
-                else (f"{self._quote} {self._quote}")
-            )
-        if isinstance(value, dict | list):
-            return f"{self._name}_any"
+            text = f"{json.dumps(value)} " if value else ""
+            return None if _QUOTE in value else f"{self._quote} {text}{self._quote}"
+        if isinstance(value, list):
+            return _listed("[", map(self._constant, value), "]")
+        if isinstance(value, Mapping):
+            pairs = (_pair(self._key(key), self._constant(value[key])) for key in value)
+            return _listed("{", pairs, "}")
         return json.dumps(json.dumps(value))
 
-    def _object(self, schema: Schema, depth: int) -> str:
+    def _key(self, key: str) -> str | None:
+        """A name and its colon; quoted where it would end elsewhere."""
+        if key and key == key.strip() and not key.startswith((_QUOTE, "}")) and ":" not in key:
+            return json.dumps(f"{key}:")
+        quoted = self._constant(key)
+        return None if quoted is None else f'{quoted} ":"'
+
+    def _object(self, schema: Schema, depth: int) -> str | None:
         properties = properties_of(schema)
         if not properties:
             is_empty = schema.get("additionalProperties") is False
             return '"{}"' if is_empty else f"{self._name}_object"
-        required = [key for key in properties if key in schema.get("required", ())]
-        others = [key for key in properties if key not in required]
-
-        def pair(key: str) -> str:
-            return f"{json.dumps(key + ':')} {self.value(properties[key], depth + 1)}"
-
-        first = ' "," '.join(map(pair, required))
-        rest = " | ".join(map(pair, others))
+        required, others = [], []
+        for key, value in properties.items():
+            pair = _pair(self._key(key), self.value(value, depth + 1))
+            if key in schema.get("required", ()):
+                required.append(pair)
+            elif pair is not None:
+                others.append(pair)
+        if None in required:
+            return None
+        first, rest = ' "," '.join(filter(None, required)), " | ".join(others)
         if not rest:
             return f'"{{" {first} "}}"'
         if first:
             return f'"{{" {first} ("," ({rest}))* "}}"'
         return f'"{{" (({rest}) ("," ({rest}))*)? "}}"'
+
+
+def _pair(key: str | None, value: str | None) -> str | None:
+    return None if key is None or value is None else f"{key} {value}"
+
+
+def _either(options: Iterable[str | None]) -> str | None:
+    written = [option for option in options if option is not None]
+    return f"({' | '.join(written)})" if written else None
+
+
+def _listed(opening: str, items: Iterable[str | None], closing: str) -> str | None:
+    written = list(items)
+    if None in written:
+        return None
+    inside = ' "," '.join(filter(None, written))
+    return f"{json.dumps(opening)} {inside} {json.dumps(closing)}"
 
 
 def _with_definitions(value: object, schema: Schema) -> Schema:

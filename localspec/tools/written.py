@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from localspec.tools.schemas import properties_of, resolved, takes_text
-from localspec.tools.tool import Tool
+from localspec.errors import OptionError
+from localspec.tools.schemas import branches, choices, fits, properties_of, takes_text
+from localspec.tools.tool import Tool, json_text, json_value
+from localspec.tools.values import in_tags
 
 _MAX_DEPTH = 64  # of values in Gemma's notation
 
@@ -33,29 +35,61 @@ def read_objects(text: str, tools: Sequence[Tool]) -> list[Written] | None:
     found = _parsed(text)
     calls = []
     for each in found if isinstance(found, list) else [found]:
-        if not isinstance(each, dict):
-            return None
-        function = each.get("function")
-        given = function if isinstance(function, dict) else each
-        arguments = given.get("arguments", given.get("parameters", {}))
-        written = _call(given.get("name"), arguments, tools)
+        written = _of_object(each, tools)
         if written is None:
             return None
         calls.append(written)
     return calls or None
 
 
+def _of_object(value: object, tools: Sequence[Tool]) -> Written | None:
+    if not isinstance(value, dict):
+        return None
+    function = value.get("function")
+    given = function if isinstance(function, dict) else value
+    arguments = given.get("arguments", given.get("parameters", {}))
+    return _call(given.get("name"), arguments, tools)
+
+
 def read_named(text: str, tools: Sequence[Tool]) -> list[Written] | None:
     """Mistral's name[ARGS]{…}, perhaps with an id; further ones behind [TOOL_CALLS]."""
-    calls = []
-    for part in text.split("[TOOL_CALLS]"):
-        name, _, arguments = part.partition("[ARGS]")
-        name, _, own_id = name.strip().partition("[CALL_ID]")
-        written = _call(name.strip(), _parsed(arguments), tools)
-        if written is None:
+    calls: list[Written] = []
+    rest = text
+    while rest.strip() or not calls:
+        head, _, arguments = rest.removeprefix("[TOOL_CALLS]").partition("[ARGS]")
+        name, _, own_id = head.strip().partition("[CALL_ID]")
+        # A mark can also stand inside of a text of the arguments.
+        value, rest = _first_value(arguments)
+        written = _call(name.strip(), value, tools)
+        if written is None or (rest and not rest.startswith("[TOOL_CALLS]")):
             return None
         calls.append(written._replace(id=own_id.strip() or None))
     return calls
+
+
+def read_unmarked(text: str, tools: Sequence[Tool]) -> list[Written] | None:
+    """Objects with a tool's name and arguments that fit, perhaps in a fence each, or lists of
+    such: as models write calls that do not keep to their family's form.
+    """
+    calls: list[Written] = []
+    rest = text
+    while rest := _FENCES.sub("", rest):
+        value, rest = _first_value(rest)
+        objects = value if isinstance(value, list) else [value]
+        found = [_of_object(each, tools) for each in objects]
+        written = [each for each in found if each is not None and _is_fit(each, tools)]
+        if not objects or len(written) < len(objects):
+            return None
+        calls += written
+    return calls or None
+
+
+_FENCES = re.compile(r"\A\s*(?:```(?:json)?\s*)*", re.IGNORECASE)
+
+
+def _is_fit(written: Written, tools: Sequence[Tool]) -> bool:
+    schema = next(tool.parameters for tool in tools if tool.name == written.name)
+    return fits(json.loads(written.json), schema, schema)
 
 
 def read_message(text: str, tools: Sequence[Tool]) -> list[Written] | None:
@@ -79,9 +113,8 @@ def read_gemma(text: str, tools: Sequence[Tool]) -> list[Written] | None:
 
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\n?(.*?)\n?</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(
-    r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|$))", re.DOTALL
-)
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>")
+_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|\Z))")
 
 
 def read_tags(text: str, tools: Sequence[Tool]) -> list[Written] | None:
@@ -89,33 +122,86 @@ def read_tags(text: str, tools: Sequence[Tool]) -> list[Written] | None:
     found = _FUNCTION.fullmatch(text)
     if found is None:
         return None
-    schemas = _properties(found[1].strip(), tools)
+    name, body = found[1].strip(), found[2]
+    schema = next((tool.parameters for tool in tools if tool.name == name), {})
+    known = sorted(properties_of(schema), key=len, reverse=True)
     arguments, at = {}, 0
-    while each := _PARAMETER.match(found[2], at):
-        at = each.end()
-        arguments[each[1].strip()] = _typed(each[2], schemas.get(each[1].strip()))
-    if found[2][at:].strip():
+    while opening := _tag_at(body, at, known):
+        key, at = opening
+        try:
+            arguments[key], at = _tagged(body, at, properties_of(schema).get(key), schema)
+        except ValueError:
+            return None
+    if body[at:].strip():
         return None
-    written = _call(found[1].strip(), arguments, tools)
+    written = _call(name, arguments, tools)
     return None if written is None else [written]
 
 
-def _typed(text: str, schema: object) -> Any:
+def _tag_at(text: str, at: int, known: Sequence[str]) -> tuple[str, int] | None:
+    """The name in the tag that begins there, and where its value does; None without a tag.
+
+    known: names that are looked for first, which may hold what no other name can.
+    """
+    at = _behind_space(text, at)
+    key = next((key for key in known if text.startswith(f"<parameter={key}>", at)), None)
+    if key is not None:
+        end = at + len(f"<parameter={key}>")
+    elif found := _PARAMETER.match(text, at):
+        key, end = found[1].strip(), found.end()
+    else:
+        return None
+    return key, end + text.startswith("\n", end)
+
+
+def _tagged(text: str, at: int, schema: object, root: Mapping[str, Any]) -> tuple[Any, int]:
+    """The value between tags that begins there, and where its closing tag ends.
+
+    Raises ValueError if it has none.
+    """
+    is_text = takes_text(schema, root)
+    for end in _END.finditer(text, at):
+        written = text[at : end.start()]
+        if is_text is not False or not _is_cut(written):
+            return _typed(written, schema, root, is_text=is_text), end.end()
+    raise ValueError("no end")
+
+
+def _is_cut(text: str) -> bool:
+    """Whether it is JSON up to a place in a text, which a tag behind it belongs to."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string")
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
+def _branches(schema: object, root: Mapping[str, Any]) -> list[object]:
+    try:
+        return branches(schema, root)
+    except OptionError:  # a reference to nowhere
+        return []
+
+
+def _typed(text: str, schema: object, root: Mapping[str, Any], *, is_text: bool | None) -> Any:
     """What a text between tags stands for."""
-    if takes_text(schema):
+    for branch in _branches(schema, root):
+        for choice in choices(branch) or ():
+            if in_tags(choice) == text:
+                return choice
+    if is_text:
         return text
     try:
-        return json.loads(text, parse_constant=_no_json)
-    except (ValueError, RecursionError):
+        value = json_value(text)
+    except ValueError:
         return text
-
-
-def _properties(name: str, tools: Sequence[Tool]) -> dict[str, object]:
-    for tool in tools:
-        if tool.name == name:
-            found = properties_of(tool.parameters)
-            return {key: resolved(value, tool.parameters) for key, value in found.items()}
-    return {}
+    if is_text is False:
+        return value
+    # A text stands there without quotes, and is none of what looks like it, as 1e5.
+    is_odd = isinstance(value, str) or (isinstance(value, float) and "e" in text.lower())
+    return text if is_odd or not fits(value, schema, root) else value
 
 
 def _call(name: object, arguments: object, tools: Sequence[Tool]) -> Written | None:
@@ -123,19 +209,28 @@ def _call(name: object, arguments: object, tools: Sequence[Tool]) -> Written | N
         arguments = _parsed(arguments)  # some write the object as a text
     if not isinstance(arguments, dict) or name not in [tool.name for tool in tools]:
         return None
-    return Written(str(name), json.dumps(arguments, ensure_ascii=False))
+    return Written(str(name), json_text(arguments))
 
 
 def _parsed(text: str) -> Any:
     """JSON's value; None if it is none."""
     try:
-        return json.loads(text, parse_constant=_no_json)
-    except (ValueError, RecursionError):
+        return json_value(text)
+    except ValueError:
         return None
 
 
-def _no_json(name: str) -> Any:
-    raise ValueError(name)
+def _first_value(text: str) -> tuple[Any, str]:
+    """The JSON value that a text begins with, None if there is none, and what stands behind."""
+    text = text.lstrip()
+    try:
+        _, end = _DECODER.raw_decode(text)
+        return json_value(text[:end]), text[end:].lstrip()
+    except (ValueError, RecursionError):
+        return None, ""
+
+
+_DECODER = json.JSONDecoder()
 
 
 _QUOTE = '<|"|>'
@@ -156,7 +251,7 @@ def _gemma_value(text: str, at: int, depth: int) -> tuple[Any, int]:
     plain = _PLAIN.match(text, at)
     if plain is None:
         raise ValueError("no value")
-    return json.loads(plain[0], parse_constant=_no_json), plain.end()
+    return json_value(plain[0]), plain.end()
 
 
 def _gemma_object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:

@@ -1,0 +1,81 @@
+"""Calls that a model writes as JSON alone, without the marks of its family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from localspec.streaming.object_end import ObjectEnd
+from localspec.tools.tool import Tool
+from localspec.tools.written import Written, read_unmarked
+
+_FENCE, _OPENED = "```", "```json"
+_BETWEEN = ("", _FENCE, _OPENED, _FENCE + _FENCE, _FENCE + _OPENED)
+# How objects begin that name a tool, without blank space.
+_BEGINS = (
+    '{"name":"NAME"',
+    '{"type":"function","name":"NAME"',
+    '{"function":{"name":"NAME"',
+    '{"type":"function","function":{"name":"NAME"',
+    '{"arguments":{',
+    '{"parameters":{',
+)
+
+
+class UnmarkedCalls:
+    """Watches an answer from its beginning for whether it is nothing but such calls.
+
+    They are objects with the name of a tool and arguments that fit, or lists of such, perhaps
+    in a fence each.
+    """
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools = tools
+        self._begins = [
+            opening + begin.replace("NAME", tool.name)
+            for tool in tools
+            for begin in _BEGINS
+            for opening in ("", "[")
+        ]
+        self._text = ""
+        self._begin = ""  # of the next value, with its fence, without blank space
+        self._end: ObjectEnd | None = None  # of the value that is written
+        self._fences: Sequence[str] = (
+            "",
+            _FENCE,
+            _OPENED,
+        )  # what may stand before the next value
+        self.is_possible = True
+
+    def push(self, text: str) -> None:
+        """More of the answer. Sets `is_possible` to whether it may still be calls."""
+        self._text += text
+        at = 0
+        while self.is_possible and at < len(text):
+            if self._end is None:
+                self._begun(text[at])
+                at += 1
+                continue
+            at += self._end.push(text[at:])
+            if self._end.is_over:
+                self._begin, self._end = "", None
+                self._fences = _BETWEEN
+                so_far = self._text[: len(self._text) - len(text) + at]
+                self.is_possible = read_unmarked(so_far, self._tools) is not None
+
+    def _begun(self, character: str) -> None:
+        """Look at the next character in front of a value, or of its beginning."""
+        self._begin += character.strip()
+        at = next((at for at, each in enumerate(self._begin) if each in "{["), None)
+        fence, value = self._begin[:at].lower(), self._begin[len(self._begin[:at]) :]
+        if not value:
+            self.is_possible = any(each.startswith(fence) for each in self._fences)
+            return
+        if any(value.startswith(each) for each in self._begins):
+            self._end = ObjectEnd()
+            self._end.push(value)
+        is_begin = any(each.startswith(value) for each in self._begins)
+        self.is_possible = fence in self._fences and (is_begin or self._end is not None)
+
+    def read(self) -> list[Written] | None:
+        """The calls that it is; None if it is none, as far as it has come."""
+        return read_unmarked(self._text, self._tools)

@@ -1,0 +1,249 @@
+"""What a grammar of calls allows is read back to the same values, in every notation."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from call_families import FAMILIES
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from test_call_grammar import behind, fit, grammar_of
+from test_calls import read
+
+from localspec.errors import ConstraintError
+from localspec.tools.schemas import branches, fits, takes_text
+from localspec.tools.tool import tool_use
+
+pytest.importorskip("llguidance", reason="llguidance is not installed")
+
+# What notations are made of.
+PIECES = [
+    "</parameter>", "\n", "<parameter=a>", "</function>", "</tool_call>", "<tool_call>", "null",
+    "true", "12345", "1e5", '["a"]', '{"a": 1}', "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>",
+    '<|"|>', "<tool_call|>", "<|end|>", "<|channel|>", "<|start|>", "<|message|>", ":", ",",
+    "{", "}", "]", '"', "\\", " ", "a", "é", "日", "\U0001f600", "</think>", "```", "name",
+]  # fmt: skip
+texts = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
+names = st.one_of(
+    st.sampled_from(
+        ["city", "a", "b:c", "x>y", "a b", ":", "}", "日", '"', "x\n", '<|"|>', ""]
+    ),
+    texts,
+)
+numbers = st.one_of(
+    st.integers(-(10**20), 10**20),
+    st.floats(-(10.0**15), 10.0**15).map(lambda x: round(x, 6) + 0.0),
+)
+keys = st.sampled_from(["a", "b:c", ":", "x.y", ""])  # where a schema names none
+plain = st.one_of(st.none(), st.booleans(), st.integers(-99, 99), texts)
+any_json = st.recursive(
+    plain,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(keys, inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def of(schema, values):
+    """A schema with each of the values."""
+    return values.map(lambda value: (schema, value))
+
+
+SIMPLE = st.one_of(
+    of({"type": "string"}, texts),
+    of({"type": "integer"}, st.integers(-(10**20), 10**20)),
+    of({"type": "number"}, numbers),
+    of({"type": "boolean"}, st.booleans()),
+    of({}, any_json),
+    of({"description": "Anything."}, any_json),
+    of({"anyOf": [{"type": "string"}, {"type": "null"}]}, st.none() | texts),  # Pydantic's
+    of({"type": ["integer", "string"]}, st.integers() | texts),
+    of({"type": "array"}, st.lists(any_json, max_size=2)),
+    of({"type": "object"}, st.dictionaries(keys, any_json, max_size=2)),
+)
+
+
+@st.composite
+def choosing(draw, values, more):
+    found = draw(st.lists(values, min_size=1, max_size=4))
+    return {"enum": found, **more}, draw(st.sampled_from(found))
+
+
+@st.composite
+def compound(draw, inner):
+    (one, value), (two, other) = draw(inner), draw(inner)
+    kind = draw(st.sampled_from(["array", "union", "all", "object"]))
+    if kind == "array":
+        return {"type": "array", "items": one}, [value] * draw(st.integers(0, 2))
+    if kind == "union":
+        return {"anyOf": [one, two]}, draw(st.sampled_from([value, other]))
+    if kind == "all":
+        return {"allOf": [one]}, value
+    return draw(objects(inner))
+
+
+@st.composite
+def objects(draw, inner):
+    """A schema of an object, what is required first, and one of it."""
+    found = draw(st.dictionaries(names, inner, max_size=3))
+    num_required = draw(st.integers(0, len(found)))
+    required = list(found)[:num_required]
+    schema = {
+        "type": "object",
+        "properties": {name: each for name, (each, _) in found.items()},
+        "required": required,
+        "additionalProperties": False,
+    }
+    kept = [name for name in found if name in required or draw(st.booleans())]
+    return schema, {name: found[name][1] for name in kept}
+
+
+typed = st.recursive(
+    SIMPLE | choosing(texts, {"type": "string"}) | choosing(any_json, {}),
+    compound,
+    max_leaves=4,
+)
+
+
+def in_gemma(value, *, is_key=False):
+    if isinstance(value, str):
+        is_plain = value and value == value.strip() and ":" not in value
+        if is_key and is_plain and not value.startswith(("}", '<|"|>')):
+            return value
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, list):
+        return f"[{','.join(map(in_gemma, value))}]"
+    if isinstance(value, dict):
+        pairs = (
+            f"{in_gemma(key, is_key=True)}:{in_gemma(each)}" for key, each in value.items()
+        )
+        return "{" + ",".join(pairs) + "}"
+    return json.dumps(value)
+
+
+def in_tags(value):
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def written(name, arguments):
+    """A call as the family writes it."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    if name == "Gemma 4":
+        return f"<|tool_call>call:f{in_gemma(arguments)}<tool_call|>"
+    if name == "Qwen3-Coder":
+        each = "".join(
+            f"<parameter={key}>\n{in_tags(value)}\n</parameter>\n"
+            for key, value in arguments.items()
+        )
+        return f"<tool_call>\n<function=f>\n{each}</function>\n</tool_call>"
+    call = FAMILIES[name].call.replace("get_weather", "f")
+    return call.replace('{"city": "Rome", "days": 3}', text)
+
+
+def texts_of(value):
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        return [text for each in value for text in texts_of(each)]
+    if isinstance(value, dict):
+        return [text for key, each in value.items() for text in (key, *texts_of(each))]
+    return []
+
+
+def is_carried(name, schema, arguments):
+    """Whether the notation has a way to say it."""
+    if name == "Gemma 4":
+        return not any('<|"|>' in text for text in texts_of(arguments))
+    if name != "Qwen3-Coder":
+        return True
+    free = [v for key, v in arguments.items() if is_free(schema["properties"][key])]
+    return not any(">\n" in key for key in arguments) and not any(
+        "</parameter>" in in_tags(value) for value in free
+    )
+
+
+def is_free(schema):
+    """Whether some of its values are written as a text or a choice, which may be anything."""
+    return any(
+        "enum" in each or takes_text(each, {}) is not False for each in branches(schema, {})
+    )
+
+
+def same(name, schema, found, arguments):
+    """Whether they are the same; between tags also what is written alike."""
+    if name != "Qwen3-Coder":
+        return as_json(found) == as_json(arguments)
+    return found.keys() == arguments.keys() and all(
+        as_json(found[key]) == as_json(arguments[key])
+        or (
+            is_free(schema["properties"][key])
+            and schema["properties"][key].get("type") != "string"
+            and in_tags(found[key]) == in_tags(arguments[key])
+            and fits(found[key], schema["properties"][key], schema)
+        )
+        for key in arguments
+    )
+
+
+def as_json(value):
+    return json.dumps(value, sort_keys=True)
+
+
+def grammar_for(name, schema):
+    """The grammar, None where the notation cannot say it."""
+    try:
+        return grammar_of(name, tools=[{"name": "f", "parameters": schema}])[1]
+    except ConstraintError:
+        return None
+
+
+SLOW = settings(
+    max_examples=20, deadline=None, suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@SLOW
+@given(drawn=objects(typed), seed=st.integers(0, 9))
+def test_values_are_written_allowed_and_read_back(name, drawn, seed):
+    schema, arguments = drawn
+    call = written(name, arguments)
+    grammar = grammar_for(name, schema)
+    is_allowed = grammar is not None and fit(grammar, behind(grammar, call))
+    if is_carried(name, schema, arguments) and grammar is not None:
+        assert is_allowed, call
+    if not is_allowed:
+        return
+    use = tool_use([{"name": "f", "parameters": schema}], "auto", is_parallel=True)
+    for is_kept in (True, False):
+        sizes = random.Random(seed) if seed else None
+        said, thought, calls = read(name, call, use=use, is_kept=is_kept, sizes=sizes)
+        assert (said, thought, len(calls)) == ("", "", 1)
+        assert same(name, schema, calls[0][1], arguments), call
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@SLOW
+@given(drawn=objects(typed), data=st.data())
+def test_whatever_the_grammar_allows_is_read(name, drawn, data):
+    """Also what no writer made: a call that something was put into, or taken out of."""
+    schema, arguments = drawn
+    call = written(name, arguments)
+    begin = data.draw(st.integers(len(call) // 3, len(call)))
+    end = data.draw(st.integers(begin, min(begin + 9, len(call))))
+    middle = data.draw(
+        st.sampled_from([*PIECES, "1e400", "NaN", "-0", "0.0", "\\ud800", "\\u00e4"])
+    )
+    call = call[:begin] + middle + call[end:]
+    grammar = grammar_for(name, schema)
+    assume(grammar is not None and fit(grammar, behind(grammar, call)))
+    before = call.partition(grammar.triggers[0])[0].rstrip() if grammar.triggers else ""
+    use = tool_use([{"name": "f", "parameters": schema}], "auto", is_parallel=True)
+    for is_kept in (True, False):
+        said, thought, calls = read(name, call, use=use, is_kept=is_kept)
+        assert said in ("", before), call
+        assert (thought, len(calls)) == ("", 1), call
+        json.dumps(calls[0][1], allow_nan=False, ensure_ascii=False).encode()
+        assert fits(calls[0][1], schema, schema), call
