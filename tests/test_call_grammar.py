@@ -8,7 +8,9 @@ import json
 import pytest
 from call_families import FAMILIES, TOOLS
 
-from localspec.errors import OptionError
+from localspec.chat.kept_calls import kept_calls
+from localspec.errors import ConstraintError, OptionError
+from localspec.streaming.options import AnswerOptions
 from localspec.tools.forms import form_of
 from localspec.tools.grammar import call_grammar
 from localspec.tools.tool import tool_use
@@ -45,6 +47,18 @@ def behind(grammar, text):
         if found:
             return rest
     return text
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_another_answer_is_kept_to_as_much_of_its_schema_as_one_without_tools(name):
+    """What cannot be kept to is passed over there, too, unless that is to be strict."""
+    schema = {"type": "array", "items": {"enum": [1]}, "uniqueItems": True, "format": "path"}
+    options = AnswerOptions(tools=TOOLS, json_schema=schema)
+    form = form_of(FAMILIES[name].template)
+    assert kept_calls(form, options.tool_use(()), {}) is not None
+    strict = dataclasses.replace(options, strict=True)
+    with pytest.raises(ConstraintError, match="uniqueItems"):
+        kept_calls(form, strict.tool_use(()), {})
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -304,9 +304,15 @@ def test_a_trigger_begins_what_fits(pair):
 def test_what_clashes_or_is_none_is_refused(engine):
     refused = [
         ({"json_schema": FOX, "regex": "a"}, OptionError, "json_schema and regex"),
-        ({"json_schema": {"not": {}}}, ConstraintError, '"not"'),
-        ({"json_schema": {"a": {}, "if": {}}}, ConstraintError, '"if"'),
-        ({"json_schema": {"x-guidance": {"lenient": True}, "not": {}}}, ConstraintError, "not"),
+        ({"json_schema": {"not": {}}, "strict": True}, ConstraintError, '"not"'),
+        ({"json_schema": {"a": {}, "if": {}}, "strict": True}, ConstraintError, '"if"'),
+        (
+            {"json_schema": {"x-guidance": {"lenient": True}, "not": {}}, "strict": True},
+            ConstraintError,
+            "not",
+        ),
+        ({"json_schema": {"pattern": "^(?=a)"}, "strict": True}, ConstraintError, "look-ahead"),
+        ({"json_schema": FOX, "strict": "yes"}, OptionError, "strict is 'yes'"),
         ({"json_schema": "{"}, ConstraintError, "no JSON"),
         ({"json_schema": "[]"}, ConstraintError, "JSON schema is"),
         ({"json_schema": 3}, OptionError, "json_schema is 3"),
@@ -407,6 +413,43 @@ def test_dataclasses_and_pydantic_models_are_schemas(pair):
 
     with pytest.raises(ConstraintError, match="complex"):
         pair.generate("Hi", json_schema=Odd)
+
+
+def test_a_pydantic_class_means_its_fields(pair):
+    """Also those in it, and in lists of it; unless it allows others, or is a dict."""
+    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
+    part = pydantic.create_model("Part", size=(Literal[1, 2], ...))
+    open_ = pydantic.create_model(
+        "Open", __config__=pydantic.ConfigDict(extra="allow"), part=(part, ...)
+    )
+    fox = pydantic.create_model(
+        "Fox",
+        default=(part, ...),  # a name that a schema uses otherwise
+        parts=(list[part] | None, None),
+        notes=(dict[str, bool], ...),
+        open=(open_, ...),
+    )
+    schema = json.loads(schema_text(fox))
+    example = {
+        "default": {"size": 1}, "parts": [{"size": 2}], "notes": {"new": True},
+        "open": {"part": {"size": 1}, "more": 3},
+    }  # fmt: skip
+    jsonschema.validate(example, schema)
+    for wrong in (
+        {"more": 1}, {"default": {"size": 1, "more": 1}}, {"parts": [{"size": 2, "more": 1}]},
+        {"open": {"part": {"size": 1, "more": 1}}}, {"notes": {"new": 3}},
+    ):  # fmt: skip
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**example, **wrong}, schema)
+    nested = pydantic.create_model("Nested", one=(part, ...), two=(tuple[part, part], ...))
+    for seed in range(4):
+        reply = pair.complete(
+            QUESTION, seed=seed, json_schema=nested, **{**SEEDED, "max_tokens": 400}
+        )
+        assert reply.finish_reason == "stop"
+        nested.model_validate_json(reply.text)
+    as_dict = fox.model_json_schema()
+    assert json.loads(schema_text(as_dict)) == as_dict  # as it was written
 
 
 def test_without_llguidance_a_gbnf_grammar_still_works(demo_target, monkeypatch):

@@ -82,6 +82,26 @@ def test_a_file_that_is_no_grammar_is_refused(tmp_path, name, text, message):
     assert "Hint: " in done.stderr
 
 
+def test_what_is_not_kept_to_is_told_or_an_error(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(
+        '{"type": "array", "items": {"enum": [1]}, "maxItems": 2, "uniqueItems": true}'
+    )
+    asked = ("--json-schema", path, "--max-tokens", "20")
+    told = run("generate", *asked, "A fox?")
+    assert "Not kept to of the JSON schema: uniqueItems." in told.stderr
+    assert "Not kept" not in told.stdout
+    as_object = run("generate", *asked, "--json", "A fox?").stdout
+    assert json.loads(as_object)["not_kept"] == ["uniqueItems"]
+    assert "uniqueItems" in run("chat", *asked, given="One?\n").stderr
+    strict = refused(tmp_path, *map(str, asked), "--strict")
+    assert strict.returncode == 2
+    assert 'cannot be kept to: "uniqueItems"' in strict.stderr or "uniqueItems" in strict.stderr
+    alone = refused(tmp_path, "--strict")
+    assert alone.returncode == 2
+    assert "--strict has no place without --json-schema" in alone.stderr
+
+
 def test_two_at_once_are_refused(tmp_path):
     (tmp_path / "a.json").write_text("{}")
     done = refused(tmp_path, "--json-schema", tmp_path / "a.json", "--regex", "a")

@@ -13,6 +13,8 @@ import pytest
 
 from enumeration import Enumeration
 from localspec.constraints.behind import Trigger
+from localspec.constraints.number_bound import NumberBound
+from localspec.constraints.spelling import Spelling
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.forced import Forced
@@ -207,6 +209,19 @@ def triggered(*, quick):
     return behind(inner, Trigger(["ab"]), vocabulary, ["ab"], may_end=True)
 
 
+def numbers(*, quick):
+    """A list of numbers of long tokens, which the bound ends; and one that may not end in 0."""
+    texts = ["e", ",", "1" * 15, "0", "0" * 16]
+
+    def allowed(history):
+        begun = "".join(texts[token] for token in history).rpartition(",")[2]
+        ends = {0, 1} if begun and not begun.endswith("0") else set()
+        return {2, 3, 4} | ends
+
+    inner = ToyConstraint(5, allowed, 0, quick=quick)
+    return NumberBound(inner, Spelling(ToyVocabulary(texts, end=0), 5))
+
+
 BOUNDARIES = {
     "a thought": (functools.partial(thinking, 4, opened=True), 4, 5),
     "a token across": (functools.partial(thinking, 6, opened=True), 6, 4),
@@ -214,6 +229,7 @@ BOUNDARIES = {
         functools.partial(thinking, 5, opened=False, opening=frozenset([4])), 5, 4,
     ),
     "a trigger": (triggered, 4, 5),
+    "a bound of numbers": (numbers, 5, 5),
 }  # fmt: skip
 
 

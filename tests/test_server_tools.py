@@ -360,7 +360,7 @@ def test_an_answer_in_json(servers):
 
 def test_what_cannot_be_kept_to_is_refused_with_the_keyword(servers):
     odd = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
-    form = {"type": "json_schema", "name": "odd", "schema": odd}
+    form = {"type": "json_schema", "name": "odd", "schema": odd, "strict": True}
     chat = {"type": "json_schema", "json_schema": form}
     strict = [{"type": "function", "name": "odd", "parameters": odd, "strict": True}]
     ask = {"model": "tooled", "messages": [QUESTION], "max_tokens": 2}
@@ -370,12 +370,43 @@ def test_what_cannot_be_kept_to_is_refused_with_the_keyword(servers):
         servers.ask("/v1/messages", **ask, output_format=form),
         servers.ask("/v1/responses", model="tooled", input="x", text={"format": form}),
         servers.ask("/v1/responses", model="tooled", input="x", tools=strict),
-        servers.ask("/v1/completions", prompt="x", json_schema=odd),
     ):
         assert response.status_code == 400
         assert "not" in response.json()["error"]["message"]
     free = servers.ask("/v1/messages", **ask, tools=[{"name": "odd", "input_schema": odd}])
     assert free.status_code == 200
+
+
+def test_what_cannot_be_kept_to_is_passed_over_and_told_where_nobody_asks_for_strict(servers):
+    """In a header, and in a field of the answer or of its last event."""
+    path = {"type": "string", "format": "path", "maxLength": 3}
+    odd = {"type": "object", "properties": {"a": path}, "additionalProperties": False}
+    odd["properties"]["b"] = {"type": "array", "items": {"enum": [1]}, "uniqueItems": True}
+    form = {"type": "json_schema", "name": "odd", "schema": odd}
+    chat = {"type": "json_schema", "json_schema": form}
+    ask = {"messages": [QUESTION], "max_tokens": 9, **STEADY}
+    for route, fields in (
+        ("/v1/chat/completions", {**ask, "response_format": chat}),
+        ("/v1/messages", {**ask, "output_format": form}),
+        ("/v1/responses", {"input": "x", "text": {"format": form}, "max_output_tokens": 9}),
+        ("/v1/completions", {"prompt": "x", "json_schema": odd, "max_tokens": 9}),
+    ):
+        response = servers.ask(route, **fields)
+        assert response.status_code == 200, response.text
+        assert response.headers["x-localspec-not-kept"] == "format path, uniqueItems"
+        assert response.json()["not_kept"] == ["format path", "uniqueItems"]
+        streamed = servers.ask(route, **fields, stream=True)
+        assert streamed.headers["x-localspec-not-kept"] == "format path, uniqueItems"
+        assert '"not_kept":["format path","uniqueItems"]' in streamed.text
+    # A format that nobody knows says what a text is for, and nothing else.
+    only_path = {**odd, "properties": {"a": path}}
+    strict = {**chat, "json_schema": {**form, "schema": only_path, "strict": True}}
+    response = servers.ask("/v1/chat/completions", **ask, response_format=strict)
+    assert response.headers["x-localspec-not-kept"] == "format path"
+    kept = {**chat, "json_schema": {**form, "schema": {"type": "object"}}}
+    response = servers.ask("/v1/chat/completions", **ask, response_format=kept)
+    assert "x-localspec-not-kept" not in response.headers
+    assert "not_kept" not in response.json()
 
 
 def test_without_the_library_calls_are_free(servers, monkeypatch):

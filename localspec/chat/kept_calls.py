@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.constraints.asked import Asked, asked_constraint
+from localspec.constraints.asked import Asked, asked_constraint, with_spacing
 from localspec.constraints.guidance import is_installed, problem_with
 from localspec.errors import ConstraintError
 from localspec.tools.forms import CallForm
@@ -59,12 +59,14 @@ def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
     schema = tool.parameters
     if _SAYS_MORE.isdisjoint(schema):
         schema = {**schema, "additionalProperties": False}
-    problem = problem_with(Asked("json_schema", json.dumps(schema)))
+    asked = Asked("json_schema", json.dumps(schema), is_strict=True)
+    problem = problem_with(asked)
     if problem is None:
-        return schema
+        return with_spacing(asked).schema
     if use.must or tool.is_strict:
         raise ConstraintError(
-            f"the parameters of the tool {tool.name}: {problem}", problem.hint
+            f"the parameters of the tool {tool.name}: {problem}",
+            "Leave that out of the schema, and check the arguments for it.",
         )
     logger.debug("calls of the tool %s are not kept to its schema: %s", tool.name, problem)
     return _ANY_OBJECT

@@ -10,7 +10,7 @@ import click
 
 from localspec.cli.bars import shows_bars
 from localspec.cli.interrupt import cancel_on_interrupt
-from localspec.cli.screen import cut_line, has_all_tokens, mark, note, printable
+from localspec.cli.screen import cut_line, has_all_tokens, mark, not_kept_line, note, printable
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
@@ -48,6 +48,12 @@ def tell_cut(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> None:
     """Say on stderr that an answer was cut off. A pipe is not told of what it asked for."""
     line = cut_line(reply, max_tokens, engine)
     if line and (shows_bars() or not has_all_tokens(reply, max_tokens)):
+        note(line)
+
+
+def tell_not_kept(reply: Reply) -> None:
+    """Say on stderr what of a JSON schema an answer was not kept to."""
+    if line := not_kept_line(reply):
         note(line)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli import exit_codes
-from localspec.cli.answer import tell_cut, write_answer
+from localspec.cli.answer import tell_cut, tell_not_kept, write_answer
 from localspec.cli.completion import complete_session
 from localspec.cli.constraint_options import constraint_options
 from localspec.cli.help import Command
@@ -157,4 +157,5 @@ def _write_plain(conversation: Conversation, stream: Stream) -> Reply:
     if reply.finish_reason == "cancelled":
         raise click.Abort
     tell_cut(reply, conversation.options.max_tokens, conversation.engine)
+    tell_not_kept(reply)
     return reply

@@ -23,6 +23,11 @@ _OPTIONS = [
         shell_complete=complete_file,
         help="The answer is JSON that fits the schema in this file.",
     ),
+    click.option(
+        "--strict",
+        is_flag=True,
+        help="With --json-schema: an error if no answer can be kept to all of it.",
+    ),
     click.option("--regex", metavar="REGEX", help="The whole answer matches this."),
     click.option(
         "--grammar",
@@ -39,7 +44,7 @@ _OPTIONS = [
         help="The answer is this text, or another choice. Repeatable.",
     ),
 ]
-NAMES = ("json_schema", "regex", "grammar", "choices")
+NAMES = ("json_schema", "strict", "regex", "grammar", "choices")
 
 
 def constraint_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,12 +60,20 @@ def constraint_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fits(
-    json_schema: Path | None, regex: str | None, grammar: Path | None, choices: tuple[str, ...]
+    *,
+    json_schema: Path | None,
+    strict: bool,
+    regex: str | None,
+    grammar: Path | None,
+    choices: tuple[str, ...],
 ) -> dict[str, Any]:
     """Those that were given. Raises OptionError for a file that is no such text."""
     found: dict[str, Any] = {}
     if json_schema is not None:
         found["json_schema"] = read_constraint("--json-schema", json_schema)
+        found["strict"] = strict
+    elif strict:
+        raise OptionError("--strict has no place without --json-schema", "Leave it out.")
     if regex is not None:
         found["regex"] = regex
     if grammar is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.chat.attachment import Attachment, attached, read_attachment
-from localspec.cli.answer import tell_cut, write_answer
+from localspec.cli.answer import tell_cut, tell_not_kept, write_answer
 from localspec.cli.completion import complete_file
 from localspec.cli.constraint_options import constraint_options
 from localspec.cli.help import Command
@@ -112,6 +112,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
         if reply.finish_reason == "cancelled":
             raise click.Abort
         tell_cut(reply, options.max_tokens, engine)
+        tell_not_kept(reply)
         if stats:
             note("\n".join(stats_lines(reply.stats, engine.context_length)))
 
@@ -153,6 +154,7 @@ def _as_object(reply: Reply, engine: BaseEngine) -> dict[str, Any]:
         "completion_tokens": stats.completion_tokens,
         "seed": reply.seed,
         "verify": reply.verify,
+        "not_kept": list(reply.not_kept),
         **_logprobs(reply),
         "draft_tokens": (0 if drafting.is_off else drafting.num_draft_tokens or "auto"),
         "stats": stats_as_object(stats),

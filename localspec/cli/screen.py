@@ -186,6 +186,14 @@ def cut_line(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> str:
     return f"Cut off: the context of {engine.context_length} tokens is full. {more}"
 
 
+def not_kept_line(reply: Reply) -> str:
+    """What of a JSON schema an answer was not kept to; empty if there is nothing."""
+    if not reply.not_kept:
+        return ""
+    what = ", ".join(map(printable, reply.not_kept))
+    return f"Not kept to of the JSON schema: {what}. --strict makes it an error."
+
+
 def has_all_tokens(reply: Reply, max_tokens: int | None) -> bool:
     """Whether the answer has as many tokens as it was given."""
     return max_tokens is not None and len(reply.token_ids) >= max_tokens

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from localspec.constraints.dataclass_schema import schema_of_dataclass
+from localspec.constraints.readable_schema import Readable, readable_schema
 from localspec.constraints.schema_bounds import check_bounds
+from localspec.constraints.schema_walk import Node, changed_schema
 from localspec.errors import ConstraintError, OptionError, require_unicode
 
 # Of a schema or grammar: what takes llguidance about a second to read on a slow machine.
@@ -21,10 +23,14 @@ Kind = Literal["json_schema", "regex", "lark", "gbnf"]
 
 
 class Asked(NamedTuple):
-    """A constraint by its text."""
+    """A constraint by its text.
+
+    is_strict: whether a keyword of a JSON schema that no answer can be kept to is an error.
+    """
 
     kind: Kind
     text: str
+    is_strict: bool = False
 
 
 def asked_constraint(
@@ -32,12 +38,14 @@ def asked_constraint(
     regex: str | None,
     grammar: str | None,
     choices: Sequence[str] | None,
+    *,
+    is_strict: bool = False,
 ) -> Asked | None:
     """The one that is given; None if none is.
 
     json_schema: what `schema_text` made of one. grammar: Lark, as llguidance understands it, or
-    llama.cpp's GBNF, which is told by its "::=". Raises OptionError for two at once,
-    ConstraintError for what is none.
+    llama.cpp's GBNF, which is told by its "::=". is_strict: see `Asked`. Raises OptionError for
+    two at once, ConstraintError for what is none.
     """
     given = {
         "json_schema": json_schema, "regex": regex, "grammar": grammar, "choices": choices
@@ -61,7 +69,7 @@ def asked_constraint(
                 f"{kind} has {num_bytes} bytes; {MAX_BYTES} are the most", "Shorten it."
             )
         if kind == "json_schema":
-            return Asked("json_schema", text)
+            return Asked("json_schema", text, is_strict)
         if kind == "regex":
             return Asked("regex", text)
         return Asked("gbnf" if "::=" in text else "lark", text)
@@ -71,16 +79,17 @@ def asked_constraint(
 def schema_text(schema: object) -> str:
     """A JSON schema as text.
 
-    schema: a mapping, its JSON, a Pydantic model class (whatever has a `model_json_schema`), or
-    a dataclass. Raises OptionError for anything else, ConstraintError for JSON that is no
-    schema, and for a dataclass with a field whose type JSON does not have.
+    schema: a mapping or its JSON, which stay as they are; a Pydantic model class (whatever has
+    a `model_json_schema`) or a dataclass, which mean their fields and no others, unless a model
+    says that it allows them. Raises OptionError for anything else, ConstraintError for JSON
+    that is no schema, and for a dataclass with a field whose type JSON does not have.
     """
     if isinstance(schema, str):
         found = _parsed(schema)
     elif isinstance(schema, Mapping):
         found = dict(schema)
     elif hasattr(schema, "model_json_schema"):
-        found = schema.model_json_schema()
+        found = changed_schema(schema.model_json_schema(), _close)
     elif isinstance(schema, type) and dataclasses.is_dataclass(schema):
         found = schema_of_dataclass(schema)
     else:
@@ -100,16 +109,25 @@ def schema_text(schema: object) -> str:
         ) from error
 
 
-def with_spacing(schema: Mapping[str, Any]) -> str:
+def with_spacing(asked: Asked) -> Readable:
     """A schema as llguidance reads it, also in a Lark grammar's `%json`: values on one line.
 
-    What the schema asks of llguidance itself ("x-guidance") comes first, but that no keyword is
-    passed over. Raises ConstraintError for one that would take too much to understand.
+    What the schema asks of llguidance itself ("x-guidance") comes first, but for which keywords
+    are passed over. Raises ConstraintError for one that would take too much to understand.
     """
+    readable = readable_schema(json.loads(asked.text), is_strict=asked.is_strict)
+    schema = readable.schema
     check_bounds(schema)
     own = schema.get("x-guidance")
     wishes = own if isinstance(own, Mapping) else {}
-    return json.dumps({**schema, "x-guidance": {**_ONE_LINE, **wishes, "lenient": False}})
+    ours = {**_ONE_LINE, **wishes, "lenient": not asked.is_strict}
+    return readable._replace(schema={**schema, "x-guidance": ours})
+
+
+def _close(node: Node) -> None:
+    """An object has the fields of its class, and no others."""
+    if node.get("type") == "object" and isinstance(node.get("properties"), Mapping):
+        node.setdefault("additionalProperties", False)
 
 
 def _parsed(text: str) -> Any:

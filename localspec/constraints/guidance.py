@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from localspec.constraints.asked import Asked, with_spacing
+from localspec.constraints.number_bound import NumberBound
 from localspec.constraints.spelling import Spelling
 from localspec.errors import ConstraintError
-from localspec.sampling.constraint import Mask
+from localspec.sampling.constraint import Constraint, Mask
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _KEYWORDS = re.compile(r"Unimplemented keys: \[(.*?)\]")
+# What llguidance keeps to in part, by the first word of what it says of it.
+_LOOSER = {"oneOf": "oneOf", "min/maxProperties": "minProperties, maxProperties"}
 _MOST_SHOWN = 400  # characters of a message of llguidance
 
 
@@ -41,6 +44,34 @@ def problem_with(asked: Asked) -> ConstraintError | None:
 
     message = LLMatcher.validate_grammar(_compiled(asked))
     return _refused(asked, message) if message else None
+
+
+@functools.lru_cache(maxsize=16)
+def not_kept(asked: Asked | None) -> tuple[str, ...]:
+    """What of a JSON schema no answer is kept to: its keywords, and formats by their names.
+
+    Empty for anything else, and for a schema that is refused.
+    """
+    if asked is None or asked.kind != "json_schema" or not is_installed():
+        return ()
+    from llguidance import LLMatcher
+
+    try:
+        schema, passed_over = with_spacing(asked)
+    except ConstraintError:
+        return ()
+    compiled = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    is_refused, messages = LLMatcher.validate_grammar_with_warnings(compiled)
+    if is_refused:
+        return ()
+    found = {*passed_over}
+    for message in messages:
+        keywords = _KEYWORDS.search(message)
+        if keywords:
+            found |= set(json.loads(f"[{keywords[1]}]"))
+        else:
+            found.add(_LOOSER.get(message.split()[0], message[:_MOST_SHOWN]))
+    return tuple(sorted(found))
 
 
 class Guide:
@@ -70,8 +101,8 @@ class Guide:
             eos_token=sorted(spelling.ends),
         )
 
-    def constraint(self, asked: Asked) -> Guidance:
-        """A constraint in front of an answer.
+    def constraint(self, asked: Asked) -> Constraint:
+        """A constraint in front of an answer. The numbers of a JSON schema's have an end.
 
         Raises ConstraintError for a text that it does not understand, for a keyword of JSON
         schema that it cannot keep to, and for what takes more work than it may.
@@ -85,7 +116,10 @@ class Guide:
         )
         if matcher.is_error():
             raise _refused(asked, matcher.get_error())
-        return Guidance(matcher, self)
+        guidance = Guidance(matcher, self)
+        if asked.kind != "json_schema":
+            return guidance
+        return NumberBound(guidance, self.spelling)
 
 
 class _Tokens:
@@ -111,7 +145,7 @@ def _compiled(asked: Asked) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     if asked.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(with_spacing(json.loads(asked.text)))
+        return LLMatcher.grammar_from_json_schema(json.dumps(with_spacing(asked).schema))
     if asked.kind == "regex":
         return LLMatcher.grammar_from_regex(asked.text)
     if asked.kind == "lark":
@@ -129,7 +163,7 @@ def _refused(asked: Asked, message: str) -> ConstraintError:
     if keywords:
         return ConstraintError(
             f"the JSON schema uses what no answer can be kept to: {keywords[1]}",
-            "Leave those keywords out, and check the answer for them.",
+            "Leave those keywords out, or strict, and check the answer for them.",
         )
     return ConstraintError(
         f"the {name} is refused: {message.strip()[:_MOST_SHOWN]}",

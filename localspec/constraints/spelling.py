@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+# As much of a number as a text begins with, without its sign.
+_NUMBER = re.compile(r"(?=[0-9.eE+-])[+-]?([0-9]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]*)?)")
+_DIGITS = frozenset("0123456789")
 
 
 class Vocabulary(Protocol):
@@ -36,6 +44,17 @@ class Crossing(NamedTuple):
 
     whole: frozenset[int]
     ends: frozenset[int]
+
+
+class NumberLengths(NamedTuple):
+    """With how many characters of a number tokens begin.
+
+    of: (num_logits,). longest: the most of them. digits: tokens of a digit each.
+    """
+
+    of: NDArray[np.int64]
+    longest: int
+    digits: list[int]
 
 
 class Spelling:
@@ -78,6 +97,18 @@ class Spelling:
     def blanks(self) -> frozenset[int]:
         """Tokens of nothing but blank space."""
         return frozenset(token for token, piece in enumerate(self.pieces) if piece.isspace())
+
+    @cached_property
+    def number_lengths(self) -> NumberLengths:
+        """How much of a number each token begins with, but for a sign in front."""
+        of = np.zeros(self.num_logits, dtype=np.int64)
+        digits = []
+        for token, text in enumerate(self.texts):
+            found = _NUMBER.match(text)
+            if found is not None:
+                of[token] = len(found[1])
+                digits += [token] if text in _DIGITS else []
+        return NumberLengths(of, int(of.max()), digits)
 
     @cached_property
     def _ordinary(self) -> int | None:

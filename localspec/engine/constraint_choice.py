@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 from localspec.constraints.asked import Asked, asked_constraint
 from localspec.constraints.behind import Behind, Boundary, Start, Trigger
 from localspec.constraints.guidance import Guide, is_installed
+from localspec.constraints.number_bound import NumberBound
 from localspec.constraints.spelling import Crossing, Spelling
 from localspec.errors import ConstraintError, OptionError
+from localspec.streaming.options import AnswerOptions, asked_by
 from localspec.streaming.thinking import HeadTrigger, Thoughts, ThoughtsEnd
 
 if TYPE_CHECKING:
     from localspec.chat.prompt import Prompt
     from localspec.llama.vocabulary import Vocabulary
     from localspec.sampling.constraint import Constraint
-    from localspec.streaming.options import AnswerOptions
+    from localspec.tools.calls import Calls
 
 _MAX_CROSSINGS = 8  # that are kept: triggers come from requests
 
@@ -42,6 +44,8 @@ class Constrainer:
             return None
         has_frame = prompt.calls is not None and prompt.calls.have_frame
         constraint = self._of(asked)
+        if prompt.calls is not None and _are_json(prompt.calls):
+            constraint = NumberBound(constraint, self._spelling)
         if triggers:
             texts = tuple(text.encode().decode("latin-1") for text in triggers)
             start = Start(None, frozenset(), may_end=True)
@@ -105,11 +109,16 @@ class Constrainer:
         return Behind(inner, boundary, self._spelling, crossing, start)
 
 
+def _are_json(calls: Calls) -> bool:
+    """Whether all that their grammar is of is JSON, but for the marks around it."""
+    form, use = calls.form, calls.use
+    is_free = form.is_bare and not use.must and use.answer_schema is None
+    return form.notation == "json" and not calls.have_frame and not is_free
+
+
 def _asked(options: AnswerOptions, prompt: Prompt) -> tuple[Asked | None, Sequence[str]]:
     """What the answer is to fit, and behind which texts."""
-    asked = asked_constraint(
-        options.json_schema, options.regex, options.grammar, options.choices
-    )
+    asked = asked_by(options)
     grammar = None if prompt.calls is None else prompt.calls.grammar
     if grammar is None:
         return asked, options.triggers

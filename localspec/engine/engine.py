@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from localspec.chat.prompt import Prompt
 from localspec.chat.room import longer_context
+from localspec.constraints.guidance import not_kept
 from localspec.engine.access import Access, Turn, busy, in_use, still_answering
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
@@ -38,7 +39,7 @@ from localspec.speculative.policy_api import Drafting, DraftPolicy
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
 from localspec.streaming.cancellation import Cancellation, Unwanted, never
-from localspec.streaming.options import AnswerOptions
+from localspec.streaming.options import AnswerOptions, asked_by
 from localspec.streaming.stream import AnswerRun, Exchange, Piece, Stream
 
 if TYPE_CHECKING:
@@ -182,6 +183,7 @@ class Engine(BaseEngine):
             interrupt=lambda: None if turn.is_over else self.cancel(),
             num_said=prompt.num_said,
             calls=prompt.calls,
+            not_kept=not_kept(asked_by(options)),
         )
         reference = self._reference(prompt, options)
         pieces = self._pieces(turn, answer, exchange, policy, reference)

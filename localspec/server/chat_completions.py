@@ -10,7 +10,7 @@ from typing import Any
 from localspec.chat.messages import checked_messages
 from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
 from localspec.server.answering import Event, Finished, Reading, Said
-from localspec.server.costs import LOWEST_LOGPROB, openai_usage, timings_of, usage_of
+from localspec.server.costs import LOWEST_LOGPROB, openai_usage, own_fields, usage_of
 from localspec.server.error_shapes import openai_error
 from localspec.server.fields import Fields
 from localspec.server.question import (
@@ -95,7 +95,7 @@ class ChatCompletion:
             "object": "chat.completion",
             "choices": [_choice(each) for each in finished],
             "usage": self._usage(finished),
-            "timings": timings_of(finished[-1].reply.stats),
+            **own_fields(finished[-1].reply),
         }
 
     def told(self, event: Event) -> str:
@@ -104,8 +104,8 @@ class ChatCompletion:
             return self._piece(event)
         if isinstance(event, Finished):
             self._finished.append(event)
-            timings = timings_of(event.reply.stats)
-            return self._chunk(event.number, {}, _reason(event.reply), timings=timings)
+            own = own_fields(event.reply)
+            return self._chunk(event.number, {}, _reason(event.reply), **own)
         if isinstance(event, Reading):
             progress = {"processed": event.num_decoded, "total": event.num_tokens}
             return self._chunk(0, {}, None, prompt_progress=progress)

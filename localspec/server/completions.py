@@ -9,7 +9,7 @@ from typing import Any
 
 from localspec.sampling.logprobs import TokenLogprobs
 from localspec.server.answering import Event, Finished, Reading, Said
-from localspec.server.costs import LOWEST_LOGPROB, openai_usage, timings_of, usage_of
+from localspec.server.costs import LOWEST_LOGPROB, openai_usage, own_fields, usage_of
 from localspec.server.error_shapes import openai_error
 from localspec.server.fields import Fields
 from localspec.server.question import (
@@ -88,9 +88,8 @@ class Completion:
             _choice(each.number, each.reply.text, each.reply.logprobs, each.reply.finish_reason)
             for each in finished
         ]
-        timings = timings_of(finished[-1].reply.stats)
-        usage = self._usage(finished)
-        return {**self._head, "choices": choices, "usage": usage, "timings": timings}
+        own, usage = own_fields(finished[-1].reply), self._usage(finished)
+        return {**self._head, "choices": choices, "usage": usage, **own}
 
     def told(self, event: Event) -> str:
         """See `writing.Form.told`."""
@@ -104,7 +103,7 @@ class Completion:
             self._finished.append(event)
             reply = event.reply
             choice = _choice(event.number, "", None, reply.finish_reason)
-            return self._chunk([choice], timings=timings_of(reply.stats))
+            return self._chunk([choice], **own_fields(reply))
         if isinstance(event, Reading):
             progress = {"processed": event.num_decoded, "total": event.num_tokens}
             return self._chunk([_choice(0, "", None, None)], prompt_progress=progress)

@@ -10,6 +10,7 @@ from localspec.server.answering import Finished
 from localspec.speculative.metrics import Stats
 from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.reasons import why_mostly_off
+from localspec.streaming.stream import Reply
 
 LOWEST_LOGPROB = -9999.0  # stands for that of an impossible token: JSON has no infinity
 
@@ -61,7 +62,15 @@ def openai_usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def timings_of(stats: Stats) -> dict[str, Any]:
+def own_fields(reply: Reply) -> dict[str, Any]:
+    """What an answer says beside its protocol: what it cost, and what it was not kept to."""
+    told: dict[str, Any] = {"timings": _timings_of(reply.stats)}
+    if reply.not_kept:
+        told["not_kept"] = list(reply.not_kept)
+    return told
+
+
+def _timings_of(stats: Stats) -> dict[str, Any]:
     """As llama-server gives them, and in words why most steps were not drafted for, or None."""
     num_read = stats.prompt_tokens - stats.cached_prompt_tokens
     prompt_s, decode_s = stats.time_to_first_token_s, stats.decode_time_s

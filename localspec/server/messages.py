@@ -19,7 +19,7 @@ from localspec.server.answering import (
     in_thread,
     prompt_of,
 )
-from localspec.server.costs import Usage, timings_of, usage_of
+from localspec.server.costs import Usage, own_fields, usage_of
 from localspec.server.error_shapes import anthropic_error
 from localspec.server.fields import Fields
 from localspec.server.question import (
@@ -161,7 +161,7 @@ class MessageForm:
             **self._message(content),
             **_stop(answer),
             "usage": _usage(usage_of(finished, 1, has_prediction=False)),
-            "timings": timings_of(answer.reply.stats),
+            **own_fields(answer.reply),
         }
 
     def told(self, event: Event) -> str:
@@ -181,7 +181,7 @@ class MessageForm:
                 "message_delta",
                 delta=_stop(event),
                 usage=usage,
-                timings=timings_of(event.reply.stats),
+                **own_fields(event.reply),
             )
             return begun + turned + self._end_block() + ended
         # Not a ping: a coding agent gives up that gets nothing else for five minutes.

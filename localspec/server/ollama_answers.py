@@ -15,7 +15,7 @@ from localspec.chat.template import Message
 from localspec.errors import OptionError
 from localspec.server.answering import Event, Finished, Said
 from localspec.server.chat_completions import logprob_object
-from localspec.server.costs import timings_of
+from localspec.server.costs import own_fields
 from localspec.server.fields import Fields
 from localspec.server.question import (
     Input,
@@ -286,7 +286,7 @@ class OllamaForm:
             "eval_count": stats.completion_tokens,
             "eval_duration": max(_ns(stats.decode_time_s), 1),  # clients divide by it
             **self._context_behind(reply.text),
-            "timings": timings_of(stats),
+            **own_fields(reply),
             **self._warning(),
         }
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from localspec.constraints.guidance import not_kept
 from localspec.sampling.params import SamplingParams
 from localspec.server.fields import Fields
-from localspec.streaming.options import AnswerOptions
+from localspec.streaming.options import AnswerOptions, asked_by
 from localspec.tools.tool import ToolUse
 
 Messages = Sequence[Mapping[str, object]]
@@ -86,6 +87,10 @@ class Question:
         if options.get("seed") is not None:
             options["seed"] += number
         return AnswerOptions.of(**options)
+
+    def not_kept(self) -> tuple[str, ...]:
+        """What of the answer's form no answer is kept to. Raises OptionError."""
+        return not_kept(asked_by(self.options_of(0)))
 
     @property
     def has_prediction(self) -> bool:

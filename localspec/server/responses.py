@@ -13,7 +13,7 @@ from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
 from localspec.server.answering import Event, Finished, Said
 from localspec.server.chat_completions import logprob_object
-from localspec.server.costs import Usage, timings_of, usage_of
+from localspec.server.costs import Usage, own_fields, usage_of
 from localspec.server.fields import Fields
 from localspec.server.question import (
     Question,
@@ -42,10 +42,10 @@ _RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call
 
 
 def read_question(fields: Fields) -> Question:
-    """What a request asks; without any input the model is loaded. Raises RequestError."""
-    for name in ("previous_response_id", "conversation"):
+    """What a request asks; by an empty input the model is loaded. Raises RequestError."""
+    for name in ("previous_response_id", "conversation", "prompt"):
         if name in fields:
-            fields.refuse(name, "Send all that was said: nothing is kept here.")
+            fields.refuse(name, "Send all that was said as input: nothing is kept here.")
     if fields.flag("background"):
         fields.refuse("background", "Leave it out: answers are given at once.")
     reasoning = fields.object("reasoning")
@@ -71,7 +71,9 @@ def read_question(fields: Fields) -> Question:
 def _messages(fields: Fields) -> list[Message]:
     given = fields.any("input")
     messages: list[Message] = []
-    if given is None or isinstance(given, str):
+    if given is None:
+        fields.refuse("input", "Give a text, or a list of all that was said.")
+    if isinstance(given, str):
         messages += [{"role": "user", "content": given}] if given else []
     else:
         for item in fields.objects("input") or []:
@@ -307,7 +309,7 @@ class ResponseForm:
         if status == "completed":
             response["usage"] = _usage(usage_of(finished, 1, has_prediction=False))
         if finished:
-            response["timings"] = timings_of(finished[-1].reply.stats)
+            response |= own_fields(finished[-1].reply)
         return response
 
 

@@ -68,13 +68,13 @@ def answer_form(form: Fields | None) -> dict[str, Any]:
     kind = form.text("type")
     schema, nested = form.any("schema"), form.object("json_schema")
     if nested is not None:
-        schema = nested.any("schema")
+        form, schema = nested, nested.any("schema")
     if kind in (None, "text"):
         return {}
     if kind == "json_object":
         return {"json_schema": schema or {"type": "object"}}
     if kind == "json_schema" and isinstance(schema, Mapping):
-        return {"json_schema": schema}
+        return {"json_schema": schema, "strict": form.flag("strict") is True}
     raise RequestError(
         f"the form of the answer is {kind!r:.80}, with the schema {schema!r:.80}",
         "Choose text, json_object, or json_schema with its schema.",

@@ -24,6 +24,7 @@ from localspec.server.refusal import RequestError, refusal_of
 from localspec.server.served_models import ServedModel
 
 EVENTS = "text/event-stream"
+_MOST_OF_HEADER = 1000  # characters
 WRITE_S = 60.0  # for a client to take what is written, before it counts as gone
 
 
@@ -93,11 +94,12 @@ class Answer(Response):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            not_kept = await asyncio.to_thread(self._question.not_kept)
             answering = Answering(self._service, self._question)
-        except RequestError as error:
-            await self._refuse(error)(scope, receive, send)
+        except Exception as error:
+            await self._refuse(refusal_of(error))(scope, receive, send)
             return
-        writer = _StreamWriter(send, answering.position, self._content_type)
+        writer = _StreamWriter(send, _headers(answering.position, not_kept), self._content_type)
         form = self._form(answering.model)
         try:
             if self._question.streams:
@@ -127,13 +129,22 @@ class _ClientGoneError(Exception):
     """Nobody takes what is written."""
 
 
+def _headers(position: int, not_kept: Sequence[str]) -> dict[str, str]:
+    """Of an answer: how many are before it, and what of its schema it is not kept to."""
+    headers = {"x-localspec-queue": str(position)}
+    if not_kept:
+        text = json.dumps(", ".join(not_kept))[1:-1]  # in ASCII
+        headers["x-localspec-not-kept"] = text[:_MOST_OF_HEADER]
+    return headers
+
+
 class _StreamWriter:
     """Writes what a stream has; what comes before goes out with the first of it."""
 
-    def __init__(self, send: Send, position: int, content_type: str) -> None:
+    def __init__(self, send: Send, headers: Mapping[str, str], content_type: str) -> None:
         self._send = send
         self._content_type = content_type
-        self.headers = {"x-localspec-queue": str(position)}
+        self.headers = headers
         self.has_begun = False
 
     async def write(self, text: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from localspec.constraints.asked import asked_constraint, schema_text
+from localspec.constraints.asked import Asked, asked_constraint, schema_text, with_spacing
 from localspec.errors import OptionError, check_keywords, require_unicode
 from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.speculative.policy_api import Drafting, ProposerName
@@ -39,6 +40,7 @@ class AnswerKeywords(SamplingKeywords, total=False):
     tool_choice: ToolChoice | None
     parallel_tool_calls: bool | None
     json_schema: Mapping[str, object] | str | type | None
+    strict: bool
     regex: str | None
     grammar: str | None
     choices: Sequence[str] | None
@@ -79,13 +81,14 @@ class AnswerOptions:
     calling without end. No tool is run: see `Reply.tool_calls`.
 
     What the answer is to fit, in one of four ways, behind its thoughts if it has any.
-    json_schema: a dict, its JSON, a Pydantic model class or a dataclass; kept as JSON. regex:
-    for the whole answer. grammar: Lark or GBNF. choices: texts of which it is one. trigger: a
-    text, or several, behind which that begins: up to there, and in an answer that has none of
-    them, anything may be said.
+    json_schema: a dict, its JSON, a Pydantic model class or a dataclass; kept as JSON. strict:
+    whether a keyword of it that no answer can be kept to is an error; else it is passed over,
+    and named in `Reply.not_kept`. regex: for the whole answer. grammar: Lark or GBNF. choices:
+    texts of which it is one. trigger: a text, or several, behind which that begins: up to
+    there, and in an answer that has none of them, anything may be said.
 
-    Raises OptionError for sampling, stop and queue of another type, a max_tokens that is no
-    whole number above 0, logprobs that is none from 0 on, or two things to fit;
+    Raises OptionError for sampling, stop, queue and strict of another type, a max_tokens that
+    is no whole number above 0, logprobs that is none from 0 on, or two things to fit;
     ConstraintError for one that is none.
     """
 
@@ -103,6 +106,7 @@ class AnswerOptions:
     tool_choice: ToolChoice | None = field(default=None, hash=False)
     parallel_tool_calls: bool | None = None
     json_schema: Mapping[str, object] | str | type | None = field(default=None, hash=False)
+    strict: bool = False
     regex: str | None = None
     grammar: str | None = None
     choices: Sequence[str] | None = None
@@ -124,9 +128,10 @@ class AnswerOptions:
         """
         tools = known if self.tools is None else self.tools
         use = tool_use(tools, self.tool_choice, is_parallel=self.parallel_tool_calls)
-        schema = self.json_schema
-        assert schema is None or isinstance(schema, str)
-        return replace(use, answer_schema=schema)
+        asked = asked_by(self)
+        if asked is None or asked.kind != "json_schema":
+            return use
+        return replace(use, answer_schema=json.dumps(with_spacing(asked).schema))
 
     @property
     def triggers(self) -> tuple[str, ...]:
@@ -177,9 +182,21 @@ class AnswerOptions:
                     f"a trigger is {text!r:.80}", "Give a text of a character or more."
                 )
             require_unicode("a trigger", text)
-        asked = asked_constraint(self.json_schema, self.regex, self.grammar, self.choices)
-        if asked is None and self.triggers:
+        if not isinstance(self.strict, bool):
+            raise OptionError(f"strict is {self.strict!r:.80}", "Give True or False.")
+        if asked_by(self) is None and self.triggers:
             raise OptionError(
                 f"the trigger {self.trigger!r:.80} is given without what it begins",
                 "Give a json_schema, regex, grammar or choices, too.",
             )
+
+
+def asked_by(options: AnswerOptions) -> Asked | None:
+    """What an answer is to fit, if anything."""
+    return asked_constraint(
+        options.json_schema,
+        options.regex,
+        options.grammar,
+        options.choices,
+        is_strict=options.strict,
+    )

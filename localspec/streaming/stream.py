@@ -58,7 +58,8 @@ class Reply:
     finish_reason: "stop" (end token or stop string), "length" (max_tokens or the context),
     "cancelled". seed: the one that was given, or None. verify: the rule that accepted draft
     tokens. logprobs: one for each of token_ids, or None if they were not asked for.
-    tool_calls: those that the model asks for, whole.
+    tool_calls: those that the model asks for, whole. not_kept: what of the JSON schema that was
+    given the answer was not kept to, by keyword, as ("format path", "uniqueItems").
 
     Of an answer that is gone on with it has what is new, but all of the answer's tool_calls.
     """
@@ -72,6 +73,7 @@ class Reply:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     thoughts: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    not_kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class AnswerRun:
     interrupt: Callable[[], None]
     num_said: int  # tokens at the end of the prompt that are the answer's own
     calls: Calls | None
+    not_kept: tuple[str, ...]  # of what the answer was to fit
     before: list[Part] = field(default_factory=list)  # what was certain where it goes on
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -217,6 +220,7 @@ class AnswerRun:
             logprobs=None if self.options.logprobs is None else tuple(self.logprobs),
             thoughts=new.thoughts,
             tool_calls=said.tool_calls,
+            not_kept=self.not_kept,
         )
         self.result = (reply, said)
 

@@ -99,7 +99,8 @@ def _objects(use: ToolUse, schema_of: Callable[[Tool], Schema]) -> str:
         for tool in use.callable
     ]
     answer = json.loads(use.answer_schema or "{}")
-    return json_rule("start", {"anyOf": [*calls, answer]}) + "\n"
+    wishes = answer.get("x-guidance", {})
+    return json_rule("start", {"anyOf": [*calls, answer], "x-guidance": wishes}) + "\n"
 
 
 def _messages(use: ToolUse, spell: Spelling) -> tuple[list[str], tuple[str, ...]]:

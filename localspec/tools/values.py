@@ -64,8 +64,14 @@ class Spelling:
 
 
 def json_rule(name: str, schema: Schema) -> str:
-    """A value of the schema, in one line."""
-    return f"{name}: %json {json.dumps({**schema, 'x-guidance': _SPACING})}"
+    """A value of the schema, in one line.
+
+    Of what the schema asks of llguidance, only whether it passes over keywords is heard.
+    """
+    wishes = schema.get("x-guidance")
+    is_lenient = isinstance(wishes, Mapping) and wishes.get("lenient") is True
+    ours = {**_SPACING, "lenient": is_lenient}
+    return f"{name}: %json {json.dumps({**schema, 'x-guidance': ours})}"
 
 
 def tag_rules(name: str, schema: Schema, spell: Spelling) -> list[str]:

@@ -13,7 +13,7 @@ import click
 
 from localspec.chat.chat import Chat
 from localspec.cli.conversation import Conversation
-from localspec.cli.screen import cut_line, error_lines, note, status_line
+from localspec.cli.screen import cut_line, error_lines, not_kept_line, note, status_line
 from localspec.cli.terminal.answer_view import AnswerView, MarkedView, RenderedView, show_answer
 from localspec.cli.terminal.chat_commands import COMMANDS, Leave, run_command
 from localspec.cli.terminal.dropped import refuse_dropped_media
@@ -81,6 +81,8 @@ def write_rendered(conversation: Conversation, stream: Stream) -> Reply:
         note("(stopped)")
     if cut := cut_line(reply, conversation.options.max_tokens, conversation.engine):
         note(cut)
+    if passed_over := not_kept_line(reply):
+        note(passed_over)
     if not conversation.is_quiet:
         columns = shutil.get_terminal_size().columns
         note(status_line(reply.stats, conversation.engine.context_length, columns))

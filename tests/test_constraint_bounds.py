@@ -1,0 +1,292 @@
+"""Where a small model finds no end in JSON, it ends; no value that programs write is lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import struct
+
+import pytest
+from call_families import FAMILIES
+
+import localspec
+from localspec.chat.prompt import Prompt
+from localspec.constraints import number_bound
+from localspec.constraints.asked import Asked, with_spacing
+from localspec.constraints.guidance import not_kept, problem_with
+from localspec.constraints.readable_schema import FORMATS
+from localspec.errors import ConstraintError
+from localspec.streaming.options import AnswerOptions
+
+llguidance = pytest.importorskip("llguidance", reason="llguidance is not installed")
+
+QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
+OPEN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def fields(**schemas):
+    return {
+        "type": "object", "properties": schemas, "required": [*schemas],
+        "additionalProperties": False,
+    }  # fmt: skip
+
+
+NUMBERS = {
+    "number": {"type": "number"},
+    "integer": {"type": "integer"},
+    "between": {"type": "number", "minimum": 0, "maximum": 1},
+    "above": {"type": "number", "exclusiveMinimum": 0},
+    "sevens": {"type": "integer", "multipleOf": 7},
+    "thousands": {"type": "integer", "multipleOf": 1000},
+    "cents": {"type": "number", "multipleOf": 0.01},
+    "either": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+    "kinds": {"type": ["number", "boolean"]},
+}
+TEXTS = {
+    name: {"type": "string", "format": name}
+    for name, most in FORMATS.items()
+    if most is not None and most <= 128
+}
+TEXTS["decimal"] = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with localspec.load("demo", draft_tokens=3) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def digits(engine):
+    """What makes the demo pair a model that goes on with a number for ever."""
+    texts = engine.vocabulary.spelled_out()
+    return {t: 60.0 for t, text in enumerate(texts) if re.fullmatch(rb"[0-9]+|[.eE]", text)}
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("name", [*NUMBERS, *TEXTS])
+def test_a_model_that_never_ends_a_value_ends_it(engine, digits, name, temperature):
+    schema = fields(it={**NUMBERS, **TEXTS}[name])
+    for seed in range(3):
+        reply = engine.complete(
+            QUESTION, json_schema=schema, temperature=temperature, seed=seed,
+            logit_bias=digits, max_tokens=200, **OPEN,
+        )  # fmt: skip
+        assert reply.finish_reason == "stop", reply.text
+        json.loads(reply.text, parse_float=_finite)
+
+
+def _finite(text):
+    assert abs(float(text)) < float("inf"), text
+    return float(text)
+
+
+def test_any_object_has_numbers_that_end(engine, digits):
+    """As JSON mode asks for it; how many it has is up to the model."""
+    for schema in ({"type": "object"}, {"type": "array"}):
+        reply = engine.complete(
+            QUESTION, json_schema=schema, temperature=0, logit_bias=digits, max_tokens=150
+        )
+        outside = re.sub(r'"(\\.|[^"\\])*"?', '""', reply.text)
+        found = re.findall(r"[0-9.eE+-]+", outside)
+        assert all(len(number) <= 34 for number in found), found
+
+
+def test_so_do_the_arguments_of_calls(engine):
+    """Where their notation is JSON; here the Qwen family's."""
+    tool = {"name": "sell", "parameters": fields(price={"type": "number"})}
+    options = AnswerOptions(tools=[tool], tool_choice="required")
+    use = options.tool_use(())
+    template = FAMILIES["Qwen"].template
+    prompt = engine.make_prompt(QUESTION, use, lambda: False, template=template, think=True)
+    constraint = engine.constraint(options, prompt)
+    begun = tokens_of(engine, '<tool_call>\n{"name": "sell", "arguments": {"price": 1')
+    assert constraint.validate(begun) == len(begun)
+    constraint.commit(begun)
+    zeros = [single(engine, "0")] * 100
+    assert constraint.validate(zeros) == number_bound.MOST_CHARACTERS - 1
+
+
+def tokens_of(engine, text):
+    return engine.vocabulary.tokenize(text, parse_special=False)
+
+
+def single(engine, text):
+    return engine.vocabulary.spelled_out().index(text.encode())
+
+
+def constraint_of(engine, schema):
+    return engine.constraint(AnswerOptions(json_schema=schema), Prompt([1]))
+
+
+def fits(engine, schema, text):
+    """Whether the answer may be the text."""
+    tokens = [*tokens_of(engine, text), *engine.vocabulary.ends()[:1]]
+    return constraint_of(engine, schema).validate(tokens) == len(tokens)
+
+
+def as_javascript_writes(value):
+    """Between 1e-6 and 1e21 without an exponent."""
+    text = repr(value)
+    if not 1e-6 <= abs(value) < 1e21 or "e" not in text:
+        return text.replace("e-0", "e-")
+    return f"{value:.{30}f}".rstrip("0")[:26] if abs(value) < 1 else f"{value:.0f}"
+
+
+def test_no_number_that_programs_write_is_lost(engine):
+    """Doubles of any bits, as several programs write them, and whole numbers of 64 bit."""
+    random_ = random.Random(5)
+    doubles = [struct.unpack("<d", random_.randbytes(8))[0] for _ in range(150)]
+    doubles += [random_.uniform(-1, 1) * 10.0 ** random_.randint(-9, 22) for _ in range(150)]
+    doubles += [5e-324, 1.7976931348623157e308, -1.7976931348623157e308, 1e-6 * (1 + 2**-52)]
+    texts = ["0", "-0.0", "1E+2", "1e-07", "-123456789012345678901234567890"]
+    for value in doubles:
+        if value == value and abs(value) != float("inf"):
+            texts += [
+                repr(value),
+                f"{value:.17g}",
+                f"{value:.16e}",
+                as_javascript_writes(value),
+            ]
+    for text in {*texts}:
+        assert fits(engine, {"type": "number"}, text), text
+    for value in (2**63 - 1, -(2**63), 2**64 - 1, 2**100):
+        assert fits(engine, {"type": "integer"}, str(value))
+
+
+def test_what_is_too_long_or_infinite_is_none(engine):
+    number = {"type": "number"}
+    assert fits(engine, number, "1" * 32)
+    assert fits(engine, number, "-0." + "3" * 30)
+    for text in (
+        "1" * 33,
+        "0." + "3" * 31,
+        "3.00E+0000",
+        "1e-0000",
+        "1e309",
+        "1e400",
+        "18e307",
+    ):
+        assert not fits(engine, number, text), text
+    assert fits(engine, {"type": "string"}, json.dumps("1" * 99 + '"1e400'))
+    for longer in ({"const": 10**35}, {"enum": [10**35, 7]}):  # which say so
+        assert fits(engine, longer, str(10**35))
+
+
+@pytest.mark.parametrize("name", ["number", "above", "sevens", "cents", "kinds"])
+def test_mask_validate_and_commit_agree_at_the_bounds(engine, name):
+    """Along answers that are made of digits wherever they can be."""
+    random_ = random.Random(3)
+    texts = engine.vocabulary.spelled_out()
+    fresh = constraint_of(engine, {"type": "array", "items": NUMBERS[name], "maxItems": 2})
+    for _ in range(6):
+        constraint, said = fresh.copy(), []
+        for _ in range(90):
+            mask = constraint.mask()
+            if mask is None:
+                break
+            allowed = mask.nonzero()[0].tolist()
+            digits = [t for t in allowed if re.fullmatch(rb"[0-9.eE+-]+", texts[t])]
+            others = [t for t in range(engine.vocabulary.size) if texts[t][:1].isdigit()][:40]
+            for token in random_.sample(others, 6) + random_.sample(
+                allowed, min(3, len(allowed))
+            ):
+                assert constraint.validate([token]) == mask[token], (said, texts[token])
+                if not mask[token]:
+                    with pytest.raises(ConstraintError):
+                        constraint.copy().commit([token])
+            said.append(
+                random_.choice(digits if digits and random_.random() < 0.97 else allowed)
+            )
+            assert fresh.validate([*said, single(engine, "0")]) == len(said) + bool(
+                constraint.validate([said[-1], single(engine, "0")]) == 2
+            )
+            constraint.commit(said[-1:])
+
+
+def test_a_bound_moves_no_law(engine):
+    """What a draft proposes past the bound is judged: greedy and seeded texts are the same."""
+    bias = {single(engine, text): 60.0 for text in "0123456789"}
+    for options in ({"temperature": 0}, {"temperature": 1.0, "seed": 4}):
+        texts = {
+            engine.complete(
+                QUESTION, json_schema=fields(it={"type": "number"}, at={"type": "number"}),
+                logit_bias=bias, draft_tokens=k, max_tokens=120, **OPEN, **options,
+            ).token_ids
+            for k in (0, 1, 4)
+        }  # fmt: skip
+        assert len(texts) == 1
+
+
+def test_a_bound_of_the_schema_comes_first():
+    def text(**schema):
+        asked = Asked("json_schema", json.dumps({"type": "string", **schema}))
+        return with_spacing(asked).schema
+
+    assert text(format="email")["maxLength"] == 128
+    assert text(format="email", maxLength=500)["maxLength"] == 500
+    assert text(format="email", minLength=200)["maxLength"] == 200
+    assert "maxLength" not in text()
+    assert "maxLength" not in text(format="date")
+    assert text(multipleOf=3, minimum=5, exclusiveMaximum=9) == text(
+        multipleOf=3, minimum=5, exclusiveMaximum=9
+    ) | {"minimum": 5, "exclusiveMaximum": 9}
+    assert "maximum" not in text(multipleOf=3, minimum=2e18)
+    flexible = {"whitespace_flexible": True}
+    assert "{1,64}" in text(**{"x-guidance": flexible})["x-guidance"]["whitespace_pattern"]
+    own = {**flexible, "whitespace_pattern": " "}
+    assert text(**{"x-guidance": own})["x-guidance"]["whitespace_pattern"] == " "
+
+
+def test_white_space_that_a_schema_sets_free_has_an_end(engine):
+    schema = {**fields(it={"const": 1}), "x-guidance": {"whitespace_flexible": True}}
+    blank = single(engine, " ")
+    constraint = constraint_of(engine, schema)
+    constraint.commit(tokens_of(engine, "{"))
+    assert constraint.validate([blank] * 100) == 64
+
+
+@pytest.mark.parametrize("name", [*FORMATS])
+def test_formats_that_are_kept_to_are_known_to_llguidance(name):
+    raw = llguidance.LLMatcher.grammar_from_json_schema(json.dumps({"format": name}))
+    assert llguidance.LLMatcher.validate_grammar(raw) == ""
+    assert not_kept(Asked("json_schema", json.dumps({"format": name}), is_strict=True)) == ()
+
+
+def test_what_is_not_kept_to_is_named():
+    def found(**schema):
+        asked = Asked("json_schema", json.dumps(schema))
+        assert problem_with(asked) is None
+        return not_kept(asked)
+
+    part = {"$ref": "#/components/schemas/it"}  # where only a reference leads
+    inner = {"components": {"schemas": {"it": {"type": "string", "format": "path"}}}}
+    assert found(properties={"a": part}, **inner) == ("format path",)
+    names = {"properties": {"format": {"type": "string"}, "default": {"format": "binary"}}}
+    assert found(**names) == ("format binary",)
+    assert found(const={"format": "path"}, default={"format": "path"}) == ()
+    assert found(pattern="^(?=a)b") == ("pattern ^(?=a)b",)
+    assert found(pattern=r"^\(?=a\\1") == ()
+    assert found(oneOf=[{"type": "object"}, {"type": "object"}]) == ("oneOf",)
+    both = found(properties={"a": {}, "b": {}}, minProperties=2, maxProperties=3)
+    assert both == ("minProperties, maxProperties",)
+    assert problem_with(Asked("json_schema", '{"pattern": "^(?!^[-+.]*$)a", "allOf": 3}'))
+    many = ["contains", "if", "not", "propertyNames", "uniqueItems"]
+    assert found(**{word: True if word == "uniqueItems" else {} for word in many}) == (*many,)
+
+
+def test_a_decimal_as_text_is_what_its_pattern_says(engine):
+    """Pydantic's pattern looks around, which is said otherwise here."""
+    schema = TEXTS["decimal"]
+    for length in range(5):
+        for text in map("".join, itertools.product("0+-.a", repeat=length)):
+            is_one = re.search(schema["pattern"], text) is not None
+            assert fits(engine, schema, json.dumps(text)) == is_one, text
+
+
+def test_a_schema_that_is_too_deep_is_an_error():
+    deep = '{"items":' * 600 + "{}" + "}" * 600
+    with pytest.raises(ConstraintError, match="deep"):
+        with_spacing(Asked("json_schema", deep))
