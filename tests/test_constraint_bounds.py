@@ -271,7 +271,8 @@ def test_what_is_not_kept_to_is_named():
     assert found(pattern=r"^\(?=a\\1") == ()
     assert found(oneOf=[{"type": "object"}, {"type": "object"}]) == ("oneOf",)
     both = found(properties={"a": {}, "b": {}}, minProperties=2, maxProperties=3)
-    assert both == ("minProperties, maxProperties",)
+    assert both == ("maxProperties", "minProperties")
+    assert found(properties={"a": {}, "b": {}}, maxProperties=3) == ("maxProperties",)
     assert problem_with(Asked("json_schema", '{"pattern": "^(?!^[-+.]*$)a", "allOf": 3}'))
     many = ["contains", "if", "not", "propertyNames", "uniqueItems"]
     assert found(**{word: True if word == "uniqueItems" else {} for word in many}) == (*many,)

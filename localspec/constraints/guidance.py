@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _KEYWORDS = re.compile(r"Unimplemented keys: \[(.*?)\]")
 # What llguidance keeps to in part, by the first word of what it says of it.
-_LOOSER = {"oneOf": "oneOf", "min/maxProperties": "minProperties, maxProperties"}
+_LOOSER = {"oneOf": ("oneOf",), "min/maxProperties": ("minProperties", "maxProperties")}
 _MOST_SHOWN = 400  # characters of a message of llguidance
 
 
@@ -70,7 +70,9 @@ def not_kept(asked: Asked | None) -> tuple[str, ...]:
         if keywords:
             found |= set(json.loads(f"[{keywords[1]}]"))
         else:
-            found.add(_LOOSER.get(message.split()[0], message[:_MOST_SHOWN]))
+            names = _LOOSER.get(message.split()[0])
+            here = [name for name in names or () if f'"{name}"' in asked.text]
+            found.update(here if names else [message[:_MOST_SHOWN]])
     return tuple(sorted(found))
 
 
