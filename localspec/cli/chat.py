@@ -96,9 +96,7 @@ def chat(
             click.echo(legend(), err=True, color=use_colour())
         num_failed = 0
         if is_dialogue:
-            note(f"{engine.description}.")
-            note("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
-            _tell_session(conversation, session, is_resumed=is_resumed)
+            _greet(conversation, session, is_resumed=is_resumed)
             converse(conversation)
         else:
             num_failed = _answer_lines(conversation)
@@ -120,7 +118,9 @@ def _leave(conversation: Conversation, *, is_dialogue: bool) -> bool:
     return conversation.is_kept
 
 
-def _tell_session(conversation: Conversation, session: str | None, *, is_resumed: bool) -> None:
+def _greet(conversation: Conversation, session: str | None, *, is_resumed: bool) -> None:
+    note(f"{conversation.engine.description}.")
+    note("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
     if is_resumed:
         tell_resumed(conversation)
     elif session is not None:
