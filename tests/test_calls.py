@@ -411,6 +411,18 @@ def test_what_is_more_or_less_than_objects_of_calls_is_text(name):
         assert read(name, whole, sizes=sizes) == (said, "", []), answer
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_objects_at_a_cut_are_no_calls_yet(is_cut):
+    """The model would have gone on: with text, perhaps, so that all of it is text."""
+    calls = Calls(form_of(FAMILIES["Qwen"].template), USE)
+    answer = fenced(NOW)
+    text = AnswerText(Pieces(answer), Thoughts(), (), calls)
+    parts = [part for at in range(len(answer)) for part in text.push(at)]
+    parts += text.finish(is_cut=is_cut)
+    assert "".join(part.text for part in parts) == (answer if is_cut else "")
+    assert any(part.call for part in parts) is not is_cut
+
+
 def test_text_is_held_no_longer_than_it_may_be_a_call():
     calls = Calls(form_of(FAMILIES["Qwen"].template), USE)
     for answer, num_held in (
@@ -425,7 +437,8 @@ def test_text_is_held_no_longer_than_it_may_be_a_call():
         text = AnswerText(Pieces(answer), Thoughts(), (), calls)
         sizes = [sum(len(part.text) for part in text.push(at)) for at in range(len(answer))]
         assert next(at for at, size in enumerate(sizes) if size) == num_held, answer
-        assert sum(sizes) + sum(len(part.text) for part in text.finish()) == len(answer)
+        rest = sum(len(part.text) for part in text.finish(is_cut=False))
+        assert sum(sizes) + rest == len(answer)
 
 
 def test_an_answer_that_fits_a_schema_or_has_to_call_is_not_looked_at_for_objects():

@@ -65,6 +65,8 @@ class CallStream:
         is_cut: the model would have said more, so that what it has begun is no call yet.
         """
         opening = self._opening
+        if is_cut:
+            self._unmarked = None
         if opening is None or self._is_certain:
             parts = [] if self._is_certain and opening is not None else self._spoken()
         else:
