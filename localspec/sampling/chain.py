@@ -53,9 +53,8 @@ class SamplerChain:
         )
         self._penalises_repeats = params.dry_multiplier > 0.0 and params.dry_penalty_last_n > 0
         self._prefixes = None if constraint is None else Prefixes(constraint)
-        self._num_settled = (
-            num_prompt_tokens + num_said
-        )  # tokens of the text that the constraint knows
+        # Tokens of the text that the constraint knows.
+        self._num_settled = num_prompt_tokens + num_said
         self._text = _GrowingText()
         self._row = np.empty(0, dtype=np.float32)
 
