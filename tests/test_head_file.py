@@ -170,7 +170,7 @@ def test_a_head_alone_is_no_target(made, name):
     header = check_model_file(made[name, "head"])
     with pytest.raises(ModelFileError, match=r"head alone") as raised:
         check_target(header)
-    assert "--head" in raised.value.hint
+    assert "head=" in raised.value.hint
     check_target(check_model_file(made[name, "whole"]))
 
 
