@@ -40,7 +40,7 @@ def test_generate_json_has_what_programs_need():
     assert result.stderr == ""
     assert answer["finish_reason"] == "stop"
     assert answer["completion_tokens"] == len(answer["token_ids"])
-    assert (answer["seed"], answer["verify"], answer["draft_tokens"]) == (7, "coupled", "auto")
+    assert (answer["seed"], answer["rule"], answer["draft_tokens"]) == (7, "coupled", "auto")
     assert answer["prompt_tokens"] > 5
     assert stats["num_steps"] + stats["num_accepted"] in (
         answer["completion_tokens"],
@@ -68,7 +68,7 @@ def test_generate_json_at_temperature_0_and_without_draft():
         json.loads(run("generate", "--json", *TERSE, *more, "Hello!").stdout)
         for more in ([], ["--no-draft"], ["--draft-tokens", "8"])
     ]
-    assert [a["verify"] for a in answers] == ["greedy"] * 3
+    assert [a["rule"] for a in answers] == ["greedy"] * 3
     assert [a["draft_tokens"] for a in answers] == ["auto", 0, 8]
     assert answers[0]["seed"] is None
     assert answers[1]["stats"]["draft_off"] == "set_to_zero"

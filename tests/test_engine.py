@@ -68,7 +68,7 @@ def test_the_same_seed_repeats_the_text_and_another_does_not(engine):
 def test_a_seed_means_the_same_text_without_a_draft_and_with_any(engine):
     """And by default it is the rule coupled that sees to that."""
     reply = engine.generate(STORY, seed=11, max_tokens=80)
-    assert reply.verify == "coupled"
+    assert reply.rule == "coupled"
     assert reply.stats.num_accepted > 10
     for k in (0, 1, 8):
         with localspec.load(draft_tokens=k) as other:
@@ -76,12 +76,12 @@ def test_a_seed_means_the_same_text_without_a_draft_and_with_any(engine):
 
 
 def test_the_rule_of_verification_can_be_chosen(engine):
-    assert engine.generate(STORY, max_tokens=2).verify == "block"
-    assert engine.generate(STORY, max_tokens=2, sampling=GREEDY, seed=1).verify == "greedy"
+    assert engine.generate(STORY, max_tokens=2).rule == "block"
+    assert engine.generate(STORY, max_tokens=2, sampling=GREEDY, seed=1).rule == "greedy"
     for rule in ("token", "block", "coupled"):
-        reply = engine.generate(STORY, max_tokens=40, seed=3, verify=rule)
-        assert reply.verify == rule
-        assert reply.text == engine.generate(STORY, max_tokens=40, seed=3, verify=rule).text
+        reply = engine.generate(STORY, max_tokens=40, seed=3, rule=rule)
+        assert reply.rule == rule
+        assert reply.text == engine.generate(STORY, max_tokens=40, seed=3, rule=rule).text
 
 
 def test_no_seed_is_a_fresh_one(engine):
@@ -571,8 +571,8 @@ def test_load_refuses_what_it_cannot_do(arguments, error, message):
         ({"prompt": "x", "max_tokens": 2.5}, "max_tokens is 2.5"),
         ({"prompt": "x", "logprobs": -1}, "logprobs is -1"),
         ({"prompt": "x", "seed": -1}, "seed is -1"),
-        ({"prompt": "x", "verify": "exact"}, "no rule of verification 'exact'"),
-        ({"prompt": "x", "verify": "greedy"}, "needs temperature 0"),
+        ({"prompt": "x", "rule": "exact"}, "no rule of verification 'exact'"),
+        ({"prompt": "x", "rule": "greedy"}, "needs temperature 0"),
         ({"prompt": "x", "seed": "1"}, "seed is '1'"),
         ({"prompt": [1, "2"]}, "neither text nor token ids"),
         ({"prompt": [1, 10**6]}, "token id 1000000 is none of this vocabulary"),

@@ -274,7 +274,7 @@ def test_a_lost_process_leaves_an_answer_that_can_go_on(demo_target):
 @pytest.mark.parametrize("rule", [None, "coupled", "token", "block"])
 def test_with_a_seed_it_says_what_it_would_have_said(pair, rule):
     """Step by step, so with every rule; and so does the next answer."""
-    options = {"seed": 11, "temperature": 1.0, "verify": rule, "draft_tokens": 0}
+    options = {"seed": 11, "temperature": 1.0, "rule": rule, "draft_tokens": 0}
     question = "Tell me a story about a fox."
     chat = pair.chat()
     whole = chat.send(question, max_tokens=25, **options)

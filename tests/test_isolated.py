@@ -263,7 +263,7 @@ def test_errors_cross_over_with_their_hints(isolated, demo_target):
         isolated.generate([5] * 5000)
     assert caught.value.hint
     with pytest.raises(OptionError, match="no rule"):
-        isolated.generate("Hi", verify="nope")
+        isolated.generate("Hi", rule="nope")
     with pytest.raises(PresetError, match="no preset 'nope'") as refused:
         localspec.IsolatedEngine("nope")
     assert refused.value.hint
@@ -419,7 +419,7 @@ def test_a_stream_that_is_dropped_in_the_midst_of_a_question_waits_for_nobody(
 def test_refused_options_leave_the_conversation_as_it_was(isolated):
     chat = isolated.chat()
     with pytest.raises(OptionError):
-        chat.send("Hello!", verify="nope")
+        chat.send("Hello!", rule="nope")
     assert (chat.num_asked, chat.messages) == (0, ())
 
 

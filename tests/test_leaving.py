@@ -228,7 +228,7 @@ def test_a_stream_that_is_closed_before_it_begins_says_nothing(kept_engine):
         stream.close()
         reply = stream.reply
         assert (reply.text, reply.token_ids, reply.logprobs) == ("", (), ())
-        assert (reply.finish_reason, reply.seed, reply.verify) == ("cancelled", seed, rule)
+        assert (reply.finish_reason, reply.seed, reply.rule) == ("cancelled", seed, rule)
         assert reply.stats.completion_tokens == 0
         assert reply.stats.prompt_tokens > 3
         assert list(stream) == []
@@ -436,7 +436,7 @@ def test_an_isolated_engine_of_a_daemonic_process_is_refused():
         ({"logprobs": "5"}, "logprobs is '5'"),
         ({"seed": "abc"}, "seed is 'abc'"),
         ({"seed": -1}, "seed is -1"),
-        ({"verify": "exact"}, "rule of verification 'exact'"),
+        ({"rule": "exact"}, "rule of verification 'exact'"),
     ],
 )
 def test_options_of_a_wrong_type_are_ours_to_refuse(kept_engine, options, message):

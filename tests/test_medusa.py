@@ -164,7 +164,7 @@ def test_sampled_text(made, reference, rule):
     texts = []
     for count in (0, 1, 3, 8):
         with made.opened(draft_tokens=count) as engine:
-            texts.append(text_of(engine, sampling=SAMPLED, seed=5, verify=rule))
+            texts.append(text_of(engine, sampling=SAMPLED, seed=5, rule=rule))
             if count:
                 assert_reads_rightly(engine, made, reference)
     if rule == "coupled":

@@ -101,7 +101,7 @@ def test_a_call_that_has_to_be_made(name, files, demo_draft):
 def test_the_law_of_a_call_does_not_depend_on_the_draft(engine):
     ask = {"tools": TOOLS, "tool_choice": "required", **STEADY}
     replies = [
-        engine.complete([QUESTION], verify="coupled", **{**ask, "draft_tokens": number})
+        engine.complete([QUESTION], rule="coupled", **{**ask, "draft_tokens": number})
         for number in (0, 1, 3)
     ]
     assert len({reply.token_ids for reply in replies}) == 1
@@ -307,7 +307,7 @@ def test_a_head_without_end_is_ended_where_the_answer_is_kept_to_something(tmp_p
 @needs_grammar
 def test_a_call_that_was_cut_is_none_until_it_is_whole(engine):
     chat = engine.chat()
-    ask = {**ONE, **STEADY, "tool_choice": "get_weather", "verify": "coupled"}
+    ask = {**ONE, **STEADY, "tool_choice": "get_weather", "rule": "coupled"}
     whole = engine.complete([{"role": "user", "content": "How is it?"}], **ask)
     short = whole.stats.completion_tokens - 16
     stream = chat.stream("How is it?", **{**ask, "max_tokens": short})
@@ -417,7 +417,7 @@ def test_a_schema_and_tools(engine):
 
 @needs_grammar
 def test_another_process_calls_alike(files, demo_draft, engine):
-    ask = {"tools": TOOLS, "tool_choice": "required", "verify": "coupled", **STEADY}
+    ask = {"tools": TOOLS, "tool_choice": "required", "rule": "coupled", **STEADY}
     expected = engine.complete([QUESTION], **ask)
     with localspec.IsolatedEngine(target=files["Qwen"], draft=demo_draft) as isolated:
         assert isolated.takes_tools

@@ -350,7 +350,7 @@ class _Run:
             prompt,
             sampling=sampling,
             seed=None if sampling.is_greedy else seed,
-            verify=None if sampling.is_greedy else "block",
+            rule=None if sampling.is_greedy else "block",
             max_tokens=min(self.max_tokens, most_tokens or self.max_tokens),
         )
         with self.ended.obeyed(stream.cancel), stream:

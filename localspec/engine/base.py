@@ -38,7 +38,7 @@ class BaseEngine(abc.ABC):
     """Streams, whole answers, their asynchronous twins and conversations, all from `answer`.
 
     The base of `Engine` and `IsolatedEngine`. options: by keyword, the fields of
-    `options.AnswerOptions`: sampling, seed, verify, max_tokens, stop, logprobs; and those of
+    `options.AnswerOptions`: sampling, seed, rule, max_tokens, stop, logprobs; and those of
     `SamplingParams`, each by itself: temperature, top_k …
 
     Leaving its `with` block ends what is being answered, in any thread, and closes it; so

@@ -163,7 +163,7 @@ class Engine(BaseEngine):
                 params, len(prompt.tokens) - prompt.num_said, constraint, prompt.num_said
             ),
             rule=make_rule(
-                options.verify,
+                options.rule,
                 is_greedy=params.is_greedy,
                 seed=options.seed,
                 randomness=Randomness(seed, exchange.turn, prompt.num_said),

@@ -368,7 +368,7 @@ class _RemoteAnswer:
         options = self._options
         params = options.sampling_from(self._engine.sampling)
         rule = make_rule(
-            options.verify,
+            options.rule,
             is_greedy=params.is_greedy,
             seed=options.seed,
             randomness=Randomness(0),

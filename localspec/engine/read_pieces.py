@@ -46,7 +46,7 @@ class ReadPieces:
         )
         return replace(reply, stats=stats)
 
-    def alone(self, prompt: Prompt, verify: RuleName) -> tuple[Reply, Said | None]:
+    def alone(self, prompt: Prompt, rule: RuleName) -> tuple[Reply, Said | None]:
         """What came of them alone, where the process was lost with its own.
 
         See `Exchange.remember`. Of a call that was begun before only the end may be here.
@@ -64,7 +64,7 @@ class ReadPieces:
             finish_reason="cancelled",
             stats=meter.stats(0.0, None, None),
             seed=self._options.seed,
-            verify=verify,
+            rule=rule,
             logprobs=None if self._options.logprobs is None else logprobs,
             thoughts=said.thoughts,
             tool_calls=() if prompt.num_said else said.tool_calls,

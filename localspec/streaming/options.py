@@ -28,7 +28,7 @@ class AnswerKeywords(SamplingKeywords, total=False):
 
     sampling: SamplingParams | None
     seed: int | None
-    verify: RuleName | None
+    rule: RuleName | None
     max_tokens: int | None
     stop: str | Sequence[str] | None
     logprobs: int | None
@@ -58,7 +58,7 @@ class AnswerOptions:
     """What a caller asks of one answer; None means the default.
 
     sampling: by default the preset's. changes: other values of some of its fields, by name.
-    seed: 0 … 2**63 - 1. verify: the rule by which draft tokens are judged (see
+    seed: 0 … 2**63 - 1. rule: the one by which draft tokens are judged (see
     `rules.make_rule`): with greedy and coupled a seed means the same text whatever the draft
     does; with token and block only while the number of draft tokens is the same. max_tokens:
     by default what the context has room for. stop: text that ends the answer and is left out
@@ -94,7 +94,7 @@ class AnswerOptions:
 
     sampling: SamplingParams | None = None
     seed: int | None = None
-    verify: RuleName | None = None
+    rule: RuleName | None = None
     max_tokens: int | None = None
     stop: str | Sequence[str] | None = ()
     logprobs: int | None = None

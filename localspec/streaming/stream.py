@@ -56,7 +56,7 @@ class Reply:
     text: what was said, without half a character where it was cut. thoughts: what the model
     thought, in a chat. token_ids include the end token, if the model ended the answer itself.
     finish_reason: "stop" (end token or stop string), "length" (max_tokens or the context),
-    "cancelled". seed: the one that was given, or None. verify: the rule that accepted draft
+    "cancelled". seed: the one that was given, or None. rule: the one that accepted draft
     tokens. logprobs: one for each of token_ids, or None if they were not asked for.
     tool_calls: those that the model asks for, whole. not_kept: what of the JSON schema that was
     given the answer was not kept to, by keyword, as ("format path", "uniqueItems").
@@ -69,7 +69,7 @@ class Reply:
     finish_reason: FinishReason
     stats: Stats
     seed: int | None
-    verify: RuleName
+    rule: RuleName
     logprobs: tuple[TokenLogprobs, ...] | None = None
     thoughts: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -216,7 +216,7 @@ class AnswerRun:
             finish_reason=self.finish_reason,
             stats=stats,
             seed=self.options.seed,
-            verify=self.request.rule.name,
+            rule=self.request.rule.name,
             logprobs=None if self.options.logprobs is None else tuple(self.logprobs),
             thoughts=new.thoughts,
             tool_calls=said.tool_calls,

@@ -24,7 +24,7 @@ def stream_and_chat() -> float:
                 print(token + 1, logprob / 2, piece.logprobs.after, spelled.upper())
         chat: localspec.Chat = engine.chat(system="Be brief.")
         params = localspec.SamplingParams(temperature=0.5, logit_bias={3: -1.0})
-        reply = chat.send("Hello", sampling=params, seed=7, verify="coupled", stop="\n")
+        reply = chat.send("Hello", sampling=params, seed=7, rule="coupled", stop="\n")
         reply = chat.retry(queue=True).reply
         roles = [message["role"] for message in chat.messages]
         print(roles, reply.finish_reason == "stop", engine.vocabulary.size)

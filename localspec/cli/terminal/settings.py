@@ -91,7 +91,7 @@ def _check_answerable(options: AnswerOptions) -> None:
     """Raise OptionError for what the next answer would be refused for."""
     assert options.sampling is not None
     make_rule(
-        options.verify,
+        options.rule,
         is_greedy=options.sampling.is_greedy,
         seed=options.seed,
         randomness=Randomness(options.seed or 0),
