@@ -15,11 +15,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from localspec._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from localspec.chat.chat import Chat
     from localspec.engine.disk_usage import DiskUsage, disk_usage, free_disk
     from localspec.engine.engine import Engine
-    from localspec.engine.isolated import IsolatedEngine
     from localspec.engine.loading import load
     from localspec.engine.memory import EngineMemory
     from localspec.errors import (
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         UnknownKeywordError,
         UnknownPresetError,
     )
+    from localspec.isolated.isolated_engine import IsolatedEngine
     from localspec.llama.options import LlamaOptions
     from localspec.models.downloads import download
     from localspec.models.installed import PresetState, list_models, preset_state
@@ -73,8 +75,6 @@ if TYPE_CHECKING:
     from localspec.streaming.stream import Piece, Reply, Stream
     from localspec.tools.calls import CallPiece
     from localspec.tools.tool import ToolCall
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AnswerOptions",
@@ -161,7 +161,7 @@ _MODULE_OF = {
     "FixedDraftPolicy": "speculative.policy_api",
     "HubFile": "models.preset",
     "HubModel": "models.preset",
-    "IsolatedEngine": "engine.isolated",
+    "IsolatedEngine": "isolated.isolated_engine",
     "LlamaOptions": "llama.options",
     "LocalModel": "models.preset",
     "MemoryEstimate": "preflight.memory",

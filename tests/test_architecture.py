@@ -21,13 +21,14 @@ MODULES = {
 PACKAGES = [
     ["cli"],
     ["checks", "server"],
+    ["isolated"],
     ["engine"],
     ["preflight", "chat"],
     ["streaming", "llama", "models"],
     ["policy", "constraints"],
     ["speculative", "gguf_file", "tools"],
     ["sampling", "machine", "atomic_write", "fork_guard", "rpc_address"],
-    ["processors", "cpu_quota", "errors"],
+    ["processors", "cpu_quota", "errors", "_version"],
 ]
 
 
@@ -45,6 +46,12 @@ def test_the_graph_in_architecture_md_is_current():
     assert with_graph(page, drawn(package_imports(PACKAGE))) == page, (
         "python scripts/develop/draw_packages.py draws it again"
     )
+
+
+def test_nothing_imports_the_top_of_the_house():
+    """`localspec` itself stands above all rooms; PyInstaller's hook is no part of it."""
+    above = {name for name, source in MODULES.items() if "localspec" in imported_by(source)}
+    assert above <= {"__pyinstaller.hook-localspec"}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from localspec.checks.bench import SWEEP, Comparison, Outcome, Side, run_bench
 from localspec.checks.limit import EndedBy
 from localspec.cli import exit_codes, main
 from localspec.cli.bench_report import as_object, as_text, verdict
-from localspec.engine.watch import Watch
+from localspec.isolated.watch import Watch
 from localspec.llama.model import LlamaModel
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.speculative.metrics import Meter

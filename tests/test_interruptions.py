@@ -20,7 +20,7 @@ LEASE = ("engine/access.py", "engine/engine.py", "engine/base.py", "streaming/st
 STEP = ("speculative/loop.py", "speculative/lookup.py", "speculative/proposers.py")
 CACHES = ("engine/cache_pool.py", "llama/cache.py", "llama/cache_state.py", "llama/model.py")
 HEADS = ("speculative/heads.py", "llama/head.py", "llama/hidden_rows.py")
-PROCESS = ("engine/isolated.py", "engine/child_process.py", "streaming/stream.py")
+PROCESS = ("isolated/isolated_engine.py", "isolated/process.py", "streaming/stream.py")
 KINDS = {
     "pair": (*LEASE, *STEP, *CACHES),
     "head": (*HEADS, "llama/model.py", "llama/thread_count.py"),

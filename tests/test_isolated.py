@@ -14,9 +14,9 @@ import llama_cpp
 import pytest
 
 import localspec
-from localspec.engine import isolated as isolated_module
 from localspec.engine.loading import LoadKeywords
 from localspec.errors import ContextError, OptionError, PresetError
+from localspec.isolated import isolated_engine as isolated_module
 
 GREEDY = localspec.SamplingParams(temperature=0)
 LONG = localspec.SamplingParams(temperature=0, ignore_eos=True)

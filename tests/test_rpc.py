@@ -18,7 +18,7 @@ from rpc_standin import answering, device_count, device_memory, hello
 import localspec
 from comparison.rpc_server import running_servers
 from localspec.cli import main
-from localspec.engine import child_process
+from localspec.isolated import process as child_process
 from localspec.llama import native, rpc_backend, rpc_servers
 from localspec.llama.rpc_servers import ask_server
 from localspec.models.presets import find_preset

@@ -18,8 +18,8 @@ from localspec.checks.rounding import Rounding
 from localspec.checks.selfcheck import Finding, check
 from localspec.cli import main
 from localspec.cli.verify_report import as_object, as_text
-from localspec.engine.measuring import measure
-from localspec.engine.watch import Watch
+from localspec.isolated.measuring import measure
+from localspec.isolated.watch import Watch
 from localspec.llama.model import LlamaModel
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative import loop as speculative

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from localspec.engine.isolated import IsolatedEngine
 from localspec.errors import ClosedError, MemoryLimitError
+from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.models.presets import find_preset
 from localspec.server.app import Limits
 from localspec.server.prefixes import Prefixes

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from localspec.checks.limit import EndedBy, ended_by, limited
 from localspec.checks.step_bench import StepCosts, measure_steps
 from localspec.engine.engine import Engine
-from localspec.engine.watch import Progress, Watch
 from localspec.errors import ContextError, Interrupted, OptionError
+from localspec.isolated.watch import Progress, Watch
 from localspec.machine import peak_memory_bytes
 from localspec.policy.speedup import Curve, break_even_acceptance, expected_speedup
 from localspec.sampling.params import SamplingParams

@@ -23,8 +23,8 @@ from localspec.checks.identity import ENOUGH_ACCEPTED, Identity, IdentityCheck
 from localspec.checks.limit import EndedBy, ended_by, limited
 from localspec.checks.rounding import Rounding
 from localspec.engine.engine import Engine
-from localspec.engine.watch import Progress, Watch
 from localspec.errors import ContextError, Interrupted, OptionError
+from localspec.isolated.watch import Progress, Watch
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams

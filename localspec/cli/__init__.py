@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from localspec import __version__
+from localspec._version import __version__
 from localspec.cli import exit_codes
 from localspec.cli.bench import bench
 from localspec.cli.chat import chat

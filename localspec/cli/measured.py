@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.waiting import waiting
 from localspec.engine.base import BaseEngine
-from localspec.engine.measuring import measure
-from localspec.engine.watch import Watch
+from localspec.isolated.measuring import measure
+from localspec.isolated.watch import Watch
 
 Found = TypeVar("Found")
 

@@ -59,9 +59,9 @@ class PairOptions:
         Raises what `localspec.load` and `choose_model` raise.
         """
         # Late: completion loads no engine.
-        from localspec.engine.isolated import IsolatedEngine
         from localspec.engine.loading import LoadKeywords, load
         from localspec.engine.sources import servers_used
+        from localspec.isolated.isolated_engine import IsolatedEngine
 
         is_target = self.draft is not None or self.head is not None
         preset, target = choose_model(self.model, self.preset, self.target, is_target=is_target)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from localspec import __version__
+from localspec._version import __version__
 from localspec.errors import DownloadError, OptionError
 from localspec.models.patience import HubBusyError, patiently, stated_wait
 from localspec.models.preset import HubFile, choose_quantization

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localspec import __version__
+from localspec._version import __version__
 from localspec.errors import LocalspecError, PresetError, RpcError
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.devices import Device

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.prompt import Prompt
-from localspec.engine.isolated import IsolatedEngine
+from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.line import Line
 from localspec.server.question import Input, Messages, Question, RawPrompt
 from localspec.server.refusal import RequestError, stopping

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from localspec.chat.messages import checked_messages
-from localspec.engine.isolated import IsolatedEngine
+from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.answering import Service, in_thread, prompt_of
 from localspec.server.chat_completions import thinks
 from localspec.server.fields import Fields

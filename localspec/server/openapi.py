@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import localspec
+from localspec._version import __version__
 from localspec.errors import LocalspecError
 from localspec.server import ollama_answers
 from localspec.server.error_shapes import error_schema
@@ -42,7 +42,7 @@ def document(gets: Sequence[str], posts: Mapping[str, Body]) -> dict[str, Any]:
                 "responses": _responses(path, streams="stream" in properties),
             }
         }
-    info = {"title": "localspec", "version": localspec.__version__}
+    info = {"title": "localspec", "version": __version__}
     return {"openapi": "3.1.0", "info": info, "paths": paths}
 
 

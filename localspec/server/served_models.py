@@ -9,10 +9,10 @@ import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 
-from localspec.engine.isolated import IsolatedEngine
 from localspec.errors import LocalspecError, MemoryLimitError, RpcError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.shape import ModelShape
+from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.machine import memory_here
 from localspec.models.hub import locate
 from localspec.models.preset import Preset

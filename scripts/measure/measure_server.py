@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import httpx
 
 import localspec
-from localspec.engine.isolated import IsolatedEngine
+from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.models.preset import Preset
 from localspec.models.presets import find_preset
 from localspec.server.app import Limits, Server

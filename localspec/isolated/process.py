@@ -13,9 +13,9 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 from localspec.engine.access import Access, in_use
-from localspec.engine.isolated_child import EngineFacts, serve
 from localspec.engine.sources import servers_used
 from localspec.errors import ClosedError, CrashedError, EngineError, RpcError
+from localspec.isolated.child import EngineFacts, serve
 from localspec.llama.rpc_servers import ask_servers
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from localspec.chat.prompt import Prompt
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load
-from localspec.engine.watch import Watch
+from localspec.isolated.watch import Watch
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Provenance
 from localspec.speculative.policy_api import Drafting

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from localspec.engine.base import BaseEngine
-from localspec.engine.isolated import IsolatedEngine
-from localspec.engine.watch import Watch
+from localspec.isolated.isolated_engine import IsolatedEngine
+from localspec.isolated.watch import Watch
 
 Found = TypeVar("Found")
 

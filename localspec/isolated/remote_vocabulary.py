@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from localspec.engine.isolated_child import EngineFacts
+from localspec.isolated.child import EngineFacts
 
 
 class RemoteVocabulary:

@@ -17,11 +17,7 @@ from localspec.chat.prompt import Prompt
 from localspec.engine.access import Access, Turn, busy, in_use, still_answering
 from localspec.engine.arguments import TextTokenizer
 from localspec.engine.base import BaseEngine
-from localspec.engine.child_process import ChildProcess
 from localspec.engine.loading import OTHER_KEYWORDS, LoadKeywords
-from localspec.engine.read_pieces import ReadPieces
-from localspec.engine.remote_vocabulary import RemoteVocabulary
-from localspec.engine.watch import Watch
 from localspec.errors import (
     ClosedError,
     CrashedError,
@@ -30,6 +26,10 @@ from localspec.errors import (
     OptionError,
     check_keywords,
 )
+from localspec.isolated.process import ChildProcess
+from localspec.isolated.read_pieces import ReadPieces
+from localspec.isolated.remote_vocabulary import RemoteVocabulary
+from localspec.isolated.watch import Watch
 from localspec.models.preset import Preset
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
