@@ -45,6 +45,8 @@ def test_a_released_package_links_to_its_repository():
     targets = re.findall(r"\]\(([^)]+)\)", readme)
     assert f"{HOME}/blob/v1/docs/performance.md" in targets
     assert all(target.startswith(("https://", "#")) for target in targets)
+    assert f"git clone {HOME} " in readme
+    assert PLACEHOLDER not in readme
 
 
 @in_the_repository

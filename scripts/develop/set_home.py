@@ -2,9 +2,9 @@
 
     python scripts/develop/set_home.py https://github.com/someone/localspec v0.1.0
 
-In the checkout README.md links to files beside it, and `[project.urls]` has OWNER for whose
-repository it is. On PyPI both have to be addresses. The second argument is the tag that the
-links go to.
+In the checkout README.md links to files beside it, and `[project.urls]` and the command that
+clones the repository have OWNER for whose it is. On PyPI all of these have to be addresses. The
+second argument is the tag that the links go to.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ RELATIVE = re.compile(r"\]\((?!https?:|#)([^)]+)\)")  # the target of a Markdown
 def with_home(folder: Path, home: str, tag: str) -> dict[Path, str]:
     """The text of pyproject.toml and README.md in `folder` with addresses below `home`."""
     project, readme = folder / "pyproject.toml", folder / "README.md"
+    linked = RELATIVE.sub(rf"]({home}/blob/{tag}/\1)", readme.read_text("utf-8"))
     return {
         project: project.read_text("utf-8").replace(PLACEHOLDER, home),
-        readme: RELATIVE.sub(rf"]({home}/blob/{tag}/\1)", readme.read_text("utf-8")),
+        readme: linked.replace(PLACEHOLDER, home),
     }
 
 
