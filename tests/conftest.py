@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing.process
 import os
 import re
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -44,6 +46,66 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"skipped what needs {', '.join(missing)}: not installed here", yellow=True
         )
+
+
+# What these start belongs to no test: a process of ours tries whether this machine's kernels
+# are right, and the standard library asks others what machine this is.
+_MAY_START = {"localspec.llama.own_process", "platform", "ctypes.util"}
+
+
+class _Processes:
+    """Notes what starts a process in a test that has neither of the marks that allow it."""
+
+    def __init__(self) -> None:
+        self.is_allowed = True
+        self.started: list[str] = []
+
+    def noted(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        """The function that starts one, which is noted."""
+
+        def noted_start(*arguments: Any, **keywords: Any) -> Any:
+            frame = None if self.is_allowed else sys._getframe(1)
+            names = set()
+            while frame is not None:
+                names.add(frame.f_globals.get("__name__"))
+                frame = frame.f_back
+            if names and not names & _MAY_START:
+                self.started.append(f"{start.__qualname__}{arguments[1:]}")
+            return start(*arguments, **keywords)
+
+        return noted_start
+
+
+_PROCESSES = _Processes()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Whether the test, and what it sets up, may start processes."""
+    marks = {mark.name for mark in item.iter_markers()}
+    _PROCESSES.is_allowed = bool(marks & {"process", "slow"})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _watched_processes() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in (
+            (subprocess.Popen, "__init__"),
+            (multiprocessing.process.BaseProcess, "start"),
+            (os, "fork"),
+            (os, "forkpty"),
+        ):
+            if start := getattr(owner, name, None):
+                patch.setattr(owner, name, _PROCESSES.noted(start))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _process_mark(_watched_processes: None) -> Iterator[None]:
+    """What starts a process has the mark: what has none is quick, and runs everywhere."""
+    yield
+    started, _PROCESSES.started = _PROCESSES.started, []
+    assert not started, "a test that starts a process needs @pytest.mark.process"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -35,6 +35,7 @@ def test_the_places_for_weights_are_found():
     assert b"CPU_REPACK" in names_of_places()
 
 
+@pytest.mark.process
 @needs_kernels
 def test_they_are_used_if_and_only_if_they_are_right():
     """As a process of its own finds out, whose libllama nothing was taken from."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import localspec
+from engines import PLACES
 from localspec.errors import OptionError
 from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy, ProposerKind
 
@@ -12,10 +13,9 @@ QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 DRAFT, LOOKUP = ProposerKind.DRAFT, ProposerKind.LOOKUP
 
 
-@pytest.fixture(scope="module", params=["here", "isolated"])
+@pytest.fixture(scope="module", params=PLACES)
 def engine(request):
-    opening = localspec.load if request.param == "here" else localspec.IsolatedEngine
-    with opening("demo", draft_tokens=3) as opened:
+    with request.param("demo", draft_tokens=3) as opened:
         yield opened
 
 

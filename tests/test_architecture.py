@@ -99,6 +99,7 @@ def test_the_loop_sees_no_text_no_path_and_no_clock():
     assert {"speculative.verify", "sampling.chain", "speculative.randomness"} <= seen
 
 
+@pytest.mark.process
 def test_importing_the_package_is_quick():
     """No libllama, no click, no hub, not even NumPy."""
     code = "import sys, localspec; print(*sys.modules)"
@@ -110,6 +111,7 @@ def test_importing_the_package_is_quick():
     )
 
 
+@pytest.mark.process
 def test_what_needs_no_model_loads_nothing_that_reads_one():
     code = (
         "import sys; from click.testing import CliRunner; from localspec.cli import main;"

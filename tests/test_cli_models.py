@@ -35,6 +35,7 @@ def run(*arguments: object, stdin: str | None = None) -> Result:
     return result
 
 
+@pytest.mark.process
 def test_download_then_chat(hub: StandinHub, tmp_path):
     """The installed command, from an empty machine to an answer of the flagship's files."""
 
@@ -70,6 +71,7 @@ def test_download_then_chat(hub: StandinHub, tmp_path):
     assert "localspec download Qwen/Qwen2-0.5B" in by_name.stderr
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pseudo-terminal")
 @pytest.mark.parametrize("answer", ["y", "n"])
 def test_chat_on_a_terminal_offers_to_fetch(hub: StandinHub, tmp_path, answer):
@@ -102,6 +104,7 @@ def test_chat_on_a_terminal_offers_to_fetch(hub: StandinHub, tmp_path, answer):
     assert child.exitstatus == (0 if answer == "y" else 1)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pseudo-terminal")
 def test_a_model_of_the_hub_is_offered_like_a_preset(hub: StandinHub):
     import pexpect
@@ -123,6 +126,7 @@ def test_a_model_of_the_hub_is_offered_like_a_preset(hub: StandinHub):
     assert len(hub.gets(DRAFT)) == 1
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pseudo-terminal")
 def test_another_programs_files_are_offered_on_a_terminal(hub: StandinHub, tmp_path):
     import pexpect

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import localspec
+from engines import PLACES
 from gguf_maker import write_scripted_model
 from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import BUILT_IN
@@ -27,12 +28,9 @@ def engine():
         yield opened
 
 
-@pytest.fixture(params=["here", "isolated"])
-def any_engine(request, engine):
-    if request.param == "here":
-        yield engine
-        return
-    with localspec.IsolatedEngine(draft_tokens=3) as opened:
+@pytest.fixture(scope="module", params=PLACES)
+def any_engine(request):
+    with request.param(draft_tokens=3) as opened:
         yield opened
 
 

@@ -122,6 +122,7 @@ def test_a_broken_file_of_presets_breaks_no_line(hub: StandinHub, tmp_path):
     completed("chat", "--preset", "")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "words", ["", "chat --pre", "chat --preset ", "chat --session ", "generate --target q",
               "bench --rule ", "verify -", "explain ", "download ", "models remove "]
@@ -152,6 +153,7 @@ def test_completing_loads_no_library_of_models(words):
     assert not slow & loaded
 
 
+@pytest.mark.process
 def test_help_loads_no_numpy():
     code = (
         "import sys; from click.testing import CliRunner; from localspec.cli import main;"
@@ -184,6 +186,7 @@ TYPED = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="click completes in Unix shells")
 @pytest.mark.parametrize("shell", TYPED)
 def test_in_a_real_shell(shell):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import localspec
+from engines import PLACES
 from localspec.chat.prompt import Prompt
 from localspec.checks.identity import IdentityCheck
 from localspec.checks.rounding import Rounding
@@ -74,10 +75,9 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module", params=["here", "isolated"])
+@pytest.fixture(scope="module", params=PLACES)
 def engine(request):
-    opening = localspec.load if request.param == "here" else localspec.IsolatedEngine
-    with opening("demo", draft_tokens=3) as opened:
+    with request.param("demo", draft_tokens=3) as opened:
         yield opened
 
 

@@ -62,6 +62,7 @@ def refused(folder, *options):
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -82,6 +83,7 @@ def test_a_file_that_is_no_grammar_is_refused(tmp_path, name, text, message):
     assert "Hint: " in done.stderr
 
 
+@pytest.mark.process
 def test_what_is_not_kept_to_is_told_or_an_error(tmp_path):
     path = tmp_path / "a.json"
     path.write_text(
@@ -102,6 +104,7 @@ def test_what_is_not_kept_to_is_told_or_an_error(tmp_path):
     assert "--strict has no place without --json-schema" in alone.stderr
 
 
+@pytest.mark.process
 def test_two_at_once_are_refused(tmp_path):
     (tmp_path / "a.json").write_text("{}")
     done = refused(tmp_path, "--json-schema", tmp_path / "a.json", "--regex", "a")

@@ -18,6 +18,8 @@ import resource
 
 from terminal import Terminal
 
+pytestmark = pytest.mark.process
+
 LOCALSPEC = Path(sys.executable).with_name("localspec")
 CHAT = ["chat", "--session", "s", "--max-tokens", "4", "--draft-tokens", "0"]
 UNWRITABLE = "the session cannot be written to"

@@ -68,6 +68,7 @@ def test_a_preset_made_in_code_is_loaded_and_explained(preset):
     assert localspec.download(preset) == []
 
 
+@pytest.mark.process
 def test_a_preset_made_in_code_goes_into_another_process(preset):
     with localspec.IsolatedEngine(preset, num_threads=1) as engine:
         assert engine.context_length == 256

@@ -42,6 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
+@pytest.mark.process
 def test_every_public_name_has_its_entry(site):
     page = (site / "api.html").read_text("utf-8")
     for name in localspec.__all__:
@@ -51,6 +52,7 @@ def test_every_public_name_has_its_entry(site):
     assert page.count(">logprobs</span>") >= 8  # unpacked into each signature
 
 
+@pytest.mark.process
 def test_every_command_has_its_entry(site):
     page = (site / "cli.html").read_text("utf-8")
     for name, command in main.commands.items():
@@ -63,6 +65,7 @@ def test_every_command_has_its_entry(site):
                 assert not names or names[0] in page
 
 
+@pytest.mark.process
 def test_examples_of_commands_stand_line_by_line_as_code(site):
     page = html.unescape((site / "cli.html").read_text("utf-8"))
     blocks = re.findall(r"<pre><code>(localspec .*?)\n</code></pre>", page, re.S)
@@ -132,6 +135,7 @@ def signatures_of(public: Any) -> Iterator[tuple[str, set[str]]]:
             )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["index", "tutorial", "applications"])
 def test_the_code_on_a_page_runs(name, tmp_path):
     """All blocks of a page, one after the other, as a reader would type them."""

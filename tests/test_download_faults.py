@@ -147,6 +147,7 @@ def test_nobody_there(hub: StandinHub):
 # --- the process
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_kill(hub: StandinHub, tmp_path):
     """kill -9 in the middle, twice
@@ -168,6 +169,7 @@ def test_kill(hub: StandinHub, tmp_path):
     assert len(ranges) == 3
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT for one process")
 def test_interrupt(hub: StandinHub, tmp_path):
     """Ctrl-C in the middle
@@ -187,6 +189,7 @@ def test_interrupt(hub: StandinHub, tmp_path):
     assert hub.gets(TARGET)[-1].range == f"bytes={kept}-"
 
 
+@pytest.mark.process
 def test_two_at_once(hub: StandinHub, tmp_path):
     """Two processes fetch the same preset
     One fetches, the other waits and uses it; every byte is sent once
@@ -208,6 +211,7 @@ def test_two_at_once(hub: StandinHub, tmp_path):
     assert len(hub.gets(TARGET)) == len(hub.gets(DRAFT)) == 1
 
 
+@pytest.mark.process
 def test_one_of_two_is_killed(hub: StandinHub, tmp_path):
     """Two processes fetch the same preset, and the one that fetches is killed
     The other takes over where it was
@@ -311,6 +315,7 @@ def test_begun_again_in_silence(hub: StandinHub, monkeypatch):
     assert [seen.range for seen in hub.gets(TARGET)] == [None, f"bytes={2 * MB}-"]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT for one process")
 @pytest.mark.parametrize(
     "fault",
@@ -409,6 +414,7 @@ def gets_at_hub(hub: StandinHub) -> list:
     ]
 
 
+@pytest.mark.process
 def test_led_out_of_encryption(hub: StandinHub, tmp_path, monkeypatch):
     """An encrypted server redirects to one that is not
     An error at once: nothing goes over the line in the clear
@@ -768,6 +774,7 @@ def test_a_list_with_wrong_facts(hub: StandinHub, facts):
         localspec.download(f"{REPO}:Q4_0")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -790,6 +797,7 @@ def test_wrong_settings(hub: StandinHub, name, value):
     assert "Traceback" not in errors
 
 
+@pytest.mark.process
 def test_offline(hub: StandinHub, tmp_path):
     """HF_HUB_OFFLINE is set
     An error that says so, without one request; files that are here are used
@@ -845,6 +853,7 @@ def in_mounted_cache(
     return done.stderr
 
 
+@pytest.mark.process
 @needs_mounts
 def test_disk_too_small(hub: StandinHub, tmp_path):
     """The disk has less room than the files need
@@ -856,6 +865,7 @@ def test_disk_too_small(hub: StandinHub, tmp_path):
     assert hub.gets(TARGET) == []
 
 
+@pytest.mark.process
 @needs_mounts
 @pytest.mark.parametrize("is_right", [True, False])
 def test_disk_too_small_to_reuse(hub: StandinHub, tmp_path, is_right):
@@ -872,6 +882,7 @@ def test_disk_too_small_to_reuse(hub: StandinHub, tmp_path, is_right):
     other.write_bytes(content)
 
 
+@pytest.mark.process
 @needs_mounts
 def test_disk_full(hub: StandinHub, tmp_path):
     """The disk fills up on the way
@@ -885,6 +896,7 @@ def test_disk_full(hub: StandinHub, tmp_path):
     assert "is full" in errors
 
 
+@pytest.mark.process
 @needs_mounts
 def test_read_only(hub: StandinHub, tmp_path):
     """The cache is read-only

@@ -93,6 +93,7 @@ def test_one_content_may_have_two_names(hub: StandinHub, folder):
     assert len(hub.gets(TARGET)) == 1
 
 
+@pytest.mark.process
 def test_offline_says_what_could_be_checked(hub: StandinHub, folder):
     """Pinned files by their sums; of others it says that nothing vouches for them."""
 

@@ -108,6 +108,7 @@ def test_targets_whose_layers_libllama_does_not_give(headers):
         assert head_misfit(renamed(target, name), head) == ""
 
 
+@pytest.mark.process
 def test_such_a_target_would_end_the_process(made, tmp_path, demo_target):
     """Which is why it is refused before libllama is asked."""
     other = write_random_model(tmp_path / "qwen2.gguf", demo_target, architecture="qwen2")
@@ -121,6 +122,7 @@ def test_such_a_target_would_end_the_process(made, tmp_path, demo_target):
         localspec.load(target=other, head=made["qwen3", "head"])
 
 
+@pytest.mark.process
 def test_tokens_that_are_not_there(made, tmp_path, demo_target):
     """libllama would end the process at the first decode."""
     header = check_model_file(made["llama", "head"])

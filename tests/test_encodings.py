@@ -14,6 +14,8 @@ from gguf_maker import write_random_model
 from localspec.chat.template import BUILT_IN
 from localspec.checks.prompts import read_prompts
 
+pytestmark = pytest.mark.process
+
 SIGNS = "日本✓ “é” ─"
 TERSE = ("--max-tokens", "4", "--ctx", "512")
 LOCALSPEC = Path(sys.executable).with_name("localspec")

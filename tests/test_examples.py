@@ -39,6 +39,7 @@ def test_every_example_is_tested():
         assert f'"{path.name}"' in tests or f'load_example("{path.stem}")' in tests
 
 
+@pytest.mark.process
 def test_a_chat_on_a_terminal_in_ten_lines(tmp_path):
     source = (EXAMPLES / "terminal.py").read_text("utf-8")
     assert len(source.splitlines()) <= 10

@@ -265,6 +265,7 @@ def test_a_pair_of_wrong_sizes_is_warned_of(tmp_path, demo_target, caplog, width
         assert not caplog.records
 
 
+@pytest.mark.process
 def test_generate_warns_of_sizes_on_stderr(tmp_path, demo_target):
     """One line, of the installed command, whose own standard error it is."""
     draft = write_random_model(tmp_path / "draft.gguf", demo_target, width=1024)

@@ -110,6 +110,7 @@ def test_a_relative_folder_is_kept_for_every_folder(lm_studio, monkeypatch):
     assert localspec.preset_state("other").is_installed
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
 @pytest.mark.parametrize("answer", ["y", "n"])
 def test_on_a_terminal_it_is_asked(lm_studio, answer):

@@ -276,6 +276,7 @@ def test_idle_work_in_the_midst_of_a_prompt_makes_way_for_an_answer(
     assert (meter.count, len(texts)) == (1000, 1)
 
 
+@pytest.mark.process
 def test_idle_work_for_another_process_makes_no_prompt_that_is_unwanted(monkeypatch):
     with localspec.IsolatedEngine(draft_tokens=0) as isolated:
         chat = isolated.chat()

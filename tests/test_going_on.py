@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import localspec
+from engines import PLACES
 from gguf_maker import with_template, write_scripted_model
 from localspec.errors import CrashedError
 from localspec.streaming.answer_text import AnswerText, Said
@@ -181,14 +182,13 @@ def check_parts(chat, whole, cuts, **options):
     return streams, "".join(shown), "".join(reply.thoughts for _, reply in streams)
 
 
-@pytest.mark.parametrize("is_isolated", [False, True])
+@pytest.mark.parametrize("load", PLACES)
 @pytest.mark.parametrize("name", CASES)
-def test_wherever_it_is_cut(name, is_isolated, files):
+def test_wherever_it_is_cut(name, load, files):
     """Text, thoughts, tokens and the reason of its end; of what was shown too early no more."""
     case = CASES[name]
     options = {"temperature": 0.0, "stop": case.stop}
-    kind = localspec.IsolatedEngine if is_isolated else localspec.load
-    with kind(target=files[name]) as engine:
+    with load(target=files[name]) as engine:
         whole = engine.chat(template=case.template).send("x", **options)
         assert (whole.text, whole.thoughts) == (case.text, case.thoughts)
         for cuts in all_cuts(len(whole.token_ids)):
@@ -253,6 +253,7 @@ def test_behind_thoughts_it_fits_in_parts(tmp_path):
             assert found is None or found[1:] == (whole.text, whole.thoughts)
 
 
+@pytest.mark.process
 def test_a_lost_process_leaves_an_answer_that_can_go_on(demo_target):
     question = "Tell me a story about a fox."
     with localspec.IsolatedEngine(target=demo_target) as engine:
@@ -308,12 +309,11 @@ def test_a_stop_string_that_was_not_asked_for_before_is_looked_for_from_there(fi
         assert chat.messages[-1]["content"] == "a STOne "
 
 
-@pytest.mark.parametrize("is_isolated", [False, True])
-def test_an_answer_that_has_ended_is_not_gone_on_with(files, is_isolated):
+@pytest.mark.parametrize("load", PLACES)
+def test_an_answer_that_has_ended_is_not_gone_on_with(files, load):
     """Also if its stream is closed at its last piece."""
-    kind = localspec.IsolatedEngine if is_isolated else localspec.load
     for name, stop in (("characters", ()), ("a stop string", ("STOP",))):
-        with kind(target=files[name]) as engine:
+        with load(target=files[name]) as engine:
             whole = engine.chat(template=PLAIN).send("x", temperature=0, stop=stop)
             chat = engine.chat(template=PLAIN)
             stream = chat.stream("x", temperature=0, stop=stop)

@@ -174,6 +174,7 @@ def test_a_head_alone_is_no_target(made, name):
     check_target(check_model_file(made[name, "whole"]))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", INSIDE)
 def test_libllama_ends_the_process_with_such_a_target(made, name):
     decode = "Context(Weights(Path({!r}))).decode([5, 6], 0, 1)"

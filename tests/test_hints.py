@@ -125,6 +125,7 @@ def test_a_longer_context_than_the_training_is_never_the_advice(base_model, leng
     assert f"Cut off: the context of {length} tokens is full. {more}" in cut
 
 
+@pytest.mark.process
 def test_an_isolated_engine_says_the_same(base_model):
     with localspec.IsolatedEngine(base_model, num_threads=1) as engine:
         chat = engine.chat(template="chatml")

@@ -17,6 +17,7 @@ where_they_are = pytest.mark.skipif(
 )
 
 
+@pytest.mark.process
 @where_they_are
 def test_they_are_asked_for_a_models_weights_and_nothing_else(tmp_path, demo_target):
     path = write_random_model(

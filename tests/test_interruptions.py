@@ -97,6 +97,7 @@ def test_an_exception_at_any_place_leaves_an_engine_as_a_fresh_one(loads, kind, 
     check_places(loads[kind], KINDS[kind], event, every)
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("event", "every"), EVENTS)
 def test_an_exception_in_front_of_another_process_leaves_it_in_order(loads, event, every):

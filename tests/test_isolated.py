@@ -18,6 +18,8 @@ from localspec.engine.loading import LoadKeywords
 from localspec.errors import ContextError, OptionError, PresetError
 from localspec.isolated import isolated_engine as isolated_module
 
+pytestmark = pytest.mark.process
+
 GREEDY = localspec.SamplingParams(temperature=0)
 LONG = localspec.SamplingParams(temperature=0, ignore_eos=True)
 STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"

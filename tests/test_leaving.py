@@ -20,6 +20,7 @@ import llama_cpp
 import pytest
 
 import localspec
+from engines import PLACES
 from localspec.errors import EngineError, OptionError
 from spawned import isolate_there
 
@@ -37,13 +38,13 @@ def no_collector():
     gc.enable()
 
 
-@pytest.fixture(params=[localspec.load, localspec.IsolatedEngine], ids=["here", "isolated"])
+@pytest.fixture(params=PLACES)
 def any_engine(request):
     with request.param() as opened:
         yield opened
 
 
-@pytest.fixture(scope="module", params=[localspec.load, localspec.IsolatedEngine])
+@pytest.fixture(scope="module", params=PLACES)
 def kept_engine(request):
     with request.param() as opened:
         yield opened
@@ -287,6 +288,7 @@ print("the end")
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("threaded", [False, True], ids=["suspended", "threaded"])
 @pytest.mark.parametrize("kind", ["load", "IsolatedEngine"])
 def test_the_interpreter_ends_quietly(tmp_path, kind, threaded):
@@ -319,6 +321,7 @@ threading.Thread(target=work).start()
 """
 
 
+@pytest.mark.process
 def test_a_thread_that_outlives_the_main_one_has_all_of_its_engine(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(LATE_WORK)
@@ -328,6 +331,7 @@ def test_a_thread_that_outlives_the_main_one_has_all_of_its_engine(tmp_path):
     assert (done.stdout.split(), done.stderr) == (["True", "4", "4"], "")
 
 
+@pytest.mark.process
 def test_an_asynchronous_stream_that_is_left_open_does_not_hold_up_the_exit(tmp_path):
     """The prompt alone takes seconds; whoever stops the loop does not wait for it."""
     path = tmp_path / "script.py"
@@ -367,6 +371,7 @@ def run_in_fork(work):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_of_a_process_that_has_loaded_is_told_so(demo_target):
@@ -386,6 +391,7 @@ def test_a_fork_of_a_process_that_has_loaded_is_told_so(demo_target):
     llama.close()
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_leaves_the_block_of_its_parent():
@@ -411,6 +417,7 @@ def test_a_fork_leaves_the_block_of_its_parent():
         assert engine.generate(STORY, max_tokens=3).token_ids
 
 
+@pytest.mark.process
 def test_an_isolated_engine_of_a_daemonic_process_is_refused():
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

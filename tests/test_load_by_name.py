@@ -65,6 +65,7 @@ def test_beside_a_draft_a_name_is_the_target(model, demo_target, demo_draft):
     assert localspec.explain(demo_target, draft=demo_draft).can_draft
 
 
+@pytest.mark.process
 def test_an_object_of_llama_cpp_is_a_target_too(demo_target):
     llama = llama_cpp.Llama(str(demo_target), n_ctx=64, verbose=False)
     assert size_of(llama) == 4096
@@ -73,6 +74,7 @@ def test_an_object_of_llama_cpp_is_a_target_too(demo_target):
     llama.close()
 
 
+@pytest.mark.process
 def test_an_isolated_engine_takes_the_same(model):
     for name in (str(model), model):
         with localspec.IsolatedEngine(name, num_threads=1) as engine:
@@ -91,6 +93,7 @@ def test_nothing_at_all_is_the_demo_pair(model, monkeypatch):
     assert size_of() == 4096
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "error", "message", "hint"),
     [

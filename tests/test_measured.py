@@ -22,6 +22,7 @@ VERIFY = ("verify", "--samples", "1000000", "--seconds", "3600")
 BENCH = ("bench", "--rounds", "1000")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "stage", "words"),
     [
@@ -43,6 +44,7 @@ def test_ctrl_c_prints_what_is_known(tmp_path, arguments, stage, words):
     assert re.search(stage, shown) is None  # the line is gone
 
 
+@pytest.mark.process
 def test_the_line_says_what_is_done_from_the_first_second(tmp_path):
     """On 80 columns, with the time that is left at the most."""
     terminal = Terminal(tmp_path, *VERIFY)
@@ -55,6 +57,7 @@ def test_the_line_says_what_is_done_from_the_first_second(tmp_path):
     assert terminal.ended() == 130
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [VERIFY, BENCH])
 def test_a_second_ctrl_c_ends_it_all(tmp_path, arguments):
     """Whether or not the first has printed anything by then."""
@@ -66,6 +69,7 @@ def test_a_second_ctrl_c_ends_it_all(tmp_path, arguments):
     assert "Traceback" not in terminal.text()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [VERIFY, BENCH])
 def test_json_of_an_interrupted_one_is_whole_and_says_so(tmp_path, arguments):
     """Its stdout is a file; the line is on the terminal of stderr."""
@@ -116,6 +120,7 @@ def test_times_are_written_for_people():
     ]  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [VERIFY, BENCH])
 def test_a_signal_to_a_process_on_pipes_prints_what_is_known(tmp_path, arguments):
     """At the first decode that it does for the check."""

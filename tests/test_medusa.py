@@ -235,6 +235,7 @@ def test_what_it_is(made):
         check_target(header)
 
 
+@pytest.mark.process
 def test_it_is_explained_and_its_name_is_enough(made, tmp_path):
     said = subprocess.run(
         [
@@ -332,6 +333,7 @@ def published(made, naming):
     return tensors
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("naming", ["paper", "vllm"])
 def test_published_heads_are_converted(made, naming, tmp_path):
     from safetensors.numpy import save_file

@@ -286,6 +286,7 @@ def test_a_broken_file_of_presets_leaves_the_shipped_ones(caplog):
     assert run("models", "add", "other", "--target", "demo").exit_code == 1
 
 
+@pytest.mark.process
 def test_a_broken_file_of_presets_is_one_line_on_stderr(tmp_path):
     """Of the installed command, whose own standard error it is."""
     import subprocess

@@ -107,6 +107,7 @@ def test_the_head_in_a_file_of_its_own_is_the_same(made, name):
     alone.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", [*INSIDE, "gemma4"])
 def test_rows_of_outputs_or_of_all_tokens(made, name):
     """The other way libllama ends the process, or gives a row of another token."""

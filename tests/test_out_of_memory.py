@@ -42,6 +42,7 @@ def opened_with_little_memory(path, context_length, *, use_mmap):
     return found.stdout.strip().split("|")
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits its own memory")
 @pytest.mark.parametrize("use_mmap", [True, False])
 def test_weights_that_find_no_memory_are_not_called_damaged(tmp_path, demo_target, use_mmap):
@@ -54,6 +55,7 @@ def test_weights_that_find_no_memory_are_not_called_damaged(tmp_path, demo_targe
     assert "damaged" not in hint
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits its own memory")
 def test_caches_that_find_no_memory_are_named(tmp_path, demo_target):
     path = write_random_model(tmp_path / "long.gguf", demo_target, context_length=1 << 24)

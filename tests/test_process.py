@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 LOCALSPEC = [os.path.join(os.path.dirname(sys.executable), "localspec")]
 posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and devices")
 

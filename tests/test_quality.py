@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,12 +15,15 @@ import localspec
 ROOT = Path(__file__).parent.parent
 
 
+SETTINGS = ("#", "set ", "cd ", "export ")  # of a shell, which run nothing
+
+
 def test_ci_runs_what_the_readme_says():
     """Every command of .ci/run stands in the README, word for word."""
     readme = (ROOT / "README.md").read_text("utf-8")
     script = (ROOT / ".ci/run").read_text("utf-8")
     lines = [line.strip() for line in script.splitlines()]
-    commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
+    commands = [line for line in lines if line and not line.startswith(SETTINGS)]
     assert commands
     assert [command for command in commands if command not in readme] == []
 
@@ -35,11 +39,45 @@ def test_version_and_changelog_agree():
     assert localspec.__version__ in headings or headings == ["Unreleased"]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="there is another reason to skip it")
 def test_what_is_not_installed_is_said_in_one_line():
     """Of a module that is skipped, and without a PATH where tmux could be found."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n0", "tests/test_tmux.py"],
+        [sys.executable, "-m", "pytest", "-n0", "-m", "process", "tests/test_tmux.py"],
         cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "\nskipped what needs tmux: not installed here\n" in done.stdout
+
+
+@pytest.mark.process
+def test_what_starts_a_process_has_the_mark(tmp_path):
+    """Also where a fixture of it does, or multiprocessing."""
+    path = tmp_path / "test_starts.py"
+    path.write_text(
+        "import multiprocessing, subprocess, sys\n"
+        "import pytest\n"
+        "COMMAND = [sys.executable, '-c', '']\n"
+        "def start():\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=print)\n"
+        "    process.start()\n"
+        "    process.join()\n"
+        "@pytest.fixture(scope='module')\n"
+        "def made():\n"
+        "    subprocess.run(COMMAND)\n"
+        "def test_of_a_fixture(made): pass\n"
+        "def test_itself(): subprocess.run(COMMAND)\n"
+        "def test_by_multiprocessing(): start()\n"
+        "@pytest.mark.process\n"
+        "def test_marked(): start()\n"
+        "def test_none(): pass\n"
+    )
+    options = ["-n0", "-c", ROOT / "pyproject.toml", "-m", "", "-p", "conftest"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, path],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    failed = re.findall(r"^ERROR .*::(\w+)", done.stdout, re.M)
+    assert failed == ["test_of_a_fixture", "test_itself", "test_by_multiprocessing"]
+    assert "5 passed, 3 errors" in done.stdout

@@ -11,6 +11,7 @@ import time
 import pytest
 
 import localspec
+from engines import PLACES
 from localspec.errors import EngineError, OptionError
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -18,7 +19,7 @@ ENDLESS = localspec.SamplingParams(temperature=0, ignore_eos=True)
 FOX = "Tell me a story about a fox."
 
 
-@pytest.fixture(scope="module", params=[localspec.load, localspec.IsolatedEngine])
+@pytest.fixture(scope="module", params=PLACES)
 def engine(request):
     with request.param(draft_tokens=2) as opened:
         yield opened
@@ -130,7 +131,7 @@ def test_a_wait_is_cancelled_with_the_stream(engine):
     assert ask(engine).token_ids
 
 
-@pytest.mark.parametrize("load", [localspec.load, localspec.IsolatedEngine])
+@pytest.mark.parametrize("load", PLACES)
 def test_closing_ends_those_who_wait(load):
     engine = load(draft_tokens=0)
     stream = engine.stream("A fox", sampling=ENDLESS)

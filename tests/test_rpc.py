@@ -24,7 +24,7 @@ from localspec.llama.rpc_servers import ask_server
 from localspec.models.presets import find_preset
 from localspec.server.served_models import ServedModel, ServedModels
 
-pytestmark = needs_servers
+pytestmark = [needs_servers, pytest.mark.process]
 
 STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
 LONG = localspec.SamplingParams(temperature=0, ignore_eos=True)

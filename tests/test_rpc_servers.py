@@ -159,6 +159,7 @@ def test_no_address_is_contacted_but_those_that_are_given(demo_target):
     assert found[0].devices
 
 
+@pytest.mark.process
 @pytest.mark.skipif(llama_cpp.llama_supports_rpc(), reason="this build has RPC")
 def test_a_build_without_rpc_says_how_to_build_one(demo_target):
     for call in (

@@ -79,6 +79,7 @@ def test_every_contender_answers_both_ways(setup):
             assert contender.peak_bytes > 20 * 2**20  # an interpreter and a model
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("shape", "place"),
     [("tiny-qwen35", "inside"), ("tiny-qwen35", "apart"), ("tiny-llama", "apart")],
@@ -100,6 +101,7 @@ def test_worker_drafts_with_a_head_and_lets_it_rest(tmp_path, shape, place):
             assert contender.answer(request).num_drafted == 0
 
 
+@pytest.mark.process
 def test_lookup_counts_what_it_kept(tmp_path, setup):
     """A text that only repeats itself is proposed right, once it has begun to."""
     done = run(
@@ -180,6 +182,7 @@ def test_child_tells_its_peak_memory_and_its_end():
         assert sleeper.has_ended()
 
 
+@pytest.mark.process
 def test_comparison_prints_a_table_for_the_demo_pair(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps("Tell me a story about a fox.") + "\n")
@@ -242,6 +245,7 @@ def test_table_of_sessions_has_the_ratios_of_rounds(tmp_path):
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("options", "words"),
     [

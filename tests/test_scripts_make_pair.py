@@ -17,6 +17,8 @@ from localspec.llama.head_opening import open_head
 from localspec.llama.model import LlamaModel, LlamaOptions
 from localspec.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.process
+
 SCRIPT = Path(__file__).parent.parent / "scripts/measure/make_pair.py"
 GREEDY = SamplingParams(temperature=0.0)
 HEAD_TARGETS = ("tiny-hy_v3", "tiny-qwen35")

@@ -56,6 +56,7 @@ def test_first_draft_reads_the_prompt_and_later_ones_what_was_accepted(target):
             assert after.num_read == before.num_accepted + 1
 
 
+@pytest.mark.process
 def test_prints_every_part(target):
     script = Path(measure_heads.__file__)
     shape = target.name.split("-Q4_0")[0]

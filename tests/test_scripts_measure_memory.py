@@ -14,6 +14,8 @@ from localspec.preflight.room import Planned, pair_memory
 from shape_pair.bigrams import TextSpec
 from shape_pair.pair import PairSpec, make_pair
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the peak is not known there")
 @pytest.mark.parametrize("name", ["demo", "tiny"])

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 SCRIPT = Path(__file__).parent.parent / "scripts/measure/measure_server.py"
 
 

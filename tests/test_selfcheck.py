@@ -189,6 +189,7 @@ def test_it_ends_while_a_long_prompt_is_read(monkeypatch):
     assert report.ended_by is EndedBy.INTERRUPT
 
 
+@pytest.mark.process
 def test_a_wish_reaches_a_check_in_another_process():
     """Whether it comes before, or while something is checked; and the engine goes on."""
     with localspec.IsolatedEngine() as engine:

@@ -10,6 +10,8 @@ import pytest
 from agent_model import ANSWER, write_agent_preset
 from server_runner import running_server
 
+pytestmark = pytest.mark.process
+
 LONG = "You are a coding agent. Be precise, safe and helpful. " * 200  # several batches
 
 CODEX = {

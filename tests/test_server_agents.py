@@ -23,7 +23,10 @@ import pytest
 
 from agent_model import ANSWER, write_agent_preset
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="homes and signals of Unix")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform == "win32", reason="homes and signals of Unix"),
+]
 
 BIN = Path(os.environ.get("LOCALSPEC_AGENTS", "/nonexistent")) / "node_modules" / ".bin"
 PATH = f"{BIN}{os.pathsep}{os.environ['PATH']}"

@@ -9,6 +9,8 @@ import pytest
 import localspec
 from server_runner import running_server
 
+pytestmark = pytest.mark.process
+
 STEADY = {"temperature": 0, "draft_tokens": 3}
 LOOK = {"type": "function", "function": {"name": "look"}}
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]

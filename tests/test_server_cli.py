@@ -29,6 +29,7 @@ def refused(*arguments):
     return result
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
 def test_it_says_where_it_listens_answers_and_stops(tmp_path):
     keys = tmp_path / "keys"

@@ -17,6 +17,8 @@ import pytest
 
 from server_runner import running_server
 
+pytestmark = pytest.mark.process
+
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 AGENTS = Path(os.environ.get("LOCALSPEC_AGENTS", "/nonexistent"))  # for `npm install --prefix`
 PAGE = Path(__file__).parent.parent / "docs" / "server.md"

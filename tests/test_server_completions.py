@@ -13,6 +13,8 @@ from localspec.server import ollama
 from localspec.server.served_models import ServedModel, ServedModels
 from server_runner import running_server
 
+pytestmark = pytest.mark.process
+
 STEADY = {"temperature": 0, "draft_tokens": 3, "max_tokens": 20}
 PROMPT = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
 

@@ -16,6 +16,8 @@ import pytest
 from localspec.server import app, running, writing
 from server_runner import running_server
 
+pytestmark = pytest.mark.process
+
 CHAT = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 LONG = {"messages": QUESTION, "stream": True, "ignore_eos": True, "max_tokens": 2000}

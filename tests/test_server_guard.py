@@ -38,6 +38,7 @@ def post(server, body, **headers):
     return server.client.post(CHAT, content=body, headers=headers)
 
 
+@pytest.mark.process
 def test_health_and_models_load_nothing():
     with running_server() as fresh:
         look_at_health_and_models(fresh)
@@ -59,6 +60,7 @@ def look_at_health_and_models(server):
     assert server.models.all[0].engine is None
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("body", "what"),
     [
@@ -85,6 +87,7 @@ def test_what_is_no_request_is_a_400(server, body, what):
     assert what in response.json()["error"]["message"]
 
 
+@pytest.mark.process
 def test_a_half_of_a_surrogate_pair_is_replaced(server):
     """Clients cut texts in the middle of a character."""
     body = b'{"messages": [{"role": "user", "content": "a\\ud83d"}], "max_tokens": 1}'
@@ -110,6 +113,7 @@ def test_which_halves_are_replaced(written, read):
     assert read_fields(f'{{"a": "{written}"}}'.encode()).text("a") == read
 
 
+@pytest.mark.process
 def test_a_body_that_is_too_large_or_slow(server):
     response = post(server, b" " * 20_001)
     assert response.status_code == 413
@@ -121,11 +125,13 @@ def test_a_body_that_is_too_large_or_slow(server):
         assert connection.recv(65536).startswith(b"HTTP/1.1 408")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("path", ["/v1/messages", "/messages", "/messages/count_tokens"])
 def test_a_refusal_has_the_shape_of_its_protocol(server, path):
     assert server.client.post(path, content=b"{").json()["type"] == "error"
 
 
+@pytest.mark.process
 def test_lists_of_texts_that_are_looked_for_are_short(server):
     for name in ("stop", "dry_sequence_breakers"):
         response = server.ask(CHAT, messages=1, **{name: ["x"] * 65})
@@ -166,6 +172,7 @@ def test_too_many_bodies_at_once():
     asyncio.run(use())
 
 
+@pytest.mark.process
 def test_routes_that_are_not_there(server):
     missing = server.ask("/v1/embeddings", input="x")
     assert missing.status_code == 404
@@ -177,11 +184,13 @@ def test_routes_that_are_not_there(server):
     assert server.client.get("/v1/../etc/passwd").status_code == 404
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:80", "box.example:9"])
 def test_hosts_that_are_the_servers(server, host):
     assert server.client.get("/health", headers={"host": host}).status_code == 200
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "host", ["evil.example", "localhost.evil.example", "", "1.2.3.4.example"]
 )
@@ -191,6 +200,7 @@ def test_a_name_that_was_made_to_mean_this_machine_is_refused(server, host):
     assert response.json()["error"]["code"] == "forbidden_host"
 
 
+@pytest.mark.process
 def test_pages_of_other_sites_may_not_ask(server):
     for origin in ("https://evil.example", "null"):
         response = post(server, b"{}", origin=origin)
@@ -200,6 +210,7 @@ def test_pages_of_other_sites_may_not_ask(server):
     assert post(server, b"{}", origin=server.url).status_code == 400
 
 
+@pytest.mark.process
 def test_pages_that_are_named_may_ask(locked):
     asked = {"origin": ORIGIN, "access-control-request-method": "POST"}
     preflight = locked.client.options(CHAT, headers=asked)
@@ -212,6 +223,7 @@ def test_pages_that_are_named_may_ask(locked):
     assert locked.client.options(CHAT, headers={"origin": "https://a.b"}).status_code == 403
 
 
+@pytest.mark.process
 def test_a_key_is_needed_where_one_is_set(locked, server):
     for headers in (
         {},
@@ -238,6 +250,7 @@ def test_a_key_is_needed_where_one_is_set(locked, server):
     assert server.client.get("/v1/models", headers=any_key).status_code == 200
 
 
+@pytest.mark.process
 def test_neither_keys_nor_texts_are_in_the_log(server, locked, caplog):
     """Also where a request fails, or is refused, or its client hangs up."""
     caplog.set_level(logging.INFO)
@@ -280,6 +293,7 @@ NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("num_requests", [300, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_whatever_is_sent_is_a_4xx_or_an_answer(server, num_requests):
     """Fields of any kind, on all routes; and bytes of a good request changed."""

@@ -65,6 +65,7 @@ def events_of(response):
             yield json.loads(line.removeprefix("data: "))
 
 
+@pytest.mark.process
 def test_who_comes_later_waits_and_who_comes_last_is_refused(server):
     with contextlib.ExitStack() as open_ones:
         events = []
@@ -85,6 +86,7 @@ def test_who_comes_later_waits_and_who_comes_last_is_refused(server):
         assert event["choices"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("path", "fields", "waiting", "failed"),
     [
@@ -123,6 +125,7 @@ def test_who_waits_gets_events_and_what_goes_wrong_then_is_one(
     assert "[DONE]" not in seen
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_a_client_that_goes_away_frees_the_engine(endless, is_streamed):
     """Whenever it goes: each time is another one."""
@@ -219,6 +222,7 @@ def test_what_takes_no_decode_is_done_one_by_one():
     asyncio.run(use())
 
 
+@pytest.mark.process
 def test_who_goes_away_while_waiting_is_forgotten(server):
     with streaming(server, **LONG) as running:
         events = events_of(running)
@@ -232,12 +236,14 @@ def test_who_goes_away_while_waiting_is_forgotten(server):
         events.close()
 
 
+@pytest.mark.process
 def test_a_slow_reader_holds_nobody_up(server):
     with streaming(server, **{**LONG, "max_tokens": 200}) as slow:
         assert server.chat(max_tokens=2)["choices"][0]["finish_reason"] == "length"
         assert slow.read().decode().endswith("data: [DONE]\n\n")
 
 
+@pytest.mark.process
 def test_many_clients_at_once(server):
     """Each gets an answer, or is told to come again."""
     found = []
@@ -256,6 +262,7 @@ def test_many_clients_at_once(server):
     assert found.count(200) >= 2
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="signals of Unix")
 def test_a_crash_is_one_requests_error_and_the_next_works(server):
     engine = server.models.all[0].engine
@@ -270,6 +277,7 @@ def test_a_crash_is_one_requests_error_and_the_next_works(server):
     assert server.chat(max_tokens=2)["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.process
 def test_a_long_prompt_tells_how_far_it_is(endless):
     """In events, which are more than comments: some clients wait for these alone."""
     body = [{"role": "user", "content": "one two three " * 1500}]

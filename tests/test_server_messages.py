@@ -10,6 +10,8 @@ import pytest
 from gguf_maker import write_scripted_model
 from server_runner import running_server
 
+pytestmark = pytest.mark.process
+
 PATH = "/v1/messages"
 STEADY = {"temperature": 0, "draft_tokens": 3, "max_tokens": 20}
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]

@@ -17,6 +17,7 @@ from localspec.speculative.prefix import common_length
 from server_runner import running_server
 
 
+@pytest.mark.process
 def test_a_question_beside_a_conversation_does_not_take_its_place():
     """As an agent asks for a title between two turns."""
     system = {"role": "system", "content": "You help. " * 40}
@@ -38,6 +39,7 @@ def test_a_question_beside_a_conversation_does_not_take_its_place():
         assert 0 < kept.kept_bytes <= kept.most_kept_bytes
 
 
+@pytest.mark.process
 def test_a_new_conversation_begins_with_what_another_has_read():
     """A new session of an agent, whose system text is the same."""
     system = {"role": "system", "content": "You help. " * 100}
@@ -51,6 +53,7 @@ def test_a_new_conversation_begins_with_what_another_has_read():
         assert new < 20 < 200 < usage["prompt_tokens"]
 
 
+@pytest.mark.process
 def test_who_gave_up_and_asks_again_goes_on_where_the_prompt_was_read_to():
     long = [{"role": "user", "content": "Read this. " * 500}]
     body = {"messages": long, "max_tokens": 2, "stream": True}
@@ -101,6 +104,7 @@ def test_which_text_a_prompt_goes_on_with():
     assert prefixes.text_for([*fourth, *answer, 1]) is not main
 
 
+@pytest.mark.process
 def test_a_model_that_nobody_uses_is_closed_and_loaded_again():
     with running_server(limits=Limits(unload_s=0.1)) as server:
         server.chat(max_tokens=1)
@@ -109,6 +113,7 @@ def test_a_model_that_nobody_uses_is_closed_and_loaded_again():
         assert server.chat(max_tokens=1)["choices"]
 
 
+@pytest.mark.process
 def test_a_model_that_cannot_be_closed_is_tried_again(monkeypatch):
     """And does not keep others from being closed for good."""
     failures = [ClosedError("not now"), ClosedError("not yet")]
@@ -127,6 +132,7 @@ def test_a_model_that_cannot_be_closed_is_tried_again(monkeypatch):
     assert not failures
 
 
+@pytest.mark.process
 def test_models_make_room_for_each_other():
     """Nothing in use is closed for another."""
     opened: list[IsolatedEngine] = []

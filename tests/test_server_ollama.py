@@ -24,6 +24,8 @@ from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel, ServedModels
 from server_runner import running_server
 
+pytestmark = pytest.mark.process
+
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 # Greedy, in steps whose sizes no clock decides: they round alike.
 STEADY = {"temperature": 0, "draft_num_predict": 3}

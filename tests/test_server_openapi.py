@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from localspec.server.app import Limits
 from server_runner import running_server
 
+pytestmark = pytest.mark.process
+
 NUM_EXAMPLES = 60  # of each route and kind
 
 

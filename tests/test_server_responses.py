@@ -10,6 +10,8 @@ import pytest
 
 from server_runner import running_server
 
+pytestmark = pytest.mark.process
+
 PATH = "/v1/responses"
 STEADY = {"temperature": 0, "draft_tokens": 3, "max_output_tokens": 20}
 INPUT = "Tell me a story about a fox."

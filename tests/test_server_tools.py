@@ -11,6 +11,8 @@ from call_families import FAMILIES, write_calling_model
 from gguf_maker import with_template
 from server_runner import running_server
 
+pytestmark = pytest.mark.process
+
 pytest.importorskip("llguidance", reason="llguidance is not installed")
 
 SCHEMA = {

@@ -74,6 +74,7 @@ def test_forgotten_turns_stay_in_the_file_and_forgotten(engine, demo_target):
         assert (other.transcript, other.num_forgotten) == ((), 0)
 
 
+@pytest.mark.process
 def test_a_session_is_kept_by_one_process_at_a_time(folder):
     code = (
         "import sys; from localspec.chat.session import lock_session; lock = lock_session('x');"
@@ -272,6 +273,7 @@ for number in itertools.count():
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="kill -9")
 def test_a_kill_while_saving_leaves_a_whole_session(folder):
     """At twenty moments; what had been saved before the last save is never lost."""

@@ -195,6 +195,7 @@ def test_nothing_is_removed_if_nobody_agrees_or_a_name_is_wrong():
     assert session_names() == ["a"]
 
 
+@pytest.mark.process
 def test_a_session_that_is_open_is_not_removed_nor_any_beside_it(folder):
     keep("a", "Why?", "So.")
     keep("b", "Why?", "So.")
@@ -225,6 +226,7 @@ def test_an_unknown_session_is_told_with_near_names(command):
     assert "no name for a session" in run(command, "../x").stderr
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_on_a_terminal_answers_are_rendered_and_a_removal_is_asked_for(folder):
     from terminal import Terminal

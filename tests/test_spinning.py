@@ -35,10 +35,12 @@ def told(**settings: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.process
 def test_threads_spin_briefly_and_nobody_else_is_told():
     assert told()["GOMP_SPINCOUNT"] == "3000"
 
 
+@pytest.mark.process
 def test_what_the_user_has_set_stays():
     assert told(GOMP_SPINCOUNT="77")["GOMP_SPINCOUNT"] == "77"
     assert told(OMP_WAIT_POLICY="active")["OMP_WAIT_POLICY"] == "ACTIVE"

@@ -161,6 +161,7 @@ def test_broken_and_hostile_templates_end_in_an_error(source, monkeypatch):
     assert time.monotonic() - started < 20
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing bounds a process's memory here")
 def test_hostile_templates_use_little_memory(tmp_path):
     """All that grow, in a process that may have no more than a gigabyte."""

@@ -16,6 +16,8 @@ if sys.platform == "win32":
 
 from terminal import Terminal
 
+pytestmark = pytest.mark.process
+
 TERSE = ("--temperature", "0", "--max-tokens", "24")
 DRAFT = ("--draft-tokens", "3")  # also where it would not pay
 STORY = "Tell me a story about a fox."

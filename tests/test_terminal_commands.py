@@ -15,6 +15,8 @@ if sys.platform == "win32":
 import localspec
 from terminal import Terminal
 
+pytestmark = pytest.mark.process
+
 TERSE = ("--temperature", "0", "--max-tokens", "24", "--draft-tokens", "3")
 STORY = "Tell me a story about a fox."
 

@@ -120,6 +120,7 @@ def answers(command: str, data: bytes) -> subprocess.CompletedProcess[bytes]:
     )  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_a_pipe_is_read_as_a_file_is(command):
     text = "Grüße aus Köln: Name the café.\r\n"
@@ -133,6 +134,7 @@ def test_a_pipe_is_read_as_a_file_is(command):
     assert b"Traceback" not in refused.stderr
 
 
+@pytest.mark.process
 def test_lines_of_utf_16_are_messages_each():
     lines = "Hello!\r\nWas heißt café?\r\n"
     one, other = (answers("chat", lines.encode(encoding)) for encoding in ("utf-8", "utf-16"))

@@ -203,6 +203,7 @@ def test_the_vocabulary_tells_where_a_template_names_no_marks(files):
         check_turn(engine.chat(template=plain))
 
 
+@pytest.mark.process
 def test_in_another_process(files):
     with localspec.IsolatedEngine(target=files["Mistral"]) as engine:
         check_turn(engine.chat(template=MODELS["Mistral"].template))
@@ -292,6 +293,7 @@ def test_an_answer_of_thoughts_alone_does_not_trap_the_chat(files):
         assert chat.send("and", sampling=GREEDY, max_tokens=50).text == "Hello."
 
 
+@pytest.mark.process
 def test_the_command_writes_thoughts_elsewhere(files, tmp_path):
     file = tmp_path / "template.jinja"
     file.write_text(MODELS["Mistral"].template)
@@ -308,6 +310,7 @@ def test_the_command_writes_thoughts_elsewhere(files, tmp_path):
     assert (answer["text"], answer["thoughts"]) == ("Hello.", "Hm.")
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 @pytest.mark.parametrize(
     ("max_tokens", "shown"),

@@ -88,6 +88,7 @@ def test_a_stream_may_move_from_thread_to_thread():
         assert "".join(texts) == expected
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("busy", [False, True])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -119,6 +120,7 @@ def test_a_fork_is_refused_and_harms_nothing(busy):
         assert again.token_ids == expected.token_ids
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_in_idle_time_can_close_the_engine():
@@ -133,6 +135,7 @@ def test_a_fork_in_idle_time_can_close_the_engine():
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.process
 def test_a_spawned_process_loads_its_own():
     """And replies can be sent back, while an engine cannot be sent there."""
     ours, theirs = multiprocessing.get_context("spawn").Pipe()

@@ -19,6 +19,8 @@ import localspec
 from terminal import Terminal
 from tmux import Tmux, num_prompts
 
+pytestmark = pytest.mark.process
+
 MAX_TOKENS = 24
 GREEDY = ("--temperature", "0", "--draft-tokens", "3")
 ENDLESS = (*GREEDY, "--ignore-eos")

@@ -415,6 +415,7 @@ def test_a_schema_and_tools(engine):
     assert kinds
 
 
+@pytest.mark.process
 @needs_grammar
 def test_another_process_calls_alike(files, demo_draft, engine):
     ask = {"tools": TOOLS, "tool_choice": "required", "rule": "coupled", **STEADY}

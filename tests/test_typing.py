@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 FOLDER = Path(__file__).parent / "typing"
 FILES = ("consumer.py", "mistakes.py")
 PYRIGHT = Path(sys.executable).parent / "pyright"

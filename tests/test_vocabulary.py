@@ -63,6 +63,7 @@ def vocabulary_with(tmp_path, demo_target):
         model.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("pre_tokenizer", ["default", "deepseek-v3", "gpt-4o", "tekken"])
 def test_long_runs_of_one_character(tmp_path, demo_target, pre_tokenizer):
     """They would overflow the stack of a usual thread and end the process."""
