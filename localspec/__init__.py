@@ -49,16 +49,17 @@ if TYPE_CHECKING:
         UnknownKeywordError,
         UnknownPresetError,
     )
+    from localspec.hub.hub_file import HubFile, HubModel
+    from localspec.hub.progress import Progress
     from localspec.isolated.isolated_engine import IsolatedEngine
     from localspec.llama.options import LlamaOptions
-    from localspec.models.downloads import download
-    from localspec.models.installed import PresetState, list_models, preset_state
-    from localspec.models.preset import HubFile, HubModel, LocalModel, Preset
-    from localspec.models.presets import find_preset
-    from localspec.models.progress import Progress
     from localspec.preflight.explanation import ExpectedGain, Explanation, ModelFacts, explain
     from localspec.preflight.memory import MemoryEstimate
     from localspec.preflight.room import PairMemory
+    from localspec.presets.downloads import download
+    from localspec.presets.installed import PresetState, list_models, preset_state
+    from localspec.presets.preset import LocalModel, Preset
+    from localspec.presets.presets import find_preset
     from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
     from localspec.sampling.params import SamplingParams
     from localspec.speculative.metrics import Provenance, Stats
@@ -159,19 +160,19 @@ _MODULE_OF = {
     "ExpectedGain": "preflight.explanation",
     "Explanation": "preflight.explanation",
     "FixedDraftPolicy": "speculative.policy_api",
-    "HubFile": "models.preset",
-    "HubModel": "models.preset",
+    "HubFile": "hub.hub_file",
+    "HubModel": "hub.hub_file",
     "IsolatedEngine": "isolated.isolated_engine",
     "LlamaOptions": "llama.options",
-    "LocalModel": "models.preset",
+    "LocalModel": "presets.preset",
     "MemoryEstimate": "preflight.memory",
     "ModelFacts": "preflight.explanation",
     "PairMemory": "preflight.room",
     "Piece": "streaming.stream",
     "PolicyEstimate": "speculative.policy_api",
-    "Preset": "models.preset",
-    "PresetState": "models.installed",
-    "Progress": "models.progress",
+    "Preset": "presets.preset",
+    "PresetState": "presets.installed",
+    "Progress": "hub.progress",
     "ProposerKind": "speculative.policy_api",
     "Provenance": "speculative.metrics",
     "RatioEstimate": "speculative.ratio_estimate",
@@ -183,13 +184,13 @@ _MODULE_OF = {
     "TokenLogprobs": "sampling.logprobs",
     "ToolCall": "tools.tool",
     "disk_usage": "engine.disk_usage",
-    "download": "models.downloads",
+    "download": "presets.downloads",
     "explain": "preflight.explanation",
-    "find_preset": "models.presets",
+    "find_preset": "presets.presets",
     "free_disk": "engine.disk_usage",
-    "list_models": "models.installed",
+    "list_models": "presets.installed",
     "load": "engine.loading",
-    "preset_state": "models.installed",
+    "preset_state": "presets.installed",
 }
 
 

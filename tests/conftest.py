@@ -124,8 +124,8 @@ def _own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def demo_target() -> Path:
     """The target of the pair that ships with the package."""
-    from localspec.models.hub import locate
-    from localspec.models.presets import find_preset
+    from localspec.presets.located import locate
+    from localspec.presets.presets import find_preset
 
     return locate(find_preset("demo"))[0]
 
@@ -133,8 +133,8 @@ def demo_target() -> Path:
 @pytest.fixture(scope="session")
 def demo_draft() -> Path:
     """The draft of the pair that ships with the package."""
-    from localspec.models.hub import locate
-    from localspec.models.presets import find_preset
+    from localspec.presets.located import locate
+    from localspec.presets.presets import find_preset
 
     draft = locate(find_preset("demo"))[1]
     assert draft is not None
@@ -144,8 +144,8 @@ def demo_draft() -> Path:
 @pytest.fixture(scope="session")
 def demo_head() -> Path:
     """The EAGLE-3 head of the demo's target."""
-    from localspec.models.hub import locate
-    from localspec.models.presets import find_preset
+    from localspec.presets.located import locate
+    from localspec.presets.presets import find_preset
 
     head = locate(find_preset("demo@head"))[2]
     assert head is not None

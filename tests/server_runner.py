@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from localspec.models.presets import find_preset
+from localspec.presets.presets import find_preset
 from localspec.server.app import Limits, Server
 from localspec.server.guard import Access
 from localspec.server.running import Runner, listen

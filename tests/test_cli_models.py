@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from localspec.cli import main
-from localspec.models.presets import (
+from localspec.presets.presets import (
     find_preset,
     load_presets,
     user_presets,
     user_presets_file,
 )
-from localspec.models.user_presets import NewPreset, add_preset
+from localspec.presets.user_presets import NewPreset, add_preset
 from standin_hub import COMMIT, StandinHub
 
 TARGET = "qwen2-7b-instruct-q4_k_m.gguf"
@@ -236,7 +236,7 @@ def test_remove_keeps_what_another_preset_uses(hub: StandinHub):
 def test_remove_keeps_what_another_tool_fetched(hub: StandinHub):
     import huggingface_hub
 
-    from localspec.models.hub_api import cache_folder
+    from localspec.hub.api import cache_folder
 
     huggingface_hub.hf_hub_download(
         "Qwen/Qwen2-7B-Instruct-GGUF",

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from localspec.cli import main
-from localspec.models.presets import load_presets
+from localspec.presets.presets import load_presets
 from standin_hub import StandinHub
 
 LOCALSPEC = Path(sys.executable).with_name("localspec")

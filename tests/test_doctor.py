@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from localspec.cli import main
 from localspec.llama.devices import Device
 from localspec.machine import Cores, Memory
-from localspec.models.preset import hub_files
-from localspec.models.presets import find_preset, user_presets_file
 from localspec.preflight.installation import inspect_installation
 from localspec.preflight.problems import find_problems
+from localspec.presets.preset import hub_files
+from localspec.presets.presets import find_preset, user_presets_file
 from standin_hub import StandinHub
 
 # A laptop's, whose hyperthreads are nothing to mend.

@@ -10,11 +10,11 @@ import pytest
 
 import localspec
 from localspec.errors import DownloadError
-from localspec.models.cache import HubCache
-from localspec.models.hub import locate, locate_source, missing_files
-from localspec.models.hub_api import cache_folder
-from localspec.models.preset import choose_quantization
-from localspec.models.presets import find_preset
+from localspec.hub.api import cache_folder
+from localspec.hub.cache import HubCache
+from localspec.hub.hub_file import choose_quantization
+from localspec.presets.located import locate, locate_source, missing_files
+from localspec.presets.presets import find_preset
 from standin_hub import COMMIT, StandinHub
 
 TARGET = "qwen2-7b-instruct-q4_k_m.gguf"

@@ -26,8 +26,8 @@ import localspec
 import standin_hub
 from localspec.cli import main
 from localspec.errors import DownloadError, LocalspecError, OptionError, PresetError
-from localspec.models import patience
-from localspec.models.presets import find_preset
+from localspec.hub import patience
+from localspec.presets.presets import find_preset
 from standin_hub import Fault, StandinHub
 
 TARGET = "qwen2-7b-instruct-q4_k_m.gguf"
@@ -421,8 +421,8 @@ def test_led_out_of_encryption(hub: StandinHub, tmp_path, monkeypatch):
     """
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
-    from localspec.models.hub_api import RemoteFile
-    from localspec.models.hub_request import content_of
+    from localspec.hub.api import RemoteFile
+    from localspec.hub.request import content_of
 
     file = find_preset("qwen2-7b").target.files[0]
     served = hub.files[REPO, TARGET]

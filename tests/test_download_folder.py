@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import localspec
 from localspec.cli import main
 from localspec.errors import DownloadError
-from localspec.models.presets import find_preset
+from localspec.presets.presets import find_preset
 from standin_hub import StandinHub
 
 TARGET = "qwen2-7b-instruct-q4_k_m.gguf"
@@ -175,7 +175,7 @@ def test_a_file_that_changes_before_the_link_is_not_taken(hub, other, monkeypatc
 
 def test_a_file_that_changes_while_it_is_checked_is_not_taken(hub, other, monkeypatch):
     """A link shares its bytes with the program that may write to them."""
-    from localspec.models import download_job
+    from localspec.hub import download_job
 
     real_hash = download_job.hash_file
 

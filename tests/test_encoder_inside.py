@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 import localspec
 from gguf_maker import write_random_model
 from localspec.cli import main
-from localspec.models.folder_import import search_folder
+from localspec.presets.folder_import import search_folder
 
 # As gemma3, qwen2.5-vl and mistral3 have them in Ollama's library.
 INSIDE = {

@@ -19,12 +19,12 @@ from localspec.cli import main
 from localspec.cli.explain import as_text
 from localspec.engine.loading import load
 from localspec.errors import DownloadError, ModelFileError, OptionError
-from localspec.models.pairing import is_small_enough
-from localspec.models.preset import HubModel
-from localspec.models.presets import load_presets
+from localspec.hub.hub_file import HubModel
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.preflight.explanation import explain
+from localspec.presets.pairing import is_small_enough
+from localspec.presets.presets import load_presets
 from localspec.speculative.policy_api import ProposerKind
 from standin_hub import Fault, StandinHub
 

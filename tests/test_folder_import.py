@@ -16,9 +16,9 @@ from head_maker import write_head_model
 import localspec
 from gguf_maker import split_model, write_random_model
 from localspec.cli import main
-from localspec.models import folder_import
-from localspec.models.folder_import import search_folder
-from localspec.models.presets import find_preset, load_presets
+from localspec.presets import folder_import
+from localspec.presets.folder_import import search_folder
+from localspec.presets.presets import find_preset, load_presets
 
 HASHES = ["ab" * 32, "cd" * 32, "ef" * 32]
 

@@ -12,16 +12,16 @@ from head_maker import write_head_model
 import localspec
 from localspec.cli import main
 from localspec.errors import DownloadError, ModelFileError, OptionError, PresetError
-from localspec.models.hub import Located, locate
-from localspec.models.installed import damaged_files, preset_state
-from localspec.models.preset import LocalModel
-from localspec.models.presets import (
+from localspec.presets.installed import damaged_files, preset_state
+from localspec.presets.located import Located, locate
+from localspec.presets.preset import LocalModel
+from localspec.presets.presets import (
     find_preset,
     load_presets,
     user_presets_file,
 )
-from localspec.models.source import Quantized, parse_source
-from localspec.models.user_presets import NewPreset, add_preset
+from localspec.presets.source import Quantized, parse_source
+from localspec.presets.user_presets import NewPreset, add_preset
 from standin_hub import COMMIT, StandinHub
 
 REPO = "o/headed-GGUF"

@@ -278,8 +278,8 @@ if {threaded} and {adopts}:
     threading.Thread(target=spell, daemon=True).start()
 if {adopts}:
     import llama_cpp
-    from localspec.models.hub import locate
-    from localspec.models.presets import find_preset
+    from localspec.presets.located import locate
+    from localspec.presets.presets import find_preset
     llama = llama_cpp.Llama(str(locate(find_preset("demo"))[0]), n_ctx=128, verbose=False)
     other = localspec.load(target=llama, draft_tokens=0)
     kept = other.stream("A fox", sampling=sampling)

@@ -13,10 +13,10 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.cli import main
 from localspec.errors import PresetError, UnknownPresetError
-from localspec.models.choice import choose_model, set_alias, set_default
-from localspec.models.names import names_file, read_names
-from localspec.models.presets import find_preset, user_presets_file
-from localspec.models.source import Choice, parse_source
+from localspec.presets.choice import choose_model, set_alias, set_default
+from localspec.presets.names import names_file, read_names
+from localspec.presets.presets import find_preset, user_presets_file
+from localspec.presets.source import Choice, parse_source
 
 TERSE = ["--temperature", "0", "--max-tokens", "4"]
 

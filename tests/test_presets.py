@@ -10,25 +10,17 @@ from pathlib import Path
 import pytest
 
 from localspec.errors import DownloadError, OptionError, PresetError
-from localspec.models.hub import Located, locate
-from localspec.models.preset import (
-    HEAD_SIGN,
-    HubFile,
-    HubModel,
-    LocalModel,
-    PackagedModel,
-    all_parts,
-    choose_quantization,
-    hub_files,
-)
-from localspec.models.preset_file import read_presets
-from localspec.models.presets import (
+from localspec.hub.hub_file import HEAD_SIGN, HubFile, HubModel, all_parts, choose_quantization
+from localspec.presets.located import Located, locate
+from localspec.presets.preset import LocalModel, PackagedModel, hub_files
+from localspec.presets.preset_file import read_presets
+from localspec.presets.presets import (
     find_preset,
     load_presets,
     user_presets,
     user_presets_file,
 )
-from localspec.models.source import Quantized, parse_source
+from localspec.presets.source import Quantized, parse_source
 from localspec.sampling.params import SamplingParams
 
 PRESETS = load_presets()
@@ -75,7 +67,7 @@ NUM_BYTES = {
 @pytest.fixture
 def users_file(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(
-        "localspec.models.presets.user_presets_file", lambda: tmp_path / "models.toml"
+        "localspec.presets.presets.user_presets_file", lambda: tmp_path / "models.toml"
     )
     return tmp_path / "models.toml"
 

@@ -7,10 +7,10 @@ import pytest
 from gguf_maker import write_random_model
 from localspec.errors import DownloadError
 from localspec.gguf_file.header import read_header, read_source_header
-from localspec.models import patience
-from localspec.models.hub_api import remote_file
-from localspec.models.preset import HubFile
-from localspec.models.remote_source import RemoteSource
+from localspec.hub import patience
+from localspec.hub.api import remote_file
+from localspec.hub.hub_file import HubFile
+from localspec.hub.remote_source import RemoteSource
 from standin_hub import Fault, StandinHub
 
 FILE = HubFile(repo="owner/repo", file="large.gguf")

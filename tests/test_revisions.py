@@ -8,7 +8,7 @@ from click.testing import CliRunner
 import localspec
 from localspec.cli import main
 from localspec.errors import DownloadError
-from localspec.models.presets import find_preset
+from localspec.presets.presets import find_preset
 from standin_hub import COMMIT, StandinHub
 
 REPO = "Qwen/Qwen2-0.5B-Instruct-GGUF"

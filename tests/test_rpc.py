@@ -21,7 +21,7 @@ from localspec.cli import main
 from localspec.isolated import process as child_process
 from localspec.llama import native, rpc_backend, rpc_servers
 from localspec.llama.rpc_servers import ask_server
-from localspec.models.presets import find_preset
+from localspec.presets.presets import find_preset
 from localspec.server.served_models import ServedModel, ServedModels
 
 pytestmark = [needs_servers, pytest.mark.process]

@@ -20,10 +20,10 @@ from localspec.llama.devices import REMOTE, Device
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import MAIN_MEMORY, is_in_main_memory, place_layers
 from localspec.llama.rpc_servers import Protocol, ask_server, ask_servers
-from localspec.models.preset_file import read_presets
-from localspec.models.presets import load_presets
 from localspec.preflight.plan import plan_layers
 from localspec.preflight.room import Planned, Room
+from localspec.presets.preset_file import read_presets
+from localspec.presets.presets import load_presets
 
 GIB = 1 << 30
 

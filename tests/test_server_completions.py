@@ -8,7 +8,7 @@ import re
 import pytest
 
 import localspec
-from localspec.models.presets import find_preset
+from localspec.presets.presets import find_preset
 from localspec.server import ollama
 from localspec.server.served_models import ServedModel, ServedModels
 from server_runner import running_server

@@ -14,7 +14,7 @@ import pytest
 
 from gguf_maker import write_random_model
 from localspec.errors import OptionError
-from localspec.models.presets import find_preset
+from localspec.presets.presets import find_preset
 from localspec.server.answering import Service, ends_within, in_thread
 from localspec.server.app import Limits
 from localspec.server.line import Line

@@ -9,7 +9,7 @@ import pytest
 
 from localspec.errors import ClosedError, MemoryLimitError
 from localspec.isolated.isolated_engine import IsolatedEngine
-from localspec.models.presets import find_preset
+from localspec.presets.presets import find_preset
 from localspec.server.app import Limits
 from localspec.server.prefixes import Prefixes
 from localspec.server.served_models import ServedModel, ServedModels

@@ -16,7 +16,7 @@ from call_families import write_calling_model
 
 from gguf_maker import write_scripted_model
 from localspec.errors import LocalspecError
-from localspec.models.presets import find_preset
+from localspec.presets.presets import find_preset
 from localspec.server.app import Limits
 from localspec.server.fields import Fields
 from localspec.server.ollama_answers import read_chat, read_generate

@@ -329,8 +329,8 @@ def test_ctrl_c_empties_the_line_and_ctrl_d_needs_it_empty(chat):
 def test_ctrl_c_while_a_long_prompt_is_read(chat, tmp_path):
     """The terminal says what it waits for; afterwards nothing of the turn remains."""
     from gguf_maker import write_random_model
-    from localspec.models.hub import locate
-    from localspec.models.presets import find_preset
+    from localspec.presets.located import locate
+    from localspec.presets.presets import find_preset
 
     slow = write_random_model(
         tmp_path / "slow.gguf",
@@ -498,8 +498,8 @@ def test_a_question_that_was_not_answered_outlives_a_command(chat, tmp_path):
 def test_what_a_model_says_cannot_drive_the_terminal(chat, tmp_path):
     """Nor what its file says of itself: titles, the clipboard, links with another target."""
     from gguf_maker import write_random_model
-    from localspec.models.hub import locate
-    from localspec.models.presets import find_preset
+    from localspec.presets.located import locate
+    from localspec.presets.presets import find_preset
 
     escape = "ě]0;ownedć ě]52;c;eHg=ć ě]8;;http://evilć[link=http://evil]x[/link]"
     evil = write_random_model(
@@ -519,8 +519,8 @@ def test_thoughts_are_dimmed_hidden_or_shown(chat, tmp_path):
     """A model that has thought after its first token, as its template has begun to."""
     from gguf_maker import write_random_model
     from localspec.chat.template import BUILT_IN
-    from localspec.models.hub import locate
-    from localspec.models.presets import find_preset
+    from localspec.presets.located import locate
+    from localspec.presets.presets import find_preset
 
     thinker = write_random_model(
         tmp_path / "thinker.gguf",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import localspec
-from localspec.models.preset_file import read_presets
+from localspec.presets.preset_file import read_presets
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from head_maker import write_head_model
 import localspec
 from gguf_maker import write_random_model
 from localspec.cli import main
-from localspec.models.preset import LocalModel
-from localspec.models.presets import find_preset, load_presets, user_presets_file
-from localspec.models.user_presets import drop_preset
+from localspec.presets.preset import LocalModel
+from localspec.presets.presets import find_preset, load_presets, user_presets_file
+from localspec.presets.user_presets import drop_preset
 from standin_hub import StandinHub
 
 

@@ -8,13 +8,13 @@ import pytest
 
 import localspec
 from localspec.errors import LocalspecError, OptionError, PresetError
-from localspec.models.hub import locate
-from localspec.models.hub_api import list_files
-from localspec.models.installed import preset_state
-from localspec.models.preset import HubFile, HubModel, all_parts
-from localspec.models.preset_file import read_presets
-from localspec.models.presets import load_presets
-from localspec.models.user_presets import NewPreset, add_preset
+from localspec.hub.api import list_files
+from localspec.hub.hub_file import HubFile, HubModel, all_parts
+from localspec.presets.installed import preset_state
+from localspec.presets.located import locate
+from localspec.presets.preset_file import read_presets
+from localspec.presets.presets import load_presets
+from localspec.presets.user_presets import NewPreset, add_preset
 from standin_hub import StandinHub
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from localspec.models import downloads, progress
+from localspec.hub import progress
+from localspec.presets import downloads
 
 _STATES = {
     "checking": "checking what is here",

@@ -17,8 +17,8 @@ from localspec.chat.session import session_names
 from localspec.chat.template import BUILT_IN
 from localspec.cli.help import Command
 from localspec.errors import LocalspecError
-from localspec.models.installed import preset_state
-from localspec.models.presets import load_presets
+from localspec.presets.installed import preset_state
+from localspec.presets.presets import load_presets
 
 _STATES = {"ready": "on this machine", "partial": "in part on this machine", "absent": ""}
 

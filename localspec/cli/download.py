@@ -12,8 +12,8 @@ from localspec.cli.completion import complete_preset
 from localspec.cli.help import Command
 from localspec.cli.standard_input import on_terminal
 from localspec.cli.waiting import waiting
-from localspec.models.downloads import Plan, plan_download
-from localspec.models.hub import is_missing
+from localspec.presets.downloads import Plan, plan_download
+from localspec.presets.located import is_missing
 
 
 @click.command(cls=Command)

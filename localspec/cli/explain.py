@@ -17,8 +17,8 @@ from localspec.cli.options import model_argument
 from localspec.cli.places import place_lines
 from localspec.cli.screen import in_flags, printable
 from localspec.cli.waiting import waiting
-from localspec.models.choice import choose_model
-from localspec.models.pairing import LARGEST_SHARE
+from localspec.presets.choice import choose_model
+from localspec.presets.pairing import LARGEST_SHARE
 
 if TYPE_CHECKING:
     from localspec.preflight.explanation import Explanation, HeadReport, ModelFacts

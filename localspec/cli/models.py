@@ -13,22 +13,23 @@ from localspec.cli.help import Group
 from localspec.cli.own_models import add, alias, default, import_models
 from localspec.cli.screen import note, printable
 from localspec.errors import DownloadError, PresetError
-from localspec.models import installed
-from localspec.models.choice import usual_model
-from localspec.models.hub import locate
-from localspec.models.installed import PresetState, damaged_files, list_models, preset_state
-from localspec.models.names import read_names
-from localspec.models.preset import HubModel, PackagedModel
-from localspec.models.presets import (
+from localspec.hub.hub_file import HubModel
+from localspec.preflight.fit import fits_by_size, room_here
+from localspec.preflight.room import Room
+from localspec.presets import installed
+from localspec.presets.choice import usual_model
+from localspec.presets.installed import PresetState, damaged_files, list_models, preset_state
+from localspec.presets.located import locate
+from localspec.presets.names import read_names
+from localspec.presets.preset import PackagedModel
+from localspec.presets.presets import (
     DEFAULT_PRESET,
     find_preset,
     load_presets,
     user_presets,
     user_presets_file,
 )
-from localspec.models.user_presets import drop_preset, extended_by
-from localspec.preflight.fit import fits_by_size, room_here
-from localspec.preflight.room import Room
+from localspec.presets.user_presets import drop_preset, extended_by
 
 _STATES = ("ready", "partial", "absent")  # in the order of the list
 

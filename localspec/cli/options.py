@@ -18,8 +18,8 @@ from localspec.cli.download import offer_download
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
 from localspec.llama.options import LlamaOptions
-from localspec.models.choice import VARIABLE, choose_model
-from localspec.models.presets import DEFAULT_PRESET
+from localspec.presets.choice import VARIABLE, choose_model
+from localspec.presets.presets import DEFAULT_PRESET
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, Drafting, ProposerName
 from localspec.speculative.rule_name import RuleName

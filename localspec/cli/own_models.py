@@ -14,11 +14,11 @@ from localspec.cli.screen import printable
 from localspec.cli.standard_input import on_terminal
 from localspec.cli.waiting import waiting
 from localspec.errors import LocalspecError
-from localspec.models.choice import drop_alias, set_alias, set_default, usual_model
-from localspec.models.folder_import import FolderContent, Proposal, search_folder
-from localspec.models.names import read_names
-from localspec.models.presets import DEFAULT_PRESET, user_presets_file
-from localspec.models.user_presets import NewPreset, add_preset
+from localspec.presets.choice import drop_alias, set_alias, set_default, usual_model
+from localspec.presets.folder_import import FolderContent, Proposal, search_folder
+from localspec.presets.names import read_names
+from localspec.presets.presets import DEFAULT_PRESET, user_presets_file
+from localspec.presets.user_presets import NewPreset, add_preset
 
 
 @click.command(cls=Command)

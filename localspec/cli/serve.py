@@ -19,8 +19,8 @@ from localspec.cli.download import offer_download
 from localspec.cli.help import Command
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
-from localspec.models.preset import Preset
-from localspec.models.presets import DEFAULT_PRESET, find_preset
+from localspec.presets.preset import Preset
+from localspec.presets.presets import DEFAULT_PRESET, find_preset
 
 DEFAULT_PORT = 8617  # that of no other program with models
 

@@ -12,13 +12,13 @@ from localspec.chat.session import caches_file, session_names
 from localspec.engine.cache_file import identities_in
 from localspec.errors import LocalspecError, OptionError
 from localspec.gguf_file.check import check_model_file
-from localspec.models import installed
-from localspec.models.cache import HubCache
-from localspec.models.hub import locate
-from localspec.models.preset import Preset
-from localspec.models.presets import as_preset
+from localspec.hub.cache import HubCache
 from localspec.policy.profile import kept_profiles
 from localspec.preflight.content import FileContent, are_of
+from localspec.presets import installed
+from localspec.presets.located import locate
+from localspec.presets.preset import Preset
+from localspec.presets.presets import as_preset
 
 DiskUse = Literal["files", "caches", "costs"]
 

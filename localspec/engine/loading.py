@@ -26,11 +26,11 @@ from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import Header
 from localspec.llama.options import LlamaOptions
 from localspec.llama.rpc_servers import reset_lines_at_end
-from localspec.models.presets import common_servers
 from localspec.preflight.content import FileContent, content_of_adopted
 from localspec.preflight.fit import repacked_here, target_context_length, uses_gpu
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.settings import with_suited_attention, with_suited_mapping
+from localspec.presets.presets import common_servers
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import REPLAY_TOKENS, Drafting, ProposerName
 from localspec.streaming.options import answer_keywords
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from localspec.llama.head import LlamaHead
     from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
-    from localspec.models.preset import Preset
+    from localspec.presets.preset import Preset
 
 
 class LoadKeywords(TypedDict, total=False):

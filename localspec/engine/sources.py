@@ -16,11 +16,11 @@ from localspec.gguf_file.eagle import check_own_vocabulary
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.header import Header
 from localspec.llama.options import LlamaOptions
-from localspec.models.hub import locate, locate_source
-from localspec.models.pairing import size_warning
-from localspec.models.preset import Preset, Role
-from localspec.models.presets import common_servers
-from localspec.models.source import chosen_pair
+from localspec.presets.located import locate, locate_source
+from localspec.presets.pairing import size_warning
+from localspec.presets.preset import Preset, Role
+from localspec.presets.presets import common_servers
+from localspec.presets.source import chosen_pair
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS, Drafting
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from localspec.streaming.stream import Exchange, Piece, Reply, Stream, close_beh
 if TYPE_CHECKING:
     from localspec.engine.loading import LoadKeywords
     from localspec.engine.memory import EngineMemory
-    from localspec.models.preset import Preset
+    from localspec.presets.preset import Preset
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from localspec.isolated.process import ChildProcess
 from localspec.isolated.read_pieces import ReadPieces
 from localspec.isolated.remote_vocabulary import RemoteVocabulary
 from localspec.isolated.watch import Watch
-from localspec.models.preset import Preset
+from localspec.presets.preset import Preset
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.streaming.answer_text import Said

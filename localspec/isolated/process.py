@@ -20,7 +20,7 @@ from localspec.llama.rpc_servers import ask_servers
 
 if TYPE_CHECKING:
     from localspec.engine.loading import LoadKeywords
-    from localspec.models.preset import Preset
+    from localspec.presets.preset import Preset
 
 _PATIENCE_S = 10.0  # for the process to free its models, before it is killed
 # For a word from a process whose models are on RPC servers: one that stands still says as

@@ -14,16 +14,6 @@ from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import type_name
 from localspec.llama.options import LlamaOptions
-from localspec.models.model_header import (
-    FoundHeader,
-    by_what_they_are,
-    find_model,
-    read_model_header,
-)
-from localspec.models.pairing import compare_vocabularies, size_warning
-from localspec.models.preset import Preset, Role
-from localspec.models.presets import common_servers, load_presets
-from localspec.models.source import chosen_pair
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import latest_learned
 from localspec.policy.speedup import (
@@ -44,6 +34,16 @@ from localspec.preflight.fit import (
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.plan import plan_layers
 from localspec.preflight.room import PairMemory, Planned, Room
+from localspec.presets.model_header import (
+    FoundHeader,
+    by_what_they_are,
+    find_model,
+    read_model_header,
+)
+from localspec.presets.pairing import compare_vocabularies, size_warning
+from localspec.presets.preset import Preset, Role
+from localspec.presets.presets import common_servers, load_presets
+from localspec.presets.source import chosen_pair
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 

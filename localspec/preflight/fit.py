@@ -10,13 +10,14 @@ from localspec.gguf_file.context_length import context_to_open
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import repacked_types
+from localspec.hub.hub_file import HubModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import is_in_main_memory, usable_gpus
 from localspec.machine import memory_here
-from localspec.models.preset import HubModel, Preset
-from localspec.models.presets import load_presets
 from localspec.preflight.plan import Plan, largest, plan_layers
 from localspec.preflight.room import Planned, Room, Shortage
+from localspec.presets.preset import Preset
+from localspec.presets.presets import load_presets
 
 _CONTEXT_STEP = 256  # tokens
 _OVER_FILES = 1.2  # a preset's memory over its files' size, as a rule of thumb

@@ -15,19 +15,19 @@ from pathlib import Path
 from localspec._version import __version__
 from localspec.errors import LocalspecError, PresetError, RpcError
 from localspec.gguf_file.check import check_model_file
+from localspec.hub.api import is_offline
+from localspec.hub.cache import HubCache
+from localspec.hub.disk import free_bytes
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
 from localspec.llama.rpc_servers import RpcServer, ask_servers
 from localspec.machine import Cores, Memory, cores_here, memory_here
-from localspec.models.cache import HubCache
-from localspec.models.disk import free_bytes
-from localspec.models.hub import locate, missing_files
-from localspec.models.hub_api import is_offline
-from localspec.models.presets import load_presets, user_presets, user_presets_file
 from localspec.policy.profile import num_profiles, profiles_folder
 from localspec.preflight.fit import plan_here, room_here
 from localspec.preflight.plan import Plan
 from localspec.preflight.room import PairMemory, Planned, Room
+from localspec.presets.located import locate, missing_files
+from localspec.presets.presets import load_presets, user_presets, user_presets_file
 
 _PACKAGES = ("llama-cpp-python", "numpy", "huggingface-hub", "requests")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from localspec.hub.cache import PART_SUFFIX
 from localspec.llama.placement import usable_gpus
-from localspec.models.cache import PART_SUFFIX
-from localspec.models.preset import hub_files
-from localspec.models.presets import load_presets
 from localspec.preflight.installation import Installation
 from localspec.preflight.plan import MARGIN_BYTES
+from localspec.presets.preset import hub_files
+from localspec.presets.presets import load_presets
 
 _LITTLE_DISK_BYTES = 2_000_000_000
 _LITTLE_MEMORY_BYTES = 1_000_000_000

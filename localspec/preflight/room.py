@@ -11,7 +11,6 @@ from localspec.gguf_file.shape import ModelShape
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import chosen_gpus, is_in_main_memory, place_layers
-from localspec.models.preset import Role
 from localspec.preflight.memory import (
     MemoryEstimate,
     estimate_memory,
@@ -19,6 +18,7 @@ from localspec.preflight.memory import (
     total_peak_bytes,
 )
 from localspec.preflight.settings import with_suited_attention, with_suited_mapping
+from localspec.presets.preset import Role
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS
 
 

@@ -6,7 +6,7 @@ import hashlib
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from localspec.models.preset import HubModel
+from localspec.hub.hub_file import HubModel
 from localspec.server.fields import Fields
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel, ServedModels

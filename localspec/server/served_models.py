@@ -14,9 +14,9 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.shape import ModelShape
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.machine import memory_here
-from localspec.models.hub import locate
-from localspec.models.preset import Preset
 from localspec.preflight.room import PairMemory
+from localspec.presets.located import locate
+from localspec.presets.preset import Preset
 from localspec.server.prefixes import Prefixes
 from localspec.server.refusal import RequestError
 

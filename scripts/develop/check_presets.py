@@ -12,9 +12,10 @@ import sys
 from collections import defaultdict
 
 from localspec.errors import LocalspecError
-from localspec.models.hub_api import list_files
-from localspec.models.preset import HubFile, hub_files
-from localspec.models.presets import find_preset, load_presets
+from localspec.hub.api import list_files
+from localspec.hub.hub_file import HubFile
+from localspec.presets.preset import hub_files
+from localspec.presets.presets import find_preset, load_presets
 
 
 def problems_of(file: HubFile, served: dict[str, HubFile]) -> list[str]:

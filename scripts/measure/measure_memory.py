@@ -19,10 +19,10 @@ import psutil
 
 from localspec.gguf_file.check import check_model_file
 from localspec.machine import peak_memory_bytes
-from localspec.models.hub import locate
-from localspec.models.presets import find_preset
 from localspec.preflight.fit import room_here
 from localspec.preflight.room import Planned, pair_memory
+from localspec.presets.located import locate
+from localspec.presets.presets import find_preset
 from shape_pair.bigrams import TextSpec
 from shape_pair.pair import PairSpec, make_pair
 

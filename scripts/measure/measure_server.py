@@ -29,8 +29,8 @@ import httpx
 
 import localspec
 from localspec.isolated.isolated_engine import IsolatedEngine
-from localspec.models.preset import Preset
-from localspec.models.presets import find_preset
+from localspec.presets.preset import Preset
+from localspec.presets.presets import find_preset
 from localspec.server.app import Limits, Server
 from localspec.server.guard import Access
 from localspec.server.running import Runner, listen

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import localspec
-from localspec.models.preset import Preset
+from localspec.presets.preset import Preset
 from localspec.server.app import Limits, Server
 from localspec.server.guard import Access
 from localspec.server.running import Runner, listen

@@ -14,8 +14,8 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import read_header
 from localspec.machine import num_usable_cores
-from localspec.models.hub import locate
-from localspec.models.presets import DEFAULT_PRESET, find_preset
+from localspec.presets.located import locate
+from localspec.presets.presets import DEFAULT_PRESET, find_preset
 
 # They end in different words, since a made pair answers to the last word only.
 OPENINGS = (

@@ -13,9 +13,10 @@ from localspec.errors import ModelFileError, OptionError, PairError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target
 from localspec.gguf_file.header import Header
-from localspec.models.pairing import LARGEST_SHARE, compare_vocabularies
-from localspec.models.preset import LocalModel, all_parts
-from localspec.models.presets import load_presets
+from localspec.hub.hub_file import all_parts
+from localspec.presets.pairing import LARGEST_SHARE, compare_vocabularies
+from localspec.presets.preset import LocalModel
+from localspec.presets.presets import load_presets
 
 _MAX_DEPTH = 10  # folders below the one that is named
 _MAX_FILES = 100_000  # of any kind, that are looked at

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from localspec.models.hub_api import RemoteFile, cache_folder
-from localspec.models.preset import HubFile
+from localspec.hub.api import RemoteFile, cache_folder
+from localspec.hub.hub_file import HubFile
 
 PART_SUFFIX = ".localspec-part"
 _OWN_SUFFIX = ".localspec-own"

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from localspec.atomic_write import sync_folder
 from localspec.errors import DownloadError
-from localspec.models.cache import Place, Slot
-from localspec.models.disk import check_disk, disk_error
-from localspec.models.hub_api import RemoteFile
-from localspec.models.other_caches import Candidate
-from localspec.models.progress import Progress, ProgressBoard
-from localspec.models.transfer import Listener, Transfer, hash_file
+from localspec.hub.api import RemoteFile
+from localspec.hub.cache import Place, Slot
+from localspec.hub.disk import check_disk, disk_error
+from localspec.hub.other_caches import Candidate
+from localspec.hub.progress import Progress, ProgressBoard
+from localspec.hub.transfer import Listener, Transfer, hash_file
 
 _LOCK_POLL_S = 0.5
 _COPY_BYTES = 1 << 20

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 from localspec._version import __version__
 from localspec.errors import DownloadError, OptionError
-from localspec.models.patience import HubBusyError, patiently, stated_wait
-from localspec.models.preset import HubFile, choose_quantization
+from localspec.hub.hub_file import HubFile, choose_quantization
+from localspec.hub.patience import HubBusyError, patiently, stated_wait
 
 Result = TypeVar("Result")
 OnWait = Callable[[], None]

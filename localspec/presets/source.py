@@ -13,18 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from localspec.errors import OptionError, PresetError
-from localspec.models.preset import (
-    HEAD_SIGN,
-    HubFile,
-    HubModel,
-    LocalModel,
-    Model,
-    Preset,
-    Role,
-    all_parts,
-    is_repo,
-)
-from localspec.models.presets import (
+from localspec.hub.hub_file import HEAD_SIGN, HubFile, HubModel, all_parts, is_repo
+from localspec.presets.preset import LocalModel, Model, Preset, Role
+from localspec.presets.presets import (
     DEFAULT_PRESET,
     find_preset,
     load_presets,

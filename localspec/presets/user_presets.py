@@ -14,12 +14,12 @@ from localspec.gguf_file.context_length import context_to_open
 from localspec.gguf_file.head import check_target, head_misfit
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
-from localspec.models.hub_api import remote_file
-from localspec.models.model_header import by_what_they_are, find_model, read_model_header
-from localspec.models.names import read_names
-from localspec.models.pairing import compare_vocabularies
-from localspec.models.preset import (
-    HubFile,
+from localspec.hub.api import remote_file
+from localspec.hub.hub_file import HubFile
+from localspec.presets.model_header import by_what_they_are, find_model, read_model_header
+from localspec.presets.names import read_names
+from localspec.presets.pairing import compare_vocabularies
+from localspec.presets.preset import (
     LocalModel,
     Model,
     PackagedModel,
@@ -27,14 +27,14 @@ from localspec.models.preset import (
     Role,
     check_context_length,
 )
-from localspec.models.preset_file import PRESET_NAME, header_of, read_presets
-from localspec.models.presets import load_presets, user_presets, user_presets_file
-from localspec.models.toml_text import parse_toml, quoted
+from localspec.presets.preset_file import PRESET_NAME, header_of, read_presets
+from localspec.presets.presets import load_presets, user_presets, user_presets_file
+from localspec.presets.toml_text import parse_toml, quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPreset:
-    """What a person says about a preset of their own. The models as in `models.source`.
+    """What a person says about a preset of their own. The models as in `presets.source`.
 
     context_length: tokens; None is what its models were trained for, up to 8192.
     """

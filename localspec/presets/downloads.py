@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localspec.errors import DownloadError, OptionError
-from localspec.models.cache import Folder, HubCache, Place, Slot
-from localspec.models.disk import check_disk, free_bytes, same_disk
-from localspec.models.download_job import DownloadJob
-from localspec.models.hub_api import RemoteFile, find_quantization, pinned_file, remote_file
-from localspec.models.other_caches import Candidate, find_elsewhere
-from localspec.models.patience import BEAT_S
-from localspec.models.preset import HubFile, HubModel, LocalModel, Preset, hub_files
-from localspec.models.presets import load_presets, no_such_preset, stands_for
-from localspec.models.progress import OnProgress, Progress, ProgressBoard
-from localspec.models.source import Quantized, parse_source
+from localspec.hub.api import RemoteFile, find_quantization, pinned_file, remote_file
+from localspec.hub.cache import Folder, HubCache, Place, Slot
+from localspec.hub.disk import check_disk, free_bytes, same_disk
+from localspec.hub.download_job import DownloadJob
+from localspec.hub.hub_file import HubFile, HubModel
+from localspec.hub.other_caches import Candidate, find_elsewhere
+from localspec.hub.patience import BEAT_S
+from localspec.hub.progress import OnProgress, Progress, ProgressBoard
+from localspec.presets.preset import LocalModel, Preset, hub_files
+from localspec.presets.presets import load_presets, no_such_preset, stands_for
+from localspec.presets.source import Quantized, parse_source
 
 _MAX_AT_ONCE = 4
 _JOIN_S = 1.0  # a thread that waits for a silent server longer than that ends by itself

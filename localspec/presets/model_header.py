@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from localspec.gguf_file.check import check_model_file, check_parts
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import Header, read_source_header
-from localspec.models.hub import cached_quantization, missing_files, path_of
-from localspec.models.hub_api import find_quantization, remote_file
-from localspec.models.preset import HubModel, Model, Role
-from localspec.models.remote_source import RemoteSource
-from localspec.models.source import Quantized, parse_source
+from localspec.hub.api import find_quantization, remote_file
+from localspec.hub.hub_file import HubModel
+from localspec.hub.remote_source import RemoteSource
+from localspec.presets.located import cached_quantization, missing_files, path_of
+from localspec.presets.preset import Model, Role
+from localspec.presets.source import Quantized, parse_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ def read_model_header(model: Model) -> FoundHeader:
 
 
 def find_model(text: str | os.PathLike[str], role: Role) -> Model:
-    """The model that a person names, in any of the ways of `models.source`.
+    """The model that a person names, in any of the ways of `presets.source`.
 
     Asks the hub which file owner/repo:QUANT is, unless it is here. Raises PresetError,
     OptionError or DownloadError.

@@ -14,13 +14,13 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from localspec.errors import DownloadError
-from localspec.models.hub_api import (
+from localspec.hub.api import (
     RemoteFile,
     download_timeout_s,
     request_headers,
     without_secrets,
 )
-from localspec.models.patience import HubBusyError, stated_wait
+from localspec.hub.patience import HubBusyError, stated_wait
 
 _MAX_REDIRECTS = 10
 _NO_ADDRESS = "an address that is none"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.models.preset import HubFile
+from localspec.hub.hub_file import HubFile
 
 
 @dataclass(frozen=True, slots=True)

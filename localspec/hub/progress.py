@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from localspec.models.preset import HubFile
+from localspec.hub.hub_file import HubFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 from localspec.errors import OptionError, PresetError, perhaps
-from localspec.models.preset import (
+from localspec.hub.hub_file import HubFile, HubModel
+from localspec.presets.preset import (
     MAX_CONTEXT_LENGTH,
-    HubFile,
-    HubModel,
     LocalModel,
     Model,
     PackagedModel,
     Preset,
     Role,
 )
-from localspec.models.toml_text import parse_toml
+from localspec.presets.toml_text import parse_toml
 from localspec.rpc_address import checked_addresses
 from localspec.sampling.params import SamplingParams
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.gguf_file.check import check_model_file
-from localspec.models.cache import HubCache
-from localspec.models.hub import locate, missing_files
-from localspec.models.hub_api import RemoteFile
-from localspec.models.preset import HubFile, HubModel, Model, Preset, all_parts, hub_files
-from localspec.models.presets import as_preset, load_presets
-from localspec.models.transfer import hash_file
+from localspec.hub.api import RemoteFile
+from localspec.hub.cache import HubCache
+from localspec.hub.hub_file import HubFile, HubModel, all_parts
+from localspec.hub.transfer import hash_file
+from localspec.presets.located import locate, missing_files
+from localspec.presets.preset import Model, Preset, hub_files
+from localspec.presets.presets import as_preset, load_presets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,24 +1,17 @@
-"""What a preset is: a target, perhaps what drafts for it, and where their files come from."""
+"""A file of a hub repository, and a model there: one file, or the parts of one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from importlib import resources
-from pathlib import Path, PurePosixPath
-from typing import Literal, get_args
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from localspec.errors import DownloadError, OptionError
-from localspec.rpc_address import checked_addresses
-from localspec.sampling.params import SamplingParams
 
 # What a hub allows and no file system misreads: no "..", no drive, no backslash.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO = re.compile(f"{_NAME}/{_NAME}")
 _FILE_PART = re.compile(r"(?!\.+$)[A-Za-z0-9._+=@,() -]+")
-# llama.cpp counts tokens in 32 bits.
-MAX_CONTEXT_LENGTH = 2**31 - 1
 # The longest models have some two hundred; each is a file to look for.
 _MAX_PARTS = 1024
 _MAX_NAMED = 10  # files that an error names
@@ -96,111 +89,9 @@ class HubModel:
         return None if None in sizes else sum(size or 0 for size in sizes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackagedModel:
-    """A model file that came with localspec."""
-
-    packaged: str
-    quantization: str
-    license: str
-
-    @property
-    def path(self) -> Path:
-        return Path(str(resources.files("localspec") / "demo" / self.packaged))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalModel:
-    """A model file of the user's own; of a split model its first part.
-
-    Raises OptionError for what is no path.
-    """
-
-    path: Path
-    quantization: str = ""
-    license: str = ""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.path, Path):
-            raise OptionError(f"the path is {self.path!r}", "Give a pathlib.Path.")
-
-
-Role = Literal["target", "draft", "head"]
-Model = HubModel | PackagedModel | LocalModel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
-    """A target, what drafts for it, and what the makers of the model recommend.
-
-    It has a name in a file of presets, or is made by an application and given to `load`,
-    `explain` and `download` in place of a name.
-
-    head: a trained head in a file of its own; one inside the target's file is not named.
-    context_length: tokens it is opened with. max_context_length: tokens that all models
-    were trained for, None if no source says. rpc: addresses of llama.cpp's RPC servers that
-    hold layers of the target, too, each "host:port". unconfirmed: which of its facts rest on
-    one source or on none; empty if all are confirmed. Raises OptionError for a model that is
-    none, a length that no context can have and what is no address.
-    """
-
-    name: str
-    description: str = ""
-    target: Model
-    draft: Model | None = None
-    head: Model | None = None
-    context_length: int
-    max_context_length: int | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    rpc: tuple[str, ...] = ()
-    notes: str = ""
-    unconfirmed: str = ""
-
-    def __post_init__(self) -> None:
-        for role in get_args(Role):
-            model = getattr(self, role)
-            may_lack = role != "target" and model is None
-            if not may_lack and not isinstance(model, HubModel | PackagedModel | LocalModel):
-                raise OptionError(
-                    f"the {role} of preset {self.name!r} is {model!r}",
-                    "Give a HubModel or a LocalModel.",
-                )
-        check_context_length(self.context_length)
-        object.__setattr__(self, "rpc", checked_addresses(self.rpc))
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        """The target, the draft and the head, those that are there."""
-        return tuple(self.by_role().values())
-
-    def by_role(self) -> dict[Role, Model]:
-        """Those that are there, the target first."""
-        models: dict[Role, Model | None] = {
-            "target": self.target,
-            "draft": self.draft,
-            "head": self.head,
-        }
-        return {role: model for role, model in models.items() if model is not None}
-
-
-def check_context_length(length: object) -> None:
-    """Raises OptionError for what no context can have as its length."""
-    if type(length) is not int or not 1 <= length <= MAX_CONTEXT_LENGTH:
-        raise OptionError(
-            f"context_length is {length!r}",
-            f"Give a number of tokens from 1 to {MAX_CONTEXT_LENGTH}.",
-        )
-
-
 def is_repo(text: str) -> bool:
     """Whether the text can be the name of a hub repository, owner/name."""
     return _REPO.fullmatch(text) is not None
-
-
-def hub_files(models: Sequence[Model]) -> list[HubFile]:
-    """The hub's files among the models' files, each once."""
-    files = [file for model in models if isinstance(model, HubModel) for file in model.files]
-    return list(dict.fromkeys(files))
 
 
 def all_parts(file: str) -> list[str]:

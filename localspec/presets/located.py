@@ -7,20 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localspec.errors import DownloadError, PresetError
-from localspec.models.cache import HubCache
-from localspec.models.preset import (
-    HubFile,
-    HubModel,
-    LocalModel,
-    Model,
-    PackagedModel,
-    Preset,
-    Role,
-    choose_quantization,
-    hub_files,
-)
-from localspec.models.presets import load_presets, stands_for, user_presets_file
-from localspec.models.source import Quantized, parse_source
+from localspec.hub.cache import HubCache
+from localspec.hub.hub_file import HubFile, HubModel, choose_quantization
+from localspec.presets.preset import LocalModel, Model, PackagedModel, Preset, Role, hub_files
+from localspec.presets.presets import load_presets, stands_for, user_presets_file
+from localspec.presets.source import Quantized, parse_source
 
 
 class Located(NamedTuple):
@@ -67,7 +58,7 @@ def locate(preset: Preset) -> Located:
 
 
 def locate_source(text: str, role: Role) -> Path:
-    """The path of a model named in any of the ways of `models.source`.
+    """The path of a model named in any of the ways of `presets.source`.
 
     Asks no network. Raises PresetError, with the command that fetches it, if it is missing.
     """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from localspec.errors import DownloadError
-from localspec.models.hub_api import RemoteFile
-from localspec.models.patience import HubBusyError, patiently
+from localspec.hub.api import RemoteFile
+from localspec.hub.patience import HubBusyError, patiently
 
 
 class RemoteSource:
@@ -28,7 +28,7 @@ class RemoteSource:
             ) from error
 
     def _read(self, offset: int, size: int) -> bytes:
-        from localspec.models.hub_request import content_of
+        from localspec.hub.request import content_of
 
         with content_of(self._remote, f"{offset}-{offset + size - 1}") as response:
             # A server without ranges sends the file from its beginning.

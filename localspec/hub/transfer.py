@@ -16,8 +16,8 @@ from threading import Event
 from typing import TYPE_CHECKING, BinaryIO
 
 from localspec.errors import DownloadError
-from localspec.models.hub_api import RemoteFile
-from localspec.models.patience import RETRY_DELAYS_S, HubBusyError, wait_before_retry_s
+from localspec.hub.api import RemoteFile
+from localspec.hub.patience import RETRY_DELAYS_S, HubBusyError, wait_before_retry_s
 
 if TYPE_CHECKING:
     import requests
@@ -98,7 +98,7 @@ class Transfer:
 
     def _receive(self, part: BinaryIO) -> None:
         """One request, from where we are to where it ends."""
-        from localspec.models.hub_request import content_of
+        from localspec.hub.request import content_of
 
         wanted = f"{self._received}-" if self._received else None
         with content_of(self._remote, wanted) as response:

@@ -11,9 +11,9 @@ from importlib import resources
 from pathlib import Path
 
 from localspec.errors import PresetError, UnknownPresetError
-from localspec.models.names import config_folder, read_names
-from localspec.models.preset import Preset
-from localspec.models.preset_file import header_of, read_presets
+from localspec.presets.names import config_folder, read_names
+from localspec.presets.preset import Preset
+from localspec.presets.preset_file import header_of, read_presets
 from localspec.rpc_address import checked_addresses
 
 logger = logging.getLogger(__name__)

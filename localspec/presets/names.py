@@ -19,7 +19,7 @@ import platformdirs
 
 from localspec.atomic_write import write_whole
 from localspec.errors import PresetError
-from localspec.models.toml_text import parse_toml, quoted
+from localspec.presets.toml_text import parse_toml, quoted
 
 
 @dataclass(frozen=True, slots=True)

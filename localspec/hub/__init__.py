@@ -1,0 +1,1 @@
+"""Files of the Hugging Face hub: what it says of them, fetched, verified, kept in its cache."""
