@@ -14,7 +14,7 @@ from localspec.checks import bench
 from localspec.checks.bench import SWEEP, Comparison, Outcome, Side, run_bench
 from localspec.checks.limit import EndedBy
 from localspec.cli import exit_codes, main
-from localspec.cli.bench_report import as_object, as_text, verdict
+from localspec.cli.bench_report import bench_json, bench_text, verdict
 from localspec.isolated.watch import Watch
 from localspec.llama.model import LlamaModel
 from localspec.policy.adaptive import AdaptiveDraftPolicy
@@ -70,14 +70,14 @@ def test_numbers_of_a_bench_agree():
     assert [comparison.name for comparison in found.comparisons] == ["greedy", "sampling"]
     for comparison in found.comparisons:
         assert len(comparison.ratios) == 2
-        assert len(comparison.plain.stats) == len(comparison.speculative.stats) == 4
-        assert all(s.num_draft_tokens == 0 for s in comparison.plain.stats)
-        assert all(s.cached_prompt_tokens == 0 for s in comparison.speculative.stats)
+        assert len(comparison.plain.answers) == len(comparison.speculative.answers) == 4
+        assert all(s.num_draft_tokens == 0 for s in comparison.plain.answers)
+        assert all(s.cached_prompt_tokens == 0 for s in comparison.speculative.answers)
         assert sum(comparison.steps_per_length) == sum(
-            s.num_steps for s in comparison.speculative.stats
+            s.num_steps for s in comparison.speculative.answers
         )
     greedy = found.comparisons[0]
-    for plain, drafted in zip(greedy.plain.stats, greedy.speculative.stats, strict=True):
+    for plain, drafted in zip(greedy.plain.answers, greedy.speculative.answers, strict=True):
         assert plain.completion_tokens == drafted.completion_tokens
     assert len(found.costs.target_s) == 17
     assert found.costs.ratios[0] == 1.0
@@ -128,12 +128,12 @@ def test_what_is_known_is_kept_whenever_it_ends(monkeypatch):
             for each in found.comparisons:
                 outcomes.add(each.outcome)
                 assert each.num_prompts + each.missing_prompts == 3
-                assert len(each.plain.stats) == len(each.ratios) * each.num_prompts
-                assert len(each.speculative.stats) == len(each.plain.stats)
+                assert len(each.plain.answers) == len(each.ratios) * each.num_prompts
+                assert len(each.speculative.answers) == len(each.plain.answers)
                 assert each.missing_prompts == 0 or len(each.ratios) == 1
-            told = json.loads(json.dumps(as_object(found)))
+            told = json.loads(json.dumps(bench_json(found)))
             assert (told["partial"], told["ended_by"]) == (True, "interrupt")
-            first, *_, last = as_text(found, engine, details=False).splitlines()
+            first, *_, last = bench_text(found, engine, details=False).splitlines()
             assert "Stopped after " in last
             assert first.startswith("Nothing to compare yet") == (not found.comparisons)
         assert engine.generate("A fox", max_tokens=5).token_ids
@@ -166,7 +166,7 @@ def test_the_time_ends_it_within_a_decode(monkeypatch):
         )
         assert engine.num_decodes <= min(seen) + 1
     assert found.ended_by is EndedBy.TIME
-    assert as_object(found)["ended_by"] == "time"
+    assert bench_json(found)["ended_by"] == "time"
 
 
 def test_a_target_alone_has_no_draft_to_measure(demo_target):

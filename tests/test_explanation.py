@@ -16,7 +16,7 @@ from test_speedup import STAIRS
 
 from gguf_maker import write_random_model
 from localspec.cli import main
-from localspec.cli.explain import as_text
+from localspec.cli.explain import explanation_text
 from localspec.engine.loading import load
 from localspec.errors import DownloadError, ModelFileError, OptionError
 from localspec.hub.hub_file import HubModel
@@ -183,15 +183,16 @@ def test_measured_costs_give_the_gain(learn):
     assert speedups == sorted(speedups)
     assert found.gains[-1].num_draft_tokens == 3
     assert 0.3 < found.break_even < 0.7
-    assert f"pays from an acceptance of {found.break_even:.2f}" in as_text(found)
-    assert f"at 0.9: {speedups[-1]:.2f} times as fast, with 3 draft tokens" in as_text(found)
+    assert f"pays from an acceptance of {found.break_even:.2f}" in explanation_text(found)
+    gain = f"at 0.9: {speedups[-1]:.2f} times as fast, with 3 draft tokens"
+    assert gain in explanation_text(found)
 
 
 def test_a_draft_that_never_pays_is_said_to(learn):
     learn(range(1, 18), 0.9)
     found = explain()
     assert found.break_even is None
-    assert "too slow at any acceptance" in as_text(found)
+    assert "too slow at any acceptance" in explanation_text(found)
 
 
 def test_weights_that_are_there_twice_are_named():
@@ -206,8 +207,8 @@ def test_weights_that_are_there_twice_are_named():
         )
         for size in (0, 5 << 20)
     )
-    assert "repacked" not in as_text(once)
-    assert "of weights repacked for the processor" in as_text(twice)
+    assert "repacked" not in explanation_text(once)
+    assert "of weights repacked for the processor" in explanation_text(twice)
 
 
 def test_json_has_all_of_it():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from localspec.cli.json_output import to_json
 from localspec.cli.screen import stats_lines, status_line
-from localspec.cli.stats_object import stats_as_object
 from localspec.speculative.metrics import Meter, Provenance, Step
 from localspec.speculative.policy_api import DraftOff, PolicyEstimate, ProposerKind
 
@@ -92,7 +92,7 @@ def test_the_rate_does_not_depend_on_how_long_the_answer_is(num_tokens):
     assert ("tokens/s" in status_line(stats, 100, 80)) is (num_tokens > 1)
     written = stats_lines(stats, 100)[1]
     assert ("tokens/s" in written) is (num_tokens > 1)
-    assert stats_as_object(stats)["tokens_per_s"] == expected
+    assert to_json(stats)["tokens_per_s"] == expected
 
 
 def test_the_last_reason_for_not_drafting_is_kept():

@@ -17,7 +17,7 @@ from localspec.checks.limit import EndedBy
 from localspec.checks.rounding import Rounding
 from localspec.checks.selfcheck import Finding, check
 from localspec.cli import main
-from localspec.cli.verify_report import as_object, as_text
+from localspec.cli.verify_report import report_json, report_text
 from localspec.isolated.measuring import measure
 from localspec.isolated.watch import Watch
 from localspec.llama.model import LlamaModel
@@ -127,9 +127,9 @@ def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(pair, monkeypatch
         )
         assert before is None or compared >= before
         before = compared
-        told = json.loads(json.dumps(as_object(report)))
+        told = json.loads(json.dumps(report_json(report)))
         assert (told["partial"], told["ended_by"]) == (True, "interrupt")
-        first, *_ = as_text(report, pair, details=True).splitlines()
+        first, *_ = report_text(report, pair, details=True).splitlines()
         assert first.startswith("Not enough evidence for a verdict, stopped after ")
         num_accepted = report.greedy.num_accepted + report.seeded.num_accepted
         words = f": {num_accepted} of {num_accepted} drafted tokens are the target's own."
@@ -161,7 +161,7 @@ def test_the_time_ends_it_within_a_decode(pair, monkeypatch):
     assert pair.num_decodes <= min(seen) + 1
     assert report.ended_by is EndedBy.TIME
     assert report.finding is Finding.NOT_ENOUGH
-    assert as_object(report)["ended_by"] == "time"
+    assert report_json(report)["ended_by"] == "time"
 
 
 def test_it_ends_while_a_long_prompt_is_read(monkeypatch):
@@ -228,7 +228,7 @@ def test_a_suspicion_that_time_left_open_is_no_verdict(monkeypatch, pair):
     assert report.identity is Finding.LOSSLESS
     assert report.statistics is report.finding is Finding.NOT_ENOUGH
     assert report.seconds_needed > 3 * report.time_s
-    _, _, statistics, advice, *_ = as_text(report, pair, details=False).splitlines()
+    _, _, statistics, advice, *_ = report_text(report, pair, details=False).splitlines()
     assert "by the rule token look suspect; asking again was not finished" in statistics
     assert advice.startswith("A verdict takes about ")
 
@@ -412,13 +412,13 @@ def test_too_little_has_an_exit_code_and_words_of_its_own(stories):
     assert found["identity"] == "lossless"
     assert (found["partial"], found["ended_by"]) == (False, None)
     assert found["seconds_needed"] > 0
-    assert len(found["laws"]) == 9
+    assert len(found["distributions"]) == 9
 
 
 def test_nothing_seen_is_no_good_news(pair, monkeypatch, stories):
     """It is called too little; and nothing is shown on the way where nobody looks."""
     report, _ = checked_until(pair, monkeypatch, 1)
-    _, identity, statistics, advice, *_ = as_text(report, pair, details=False).splitlines()
+    _, identity, statistics, advice, *_ = report_text(report, pair, details=False).splitlines()
     assert identity.endswith("a verdict takes 200 of each.")
     assert statistics == (
         "Statistics: not enough evidence. 0 sampled tokens were looked at, too few to see any "

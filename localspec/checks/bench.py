@@ -46,12 +46,12 @@ class Side:
     """Plain or speculative answers. A value of each round: tokens ÷ seconds of all prompts.
 
     The prefill and its token are no part of that. time_to_first_token_s: the median of all
-    answers. stats: of every answer, in order.
+    answers. answers: what each one cost, in order.
     """
 
     tokens_per_s: tuple[float, ...]
     time_to_first_token_s: float
-    stats: tuple[Stats, ...]
+    answers: tuple[Stats, ...]
 
     @property
     def token_s(self) -> tuple[float, ...]:
@@ -105,21 +105,21 @@ class Comparison:
     def draft_off(self) -> DraftOff | None:
         """Why most steps that did not draft did not; None if every step did."""
         reasons: Counter[DraftOff] = Counter()
-        for stats in self.speculative.stats:
+        for stats in self.speculative.answers:
             reasons.update(stats.draft_off_steps)
         return max(reasons, key=lambda reason: reasons[reason], default=None)
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted ÷ proposed tokens; 0 if none was proposed."""
-        proposed = sum(stats.num_draft_tokens for stats in self.speculative.stats)
-        accepted = sum(stats.num_accepted for stats in self.speculative.stats)
+        proposed = sum(stats.num_draft_tokens for stats in self.speculative.answers)
+        accepted = sum(stats.num_accepted for stats in self.speculative.answers)
         return accepted / proposed if proposed else 0.0
 
     @property
     def steps_per_length(self) -> tuple[int, ...]:
         """Steps that proposed 0, 1, 2 … tokens."""
-        columns = zip(*(s.steps_per_length for s in self.speculative.stats), strict=True)
+        columns = zip(*(s.steps_per_length for s in self.speculative.answers), strict=True)
         return tuple(sum(column) for column in columns)
 
 
@@ -384,7 +384,7 @@ def _side(rounds: list[list[Stats]]) -> Side:
     return Side(
         tokens_per_s=tuple(_rate(answers) for answers in rounds),
         time_to_first_token_s=statistics.median(s.time_to_first_token_s for s in every),
-        stats=tuple(every),
+        answers=tuple(every),
     )
 
 

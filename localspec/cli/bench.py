@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -11,6 +10,7 @@ from localspec.checks import prompts as questions
 from localspec.cli import exit_codes
 from localspec.cli.completion import complete_file
 from localspec.cli.help import Command
+from localspec.cli.json_output import write_json
 from localspec.cli.options import PairOptions, model_argument, pair_options, prompt_tokens
 from localspec.cli.plot import check_plot, write_plot
 from localspec.cli.seconds_option import seconds_option
@@ -75,7 +75,7 @@ def bench(  # noqa: PLR0913  each is an option of the command
     # Late, as everything that needs an engine: completion loads none.
     from localspec.checks.bench import run_bench
     from localspec.checks.limit import EndedBy
-    from localspec.cli.bench_report import as_object, as_text
+    from localspec.cli.bench_report import bench_json, bench_text
     from localspec.cli.measured import measured
 
     if plot is not None:
@@ -94,9 +94,9 @@ def bench(  # noqa: PLR0913  each is an option of the command
             max_tokens=_DEFAULT_TOKENS if options.max_tokens is None else options.max_tokens,
         )
         if as_json:
-            click.echo(json.dumps(as_object(found)))
+            write_json(bench_json(found))
         else:
-            click.echo(as_text(found, engine, details=details))
+            click.echo(bench_text(found, engine, details=details))
     if plot is not None:
         write_plot(found, plot)
     if found.ended_by is EndedBy.INTERRUPT:

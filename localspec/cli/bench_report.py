@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,18 +10,17 @@ from localspec.checks.bench import Bench, Comparison, Outcome
 from localspec.checks.limit import EndedBy
 from localspec.checks.step_bench import StepCosts
 from localspec.cli.bars import readable_bytes
+from localspec.cli.json_output import to_json
 from localspec.cli.measured import duration
 from localspec.cli.screen import printable
-from localspec.cli.stats_object import stats_as_object
 from localspec.engine.base import BaseEngine
-from localspec.speculative.ratio_estimate import RatioEstimate
 from localspec.speculative.reasons import why_off
 
 _MORE_ROUNDS = "Take two --rounds or more: one says nothing of its noise."
 _SIZES = (0.1, 0.05, 0.02, 0.01)  # of differences, to say what it takes to see one
 
 
-def as_text(found: Bench, engine: BaseEngine, *, details: bool) -> str:
+def bench_text(found: Bench, engine: BaseEngine, *, details: bool) -> str:
     """The measurement for people."""
     more = _MORE_ROUNDS if found.ended_by is None else _more_time(found)
     lines = verdict(found.comparisons, more)
@@ -182,56 +180,15 @@ def _comparison_lines(found: Comparison) -> list[str]:
     return [*lines, ""]
 
 
-def as_object(found: Bench) -> dict[str, Any]:
-    """Everything measured, as JSON has it.
+def bench_json(found: Bench) -> dict[str, Any]:
+    """Everything measured, for --json.
 
-    partial: whether it was ended before it was done, and ended_by what.
+    partial: whether the measurement ended before it was complete; ended_by: by what.
+    rounds_to_see: how many rounds show a difference of each size.
     """
-    costs = found.costs
-    return {
-        "partial": found.ended_by is not None,
-        "ended_by": None if found.ended_by is None else found.ended_by.value,
-        "time_s": found.time_s,
-        "round_s": found.round_s,
-        "comparisons": [
-            {
-                "name": comparison.name,
-                "outcome": comparison.outcome.value,
-                "speedup": comparison.speedup,
-                "estimate": _estimate_as_object(comparison.estimate),
-                "round_s": comparison.round_s,
-                "num_prompts": comparison.num_prompts,
-                "missing_prompts": comparison.missing_prompts,
-                "ratios": comparison.ratios,
-                "acceptance_rate": comparison.acceptance_rate,
-                "steps_per_length": comparison.steps_per_length,
-                **{
-                    name: {
-                        "tokens_per_s": side.tokens_per_s,
-                        "time_to_first_token_s": side.time_to_first_token_s,
-                        "answers": [stats_as_object(stats) for stats in side.stats],
-                    }
-                    for name, side in (
-                        ("plain", comparison.plain),
-                        ("speculative", comparison.speculative),
-                    )
-                },
-            }
-            for comparison in found.comparisons
-        ],
-        "costs": costs and {**dataclasses.asdict(costs), "ratios": costs.ratios},
-        "break_even": found.break_even,
-        "sweep": found.sweep,
-        "peak_memory_bytes": found.peak_memory_bytes,
-    }
-
-
-def _estimate_as_object(estimate: RatioEstimate | None) -> dict[str, Any] | None:
-    """rounds_to_see: how many rounds it takes, by the size of a difference."""
-    if estimate is None:
-        return None
-    return {
-        **dataclasses.asdict(estimate),
-        "visible": estimate.visible,
-        "rounds_to_see": {size: estimate.rounds_to_see(size) for size in _SIZES},
-    }
+    written: dict[str, Any] = to_json(found) | {"partial": found.ended_by is not None}
+    for comparison, each in zip(found.comparisons, written["comparisons"], strict=True):
+        if estimate := comparison.estimate:
+            rounds = {size: estimate.rounds_to_see(size) for size in _SIZES}
+            each["estimate"]["rounds_to_see"] = rounds
+    return written

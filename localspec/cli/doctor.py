@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from typing import Any
-
 import click
 
 from localspec.cli.bars import readable_bytes
 from localspec.cli.device_options import RpcServers
 from localspec.cli.help import Command
+from localspec.cli.json_output import to_json, write_json
 from localspec.cli.places import place_lines
 from localspec.cli.screen import in_flags, printable
 from localspec.machine import Cores
 from localspec.preflight.installation import Installation, inspect_installation
-from localspec.preflight.problems import Problem, find_problems
+from localspec.preflight.problems import find_problems
 
 
 @click.command(cls=Command)
@@ -41,8 +38,8 @@ def doctor(*, as_json: bool, rpc: tuple[str, ...]) -> None:
     found = inspect_installation(rpc)
     problems = find_problems(found)
     if as_json:
-        missing = {"missing_head_functions": missing_functions(reads_layers=True)}
-        click.echo(json.dumps(_as_object(found, problems) | missing))
+        more = {"missing_head_functions": missing_functions(reads_layers=True)}
+        write_json(to_json(found) | more | {"problems": problems})
         return
     heads = _heads(missing_functions(reads_layers=False), missing_functions(reads_layers=True))
     lines = [f"{name:<11}{text}" for name, text in _lines(found, heads)]
@@ -123,15 +120,3 @@ def _cores_in_words(cores: Cores) -> str:
         reasons.append(f"the container's quota is {cores.quota:g}")
     counted = f"{cores.usable} of {cores.logical} core{'' if cores.logical == 1 else 's'}"
     return f"{counted}: {', '.join(reasons)}" if reasons else counted
-
-
-def _as_object(found: Installation, problems: list[Problem]) -> dict[str, Any]:
-    whole = dataclasses.asdict(found)
-    whole["processor_flags"] = sorted(found.processor_flags)
-    whole["profiles_folder"] = str(found.profiles_folder)
-    whole["presets_file"] = str(found.presets_file)
-    whole["cache"]["path"] = str(found.cache.path)
-    whole["cache"]["unfinished"] = {
-        str(path): size for path, size in found.cache.unfinished.items()
-    }
-    return {**whole, "problems": [dataclasses.asdict(problem) for problem in problems]}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +11,7 @@ from localspec.cli.bars import readable_bytes
 from localspec.cli.completion import complete_model
 from localspec.cli.device_options import RPC_OPTION, TENSOR_SPLIT_OPTION
 from localspec.cli.help import Command
+from localspec.cli.json_output import write_json
 from localspec.cli.options import model_argument
 from localspec.cli.places import place_lines
 from localspec.cli.screen import in_flags, printable
@@ -94,12 +93,15 @@ def explain(  # noqa: PLR0913  each is an option of the command
             rpc=rpc,
             tensor_split=tensor_split,
         )
-    click.echo(json.dumps(_as_object(found)) if as_json else as_text(found))
+    if as_json:
+        write_json(found)
+    else:
+        click.echo(explanation_text(found))
     if not found.is_pair:
         raise click.exceptions.Exit(exit_codes.FAILED)
 
 
-def as_text(found: Explanation) -> str:
+def explanation_text(found: Explanation) -> str:
     """The explanation for people: a name and what is said of it, a line each."""
     return printable("\n".join(f"{name:<11}{text}" for name, text in _lines(found)))
 
@@ -260,38 +262,3 @@ def _gain_lines(found: Explanation) -> list[tuple[str, str]]:
             for gain in found.gains
         ),
     ]
-
-
-def _as_object(found: Explanation) -> dict[str, Any]:
-    whole = dataclasses.asdict(found)
-    whole["vocabulary"] = None if found.vocabulary is None else _vocabulary_object(found)
-    whole["room"] = {
-        "main_bytes": found.room.main_bytes,
-        "gpus": [dataclasses.asdict(gpu) for gpu in found.room.gpus],
-        "repacked": sorted(found.room.repacked),
-    }
-    whole["memory"] |= {
-        "needed_bytes": found.memory.needed_bytes,
-        "main_bytes": found.memory.main_bytes,
-        "gpu_bytes": found.memory.gpu_bytes,
-        "peak_bytes": found.memory.peak_bytes,
-    }
-    return {**whole, "fits": found.fits, "is_pair": found.is_pair, "can_draft": found.can_draft}
-
-
-def _vocabulary_object(found: Explanation) -> dict[str, Any]:
-    shared = found.vocabulary
-    assert shared is not None
-    return {
-        "size": shared.size,
-        "target_size": shared.target_size,
-        "draft_size": shared.draft_size,
-        "differences": [
-            {
-                "token": one.token,
-                "target_text": one.target_text.decode(errors="replace"),
-                "draft_text": one.draft_text.decode(errors="replace"),
-            }
-            for one in shared.differences
-        ],
-    }

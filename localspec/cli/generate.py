@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +14,10 @@ from localspec.cli.completion import complete_file
 from localspec.cli.constraint_options import constraint_options
 from localspec.cli.help import Command
 from localspec.cli.interrupt import cancel_on_interrupt
+from localspec.cli.json_output import to_json, write_json
 from localspec.cli.options import PairOptions, model_option, pair_options
 from localspec.cli.screen import legend, note, stats_lines, use_colour
 from localspec.cli.standard_input import on_terminal, read_text
-from localspec.cli.stats_object import stats_as_object
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
@@ -104,7 +103,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
         )
         if as_json:
             reply = _finish(stream)
-            click.echo(json.dumps(_as_object(reply, engine)))
+            write_json(_reply_json(reply, engine))
         else:
             if options.show_draft:
                 click.echo(legend(), err=True, color=use_colour())
@@ -143,39 +142,23 @@ def _finish(stream: Stream) -> Reply:
     return stream.reply
 
 
-def _as_object(reply: Reply, engine: BaseEngine) -> dict[str, Any]:
-    stats, drafting = reply.stats, engine.drafting
-    return {
-        "text": reply.text,
-        "thoughts": reply.thoughts,
-        "token_ids": list(reply.token_ids),
-        "finish_reason": reply.finish_reason,
-        "prompt_tokens": stats.prompt_tokens,
-        "completion_tokens": stats.completion_tokens,
-        "seed": reply.seed,
-        "rule": reply.rule,
-        "not_kept": list(reply.not_kept),
-        **_logprobs(reply),
-        "draft_tokens": (0 if drafting.is_off else drafting.num_draft_tokens or "auto"),
-        "stats": stats_as_object(stats),
+def _reply_json(reply: Reply, engine: BaseEngine) -> dict[str, Any]:
+    """The answer and what it cost, for --json.
+
+    logprob: by the model's own distribution; logprob_after: once the samplers changed it.
+    """
+    drafting = engine.drafting
+    written: dict[str, Any] = to_json(reply) | {
+        "prompt_tokens": reply.stats.prompt_tokens,
+        "completion_tokens": reply.stats.completion_tokens,
+        "draft_tokens": 0 if drafting.is_off else drafting.num_draft_tokens or "auto",
     }
-
-
-def _logprobs(reply: Reply) -> dict[str, Any]:
-    """Of each token, if asked for: the model's own distribution, and after the chain."""
     if reply.logprobs is None:
-        return {}
-
-    return {
-        "logprobs": [
-            {
-                "token_id": each.token_id,
-                "text": each.text,
-                "logprob": each.before,
-                "logprob_after": each.after,
-                "top": [top._asdict() for top in each.top_before],
-                "top_after": [top._asdict() for top in each.top_after],
-            }
-            for each in reply.logprobs
-        ]
-    }
+        del written["logprobs"]
+        return written
+    names = {"before": "logprob", "after": "logprob_after", "top_before": "top"}
+    written["logprobs"] = [
+        {names.get(name, name): value for name, value in each.items()}
+        for each in written["logprobs"]
+    ]
+    return written

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from localspec.cli.bars import readable_bytes
 from localspec.cli.completion import complete_preset
 from localspec.cli.help import Group
+from localspec.cli.json_output import to_json, write_json
 from localspec.cli.own_models import add, alias, default, import_models
 from localspec.cli.screen import note, printable
 from localspec.errors import DownloadError, PresetError
@@ -21,7 +21,7 @@ from localspec.presets.choice import usual_model
 from localspec.presets.installed import PresetState, damaged_files, list_models, preset_state
 from localspec.presets.located import locate
 from localspec.presets.names import read_names
-from localspec.presets.preset import PackagedModel
+from localspec.presets.preset import LocalModel, PackagedModel, Role
 from localspec.presets.presets import (
     DEFAULT_PRESET,
     find_preset,
@@ -31,6 +31,7 @@ from localspec.presets.presets import (
 )
 from localspec.presets.user_presets import drop_preset, extended_by
 
+_KINDS = {HubModel: "hub", PackagedModel: "packaged", LocalModel: "local"}
 _STATES = ("ready", "partial", "absent")  # in the order of the list
 
 
@@ -65,7 +66,7 @@ def models(context: click.Context, *, as_json: bool) -> None:
     room = room_here()
     states = sorted(list_models(), key=lambda state: _STATES.index(state.state))
     if as_json:
-        click.echo(json.dumps([_as_object(state, room) for state in states]))
+        write_json([_state_json(state, room) for state in states])
         return
     width = max(len(state.name) for state in states) + 2
     click.echo(f"{'PRESET':<{width}}{'STATE':<8}{'SIZE':>9}  {'FITS':<6}LICENCE")
@@ -183,38 +184,14 @@ def _fits(state: PresetState, room: Room) -> bool | None:
     return None if state.size_bytes is None else fits_by_size(state.size_bytes, room)
 
 
-def _as_object(state: PresetState, room: Room) -> dict[str, Any]:
-    preset = state.preset
-    return {
-        "name": preset.name,
-        "description": preset.description,
-        "state": state.state,
-        "size_bytes": state.size_bytes,
-        "disk_bytes": state.disk_bytes,
-        "paths": [str(path) for path in state.paths],
-        "fits": _fits(state, room),
-        "context_length": preset.context_length,
-        "max_context_length": preset.max_context_length,
-        "rpc": preset.rpc,
-        "notes": preset.notes,
-        "unconfirmed": preset.unconfirmed,
-        "target": _model_object(preset.target),
-        "draft": None if preset.draft is None else _model_object(preset.draft),
-        "head": None if preset.head is None else _model_object(preset.head),
-    }
-
-
-def _model_object(model: Any) -> dict[str, Any]:
-    common = {"quantization": model.quantization, "license": model.license}
-    if isinstance(model, HubModel):
-        files = [
-            {"repo": f.repo, "file": f.file, "revision": f.revision,
-             "size_bytes": f.size_bytes, "sha256": f.sha256}
-            for f in model.files
-        ]  # fmt: skip
-        return {"kind": "hub", **common, "files": files}
-    kind = "packaged" if isinstance(model, PackagedModel) else "local"
-    return {"kind": kind, **common, "path": str(model.path)}
+def _state_json(state: PresetState, room: Room) -> dict[str, Any]:
+    """All that is known of a preset, for --json. kind: where its file comes from."""
+    written: dict[str, Any] = to_json(state)
+    written |= written.pop("preset") | {"fits": _fits(state, room)}
+    for role in get_args(Role):
+        if written[role] is not None:
+            written[role]["kind"] = _KINDS[type(getattr(state.preset, role))]
+    return written
 
 
 for _command in (add, import_models, default, alias):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -12,6 +11,7 @@ from localspec.cli import exit_codes
 from localspec.cli.completion import complete_file
 from localspec.cli.constraint_options import read_constraint
 from localspec.cli.help import Command
+from localspec.cli.json_output import write_json
 from localspec.cli.options import PairOptions, model_argument, pair_options, prompt_tokens
 from localspec.cli.seconds_option import seconds_option
 
@@ -69,7 +69,7 @@ def verify(  # noqa: PLR0913  each is an option of the command
     from localspec.checks.limit import EndedBy
     from localspec.checks.selfcheck import Finding, check
     from localspec.cli.measured import measured
-    from localspec.cli.verify_report import as_object, as_text
+    from localspec.cli.verify_report import report_json, report_text
     from localspec.streaming.options import AnswerOptions
 
     schema = None
@@ -87,9 +87,9 @@ def verify(  # noqa: PLR0913  each is an option of the command
             options=AnswerOptions(json_schema=schema),
         )
         if as_json:
-            click.echo(json.dumps(as_object(report)))
+            write_json(report_json(report))
         else:
-            click.echo(as_text(report, engine, details=details))
+            click.echo(report_text(report, engine, details=details))
     if report.ended_by is EndedBy.INTERRUPT:
         raise click.Abort
     if report.finding is not Finding.LOSSLESS:

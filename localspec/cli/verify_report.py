@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +10,13 @@ from localspec.checks.distribution_check import ALPHA, BIAS, VIEWS, Distribution
 from localspec.checks.identity import ENOUGH_ACCEPTED
 from localspec.checks.limit import EndedBy
 from localspec.checks.selfcheck import Finding, Report
+from localspec.cli.json_output import to_json
 from localspec.cli.measured import duration
 from localspec.cli.screen import printable
 from localspec.engine.base import BaseEngine
 
 
-def as_text(report: Report, engine: BaseEngine, *, details: bool) -> str:
+def report_text(report: Report, engine: BaseEngine, *, details: bool) -> str:
     """The report for people."""
     lines = [
         _headline(report),
@@ -151,22 +151,14 @@ def _what_shows(result: DistributionResult) -> str:
     return f"a bias of {result.smallest_bias:.2%} would have been seen."
 
 
-def as_object(report: Report) -> dict[str, Any]:
-    """Everything found, as JSON has it.
+def report_json(report: Report) -> dict[str, Any]:
+    """Everything found, for --json.
 
-    partial: whether it was ended before it was done, and ended_by what.
+    partial: whether the check ended before it was complete; ended_by: by what.
     """
-    whole = dataclasses.asdict(report)
-    laws = whole.pop("distributions")
     return {
-        **whole,
-        "laws": laws,
+        **to_json(report),
         "partial": report.ended_by is not None,
-        "ended_by": None if report.ended_by is None else report.ended_by.value,
-        "finding": report.finding.value,
-        "identity": report.identity.value,
-        "statistics": report.statistics.value,
-        "visible_bias": report.visible_bias,
         "rounding_bound": report.rounding.bound,
         "alpha": ALPHA,
         "views": VIEWS,

@@ -1,0 +1,51 @@
+"""What commands write with --json."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import json
+import math
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def write_json(value: Any) -> None:
+    """Print a value as one line of JSON, as `to_json` has it."""
+    click.echo(json.dumps(to_json(value), allow_nan=False))
+
+
+def to_json(value: Any) -> Any:
+    """The value in JSON's own types.
+
+    A dataclass is an object of its fields and its public properties, a named tuple one of its
+    fields. Infinity and NaN, which JSON does not have, are null.
+    """
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, Path):
+        return str(value)
+    if dataclasses.is_dataclass(value):
+        return {name: to_json(getattr(value, name)) for name in _names(type(value))}
+    if isinstance(value, Mapping):
+        return {str(to_json(key)): to_json(each) for key, each in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return to_json(value._asdict())
+    if isinstance(value, list | tuple | Set):
+        return [to_json(each) for each in (sorted(value) if isinstance(value, Set) else value)]
+    return value
+
+
+def _names(kind: type) -> list[str]:
+    """Fields and public properties of a dataclass."""
+    fields = [field.name for field in dataclasses.fields(kind)]
+    properties = inspect.getmembers(kind, lambda member: isinstance(member, property))
+    return [*fields, *(name for name, _ in properties if not name.startswith("_"))]
