@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
+
+from examples import num_examples
 
 if TYPE_CHECKING:
     from localspec.llama.vocabulary import Vocabulary
@@ -36,6 +39,10 @@ if WORKER and hasattr(os, "sched_setaffinity"):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts this in the background has Ctrl-C ignored, here and in all children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+hypothesis.settings.register_profile("localspec", max_examples=num_examples(100))
+hypothesis.settings.load_profile("localspec")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from test_call_grammar import behind, fit, grammar_of
 from test_calls import read
 
+from examples import num_examples
 from localspec.errors import ConstraintError
 from localspec.tools.schemas import branches, fits, takes_text
 from localspec.tools.tool import tool_use
@@ -199,7 +200,7 @@ def grammar_for(name, schema):
 
 
 SLOW = settings(
-    max_examples=20, deadline=None, suppress_health_check=list(HealthCheck),
+    max_examples=num_examples(20), deadline=None, suppress_health_check=list(HealthCheck),
     derandomize=True,
 )  # fmt: skip
 

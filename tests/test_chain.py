@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from llama_chain import chain_probs
 
+from examples import num_examples
 from localspec.errors import DecodeError
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
@@ -139,10 +140,11 @@ def check(distribution_of, row: np.ndarray, params: SamplingParams, theirs: np.n
 
 
 def test_distributions_are_what_llama_cpps_chain_leaves(demo_vocab, resolver, size):
-    """3 000 random rows, texts and settings; any and all samplers at once."""
+    """Random rows, texts and settings; any and all samplers at once."""
     generator = np.random.default_rng(20)
     num_rounded = 0
-    for _ in range(3000):
+    num_rows = num_examples(3000)
+    for _ in range(num_rows):
         params = random_params(generator, size)
         row, text = realistic_row(generator, size), repetitive_text(generator, size)
 
@@ -152,7 +154,7 @@ def test_distributions_are_what_llama_cpps_chain_leaves(demo_vocab, resolver, si
         num_rounded += not check(
             distribution_of, row, params, chain_probs(row, params, text, demo_vocab)
         )
-    assert num_rounded <= 60
+    assert num_rounded <= num_rows / 50
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from prompts import prompt_behind
 
 import localspec
+from examples import num_examples
 from gguf_maker import write_random_model, write_spm_model
 from localspec.chat.control_guard import ControlGuard
 
@@ -172,7 +173,7 @@ def test_a_template_that_changes_what_it_is_given(demo):
         assert control_tokens(demo, prompt_of(demo, text, template)) == []
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=num_examples(150))
 @given(
     st.text("<|>im_startend o\n", max_size=40)
     | st.lists(
@@ -186,7 +187,7 @@ def test_any_message_is_said_and_steers_nothing(demo, text):
     assert said(demo, tokens) == f"user\n{text}\nassistant\n"
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=num_examples(100))
 @given(st.text(st.characters(exclude_characters="<>|", exclude_categories=["Cs"])))
 def test_a_message_without_such_text_is_tokenised_with_its_surroundings(demo, text):
     rendered = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
@@ -276,7 +277,7 @@ def test_a_text_of_which_the_template_writes_both_ends(demo, text):
     assert said(demo, tokens) == f"<|im_{text}nd|>"
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=num_examples(100))
 @given(
     st.lists(
         st.sampled_from(

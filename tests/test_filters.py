@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import num_examples
 from localspec.errors import DecodeError
 from localspec.sampling.distribution import Distribution
 from localspec.sampling.filters import filtered_distribution
@@ -31,7 +32,7 @@ def logits_of(*probs: float) -> np.ndarray:
         return np.log(np.array(probs)).astype(np.float32)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=num_examples(300))
 @given(
     vocab=st.sampled_from([2, 8, 300, 5000]),
     seed=st.integers(0, 2**32),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import localspec
 from engines import PLACES
+from examples import num_examples
 from gguf_maker import with_template, write_scripted_model
 from localspec.errors import CrashedError
 from localspec.streaming.answer_text import AnswerText, Said
@@ -410,7 +411,7 @@ class Bytes:
         raise NotImplementedError
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=num_examples(400))
 @given(
     st.one_of(
         st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join),

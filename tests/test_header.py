@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import num_examples
 from localspec.errors import ModelFileError
 from localspec.gguf_file.header import read_header, read_source_header
 
@@ -145,7 +146,7 @@ def test_damage_is_found_without_the_file(demo_target, length):
         read_source_header(Piecewise(demo_target.read_bytes()[:length]))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=num_examples(300))
 @given(at=st.integers(4, 4000), value=st.integers(0, 255))
 def test_a_flipped_byte_is_read_or_refused(demo_target, tmp_path_factory, at, value):
     """Never anything but a header or a ModelFileError."""
@@ -159,7 +160,7 @@ def test_a_flipped_byte_is_read_or_refused(demo_target, tmp_path_factory, at, va
         assert str(path) in str(error)  # noqa: PT017  both outcomes are right
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=num_examples(60))
 @given(st.integers(0, 200_000))
 def test_a_header_cut_anywhere_is_refused(demo_target, tmp_path_factory, length):
     path = tmp_path_factory.mktemp("cut") / "model.gguf"

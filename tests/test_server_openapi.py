@@ -6,12 +6,13 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from examples import num_examples
 from localspec.server.app import Limits
 from server_runner import running_server
 
 pytestmark = pytest.mark.process
 
-NUM_EXAMPLES = 60  # of each route and kind
+NUM_EXAMPLES = num_examples(60)  # of each route and kind
 
 
 @pytest.fixture(scope="module")
