@@ -57,7 +57,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 # What these start belongs to no test: a process of ours tries whether this machine's kernels
 # are right, and the standard library asks others what machine this is.
-_MAY_START = {"localspec.llama.own_process", "platform", "ctypes.util"}
+_MAY_START = {"localspec.llama.quirks.own_process", "platform", "ctypes.util"}
 
 
 class _Processes:

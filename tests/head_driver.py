@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from localspec.llama.batch import TokenBatch
 from localspec.llama.library import llama_cpp
-from localspec.llama.nextn import require_nextn_functions
+from localspec.llama.quirks.nextn import require_nextn_functions
 
 CELLS = 256
 Rows = NDArray[np.float32]

@@ -13,10 +13,11 @@ import pytest
 
 from gguf_maker import write_random_model
 from localspec.gguf_file.tensor_types import repacked_types
-from localspec.llama import amx, amx_trial, native
+from localspec.llama import native
 from localspec.llama.library import amx_is_left_out, system_info
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
+from localspec.llama.quirks import amx, amx_trial
 
 GGML = native.shared_library(llama_cpp)
 HAS_KERNELS = sys.platform == "linux" and (

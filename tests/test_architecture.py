@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,14 @@ from pathlib import Path
 import pytest
 
 import localspec
-from draw_packages import drawn, imported_by, package_imports, with_graph
+from draw_packages import (
+    drawn,
+    imported_at_once,
+    imported_by,
+    package_imports,
+    reachable,
+    with_graph,
+)
 
 PACKAGE = Path(localspec.__file__).parent
 MODULES = {
@@ -39,6 +47,23 @@ def test_every_package_imports_only_packages_below_it():
         below = {room for lower in PACKAGES[i + 1 :] for room in lower}
         for room in row:
             assert imports[room] <= below, room
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Not inside a room either, and not for types alone; imports within functions are late."""
+    imports = {
+        name: {found for found in imported_at_once(source) if found in MODULES} - {name}
+        for name, source in MODULES.items()
+    }
+    assert [name for name in imports if name in reachable(imports, name)] == []
+
+
+def test_each_wall_against_others_says_when_it_goes():
+    folder = "llama.quirks."
+    quirks = [name for name in MODULES if name.startswith(folder) and "__" not in name]
+    assert len(quirks) > 1
+    for name in quirks:
+        assert re.search(r"\bGoes (when|with) ", MODULES[name]), name
 
 
 def test_the_graph_in_architecture_md_is_current():

@@ -222,7 +222,7 @@ def test_explain_takes_a_head(headed, headed_files):
 
 def test_doctor_says_whether_heads_can_run(headed, monkeypatch):
     """Where a function is looked up that no libllama has, and where all are there."""
-    from localspec.llama import nextn
+    from localspec.llama.quirks import nextn
 
     assert "Heads      this libllama computes trained heads" in run("doctor").stdout
     assert json.loads(run("doctor", "--json").stdout)["missing_head_functions"] == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gguf_maker import write_random_model
-from localspec.llama.huge_pages import Region, asking_for_huge_pages, without
+from localspec.llama.quirks.huge_pages import Region, asking_for_huge_pages, without
 from regions import MIB, asked_for, load, private_memory, size_of
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -14,7 +14,7 @@ import llama_cpp
 import pytest
 
 import localspec
-from localspec.engine.loading import LoadKeywords
+from localspec.engine.sources import LoadKeywords
 from localspec.errors import ContextError, OptionError, PresetError
 from localspec.isolated import isolated_engine as isolated_module
 

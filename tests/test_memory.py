@@ -21,11 +21,11 @@ from localspec.gguf_file.tensor_types import (
     type_name,
     type_number,
 )
-from localspec.llama import amx_trial
 from localspec.llama.library import system_info
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import CacheType, LlamaOptions
 from localspec.llama.placement import place_layers
+from localspec.llama.quirks import amx_trial
 from localspec.preflight.memory import cache_bytes, estimate_memory, graph_bytes
 from shape_pair.bigrams import TextSpec
 from shape_pair.pair import PairSpec, make_pair

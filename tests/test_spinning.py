@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from localspec.llama.spinning import spinning_briefly
+from localspec.llama.quirks.spinning import spinning_briefly
 
 SCRIPT = """
 import os

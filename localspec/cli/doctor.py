@@ -33,7 +33,7 @@ def doctor(*, as_json: bool, rpc: tuple[str, ...]) -> None:
         localspec doctor --rpc workshop-pc:50052
     """
     # Here, because it loads libllama, which no other command needs at once.
-    from localspec.llama.nextn import missing_functions
+    from localspec.llama.quirks.nextn import missing_functions
 
     found = inspect_installation(rpc)
     problems = find_problems(found)

@@ -59,8 +59,8 @@ class PairOptions:
         Raises what `localspec.load` and `choose_model` raise.
         """
         # Late: completion loads no engine.
-        from localspec.engine.loading import LoadKeywords, load
-        from localspec.engine.sources import servers_used
+        from localspec.engine.loading import load
+        from localspec.engine.sources import LoadKeywords, servers_used
         from localspec.isolated.isolated_engine import IsolatedEngine
 
         is_target = self.draft is not None or self.head is not None

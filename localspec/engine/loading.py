@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from localspec.engine.engine import Engine
 from localspec.engine.fitting import open_fitting
@@ -41,24 +41,6 @@ if TYPE_CHECKING:
     from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
     from localspec.presets.preset import Preset
-
-
-class LoadKeywords(TypedDict, total=False):
-    """Arguments of `load` by keyword, as far as another process can be told them."""
-
-    target: str | os.PathLike[str] | None
-    draft: str | os.PathLike[str] | None
-    head: str | os.PathLike[str] | None
-    draft_tokens: int | None
-    proposer: ProposerName
-    context_length: int | None
-    num_threads: int | None
-    num_gpu_layers: int | None
-    rpc: Sequence[str] | None
-    target_options: LlamaOptions | None
-    draft_options: LlamaOptions | None
-    kept_bytes: int
-    force: bool
 
 
 # What others call an argument, or take where we do not.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 
 from localspec.errors import OptionError, PairError
 from localspec.gguf_file.architectures import HeadGraph
@@ -21,15 +21,37 @@ from localspec.presets.pairing import size_warning
 from localspec.presets.preset import Preset, Role
 from localspec.presets.presets import common_servers
 from localspec.presets.source import chosen_pair
-from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS, Drafting
+from localspec.speculative.policy_api import (
+    MAX_DRAFT_TOKENS,
+    REPLAY_TOKENS,
+    Drafting,
+    ProposerName,
+)
 
 if TYPE_CHECKING:
-    from localspec.engine.loading import LoadKeywords
     from localspec.llama.model import Llama
 
     ModelSource = str | os.PathLike[str] | Llama
 
 logger = logging.getLogger(__name__)
+
+
+class LoadKeywords(TypedDict, total=False):
+    """Arguments of `load` by keyword, as far as another process can be told them."""
+
+    target: str | os.PathLike[str] | None
+    draft: str | os.PathLike[str] | None
+    head: str | os.PathLike[str] | None
+    draft_tokens: int | None
+    proposer: ProposerName
+    context_length: int | None
+    num_threads: int | None
+    num_gpu_layers: int | None
+    rpc: Sequence[str] | None
+    target_options: LlamaOptions | None
+    draft_options: LlamaOptions | None
+    kept_bytes: int
+    force: bool
 
 
 class Source(NamedTuple):
@@ -194,7 +216,7 @@ def _warn_of_sizes(target: Source, draft: Source) -> None:
 
 def _can_compute_head(source: Source) -> bool:
     """Whether libllama has the functions that the head in a file needs, if there is one."""
-    from localspec.llama.nextn import missing_functions  # loads libllama
+    from localspec.llama.quirks.nextn import missing_functions  # loads libllama
 
     facts = None if source.header is None else head_facts(source.header)
     if facts is None or facts.graph is HeadGraph.OUTPUT:

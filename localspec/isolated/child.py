@@ -33,8 +33,8 @@ from localspec.streaming.options import AnswerOptions
 from localspec.streaming.stream import Exchange, Piece, Reply, Stream, close_behind
 
 if TYPE_CHECKING:
-    from localspec.engine.loading import LoadKeywords
     from localspec.engine.memory import EngineMemory
+    from localspec.engine.sources import LoadKeywords
     from localspec.presets.preset import Preset
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,8 @@ from localspec.chat.prompt import Prompt
 from localspec.engine.access import Access, Turn, busy, in_use, still_answering
 from localspec.engine.arguments import TextTokenizer
 from localspec.engine.base import BaseEngine
-from localspec.engine.loading import OTHER_KEYWORDS, LoadKeywords
+from localspec.engine.loading import OTHER_KEYWORDS
+from localspec.engine.sources import LoadKeywords
 from localspec.errors import (
     ClosedError,
     CrashedError,

@@ -19,7 +19,7 @@ from localspec.isolated.child import EngineFacts, serve
 from localspec.llama.rpc_servers import ask_servers
 
 if TYPE_CHECKING:
-    from localspec.engine.loading import LoadKeywords
+    from localspec.engine.sources import LoadKeywords
     from localspec.presets.preset import Preset
 
 _PATIENCE_S = 10.0  # for the process to free its models, before it is killed

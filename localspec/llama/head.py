@@ -19,8 +19,8 @@ from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import Rows
 from localspec.llama.library import complaints, llama_cpp
 from localspec.llama.model import LlamaModel
-from localspec.llama.nextn import require_nextn_functions
 from localspec.llama.options import LlamaOptions
+from localspec.llama.quirks.nextn import require_nextn_functions
 from localspec.llama.thread_count import ThreadCount
 from localspec.sampling.distribution import Logits
 

@@ -16,9 +16,9 @@ from localspec.llama.head import LlamaHead
 from localspec.llama.library import llama_cpp, stop_callback
 from localspec.llama.model import LlamaModel
 from localspec.llama.native import LoadWatch
-from localspec.llama.nextn import require_nextn_functions
 from localspec.llama.opening import load_weights, new_context, open_watched
 from localspec.llama.options import EAGLE_BATCH_SIZE, LlamaOptions
+from localspec.llama.quirks.nextn import require_nextn_functions
 
 
 def open_head(

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from localspec.llama.handle import Handle
 from localspec.llama.library import llama_cpp
-from localspec.llama.nextn import require_nextn_functions
 from localspec.llama.options import NUM_KEPT_ROWS
+from localspec.llama.quirks.nextn import require_nextn_functions
 
 Rows = NDArray[np.float32]
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 from localspec.errors import LocalspecError, RpcError
 from localspec.fork_guard import OwnProcess
-from localspec.llama import amx, native, rpc_backend
+from localspec.llama import native, rpc_backend
 from localspec.llama.devices import Device, list_devices
+from localspec.llama.quirks import amx
+from localspec.llama.quirks.spinning import spinning_briefly
 from localspec.llama.rpc_servers import RpcServer, ask_servers
-from localspec.llama.spinning import spinning_briefly
 
 with spinning_briefly():
     import llama_cpp

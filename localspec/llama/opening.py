@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 from localspec.errors import LocalspecError
 from localspec.llama import native
 from localspec.llama import params as llama_params
-from localspec.llama.huge_pages import asking_for_huge_pages
 from localspec.llama.library import complaints, llama_cpp, own_process
 from localspec.llama.options import LlamaOptions
+from localspec.llama.quirks.huge_pages import asking_for_huge_pages
 
 
 class _Closes(Protocol):

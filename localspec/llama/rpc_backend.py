@@ -14,9 +14,10 @@ from importlib.metadata import version
 from typing import Any
 
 from localspec.errors import OptionError, RpcError
-from localspec.llama import native, rpc_version
+from localspec.llama import native
 from localspec.llama.devices import device_memory
-from localspec.llama.own_process import written_by
+from localspec.llama.quirks import rpc_version
+from localspec.llama.quirks.own_process import written_by
 from localspec.llama.rpc_servers import Protocol, RpcServer
 
 _Pointer = ctypes.c_void_p

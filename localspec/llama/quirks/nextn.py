@@ -3,6 +3,8 @@
 They are exported under C++ names, change from version to version, and may be missing: each is
 looked up by itself, and without one of them there are no heads that need it. Names of Linux
 and macOS, of Windows, and plain ones.
+
+Goes when llama.h declares these functions.
 """
 
 from __future__ import annotations

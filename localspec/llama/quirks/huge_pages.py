@@ -5,6 +5,8 @@ allocates (see `tensor_types.repacked_types`), and a decode reads all of it. In 
 the processor spends a good part of that on looking up addresses; most distributions give
 pages of 2 MiB only to who asks (/sys/kernel/mm/transparent_hugepage/enabled: madvise), which
 libllama does not. Figures are in docs/log/against-llama-cpp.md.
+
+Goes when ggml asks for large pages itself where it allocates its CPU buffers.
 """
 
 from __future__ import annotations

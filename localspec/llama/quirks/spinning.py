@@ -6,6 +6,9 @@ for has no core, since another program is there, each of these meetings takes as
 Sleeping at once costs more on a quiet machine, where all arrive within microseconds. In between
 there is a length that costs next to nothing there, and keeps the worst step in bounds
 (docs/performance.md).
+
+Goes when ggml bounds how long its threads wait awake, or is built without libgomp: then nobody
+reads these settings.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ the tile configuration in ggml_tile_config_init as dead stores (its ldtilecfg is
 eight bytes), and the first product of a batch ends the process. Where they are right they
 decode a quantised model more than twice as fast as the AVX-512 kernels (docs/performance.md).
 
+Goes when ggml writes that configuration so that no compiler drops it, in the oldest
+llama-cpp-python that is allowed, or when GCC 12 builds it no more; `amx_trial` goes with it.
+
 The function takes the llama_cpp module: `llama/library.py` is the one place that imports it.
 """
 
@@ -13,8 +16,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from localspec.llama import amx_trial, native
-from localspec.llama.own_process import written_by
+from localspec.llama import native
+from localspec.llama.quirks import amx_trial
+from localspec.llama.quirks.own_process import written_by
 
 
 def leave_out_if_wrong(lib: Any) -> bool:

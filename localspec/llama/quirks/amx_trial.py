@@ -3,7 +3,7 @@
     python amx_trial.py LIBLLAMA
 
 `amx` runs it in a process of its own, since wrong kernels can end the process. It is run as a
-file, so it imports nothing of the package.
+file, so it imports nothing of the package. Goes with `amx`.
 """
 
 from __future__ import annotations

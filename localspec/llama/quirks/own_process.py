@@ -1,4 +1,7 @@
-"""A file of ours run in a process of its own, for what libllama may end a process by."""
+"""A file of ours run in a process of its own, for what libllama may end a process by.
+
+Goes with the last of those who need it, `amx` and `rpc_version`.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@
 libllama has no function for it, but its server says it before anything else. At an address that
 is none it then ends, and has opened nothing. `rpc_backend` runs this in a process of its own,
 since C writes it to stdout. It is run as a file, so it imports nothing of the package.
+
+Goes when libllama has a function that says the version.
 """
 
 from __future__ import annotations
