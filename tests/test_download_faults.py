@@ -87,7 +87,7 @@ def size_of(path: Path) -> int:
 
 def test_cut(hub: StandinHub):
     """The connection breaks in the middle of the file
-    It goes on at the byte where it stopped, in the same call
+    It continues at the byte where it stopped, in the same call
     """
     hub.faults[TARGET] = [Fault(cut_after=3 * MB)]
     (path, _) = localspec.download("qwen2-7b")
@@ -100,7 +100,7 @@ def test_cut(hub: StandinHub):
 
 def test_cut_again_and_again(hub: StandinHub):
     """The connection breaks ten times
-    As long as every try brings something, it goes on
+    As long as each attempt brings new bytes, it continues
     """
     hub.faults[TARGET] = [Fault(cut_after=MB // 2)] * 10
     localspec.download("qwen2-7b")
@@ -109,7 +109,7 @@ def test_cut_again_and_again(hub: StandinHub):
 
 def test_dead(hub: StandinHub, tmp_path):
     """The connection breaks at once, every time
-    An error after six tries; what an earlier call received stays and is used by the next
+    An error after six attempts; bytes received by an earlier call are kept and used by the next
     """
     hub.faults[TARGET] = [Fault(cut_after=MB)] + [Fault(cut_after=0)] * 7
     with pytest.raises(DownloadError, match="stopped at") as caught:
@@ -151,7 +151,7 @@ def test_nobody_there(hub: StandinHub):
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_kill(hub: StandinHub, tmp_path):
     """kill -9 in the middle, twice
-    The next call asks for exactly the bytes that are not there yet
+    The next call asks for exactly the missing bytes
     """
     hub.pace_s = 0.02
     part = part_file(tmp_path)
@@ -173,7 +173,7 @@ def test_kill(hub: StandinHub, tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT for one process")
 def test_interrupt(hub: StandinHub, tmp_path):
     """Ctrl-C in the middle
-    Exit code 130 at once; the next call goes on
+    Exit code 130 at once; the next call continues
     """
     hub.pace_s = 0.02
     part = part_file(tmp_path)
@@ -191,8 +191,8 @@ def test_interrupt(hub: StandinHub, tmp_path):
 
 @pytest.mark.process
 def test_two_at_once(hub: StandinHub, tmp_path):
-    """Two processes fetch the same preset
-    One fetches, the other waits and uses it; every byte is sent once
+    """Two processes download the same preset
+    One downloads, the other waits and uses the result; every byte is sent once
     """
     hub.pace_s = 0.3
     first = command(hub, "download", "qwen2-7b")
@@ -213,8 +213,8 @@ def test_two_at_once(hub: StandinHub, tmp_path):
 
 @pytest.mark.process
 def test_one_of_two_is_killed(hub: StandinHub, tmp_path):
-    """Two processes fetch the same preset, and the one that fetches is killed
-    The other takes over where it was
+    """Two processes download the same preset, and the one that downloads is killed
+    The other continues from there
     """
     hub.pace_s = 0.02
     first = command(hub, "download", "qwen2-7b")
@@ -234,7 +234,7 @@ def test_one_of_two_is_killed(hub: StandinHub, tmp_path):
 
 def test_a_callback_that_raises(hub: StandinHub, tmp_path):
     """The application's progress callback raises
-    The exception comes out, the threads are gone, the next call goes on
+    The exception reaches the caller, the threads are gone, the next call continues
     """
 
     def on_progress(progress):
@@ -287,8 +287,8 @@ def stop_at(num_bytes: int):
 def test_a_callback_that_raises_in_silence(
     hub: StandinHub, monkeypatch, name, key, fault, num_bytes
 ):
-    """The server is silent, or wants to be asked later, and the progress callback raises
-    It is called all the same, and the exception comes out at once
+    """The server is silent, or asks for a retry later, and the progress callback raises
+    It is called anyway, and the exception reaches the caller at once
     """
     import huggingface_hub.constants
 
@@ -301,8 +301,8 @@ def test_a_callback_that_raises_in_silence(
 
 
 def test_begun_again_in_silence(hub: StandinHub, monkeypatch):
-    """A download that was stopped in silence is begun again while its connection still waits
-    It goes on from there, at the latest when that one's timeout has passed
+    """A download that stopped during silence starts again while its connection still waits
+    It continues from there, at the latest after that connection's timeout
     """
     import huggingface_hub.constants
 
@@ -327,7 +327,7 @@ def test_begun_again_in_silence(hub: StandinHub, monkeypatch):
     ids=["fetching", "asking", "asking later"],
 )
 def test_interrupt_in_silence(hub: StandinHub, tmp_path, fault):
-    """The server is silent, or wants to be asked later, and Ctrl-C is pressed
+    """The server is silent, or asks for a retry later, and Ctrl-C is pressed
     Exit code 130 at once
     """
     hub.environment |= {"HF_HUB_DOWNLOAD_TIMEOUT": "60", "HF_HUB_ETAG_TIMEOUT": "60"}
@@ -343,8 +343,8 @@ def test_interrupt_in_silence(hub: StandinHub, tmp_path, fault):
 
 
 def test_a_slow_callback(hub: StandinHub):
-    """The progress callback takes its time
-    It gets the latest state, not all that it has missed, and is soon at the end
+    """The progress callback is slow
+    It gets the latest state, not every missed one, and is soon at the end
     """
     size = len(hub.files[REPO, TARGET].content)
     states = []
@@ -397,7 +397,7 @@ def test_led_astray(hub: StandinHub, target):
 
 @pytest.mark.parametrize("host", ["a..b", ".com", "a" * 300])
 def test_led_to_no_host(hub: StandinHub, host):
-    """The server redirects to a host name that there cannot be
+    """The server redirects to an invalid host name
     An error at once
     """
     hub.faults[TARGET] = [Fault(at_hub=True, redirect=f"http://{host}/x")] * 9
@@ -417,7 +417,7 @@ def gets_at_hub(hub: StandinHub) -> list:
 @pytest.mark.process
 def test_led_out_of_encryption(hub: StandinHub, tmp_path, monkeypatch):
     """An encrypted server redirects to one that is not
-    An error at once: nothing goes over the line in the clear
+    An error at once: nothing is sent unencrypted
     """
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
@@ -462,7 +462,7 @@ def encrypted(hub: StandinHub, folder: Path):
 
 def test_passwords_of_netrc(hub: StandinHub, tmp_path, monkeypatch):
     """~/.netrc has a password for the host that the hub redirects to
-    It goes neither there nor to the hub
+    It is sent neither there nor to the hub
     """
     netrc = tmp_path / "netrc"
     netrc.write_text(
@@ -477,7 +477,7 @@ def test_passwords_of_netrc(hub: StandinHub, tmp_path, monkeypatch):
 
 def test_token_and_another_port(hub: StandinHub, monkeypatch):
     """The hub redirects to another port of its own host
-    The token stays behind
+    The token is not sent there
     """
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.token = "hf_secret"
@@ -492,7 +492,7 @@ def test_token_and_another_port(hub: StandinHub, monkeypatch):
 
 def test_signatures_stay_secret(hub: StandinHub):
     """The signed address that the hub redirects to cannot be reached
-    An error that shows neither its signature nor a password, in its traceback either
+    An error without its signature and without a password, in the traceback too
     """
     gone = "http://user:pass-w0rd@localhost:9/file?X-Signature=53cr3t&X-Other=53cr3t"
     hub.faults[TARGET] = [Fault(at_hub=True, redirect=gone)] * 6
@@ -507,7 +507,7 @@ def test_signatures_stay_secret(hub: StandinHub):
 @pytest.mark.parametrize(("at_hub", "words"), [(False, "storage"), (True, "any more")])
 def test_content_is_gone(hub: StandinHub, at_hub, words):
     """The hub knows the file, and then it, or the storage that it redirects to, answers 404
-    An error that says which of them lacks the file, and nothing of a token
+    An error that says which of them lacks the file, and does not blame a token
     """
     hub.faults[TARGET] = [Fault(status=404, at_hub=at_hub)]
     with pytest.raises(DownloadError, match=words) as caught:
@@ -523,8 +523,8 @@ def test_content_is_gone(hub: StandinHub, at_hub, words):
     ["download", f"{REPO}:q4_k_m"],
 ], ids=" ".join)  # fmt: skip
 def test_out_of_order_for_other_commands(hub: StandinHub, arguments):
-    """The hub is out of order for a moment, when explain, models add or owner/repo:QUANT ask it
-    They try again, too
+    """The hub fails for a moment when explain, models add or owner/repo:QUANT ask it
+    They retry, too
     """
     hub.faults[REPO] = [Fault(at_hub=True, status=503)] * 3
     hub.faults[TARGET] = [Fault(on_head=True, status=502)] * 3 + [Fault(status=500)] * 3
@@ -542,7 +542,7 @@ def test_hung_up_while_asking(hub: StandinHub):
 
 def test_ranges_unknown(hub: StandinHub):
     """The server ignores the range and sends everything
-    What is here already is passed over, and the rest appended
+    The bytes that are here already are skipped, and the rest is appended
     """
     hub.faults[TARGET] = [Fault(cut_after=MB), Fault(ignore_range=True)]
     localspec.download("qwen2-7b")
@@ -550,8 +550,8 @@ def test_ranges_unknown(hub: StandinHub):
 
 
 def test_ranges_unknown_and_cut(hub: StandinHub, tmp_path):
-    """The server ignores ranges, and breaks off now here, now there
-    An error that says so after six tries that bring nothing new; the longest part is kept
+    """The server ignores ranges, and breaks off at changing places
+    An error that says so after six attempts that bring nothing new; the longest part is kept
     """
     cuts = [3 * MB, *[MB, 2 * MB] * 20]
     hub.faults[TARGET] = [Fault(cut_after=cut, ignore_range=True) for cut in cuts]
@@ -566,7 +566,7 @@ def test_ranges_unknown_and_cut(hub: StandinHub, tmp_path):
 
 def test_wrong_bytes(hub: StandinHub, tmp_path):
     """Wrong bytes of the right length
-    An error with both sums; nothing of it is kept, the next call fetches again
+    An error with both checksums; nothing is kept, the next call downloads it again
     """
     content = hub.files[REPO, TARGET].content
     hub.faults[TARGET] = [Fault(content=content[:-1] + b"!")]
@@ -578,7 +578,7 @@ def test_wrong_bytes(hub: StandinHub, tmp_path):
 
 def test_wrong_bytes_from_before(hub: StandinHub, tmp_path):
     """The received part is damaged, as by a power cut
-    It is noticed at the end, and the file is fetched once more from the start
+    It is noticed at the end, and the file is downloaded once more from the start
     """
     part = part_file(tmp_path)
     part.parent.mkdir(parents=True)
@@ -599,7 +599,7 @@ def test_part_longer_than_the_file(hub: StandinHub, tmp_path):
 
 @pytest.mark.parametrize("delta", [-7, 7])
 def test_wrong_length(hub: StandinHub, delta):
-    """The server announces a length that is not the file's
+    """The server announces a wrong length
     An error with both numbers before anything is written
     """
     size = len(hub.files[REPO, TARGET].content)
@@ -610,7 +610,7 @@ def test_wrong_length(hub: StandinHub, delta):
 
 def test_short_body(hub: StandinHub):
     """The body has no announced length and ends too early
-    The rest is asked for
+    The rest is requested
     """
     hub.faults[TARGET] = [Fault(cut_after=MB, no_length=True)]
     localspec.download("qwen2-7b")
@@ -618,8 +618,8 @@ def test_short_body(hub: StandinHub):
 
 
 def test_another_file_behind_the_name(hub: StandinHub):
-    """The hub now has another file than the one pinned
-    An error that says so; not one byte is fetched
+    """The hub now has a different file from the pinned one
+    An error that says so; not one byte is downloaded
     """
     hub.files.pop((REPO, TARGET))
     hub.add(REPO, TARGET, b"GGUF" * MB)
@@ -629,8 +629,8 @@ def test_another_file_behind_the_name(hub: StandinHub):
 
 
 def test_another_file_between_head_and_get(hub: StandinHub):
-    """A file that is not pinned changes between the answer about it and its content
-    Its sum is wrong, so it is refused; the next call gets the new one
+    """A file that is not pinned changes between its metadata and its content
+    Its checksum is wrong, so it is refused; the next call gets the new one
     """
     old = hub.add("o/m", "a.gguf", b"GGUF" * MB)
     hub.faults["a.gguf"] = [Fault(content=old.content[:-1] + b"!")]
@@ -642,7 +642,7 @@ def test_another_file_between_head_and_get(hub: StandinHub):
 @pytest.mark.parametrize("on_head", [True, False], ids=["asking", "fetching"])
 def test_too_many_requests(hub: StandinHub, on_head):
     """429 with Retry-After
-    It waits as long as it is asked to
+    It waits as long as the server asks
     """
     hub.faults[TARGET] = [Fault(on_head=on_head, status=429, headers={"Retry-After": "1"})]
     begin = time.monotonic()
@@ -660,7 +660,7 @@ def test_too_many_requests_for_long(hub: StandinHub):
 
 
 def test_clock_skew(hub: StandinHub):
-    """429 with a date in Retry-After, by a clock that is years off
+    """429 with a date in Retry-After, from a clock that is years off
     The wait is the difference to the server's own date
     """
     headers = {"Retry-After": "Wed, 21 Oct 2015 07:28:01 GMT"}
@@ -671,16 +671,16 @@ def test_clock_skew(hub: StandinHub):
 
 @pytest.mark.parametrize("status", [500, 502, 503])
 def test_server_error(hub: StandinHub, status):
-    """The server is out of order for a moment
-    It tries again
+    """The server fails for a moment
+    It retries
     """
     hub.faults[TARGET] = [Fault(status=status)] * 2
     localspec.download("qwen2-7b")
 
 
 def test_signature_expired(hub: StandinHub):
-    """The signed address has run out when it is asked for
-    A new one is got from the hub
+    """The signed address has expired when it is requested
+    A new one is requested from the hub
     """
     hub.faults[TARGET] = [Fault(cut_after=MB), Fault(status=403)]
     localspec.download("qwen2-7b")
@@ -712,7 +712,7 @@ def test_refused(hub: StandinHub, status, code, words, hint):
 
 
 def test_a_mirror_without_the_hubs_headers(hub: StandinHub):
-    """An endpoint that is no hub, or a mirror that drops its headers
+    """An endpoint that is not a hub, or a mirror that drops its headers
     An error that names the endpoint
     """
     hub.faults[TARGET] = [Fault(on_head=True, status=200)]
@@ -732,8 +732,8 @@ def test_a_mirror_without_the_hubs_headers(hub: StandinHub):
     ],
 )
 def test_a_mirror_with_wrong_headers(hub: StandinHub, name, value):
-    """An endpoint sends a commit, a hash or a size that is none
-    An error that names the endpoint; nothing is fetched
+    """An endpoint sends an invalid commit, hash or size
+    An error that names the endpoint; nothing is downloaded
     """
     file = "unpinned.gguf"
     etag = hub.add(REPO, file, b"x" * 5000).etag
@@ -764,7 +764,7 @@ def test_a_mirror_with_wrong_headers(hub: StandinHub, name, value):
     ],
 )
 def test_a_list_with_wrong_facts(hub: StandinHub, facts):
-    """The hub's list of files has names, sizes or hashes that are none
+    """The hub's list of files has invalid names, sizes or hashes
     An error that names the repository
     """
     listed = {"rfilename": "a-Q4_0.gguf", "size": 5, **facts}
@@ -786,7 +786,7 @@ def test_a_list_with_wrong_facts(hub: StandinHub, facts):
     ],
 )
 def test_wrong_settings(hub: StandinHub, name, value):
-    """A variable of the environment has a value that it cannot have
+    """An environment variable has an invalid value
     An error that names the variable and the value
     """
     hub.environment[name] = value
@@ -800,7 +800,7 @@ def test_wrong_settings(hub: StandinHub, name, value):
 @pytest.mark.process
 def test_offline(hub: StandinHub, tmp_path):
     """HF_HUB_OFFLINE is set
-    An error that says so, without one request; files that are here are used
+    An error that says so, without one request; local files are used
     """
     hub.environment["HF_HUB_OFFLINE"] = "1"
     process = command(hub, "download", "qwen2-7b")
@@ -869,7 +869,7 @@ def test_disk_too_small(hub: StandinHub, tmp_path):
 @needs_mounts
 @pytest.mark.parametrize("is_right", [True, False])
 def test_disk_too_small_to_reuse(hub: StandinHub, tmp_path, is_right):
-    """The disk has less room than the files need, and another program has one on another disk
+    """The disk has too little room, and another program has one of the files on another disk
     An error with both numbers, before it is copied
     """
     content = hub.files[REPO, TARGET].content
@@ -885,8 +885,8 @@ def test_disk_too_small_to_reuse(hub: StandinHub, tmp_path, is_right):
 @pytest.mark.process
 @needs_mounts
 def test_disk_full(hub: StandinHub, tmp_path):
-    """The disk fills up on the way
-    An error that names the disk; what was received is kept
+    """The disk fills up during the download
+    An error that names the disk; the received bytes are kept
     """
     # Somebody else takes the room once the check has passed.
     hub.pace_s = 0.02
@@ -909,8 +909,8 @@ def test_read_only(hub: StandinHub, tmp_path):
 
 @pytest.mark.parametrize("what", ["part", "content"])
 def test_symlink_in_the_way(hub: StandinHub, tmp_path, what):
-    """A symbolic link stands where the file is to be written
-    An error that names it; what it points to is untouched
+    """A symbolic link is in the place of the file
+    An error that names it; the file that it points to is untouched
     """
     precious = tmp_path / "precious"
     precious.write_bytes(b"mine")
@@ -926,7 +926,7 @@ def test_symlink_in_the_way(hub: StandinHub, tmp_path, what):
 
 
 def test_file_in_the_way(hub: StandinHub, tmp_path):
-    """A file of another length stands under the final name
+    """A file of another length has the final name
     An error that names it; it is not overwritten
     """
     folder = tmp_path / "models"
@@ -939,8 +939,8 @@ def test_file_in_the_way(hub: StandinHub, tmp_path):
 
 
 def test_name_left_without_content(hub: StandinHub):
-    """The content was deleted, its name still stands in the snapshot
-    It is fetched again
+    """The content was deleted, but its name is still in the snapshot
+    It is downloaded again
     """
     (path, _) = localspec.download("qwen2-7b")
     path.resolve().unlink()
@@ -958,7 +958,7 @@ def test_name_left_without_content(hub: StandinHub):
 )  # fmt: skip
 def test_names_that_lead_elsewhere(hub: StandinHub, tmp_path, name):
     """A preset or file name such as ../../x
-    An error; nothing is asked of the hub or written
+    An error; nothing is requested from the hub or written
     """
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises((PresetError, OptionError)):
@@ -982,7 +982,7 @@ def test_presets_that_lead_elsewhere(hub: StandinHub, tmp_path):
 
 def test_a_mirror_with_marks_of_its_own(hub: StandinHub, tmp_path):
     """An endpoint sends an ETag of its own for a file that is pinned
-    What is pinned is fetched, and checked by its pin
+    The pinned file is downloaded and checked against its pin
     """
     headers = {
         "X-Repo-Commit": standin_hub.COMMIT,

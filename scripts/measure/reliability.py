@@ -1,4 +1,4 @@
-"""Plays the faults of tests/test_download_faults.py; writes what held to docs/reliability.md.
+"""Plays the faults of tests/test_download_faults.py; writes the results to docs/reliability.md.
 
     python scripts/measure/reliability.py
 
@@ -24,11 +24,10 @@ PAGE = ROOT / "docs/reliability.md"
 
 HEAD = """# Downloads: faults tried and survived
 
-Made by `python scripts/measure/reliability.py` of `tests/test_download_faults.py`; not edited.
-A hub on loopback (`tests/standin_hub.py`) serves real GGUF files under the names of
-the preset `qwen2-7b`, by the protocol of huggingface.co, and plays the faults. Besides what the
-table says, one thing is checked after every fault: no file stands under its final name that is
-not whole and right.
+Made by `python scripts/measure/reliability.py` from `tests/test_download_faults.py`; not edited
+by hand. A hub on loopback (`tests/standin_hub.py`) serves real GGUF files under the names of
+the preset `qwen2-7b`, by the protocol of huggingface.co, and plays the faults. One more thing
+is checked after every fault: no file has its final name unless it is whole and right.
 
 """
 
@@ -37,7 +36,9 @@ def results() -> dict[str, list[str]]:
     """Outcomes of every test by its name, one for each of its variants."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        pytest.main([str(TESTS), "-q", "-p", "no:cacheprovider", f"--junitxml={report}"])
+        everything = ["-m", "process or not process"]  # also what is left out while working
+        options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        pytest.main([str(TESTS), *everything, *options])
         cases = ET.parse(report).iter("testcase")
         found: dict[str, list[str]] = defaultdict(list)
         for case in cases:
