@@ -92,11 +92,19 @@ def dense(row, params):
     return probs / probs.sum()
 
 
-def decoder(target, draft, k, is_end):
+class FreeDraft(DraftModel):
+    """Proposes what the constraint forbids, too."""
+
+    def propose(self, tokens, extent, chain, draw):
+        free = SamplerChain(chain.params, num_prompt_tokens=len(PROMPT))
+        return super().propose(tokens, extent, free, draw)
+
+
+def decoder(target, draft, k, is_end, kind=DraftModel):
     """A loop with a draft model, or with what is forced and nobody else."""
     proposer = Forced(is_end)
     if draft is not None:
-        proposer = DraftModel(draft, all_shared(target, draft), is_end)
+        proposer = kind(draft, all_shared(target, draft), is_end)
     clock = functools.partial(next, itertools.count(1.0))
     policy = FixedDraftPolicy(k)
     return SpeculativeDecoder(target, [proposer], policy, FixedThreads(1), None, clock)
@@ -110,11 +118,11 @@ def answer(loop, make, rule, params, max_tokens, is_end):
     return [step.tokens for step in loop.steps(Request(chain, rule, max_tokens, is_end))]
 
 
-def text_law(target, draft, make, rule, *, k, max_tokens, params, end):
+def text_law(target, draft, make, rule, *, k, max_tokens, params, end, kind=DraftModel):
     """Exact distribution of the text that the loop emits."""
 
     def run(enumeration: Enumeration) -> tuple[int, ...]:
-        loop = decoder(target, draft, k, lambda token: token == end)
+        loop = decoder(target, draft, k, lambda token: token == end, kind)
         target.truncate(0)
         if draft is not None:
             draft.truncate(0)
@@ -135,11 +143,7 @@ TARGET = functools.partial(TableModel, seed=5, spread=1.0)
 DRAFT = functools.partial(TableModel, seed=99, spread=1.0)
 
 
-def toy(allowed, size, end, *, quick):
-    return lambda: ToyConstraint(size, functools.partial(allowed), end, quick=quick)
-
-
-@pytest.mark.parametrize("quick", [True, False], ids=["masked drafts", "free drafts"])
+@pytest.mark.parametrize("kind", [DraftModel, FreeDraft])
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(
     ("allowed", "vocab", "k", "max_tokens", "params", "end"),
@@ -157,15 +161,23 @@ def toy(allowed, size, end, *, quick):
     ],
 )
 def test_constrained_texts_have_the_law_of_masked_rows(
-    quick, rule, allowed, vocab, k, max_tokens, params, end
+    kind, rule, allowed, vocab, k, max_tokens, params, end
 ):
     """Of every length, over several steps, to 1e-12."""
     of = functools.partial(words, WORDS) if allowed is words else None
     of = of or functools.partial(no_two_in_a_row, vocab)
-    make = lambda: ToyConstraint(vocab, of, end, quick=quick)  # noqa: E731
+    make = lambda: ToyConstraint(vocab, of, end)  # noqa: E731
     target = TARGET(vocab)
     law = text_law(
-        target, DRAFT(vocab), make, rule, k=k, max_tokens=max_tokens, params=params, end=end
+        target,
+        DRAFT(vocab),
+        make,
+        rule,
+        k=k,
+        max_tokens=max_tokens,
+        params=params,
+        end=end,
+        kind=kind,
     )
     assert_same(law, masked_rows(target, make, params, end, max_tokens))
 
@@ -174,7 +186,7 @@ def test_constrained_texts_have_the_law_of_masked_rows(
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_what_is_forced_is_judged_like_any_draft(rule, k):
     """A toy forces the lowest of two: so it is refused as often as the target says."""
-    make = lambda: ToyConstraint(3, functools.partial(words, WORDS), 0, quick=True)  # noqa: E731
+    make = lambda: ToyConstraint(3, functools.partial(words, WORDS), 0)  # noqa: E731
     target = TARGET(3)
     law = text_law(target, None, make, rule, k=k, max_tokens=6, params=UNFILTERED, end=0)
     assert_same(law, masked_rows(target, make, UNFILTERED, 0, 6))
@@ -183,7 +195,7 @@ def test_what_is_forced_is_judged_like_any_draft(rule, k):
 TEXTS = ["e", "a", "b", "]", "[", "]a", "]aa"]
 
 
-def thinking(vocab, *, opened, quick, opening=None):
+def thinking(vocab, *, opened, opening=None):
     """Texts over a b ] ]a and an end, of which two a are in a row only in thoughts."""
     texts = TEXTS[:vocab]
     vocabulary = ToyVocabulary(texts, end=0)
@@ -191,25 +203,23 @@ def thinking(vocab, *, opened, quick, opening=None):
         vocab,
         lambda history: {1, 2} - set(history[-1:]) | ({0} if history else set()),
         0,
-        quick=quick,
     )
     thoughts = Thoughts((TAGS,), Following.THOUGHT if opened else None)
     return behind(inner, ThoughtsEnd(thoughts), vocabulary, thoughts.marks, opening=opening)
 
 
-def triggered(*, quick):
+def triggered():
     """Texts over a b and an end: behind "ab" the two take turns, before it all is free."""
     vocabulary = ToyVocabulary(["e", "a", "b", "bb"], end=0)
     inner = ToyConstraint(
         4,
         lambda history: {1, 2} - set(history[-1:]) | ({0} if history else set()),
         0,
-        quick=quick,
     )
     return behind(inner, Trigger(["ab"]), vocabulary, ["ab"], may_end=True)
 
 
-def numbers(*, quick):
+def numbers():
     """A list of numbers of long tokens, which the bound ends; and one that may not end in 0."""
     texts = ["e", ",", "1" * 15, "0", "0" * 16]
 
@@ -218,7 +228,7 @@ def numbers(*, quick):
         ends = {0, 1} if begun and not begun.endswith("0") else set()
         return {2, 3, 4} | ends
 
-    inner = ToyConstraint(5, allowed, 0, quick=quick)
+    inner = ToyConstraint(5, allowed, 0)
     return NumberBound(inner, Spelling(ToyVocabulary(texts, end=0), 5))
 
 
@@ -233,14 +243,13 @@ BOUNDARIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("quick", [True, False], ids=["masked drafts", "free drafts"])
+@pytest.mark.parametrize("kind", [DraftModel, FreeDraft])
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("k", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", BOUNDARIES)
-def test_a_boundary_may_lie_anywhere_in_the_window(case, k, rule, quick):
+def test_a_boundary_may_lie_anywhere_in_the_window(case, k, rule, kind):
     """What stands before it is free, what stands behind it is not, to 1e-12."""
     make, vocab, max_tokens = BOUNDARIES[case]
-    make = functools.partial(make, quick=quick)
     max_tokens -= k == 3  # the largest cases
     target = TARGET(vocab)
     law = text_law(
@@ -252,6 +261,7 @@ def test_a_boundary_may_lie_anywhere_in_the_window(case, k, rule, quick):
         max_tokens=max_tokens,
         params=UNFILTERED,
         end=0,
+        kind=kind,
     )
     expected = masked_rows(target, make, UNFILTERED, 0, max_tokens)
     assert_same(law, expected)
@@ -270,7 +280,7 @@ def allowed_texts(make, size, length, history=()):
 
 def test_what_stands_behind_a_thought_is_what_the_constraint_allows():
     """Worked out by hand: "]" ends the thought; behind it a and b take turns."""
-    make = functools.partial(thinking, 7, opened=True, quick=True)
+    make = functools.partial(thinking, 7, opened=True)
 
     def spelled(text: Sequence[int]) -> str:
         return "".join(TEXTS[token] for token in text)
@@ -292,7 +302,7 @@ def test_what_stands_behind_a_thought_is_what_the_constraint_allows():
 
 
 def test_without_an_opening_the_constraint_holds_from_the_first_token():
-    make = functools.partial(thinking, 5, opened=False, opening=frozenset([4]), quick=True)
+    make = functools.partial(thinking, 5, opened=False, opening=frozenset([4]))
     assert make().validate([1, 1]) == 1
     assert make().validate([1, 2, 1]) == 3
     assert make().validate([4, 1, 1, 3, 1, 1]) == 5
@@ -300,19 +310,16 @@ def test_without_an_opening_the_constraint_holds_from_the_first_token():
 
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
-@pytest.mark.parametrize("quick", [True, False], ids=["masked drafts", "free drafts"])
+@pytest.mark.parametrize("kind", [DraftModel, FreeDraft])
 @pytest.mark.parametrize("case", ["words", *BOUNDARIES])
-def test_greedy_and_seeded_texts_do_not_depend_on_the_draft(case, quick, rule):
+def test_greedy_and_seeded_texts_do_not_depend_on_the_draft(case, kind, rule):
     """K 0 to 4, a draft model or what is forced: the same tokens."""
     if case == "words":
         vocab = 3
-        make = lambda: ToyConstraint(  # noqa: E731
-            3, functools.partial(words, WORDS), 0, quick=quick
-        )
+        make = lambda: ToyConstraint(3, functools.partial(words, WORDS), 0)  # noqa: E731
     else:
         make, vocab, _ = BOUNDARIES[case]
-        make = functools.partial(make, quick=quick)
-    params = GREEDY if rule == "greedy" else UNFILTERED
+        params = GREEDY if rule == "greedy" else UNFILTERED
     draft = DRAFT(vocab)
     accepted = set()
     for seed in range(12):
@@ -322,7 +329,7 @@ def test_greedy_and_seeded_texts_do_not_depend_on_the_draft(case, quick, rule):
         )
         texts = set()
         for k, proposer in itertools.product(range(5), (draft, None)):
-            loop = decoder(target, proposer, k, lambda token: token == 0)
+            loop = decoder(target, proposer, k, lambda token: token == 0, kind)
             steps = answer(loop, make, made, params, 12, lambda token: token == 0)
             texts.add(tuple(token for step in steps for token in step))
             accepted.add(max(map(len, steps)))

@@ -15,7 +15,6 @@ class ToyConstraint:
     """Allows, behind a history, what `allowed(history)` gives: a set of tokens.
 
     end: the token that ends an answer; it may come where it is in that set, like any other.
-    quick: whether drafts are masked. longest: tokens that a forced run has at most.
     """
 
     is_done = False
@@ -26,11 +25,10 @@ class ToyConstraint:
         allowed: Callable[[tuple[int, ...]], set[int]],
         end: int | None,
         *,
-        quick: bool,
         history: tuple[int, ...] = (),
     ) -> None:
         self._vocab_size, self._allowed, self._end = vocab_size, allowed, end
-        self.is_quick, self.history = quick, history
+        self.history = history
 
     @property
     def _has_ended(self) -> bool:
@@ -63,7 +61,6 @@ class ToyConstraint:
             self._vocab_size,
             self._allowed,
             self._end,
-            quick=self.is_quick,
             history=self.history,
         )
 

@@ -11,6 +11,7 @@ import click
 
 from localspec.chat.text_file import read_text_file
 from localspec.cli.completion import complete_file
+from localspec.constraints.gbnf import is_gbnf
 from localspec.errors import OptionError
 
 _SUFFIXES = (".lark", ".gbnf")
@@ -83,7 +84,7 @@ def _fits(
                 f"Name a file that ends in {' or '.join(_SUFFIXES)}.",
             )
         found["grammar"] = read_constraint("--grammar", grammar)
-        if ("::=" in found["grammar"]) != (grammar.suffix == ".gbnf"):
+        if is_gbnf(found["grammar"]) != (grammar.suffix == ".gbnf"):
             raise OptionError(
                 f"--grammar {grammar}: its rules are not written as its name says",
                 "A rule of GBNF is name ::= …, one of Lark name: …",

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from localspec.constraints import gbnf
 from localspec.constraints.dataclass_schema import schema_of_dataclass
 from localspec.constraints.readable_schema import Readable, readable_schema
 from localspec.constraints.schema_bounds import check_bounds
@@ -44,7 +45,7 @@ def asked_constraint(
     """The one that is given; None if none is.
 
     json_schema: what `schema_text` made of one. grammar: Lark, as llguidance understands it, or
-    llama.cpp's GBNF, which is told by its "::=". is_strict: see `Asked`. Raises OptionError for
+    llama.cpp's GBNF, told by its "name ::=". is_strict: see `Asked`. Raises OptionError for
     two at once, ConstraintError for what is none.
     """
     given = {
@@ -55,25 +56,31 @@ def asked_constraint(
         raise OptionError(f"{' and '.join(names)} are given", "An answer can fit one of them.")
     if choices is not None:
         return Asked("lark", _lark_of(choices))
-    for kind, text in (("json_schema", json_schema), ("regex", regex), ("grammar", grammar)):
-        if text is None:
-            continue
-        if not isinstance(text, str):
-            raise OptionError(f"{kind} is {text!r:.80}", "Give a str.")
-        if not text.strip():
-            raise ConstraintError(f"{kind} is empty", "Write one, or leave it out.")
-        require_unicode(kind, text, ConstraintError)
-        num_bytes = len(text.encode())
-        if num_bytes > MAX_BYTES:
-            raise ConstraintError(
-                f"{kind} has {num_bytes} bytes; {MAX_BYTES} are the most", "Shorten it."
-            )
-        if kind == "json_schema":
-            return Asked("json_schema", text, is_strict)
-        if kind == "regex":
-            return Asked("regex", text)
-        return Asked("gbnf" if "::=" in text else "lark", text)
+    for name, text in (("json_schema", json_schema), ("regex", regex), ("grammar", grammar)):
+        if text is not None:
+            return _checked(name, text, is_strict=is_strict)
     return None
+
+
+def _checked(name: str, text: object, *, is_strict: bool) -> Asked:
+    if not isinstance(text, str):
+        raise OptionError(f"{name} is {text!r:.80}", "Give a str.")
+    if not text.strip():
+        raise ConstraintError(f"{name} is empty", "Write one, or leave it out.")
+    require_unicode(name, text, ConstraintError)
+    is_gbnf = name == "grammar" and gbnf.is_gbnf(text)
+    num_bytes, most = len(text.encode()), gbnf.MAX_BYTES if is_gbnf else MAX_BYTES
+    if num_bytes > most:
+        raise ConstraintError(
+            f"{'the GBNF grammar' if is_gbnf else name} has {num_bytes} bytes; "
+            f"{most} are the most",
+            "Shorten it.",
+        )
+    if name == "json_schema":
+        return Asked("json_schema", text, is_strict)
+    if name == "regex":
+        return Asked("regex", text)
+    return Asked("gbnf" if is_gbnf else "lark", text)
 
 
 def schema_text(schema: object) -> str:

@@ -101,11 +101,6 @@ class Behind:
         self._has_ended = False
 
     @property
-    def is_quick(self) -> bool:
-        """See `Constraint`."""
-        return self._inner.is_quick
-
-    @property
     def is_done(self) -> bool:
         """See `Constraint`."""
         return self._has_ended or (self._is_behind and self._inner.is_done)

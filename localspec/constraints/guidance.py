@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localspec.constraints.asked import Asked, with_spacing
+from localspec.constraints.asked import Asked, Kind, with_spacing
+from localspec.constraints.gbnf import for_converter
 from localspec.constraints.number_bound import NumberBound
 from localspec.constraints.spelling import Spelling
 from localspec.errors import ConstraintError
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
 _KEYWORDS = re.compile(r"Unimplemented keys: \[(.*?)\]")
 # What llguidance keeps to in part, by the first word of what it says of it.
 _LOOSER = {"oneOf": ("oneOf",), "min/maxProperties": ("minProperties", "maxProperties")}
+_NAMES: dict[Kind, str] = {
+    "json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar",
+    "gbnf": "GBNF grammar",
+}  # fmt: skip
+_GBNF_HINT = (
+    "Correct it, or write it in Lark. Not supported of GBNF: tokens (<…>), a repeated "
+    "repetition and {0}, and rules named start, with a digit in front, or alike but for "
+    "capitals and hyphens."
+)
 _MOST_SHOWN = 400  # characters of a message of llguidance
 
 
@@ -87,7 +97,7 @@ class Guide:
         if not is_installed():
             raise ConstraintError(
                 "this needs llguidance, which is not installed",
-                "Install it: pip install 'localspec[grammar]'. A GBNF grammar does without.",
+                "Install it: pip install 'localspec[grammar]'.",
             )
         from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -144,7 +154,7 @@ class _Tokens:
 def _compiled(asked: Asked) -> str:
     """llguidance's own form of it. Raises ConstraintError for GBNF that it does not know."""
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import any_to_lark
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if asked.kind == "json_schema":
         return LLMatcher.grammar_from_json_schema(json.dumps(with_spacing(asked).schema))
@@ -153,14 +163,13 @@ def _compiled(asked: Asked) -> str:
     if asked.kind == "lark":
         return LLMatcher.grammar_from_lark(asked.text)
     try:
-        return LLMatcher.grammar_from_lark(any_to_lark(asked.text))
+        return LLMatcher.grammar_from_lark(gbnf_to_lark(for_converter(asked.text)))
     except Exception as error:
         raise _refused(asked, str(error)) from error
 
 
 def _refused(asked: Asked, message: str) -> ConstraintError:
     """What llguidance says of it, for people."""
-    name = {"json_schema": "JSON schema", "lark": "Lark grammar"}.get(asked.kind, asked.kind)
     keywords = _KEYWORDS.search(message)
     if keywords:
         return ConstraintError(
@@ -168,15 +177,13 @@ def _refused(asked: Asked, message: str) -> ConstraintError:
             "Leave those keywords out, or strict, and check the answer for them.",
         )
     return ConstraintError(
-        f"the {name} is refused: {message.strip()[:_MOST_SHOWN]}",
-        "Correct it, or make it simpler.",
+        f"the {_NAMES[asked.kind]} is refused: {message.strip()[:_MOST_SHOWN]}",
+        _GBNF_HINT if asked.kind == "gbnf" else "Correct it, or make it simpler.",
     )
 
 
 class Guidance:
     """See `Constraint`."""
-
-    is_quick = True
 
     def __init__(self, matcher: LLMatcher, guide: Guide) -> None:
         self._matcher = matcher

@@ -91,11 +91,6 @@ class NumberBound:
         self._place = _OUTSIDE
 
     @property
-    def is_quick(self) -> bool:
-        """See `Constraint`."""
-        return self._inner.is_quick
-
-    @property
     def is_done(self) -> bool:
         """See `Constraint`."""
         return self._inner.is_done

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from localspec.constraints.asked import Asked, asked_constraint
 from localspec.constraints.behind import Behind, Boundary, Start, Trigger
-from localspec.constraints.guidance import Guide, is_installed
+from localspec.constraints.guidance import Guide
 from localspec.constraints.number_bound import NumberBound
 from localspec.constraints.spelling import Crossing, Spelling
 from localspec.errors import ConstraintError, OptionError
@@ -28,7 +28,6 @@ class Constrainer:
     """Makes the constraints of a target's answers; what they share when it is needed."""
 
     def __init__(self, vocabulary: Vocabulary, num_logits: int) -> None:
-        self._vocabulary = vocabulary
         self._spelling = Spelling(vocabulary, num_logits)
         self._crossings: dict[tuple[str, ...], Crossing] = {}  # of each family's marks
 
@@ -43,7 +42,7 @@ class Constrainer:
         if asked is None:
             return None
         has_frame = prompt.calls is not None and prompt.calls.have_frame
-        constraint = self._of(asked)
+        constraint = self._guide.constraint(asked)
         if prompt.calls is not None and _are_json(prompt.calls):
             constraint = NumberBound(constraint, self._spelling)
         if triggers:
@@ -63,23 +62,6 @@ class Constrainer:
             )
         constraint.commit(said)
         return constraint
-
-    def _of(self, asked: Asked) -> Constraint:
-        from localspec.llama.grammar import LlamaGrammar  # loads libllama
-
-        if asked.kind != "gbnf":
-            return self._guide.constraint(asked)
-        num_logits = self._spelling.num_logits
-        if not is_installed():
-            return LlamaGrammar.parse(self._vocabulary, asked.text, num_logits)
-        try:
-            return self._guide.constraint(asked)
-        except ConstraintError as error:
-            # llama.cpp's own understands more of its language, if slowly.
-            try:
-                return LlamaGrammar.parse(self._vocabulary, asked.text, num_logits)
-            except ConstraintError:
-                raise error from None
 
     @cached_property
     def _guide(self) -> Guide:

@@ -85,10 +85,10 @@ class SamplerChain:
         may be others each time. Raises DecodeError if the row holds NaN or no finite maximum.
 
         A draft's, where there is a constraint, for which any distribution will do: it is obeyed
-        if that takes little time and leaves something of the row, and in the text as it stands.
+        if that leaves something of the row, and in the text as it stands.
         """
         row = self._transformed(logits, tokens, draft_tokens)
-        mask = self._quick_mask(tokens, draft_tokens)
+        mask = self._draft_mask(tokens, draft_tokens)
         obedient = None if mask is None else self._masked(row, mask)
         return filtered_distribution(row, self.params) if obedient is None else obedient
 
@@ -125,11 +125,10 @@ class SamplerChain:
             )
         return found
 
-    def _quick_mask(self, tokens: Sequence[int], draft_tokens: Sequence[int]) -> Mask | None:
+    def _draft_mask(self, tokens: Sequence[int], draft_tokens: Sequence[int]) -> Mask | None:
         prefixes = self._prefixes
-        if prefixes is None or not prefixes.settled.is_quick:
-            return None
-        if len(tokens) != self._num_settled:  # a replay, at a place where it was before
+        # A replay is at a place where the constraint was before.
+        if prefixes is None or len(tokens) != self._num_settled:
             return None
         state = prefixes.behind(draft_tokens)
         return None if state is None else state.mask()

@@ -22,17 +22,14 @@ class Constraint(Protocol):
     """
 
     @property
-    def is_quick(self) -> bool:
-        """Whether a mask takes so little time that a draft's rows are worth one."""
-
-    @property
     def is_done(self) -> bool:
         """Whether only a token that ends the answer may come next."""
 
     def mask(self) -> Mask | None:
         """(vocab,) True where a token may come next; None where any may.
 
-        One that ends the answer may where what was said is whole.
+        One that ends the answer may where what was said is whole. Where one text alone can
+        follow, it may be left with its usual spelling; `validate` takes any.
         """
 
     def validate(self, tokens: Sequence[int]) -> int:
