@@ -30,9 +30,9 @@ from localspec.preflight.fit import (
     room_here,
 )
 from localspec.preflight.memory import estimate_memory
-from localspec.preflight.room import Planned, Room, pair_memory
+from localspec.preflight.room import MemoryRoom, Planned, pair_memory
 
-SMALL = Room(main_bytes=100 << 20, gpus=(), repacked={})
+SMALL = MemoryRoom(main_bytes=100 << 20, gpus=(), repacked={})
 LARGE = replace(SMALL, main_bytes=1 << 40)
 
 
@@ -187,7 +187,7 @@ def test_memory_of_gpus_and_main_memory_are_no_sum(eight_layers):
         (in_main - 1, 1 << 40, [""]),
         (0, 0, ["", "A"]),
     ):
-        room = Room(main_bytes=free_main, gpus=(gpu("A", free),), repacked={})
+        room = MemoryRoom(main_bytes=free_main, gpus=(gpu("A", free),), repacked={})
         found = room.shortages(pair_memory(models, 1024, room))
         assert [each.gpu for each in found] == lacking
 
@@ -199,7 +199,7 @@ def test_a_gpu_without_memory_of_its_own_takes_the_main_one(eight_layers, monkey
     both = memory.main_bytes + memory.gpu_bytes[0]
     for gpus, platform in ((integrated, "linux"), ((gpu("Metal", 1 << 40),), "darwin")):
         monkeypatch.setattr(sys, "platform", platform)
-        room = Room(main_bytes=both, gpus=gpus, repacked={})
+        room = MemoryRoom(main_bytes=both, gpus=gpus, repacked={})
         assert room.shortages(memory) == []
         short = replace(room, main_bytes=both - 1)
         assert [each.gpu for each in short.shortages(memory)] == [""]

@@ -22,7 +22,7 @@ from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.preflight.memory import cache_bytes
 from localspec.preflight.plan import plan_layers
-from localspec.preflight.room import Planned, Room
+from localspec.preflight.room import MemoryRoom, Planned
 
 WITH_SNAPSHOTS = ("qwen35", "lfm2", "nemotron_h")
 ALL = (*WITH_SNAPSHOTS, "granitehybrid")
@@ -222,7 +222,7 @@ def test_a_hybrid_draft_reads_only_what_was_accepted(made):
 def test_as_many_snapshots_as_there_is_memory_for(made):
     """Else fewer; of a model that keeps none there are none."""
     header = check_model_file(made["qwen35"])
-    whole = Room(main_bytes=10**10, gpus=(), repacked={})
+    whole = MemoryRoom(main_bytes=10**10, gpus=(), repacked={})
     memory = plan_layers([Planned(header)], 256, whole).memory
     assert memory.models[0].num_snapshots == 8
     without = plan_layers([Planned(header, LlamaOptions(num_snapshots=0))], 256, whole).memory

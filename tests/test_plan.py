@@ -28,7 +28,7 @@ from localspec.preflight.fit import check_room, largest_context, plan_here
 from localspec.preflight.installation import inspect_installation
 from localspec.preflight.memory import graph_bytes
 from localspec.preflight.plan import MARGIN_BYTES, plan_layers
-from localspec.preflight.room import Planned, Room, pair_memory
+from localspec.preflight.room import MemoryRoom, Planned, pair_memory
 
 CONTEXT = 1024
 
@@ -45,7 +45,7 @@ def room(*free_beyond_margin, main_bytes=1 << 40):
         )
         for index, free in enumerate(free_beyond_margin)
     )
-    return Room(main_bytes=main_bytes, gpus=gpus, repacked={})
+    return MemoryRoom(main_bytes=main_bytes, gpus=gpus, repacked={})
 
 
 def planned(models, where):

@@ -21,7 +21,7 @@ from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import MAIN_MEMORY, is_in_main_memory, place_layers
 from localspec.llama.rpc_servers import Protocol, ask_server, ask_servers
 from localspec.preflight.plan import plan_layers
-from localspec.preflight.room import Planned, Room
+from localspec.preflight.room import MemoryRoom, Planned
 from localspec.presets.preset_file import read_presets
 from localspec.presets.presets import load_presets
 
@@ -210,7 +210,7 @@ def test_a_plan_shares_the_target_by_free_memory_and_keeps_the_draft_here(
 
     def plan(*free_bytes: int):
         gpus = tuple(remote(f"{'ab'[at]}:{at + 1}", free) for at, free in enumerate(free_bytes))
-        return plan_layers(wanted, 512, Room(main_bytes=64 * GIB, gpus=gpus, repacked={}))
+        return plan_layers(wanted, 512, MemoryRoom(main_bytes=64 * GIB, gpus=gpus, repacked={}))
 
     target_memory, draft_memory = plan(4 * GIB, 2 * GIB).memory.models
     assert sum(target_memory.gpu_layers) == target_memory.num_layers

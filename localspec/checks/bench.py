@@ -14,7 +14,7 @@ from localspec.checks.limit import EndedBy, ended_by, limited
 from localspec.checks.step_bench import StepCosts, measure_steps
 from localspec.engine.engine import Engine
 from localspec.errors import ContextError, Interrupted, OptionError
-from localspec.isolated.watch import Progress, Watch
+from localspec.isolated.watch import OnMeasured, Watch
 from localspec.machine import peak_memory_bytes
 from localspec.policy.speedup import Curve, break_even_acceptance, expected_speedup
 from localspec.sampling.params import SamplingParams
@@ -252,7 +252,7 @@ class _Run:
     prompts: Sequence[list[int]]
     num_rounds: int
     max_tokens: int
-    progress: Progress
+    progress: OnMeasured
     ended: Cancellation
     costs: StepCosts | None = None
     sweep_found: dict[int, float] = field(default_factory=dict)

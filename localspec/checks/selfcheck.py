@@ -24,7 +24,7 @@ from localspec.checks.limit import EndedBy, ended_by, limited
 from localspec.checks.rounding import Rounding
 from localspec.engine.engine import Engine
 from localspec.errors import ContextError, Interrupted, OptionError
-from localspec.isolated.watch import Progress, Watch
+from localspec.isolated.watch import OnMeasured, Watch
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
@@ -189,7 +189,7 @@ class _Check:
         loop: SpeculativeDecoder,
         prompts: Sequence[list[int]],
         constraint: Callable[[list[int]], Constraint | None],
-        progress: Progress,
+        progress: OnMeasured,
     ) -> None:
         self._prompts = prompts
         self._progress = progress

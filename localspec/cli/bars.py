@@ -18,7 +18,7 @@ _STATES = {
 }
 
 
-def fetch_with_bars(plan: downloads.Plan, *, reuse: bool) -> list[Path]:
+def fetch_with_bars(plan: downloads.DownloadPlan, *, reuse: bool) -> list[Path]:
     """Run the plan with its progress on stderr; the path of each of its files."""
     if not shows_bars():
         return downloads.run_download(plan, _tell_when_done, reuse=reuse)

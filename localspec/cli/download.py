@@ -12,7 +12,7 @@ from localspec.cli.completion import complete_preset
 from localspec.cli.help import Command
 from localspec.cli.standard_input import on_terminal
 from localspec.cli.waiting import waiting
-from localspec.presets.downloads import Plan, plan_download
+from localspec.presets.downloads import DownloadPlan, plan_download
 from localspec.presets.located import is_missing
 
 
@@ -64,12 +64,12 @@ def download(
         click.echo(path)
 
 
-def _plan(names: Sequence[str], local_dir: Path | None) -> Plan:
+def _plan(names: Sequence[str], local_dir: Path | None) -> DownloadPlan:
     with waiting(lambda: "Asking the hub …"):
         return plan_download(names, local_dir, lambda _progress: None)
 
 
-def _ask_reuse(plan: Plan) -> bool:
+def _ask_reuse(plan: DownloadPlan) -> bool:
     """Whether to take what other programs keep: asked on a terminal, told on a pipe."""
     for file, candidate in plan.elsewhere.items():
         click.echo(f"{candidate.owner} has {file.name}: {candidate.path}", err=True)

@@ -15,7 +15,7 @@ from localspec.cli.screen import note, printable
 from localspec.errors import DownloadError, PresetError
 from localspec.hub.hub_file import HubModel
 from localspec.preflight.fit import fits_by_size, room_here
-from localspec.preflight.room import Room
+from localspec.preflight.room import MemoryRoom
 from localspec.presets import installed
 from localspec.presets.choice import usual_model
 from localspec.presets.installed import PresetState, damaged_files, list_models, preset_state
@@ -131,7 +131,7 @@ def _remove_files(removal: installed.Removal, *, yes: bool) -> None:
     if not yes:
         question = f"Remove and free {readable_bytes(removal.num_bytes)}?"
         click.confirm(question, abort=True, err=True)
-    click.echo(f"{readable_bytes(installed.remove(removal))} freed", err=True)
+    click.echo(f"{readable_bytes(installed.remove_preset(removal))} freed", err=True)
 
 
 def _remove_preset(name: str, *, yes: bool) -> None:
@@ -179,12 +179,12 @@ def verify(*, presets: tuple[str, ...]) -> None:
         )
 
 
-def _fits(state: PresetState, room: Room) -> bool | None:
+def _fits(state: PresetState, room: MemoryRoom) -> bool | None:
     """Whether it is likely to fit; None if its size is not known."""
     return None if state.size_bytes is None else fits_by_size(state.size_bytes, room)
 
 
-def _state_json(state: PresetState, room: Room) -> dict[str, Any]:
+def _state_json(state: PresetState, room: MemoryRoom) -> dict[str, Any]:
     """All that is known of a preset, for --json. kind: where its file comes from."""
     written: dict[str, Any] = to_json(state)
     written |= written.pop("preset") | {"fits": _fits(state, room)}

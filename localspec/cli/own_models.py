@@ -15,7 +15,7 @@ from localspec.cli.standard_input import on_terminal
 from localspec.cli.waiting import waiting
 from localspec.errors import LocalspecError
 from localspec.presets.choice import drop_alias, set_alias, set_default, usual_model
-from localspec.presets.folder_import import FolderContent, Proposal, search_folder
+from localspec.presets.folder_import import FolderContent, ProposedPreset, search_folder
 from localspec.presets.names import read_names
 from localspec.presets.presets import DEFAULT_PRESET, user_presets_file
 from localspec.presets.user_presets import NewPreset, add_preset
@@ -117,7 +117,7 @@ def import_models(*, folder: Path, yes: bool) -> None:
         raise click.exceptions.Exit(exit_codes.FAILED)
 
 
-def _add_proposal(one: Proposal) -> bool:
+def _add_proposal(one: ProposedPreset) -> bool:
     """Whether the preset could be added; what is wrong with one does not hold up the others."""
     try:
         add_preset(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from localspec.cli.bars import readable_bytes
-from localspec.preflight.room import PairMemory, Room
+from localspec.preflight.room import MemoryRoom, PairMemory
 
 
-def place_lines(memory: PairMemory, room: Room) -> list[str]:
+def place_lines(memory: PairMemory, room: MemoryRoom) -> list[str]:
     """Each place of memory: what is needed there, what is free, and for which layers."""
     lines = [_line("main memory", memory.main_bytes, room.main_bytes, _in_main_memory(memory))]
     for index, gpu in enumerate(room.gpus):

@@ -1,4 +1,4 @@
-"""The plot of `localspec bench`: what steps cost, and what decoder gains."""
+"""The plot of `localspec bench`: what steps cost, and what a decoder gains."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def free_disk(preset: str | Preset, *uses: DiskUse) -> int:
     }
     for path in doomed:
         path.unlink(missing_ok=True)
-    freed = installed.remove(installed.removal_of(preset)) if "files" in uses else 0
+    freed = installed.remove_preset(installed.removal_of(preset)) if "files" in uses else 0
     return freed + sum(doomed.values())
 
 

@@ -29,7 +29,7 @@ from localspec.speculative.policy_api import (
 )
 
 if TYPE_CHECKING:
-    from localspec.llama.model import Llama
+    from localspec.llama.library import Llama
 
     ModelSource = str | os.PathLike[str] | Llama
 
@@ -109,7 +109,7 @@ def _located(source: ModelSource, role: Role) -> ModelSource:
         return locate_source(source, role)
     if isinstance(source, os.PathLike) and isinstance(os.fspath(source), str):
         return source
-    from localspec.llama.model import Llama
+    from localspec.llama.library import Llama
 
     if not isinstance(source, Llama) or role == "head":
         raise OptionError(

@@ -3,7 +3,7 @@
 libllama trusts a header further than a downloaded or damaged file deserves: what it finds
 late can end the process. So the header is read here first. Of its arrays only short ones of
 numbers and the tokens are kept; the other strings would be 300 000 more. A header can be read
-before its file is here: of a `Source` only the beginning is asked for.
+before its file is here: of a `ByteSource` only the beginning is asked for.
 
 gguf's own reader takes seconds for a large vocabulary (4.7 for 154 000 tokens, this one 0.04),
 believes lengths that lie, and wants the whole file.
@@ -42,7 +42,7 @@ _MAX_NAMED = 5  # files in a hint
 _TOKENS = "tokenizer.ggml.tokens"
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """The bytes of a file, wherever it lies. name: for messages."""
 
     name: str
@@ -119,7 +119,7 @@ def read_header(path: Path) -> Header:
             if info.st_size == 0:  # cannot be mapped
                 raise ModelFileError(f"{path} is empty", "Download it again.")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(path, data, info.st_size).header()
+                return _HeaderReader(path, data, info.st_size).header()
     except (FileNotFoundError, NotADirectoryError):
         raise ModelNotFoundError(f"{path} does not exist", _nearest(path)) from None
     except OSError as error:
@@ -130,7 +130,7 @@ def read_header(path: Path) -> Header:
         raise ModelFileError(f"{str(path)!r} is no path: {error}", "Check the path.") from None
 
 
-def read_source_header(source: Source) -> Header:
+def read_source_header(source: ByteSource) -> Header:
     """The header of a file that is not here; its path is the source's name.
 
     Raises ModelFileError as `read_header` does, and whatever the source raises.
@@ -139,7 +139,7 @@ def read_source_header(source: Source) -> Header:
     while True:
         data += source.read(len(data), min(wanted, source.size_bytes) - len(data))
         try:
-            return _Reader(Path(source.name), data, source.size_bytes).header()
+            return _HeaderReader(Path(source.name), data, source.size_bytes).header()
         except _PrefixTooShortError as error:
             wanted *= 4
             if wanted > _LAST_READ:
@@ -153,7 +153,7 @@ class _PrefixTooShortError(Exception):
     """The header goes on after the bytes that were read of the file."""
 
 
-class _Reader:
+class _HeaderReader:
     """A position in the first bytes of a file that never leaves them.
 
     data: all of the file, or its beginning. size_bytes: of the whole file.

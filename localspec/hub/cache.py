@@ -45,7 +45,7 @@ class Slot:
         return self.content.with_name(f"{self.content.name}.adopted{PART_SUFFIX}")
 
 
-class Place(Protocol):
+class FileStore(Protocol):
     """Where downloaded files are kept.
 
     is_checked: whether only verified content gets a name there. Elsewhere a file under the
@@ -69,7 +69,7 @@ class Place(Protocol):
 
 
 class Folder:
-    """A plain folder: every file under its own name. A Place."""
+    """A plain folder: every file under its own name. A FileStore."""
 
     is_checked = False
 
@@ -89,7 +89,7 @@ class Folder:
 
 
 class HubCache:
-    """The hub's cache, which other tools share. A Place.
+    """The hub's cache, which other tools share. A FileStore.
 
     Raises OptionError where the environment says what huggingface_hub cannot take.
     """

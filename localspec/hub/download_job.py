@@ -11,9 +11,9 @@ from pathlib import Path
 from localspec.atomic_write import sync_folder
 from localspec.errors import DownloadError
 from localspec.hub.api import RemoteFile
-from localspec.hub.cache import Place, Slot
+from localspec.hub.cache import FileStore, Slot
 from localspec.hub.disk import check_disk, disk_error
-from localspec.hub.other_caches import Candidate
+from localspec.hub.other_caches import ForeignFile
 from localspec.hub.progress import Progress, ProgressBoard
 from localspec.hub.transfer import Listener, Transfer, hash_file
 
@@ -30,8 +30,8 @@ class DownloadJob(threading.Thread):
     def __init__(
         self,
         remote: RemoteFile,
-        place: Place,
-        candidate: Candidate | None,
+        place: FileStore,
+        candidate: ForeignFile | None,
         board: ProgressBoard,
         cancelled: threading.Event,
     ) -> None:

@@ -12,14 +12,14 @@ from localspec.hub.hub_file import HubFile
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ForeignFile:
     """A file that may have the content looked for; owner is the program that keeps it."""
 
     path: Path
     owner: str
 
 
-def find_elsewhere(file: HubFile) -> Candidate | None:
+def find_elsewhere(file: HubFile) -> ForeignFile | None:
     """A file of another program with the name (or, with Ollama, the hash) and the size.
 
     Nothing is read from it: whether the content is right remains to be checked. None for a
@@ -36,21 +36,21 @@ def find_elsewhere(file: HubFile) -> Candidate | None:
     return None
 
 
-def _candidates(file: HubFile) -> Iterator[Candidate]:
+def _candidates(file: HubFile) -> Iterator[ForeignFile]:
     home = Path.home()
     for folder in (home / ".lmstudio", home / ".cache" / "lm-studio"):
-        yield Candidate(folder / "models" / file.repo / file.name, "LM Studio")
+        yield ForeignFile(folder / "models" / file.repo / file.name, "LM Studio")
     chosen = os.environ.get("OLLAMA_MODELS")
     ollama = [home / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
     for folder in [Path(chosen), *ollama] if chosen else ollama:
-        yield Candidate(folder / "blobs" / f"sha256-{file.sha256}", "Ollama")
+        yield ForeignFile(folder / "blobs" / f"sha256-{file.sha256}", "Ollama")
     # llama.cpp's cache of earlier days; now it uses the hub's layout, if perhaps elsewhere.
     assert file.sha256 is not None
     flat = f"{file.repo.replace('/', '_')}_{file.file.replace('/', '_')}"
     for folder in _llama_cpp_folders(home):
-        yield Candidate(folder / flat, "llama.cpp")
+        yield ForeignFile(folder / flat, "llama.cpp")
         repo = folder / f"models--{file.repo.replace('/', '--')}"
-        yield Candidate(repo / "blobs" / file.sha256, "llama.cpp")
+        yield ForeignFile(repo / "blobs" / file.sha256, "llama.cpp")
 
 
 def _llama_cpp_folders(home: Path) -> list[Path]:

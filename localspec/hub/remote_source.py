@@ -1,4 +1,4 @@
-"""A file on the hub as a `header.Source`: the bytes that are asked for, and no others."""
+"""A file on the hub as a `header.ByteSource`: the bytes that are asked for, and no others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from localspec.hub.patience import HubBusyError, patiently
 
 
 class RemoteSource:
-    """A `header.Source`; each read is one ranged request, made again where that may help."""
+    """A `ByteSource` of `header`: each read is a ranged request, repeated where that helps."""
 
     def __init__(self, remote: RemoteFile) -> None:
         self.name = f"{remote.file.repo}/{remote.file.file}"
@@ -16,7 +16,7 @@ class RemoteSource:
         self._remote = remote
 
     def read(self, offset: int, size: int) -> bytes:
-        """See `header.Source.read`. Raises DownloadError."""
+        """See `header.ByteSource.read`. Raises DownloadError."""
         if size == 0:
             return b""
         try:

@@ -185,19 +185,15 @@ class Served:
             shower.join()
 
     def memory(self) -> EngineMemory:
-        """See `BaseEngine.memory`."""
         return self._engine.memory()
 
     def free_kept(self) -> None:
-        """See `BaseEngine.free_kept`."""
         self._engine.free_kept()
 
     def save_caches(self, owner: int, path: Path) -> bool:
-        """See `BaseEngine.save_caches_of`."""
         return self._engine.save_caches_of(self._owner(owner), path)
 
     def load_caches(self, owner: int, path: Path) -> bool:
-        """See `BaseEngine.load_caches_of`."""
         return self._engine.load_caches_of(self._owner(owner), path)
 
     def prepare(self, tokens: list[int], owner: int) -> bool:
@@ -247,7 +243,7 @@ class Served:
         return self._owners.setdefault(number, _Owner())
 
 
-def serve(
+def serve_engine(
     calls: Connection,
     cancels: Connection,
     preset: str | os.PathLike[str] | Preset | None,

@@ -151,17 +151,14 @@ class IsolatedEngine(BaseEngine):
         return memory
 
     def free_kept(self) -> None:
-        """See `BaseEngine.free_kept`."""
         with self._exclusively() as process:
             process.call("free_kept")
 
     def save_caches_of(self, owner: object, path: Path) -> bool:
-        """See `BaseEngine.save_caches_of`."""
         with self._exclusively() as process:
             return bool(process.call("save_caches", self._owner_number(owner), path))
 
     def load_caches_of(self, owner: object, path: Path) -> bool:
-        """See `BaseEngine.load_caches_of`."""
         with self._exclusively() as process:
             return bool(process.call("load_caches", self._owner_number(owner), path))
 
@@ -198,7 +195,6 @@ class IsolatedEngine(BaseEngine):
         options: AnswerOptions,
         exchange: Exchange,
     ) -> Stream:
-        """See `BaseEngine.answer`."""
 
         def begin(process: ChildProcess) -> int:
             self._num_streams += 1
@@ -222,7 +218,6 @@ class IsolatedEngine(BaseEngine):
         return self._listed(Stream(answer, turn.of(answer.pieces(turn))))
 
     def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
-        """See `BaseEngine.prepare`."""
         if not self._access.is_free:
             return
         process = self._running()
@@ -261,13 +256,11 @@ class IsolatedEngine(BaseEngine):
             yield self._running()
 
     def cancel(self) -> None:
-        """See `BaseEngine.cancel`."""
         if self._own_process.is_this():
             self._num_cancels += 1
             self._process.cancel(self._num_streams)
 
     def _close(self, *, waits: bool) -> None:
-        """See `BaseEngine._close`."""
         if not self._own_process.is_this():
             return
         if waits:

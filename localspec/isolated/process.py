@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from localspec.engine.access import Access, in_use
 from localspec.engine.sources import servers_used
 from localspec.errors import ClosedError, CrashedError, EngineError, RpcError
-from localspec.isolated.child import EngineFacts, serve
+from localspec.isolated.child import EngineFacts, serve_engine
 from localspec.llama.rpc_servers import ask_servers
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class ChildProcess:
         self._is_torn = False  # a message may have been written or read in part
         self._is_stopped = False
         self._process = context.Process(
-            target=serve,
+            target=serve_engine,
             args=(calls, cancels, preset, arguments, self._servers),
             daemon=True,
             name="localspec",

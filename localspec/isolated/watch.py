@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from localspec.streaming.cancellation import Cancellation
 
-Progress = Callable[[str, float | None], None]
+OnMeasured = Callable[[str, float | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,5 +18,5 @@ class Watch:
     now on; None while nobody knows.
     """
 
-    progress: Progress
+    progress: OnMeasured
     cancellation: Cancellation = field(default_factory=Cancellation)

@@ -89,7 +89,6 @@ class Cache:
         return self._is_whole(self.num_cached)
 
     def checkpoint(self) -> None:
-        """See `Model.checkpoint`."""
         if not self.is_recurrent:
             return
         old, self._checkpoint = self._checkpoint, None  # which is overwritten

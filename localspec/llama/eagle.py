@@ -42,7 +42,6 @@ class EagleHead(LlamaHead):
 
     @property
     def readable(self) -> range:
-        """See `LlamaHead.readable`."""
         return range(self._target_rows.first + 1, self._target_rows.end + 1)
 
     def _take_rows(self, position: int, count: int) -> None:

@@ -20,7 +20,7 @@ class Handle:
     Whatever needs one of them keeps the handle, so that nothing is freed under it.
 
     lib: the llama_cpp module. context: libllama's pointer. name: of the model, for errors.
-    stop_callback: see `native.stop_callback`. owner: the application's `Llama` that the
+    stop_callback: see `native.new_stop_callback`. owner: the application's `Llama` that the
     context belongs to; without one the context and its model are freed. model_of: another
     handle whose model it is, and which frees that.
 

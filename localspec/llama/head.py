@@ -81,7 +81,6 @@ class LlamaHead:
 
     @property
     def num_threads(self) -> int:
-        """See `LlamaModel.num_threads`."""
         return self._threads.of_steps
 
     @num_threads.setter

@@ -13,14 +13,12 @@ from localspec.llama.quirks.spinning import spinning_briefly
 from localspec.llama.rpc_servers import RpcServer, ask_servers
 
 with spinning_briefly():
-    import llama_cpp
-    from llama_cpp import Llama
-
-__all__ = ["Llama", "llama_cpp"]
+    import llama_cpp as llama_cpp
+    from llama_cpp import Llama as Llama
 
 complaints = native.capture_logs(llama_cpp)
 amx_is_left_out = amx.leave_out_if_wrong(llama_cpp)
-stop_callback = native.stop_callback(llama_cpp)
+stop_callback = native.new_stop_callback(llama_cpp)
 _kept: list[object] = []  # of callbacks: C has their pointers
 own_process = OwnProcess()  # whose threads and devices libllama has from now on
 
@@ -63,7 +61,7 @@ def touch_servers(addresses: Sequence[str]) -> None:
 
 def report_aborts(tell: Callable[[str], None]) -> None:
     """Hand to `tell` why libllama ends the process, from any thread, just before it does."""
-    _kept.append(native.report_aborts(llama_cpp, tell))
+    _kept.append(native.abort_reporter(llama_cpp, tell))
 
 
 def system_info() -> str:

@@ -43,16 +43,13 @@ class MedusaHeads:
 
     @property
     def identity(self) -> str | None:
-        """See `LlamaModel.identity`."""
         return self.content
 
     @property
     def rows_at(self) -> range:
-        """See `RowHeads.rows_at`."""
         return range(self._rows.first, self._rows.end)
 
     def logits(self, head: int, position: int) -> Logits:
-        """See `RowHeads.logits`."""
         self.require_open()
         self._rows.copy_to(self._row[np.newaxis], position)
         row = self._row

@@ -47,8 +47,6 @@ from localspec.llama.thread_count import ThreadCount
 from localspec.llama.vocabulary import Vocabulary
 from localspec.sampling.distribution import Logits
 
-__all__ = ["Llama", "LlamaModel"]
-
 _adopted: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
 _UNUSED = -1  # in place of the first token that the owner of an adopted `Llama` decodes
 
@@ -289,7 +287,6 @@ class LlamaModel:
 
     @property
     def num_cached(self) -> int:
-        """See `Model.num_cached`."""
         return self._cache.num_cached
 
     def truncate(self, num_cached: int) -> None:
@@ -327,7 +324,6 @@ class LlamaModel:
             )
 
     def checkpoint(self) -> None:
-        """See `Model.checkpoint`."""
         self._cache.checkpoint()
 
     def state_bytes(self) -> int:

@@ -104,7 +104,7 @@ def capture_logs(lib: Any) -> Complaints:
     return complaints
 
 
-def report_aborts(lib: Any, tell: Callable[[str], None]) -> Any:
+def abort_reporter(lib: Any, tell: Callable[[str], None]) -> Any:
     """Hand libllama's last words to `tell`: else it writes a trace of calls to stderr.
 
     Returns what C holds a pointer to, and has to live as long.
@@ -156,7 +156,7 @@ class LoadWatch:
             self._previous(lost)
 
 
-def stop_callback(lib: Any) -> Any:
+def new_stop_callback(lib: Any) -> Any:
     """An abort callback that stops where its data is not an empty C string.
 
     libllama asks before every node of its graph whether to stop. Python code there would

@@ -59,7 +59,7 @@ def ask_server(address: str) -> RpcServer:
     Raises RpcError if it does not answer within seconds, or not as such a server does.
     """
     try:
-        with _Line(address) as line:
+        with _Connection(address) as line:
             # Beside its version a byte of padding and 24 of capabilities.
             protocol = Protocol(*line.ask(_HELLO, _CAPABILITIES, "<3B25x"))
             (count,) = line.ask(_DEVICE_COUNT, b"", "<I")
@@ -137,7 +137,7 @@ def _parts(address: str) -> tuple[str, str]:
     return host, port
 
 
-def _device(line: _Line, address: str, protocol: Protocol, index: int) -> Device:
+def _device(line: _Connection, address: str, protocol: Protocol, index: int) -> Device:
     free, total = line.ask(_DEVICE_MEMORY, struct.pack("<I", index), "<QQ")
     return Device(
         name=address if index == 0 else f"{address}, device {index + 1}",
@@ -149,7 +149,7 @@ def _device(line: _Line, address: str, protocol: Protocol, index: int) -> Device
     )
 
 
-class _Line:
+class _Connection:
     """A connection that ends after _WAIT_S, whatever comes. Raises OSError."""
 
     def __init__(self, address: str) -> None:
@@ -189,7 +189,7 @@ class _Line:
             data += more
         return data
 
-    def __enter__(self) -> _Line:
+    def __enter__(self) -> _Connection:
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -1,4 +1,4 @@
-"""What decoder gains at known costs and a known acceptance.
+"""What a decoder gains at known costs and a known acceptance.
 
 With K draft tokens, each accepted with probability a, a step yields 1 + a + … + a^K tokens
 (Leviathan et al., https://arxiv.org/abs/2211.17192, equation 1) and costs K draft decodes and

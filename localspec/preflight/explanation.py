@@ -33,7 +33,7 @@ from localspec.preflight.fit import (
 )
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.plan import plan_layers
-from localspec.preflight.room import PairMemory, Planned, Room
+from localspec.preflight.room import MemoryRoom, PairMemory, Planned
 from localspec.presets.model_header import (
     FoundHeader,
     by_what_they_are,
@@ -124,7 +124,7 @@ class Explanation:
     misfit: str
     size_warning: str
     memory: PairMemory
-    room: Room
+    room: MemoryRoom
     largest_context: int
     gpu_layers: int | None
     kept_bytes: int

@@ -15,7 +15,7 @@ from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import is_in_main_memory, usable_gpus
 from localspec.machine import memory_here
 from localspec.preflight.plan import Plan, largest, plan_layers
-from localspec.preflight.room import Planned, Room, Shortage
+from localspec.preflight.room import MemoryRoom, Planned, Shortage
 from localspec.presets.preset import Preset
 from localspec.presets.presets import load_presets
 
@@ -23,7 +23,7 @@ _CONTEXT_STEP = 256  # tokens
 _OVER_FILES = 1.2  # a preset's memory over its files' size, as a rule of thumb
 
 
-def room_here(rpc: Sequence[str] = ()) -> Room:
+def room_here(rpc: Sequence[str] = ()) -> MemoryRoom:
     """The room on this machine now, and on RPC servers at these addresses.
 
     Raises what `library.rpc_servers` raises.
@@ -31,7 +31,7 @@ def room_here(rpc: Sequence[str] = ()) -> Room:
     from localspec.llama.library import devices, rpc_servers, system_info  # loads libllama
 
     remote = [device for server in rpc_servers(rpc) for device in server.devices]
-    return Room(
+    return MemoryRoom(
         main_bytes=memory_here().available_bytes,
         gpus=(*remote, *usable_gpus(devices())),
         repacked=repacked_types(system_info()),
@@ -52,7 +52,7 @@ def repacked_here(options: LlamaOptions) -> Mapping[str, float]:
     return {} if uses_gpu(options) else repacked_types(system_info())
 
 
-def largest_context(models: Sequence[Planned], room: Room) -> int:
+def largest_context(models: Sequence[Planned], room: MemoryRoom) -> int:
     """The longest context that fits, in tokens; 0 if none does."""
 
     def fits(steps: int) -> bool:
@@ -63,7 +63,9 @@ def largest_context(models: Sequence[Planned], room: Room) -> int:
     return largest(most, fits) * _CONTEXT_STEP
 
 
-def most_gpu_layers(models: Sequence[Planned], context_length: int, room: Room) -> int | None:
+def most_gpu_layers(
+    models: Sequence[Planned], context_length: int, room: MemoryRoom
+) -> int | None:
     """The most layers of the target on GPUs with which all fits, fewer than are asked for.
 
     None if no number does, or the number is left open and so chosen already. A draft that was
@@ -85,7 +87,7 @@ def most_gpu_layers(models: Sequence[Planned], context_length: int, room: Room) 
     return None
 
 
-def fitting_preset(room: Room) -> Preset | None:
+def fitting_preset(room: MemoryRoom) -> Preset | None:
     """The largest preset of the hub that fits into the GPUs or the main memory alone.
 
     By its files' sizes.
@@ -99,7 +101,7 @@ def fitting_preset(room: Room) -> Preset | None:
     return sizes[max(fitting)] if fitting else None
 
 
-def fits_by_size(size_bytes: int, room: Room) -> bool:
+def fits_by_size(size_bytes: int, room: MemoryRoom) -> bool:
     """Whether models are likely to fit into the GPUs or the main memory alone.
 
     size_bytes: of their files.
@@ -149,7 +151,7 @@ def _lacking(shortages: Sequence[Shortage], context_length: int) -> str:
     return f"{sums} at a context of {context_length} tokens; free are {free}"
 
 
-def _way_out(models: Sequence[Planned], context_length: int, room: Room) -> str:
+def _way_out(models: Sequence[Planned], context_length: int, room: MemoryRoom) -> str:
     ways = []
     on_gpus = bool(room.gpus) and models[0].options.num_gpu_layers != 0
     if on_gpus and (layers := most_gpu_layers(models, context_length, room)) is not None:

@@ -25,7 +25,7 @@ from localspec.machine import Cores, Memory, cores_here, memory_here
 from localspec.policy.profile import num_profiles, profiles_folder
 from localspec.preflight.fit import plan_here, room_here
 from localspec.preflight.plan import Plan
-from localspec.preflight.room import PairMemory, Planned, Room
+from localspec.preflight.room import MemoryRoom, PairMemory, Planned
 from localspec.presets.located import locate, missing_files
 from localspec.presets.presets import load_presets, user_presets, user_presets_file
 
@@ -33,7 +33,7 @@ _PACKAGES = ("llama-cpp-python", "numpy", "huggingface-hub", "requests")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheState:
+class HubCacheState:
     """The hub's cache. unfinished: files that a download left behind, with their bytes."""
 
     path: Path
@@ -69,10 +69,10 @@ class Installation:
     rpc_faults: tuple[tuple[str, str], ...]
     cores: Cores
     memory: Memory
-    room: Room
+    room: MemoryRoom
     plans: dict[str, PairMemory]
-    rooms: dict[str, Room]
-    cache: CacheState
+    rooms: dict[str, MemoryRoom]
+    cache: HubCacheState
     num_profiles: int
     profiles_folder: Path
     presets_file: Path
@@ -165,11 +165,11 @@ def _plans() -> dict[str, Plan]:
     return plans
 
 
-def _cache_state() -> CacheState:
+def _cache_state() -> HubCacheState:
     cache = HubCache()
     root = cache.root
     there = next(place for place in (root, *root.parents) if place.exists())
-    return CacheState(
+    return HubCacheState(
         path=root,
         size_bytes=cache.num_bytes(),
         free_bytes=free_bytes(root),

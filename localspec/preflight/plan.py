@@ -16,7 +16,7 @@ from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.shape import ModelShape
 from localspec.llama.options import DEFAULT_SNAPSHOTS, LlamaOptions
 from localspec.llama.placement import chosen_gpus, has_experts, place_layers
-from localspec.preflight.room import PairMemory, Planned, Room, pair_memory
+from localspec.preflight.room import MemoryRoom, PairMemory, Planned, pair_memory
 
 # Of each GPU, that a plan leaves free: for what its library takes for itself, the weights of
 # the main memory that it copies there to read a prompt, and other programs. Where that does
@@ -34,7 +34,7 @@ class Plan:
     wanted: tuple[Planned, ...]
     models: tuple[Planned, ...]
     context_length: int
-    room: Room
+    room: MemoryRoom
 
     @property
     def memory(self) -> PairMemory:
@@ -61,7 +61,7 @@ class Plan:
                 yield smaller
 
 
-def plan_layers(models: Sequence[Planned], context_length: int, room: Room) -> Plan:
+def plan_layers(models: Sequence[Planned], context_length: int, room: MemoryRoom) -> Plan:
     """The models with what they leave open chosen so that they fit, if they can.
 
     context_length: tokens.
@@ -94,7 +94,7 @@ def _left_open(target: Planned) -> Iterator[LlamaOptions]:
                 yield replace(chosen, num_snapshots=count)
 
 
-def _with_layers(wanted: tuple[Planned, ...], context_length: int, room: Room) -> Plan:
+def _with_layers(wanted: tuple[Planned, ...], context_length: int, room: MemoryRoom) -> Plan:
     """The models with the layers that they leave open chosen so that they fit, if they can."""
     # Where the main memory cannot take what the margin keeps from a GPU, it goes there.
     for margin in (MARGIN_BYTES, 0):
@@ -109,7 +109,7 @@ def _with_layers(wanted: tuple[Planned, ...], context_length: int, room: Room) -
 
 
 def _chosen(
-    wanted: tuple[Planned, ...], context_length: int, room: Room
+    wanted: tuple[Planned, ...], context_length: int, room: MemoryRoom
 ) -> tuple[Planned, ...]:
     """The models with choices that the GPUs have memory for."""
     if not room.gpus:
@@ -139,7 +139,7 @@ class _Search:
         index: int,
         others: Sequence[Planned],
         context_length: int,
-        room: Room,
+        room: MemoryRoom,
     ) -> None:
         self._model = model
         self._index = index

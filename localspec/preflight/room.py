@@ -23,7 +23,7 @@ from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class MemoryRoom:
     """Free memory for models: the main one, and that of each device that libllama takes.
 
     gpus: devices of RPC servers first, then this machine's GPUs.
@@ -101,7 +101,7 @@ class PairMemory:
         return total_peak_bytes(self.models)
 
 
-def pair_memory(models: Sequence[Planned], context_length: int, room: Room) -> PairMemory:
+def pair_memory(models: Sequence[Planned], context_length: int, room: MemoryRoom) -> PairMemory:
     """What the models take, opened in this order: the target, then what drafts for it."""
     estimates: list[MemoryEstimate] = []
     free_bytes = [gpu.free_bytes for gpu in room.gpus]

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from localspec.errors import DownloadError, OptionError
 from localspec.hub.api import RemoteFile, find_quantization, pinned_file, remote_file
-from localspec.hub.cache import Folder, HubCache, Place, Slot
+from localspec.hub.cache import FileStore, Folder, HubCache, Slot
 from localspec.hub.disk import check_disk, free_bytes, same_disk
 from localspec.hub.download_job import DownloadJob
 from localspec.hub.hub_file import HubFile, HubModel
-from localspec.hub.other_caches import Candidate, find_elsewhere
+from localspec.hub.other_caches import ForeignFile, find_elsewhere
 from localspec.hub.patience import BEAT_S
 from localspec.hub.progress import OnProgress, Progress, ProgressBoard
 from localspec.presets.preset import LocalModel, Preset, hub_files
@@ -27,7 +27,7 @@ _JOIN_S = 1.0  # a thread that waits for a silent server longer than that ends b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DownloadPlan:
     """What a download will do.
 
     files: all that were asked for, each once, in their order. present: those that are there,
@@ -37,12 +37,12 @@ class Plan:
     the place.
     """
 
-    place: Place
+    place: FileStore
     files: tuple[HubFile, ...]
     present: dict[HubFile, Path]
     unchecked: tuple[RemoteFile, ...]
     missing: tuple[RemoteFile, ...]
-    elsewhere: dict[HubFile, Candidate]
+    elsewhere: dict[HubFile, ForeignFile]
     num_bytes: int
     free_bytes: int
 
@@ -81,7 +81,7 @@ def plan_download(
     sources: Sequence[str | Preset],
     local_dir: str | os.PathLike[str] | None,
     on_progress: OnProgress,
-) -> Plan:
+) -> DownloadPlan:
     """Ask the hub about every file that is not known to be there.
 
     sources, local_dir: see `download`. on_progress: called in this thread while there is no
@@ -101,7 +101,7 @@ def plan_download(
     _check_names(asked.values(), place)
     missing = tuple(remote for file, remote in asked.items() if found[file] is None)
     candidates = {remote.file: find_elsewhere(_with_facts(remote)) for remote in missing}
-    return Plan(
+    return DownloadPlan(
         place=place,
         files=files,
         present=present,
@@ -113,7 +113,7 @@ def plan_download(
     )
 
 
-def run_download(plan: Plan, on_progress: OnProgress, *, reuse: bool) -> list[Path]:
+def run_download(plan: DownloadPlan, on_progress: OnProgress, *, reuse: bool) -> list[Path]:
     """Do what the plan says; the path of each of its files.
 
     on_progress: called in this thread when a file has come further, with its latest state,
@@ -192,7 +192,7 @@ def _files_of(source: str | Preset, on_progress: OnProgress) -> list[HubFile]:
     raise no_such_preset(source)
 
 
-def _place_for(local_dir: str | os.PathLike[str] | None) -> Place:
+def _place_for(local_dir: str | os.PathLike[str] | None) -> FileStore:
     """A folder of the user's, or else the hub's cache. Raises OptionError for no path."""
     if local_dir is None:
         return HubCache()
@@ -235,7 +235,7 @@ def _not_compared(file: HubFile, path: Path, error: DownloadError) -> DownloadEr
     )
 
 
-def _check_names(remotes: Iterable[RemoteFile], place: Place) -> None:
+def _check_names(remotes: Iterable[RemoteFile], place: FileStore) -> None:
     """Raises DownloadError if different contents would get the same name."""
     names: dict[str, RemoteFile] = {}
     for remote in remotes:
@@ -253,7 +253,7 @@ def _check_names(remotes: Iterable[RemoteFile], place: Place) -> None:
             )
 
 
-def _num_bytes(remotes: Iterable[RemoteFile], place: Place) -> int:
+def _num_bytes(remotes: Iterable[RemoteFile], place: FileStore) -> int:
     """What is still to be written of the files; those with one content count once."""
     sizes = {}
     for remote in remotes:

@@ -25,7 +25,7 @@ _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
+class ProposedPreset:
     """A preset that could be added: its name, and the files of its models.
 
     why_no_draft: in words, where there is none.
@@ -46,7 +46,7 @@ class FolderContent:
     are of no use, with the reason. is_whole: whether nothing was left out for its bounds.
     """
 
-    proposals: tuple[Proposal, ...]
+    proposals: tuple[ProposedPreset, ...]
     known: dict[Path, str]
     skipped: dict[Path, str]
     is_whole: bool
@@ -61,7 +61,7 @@ def search_folder(folder: Path) -> FolderContent:
     """
     if not os.path.isdir(folder):
         raise OptionError(f"{str(folder)!r} is no folder", "Name one that holds GGUF files.")
-    walk = _Walk()
+    walk = _FolderWalk()
     presets = load_presets().values()
     targets = {
         preset.target.path.resolve(): preset.name
@@ -97,7 +97,7 @@ def search_folder(folder: Path) -> FolderContent:
     )
 
 
-class _Walk:
+class _FolderWalk:
     """A way through a folder that ends somewhere. is_whole: whether it saw everything."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ def _with_shared_tokens(header: Header, others: dict[Path, Header]) -> Header:
     return replace(header, parts=())
 
 
-def _proposals(headers: dict[Path, Header], names: dict[Path, str]) -> Iterator[Proposal]:
+def _proposals(headers: dict[Path, Header], names: dict[Path, str]) -> Iterator[ProposedPreset]:
     taken = set(load_presets())
     by_size = sorted(headers.items(), key=lambda item: item[1].weights_bytes)
     for path, name in names.items():
@@ -162,7 +162,7 @@ def _proposals(headers: dict[Path, Header], names: dict[Path, str]) -> Iterator[
         if smallest is not None:
             share = headers[smallest].weights_bytes / target.weights_bytes
             why_not = _why_too_large(names.get(smallest, smallest.name), share)
-        yield Proposal(
+        yield ProposedPreset(
             name=name,
             target=path,
             size_bytes=target.weights_bytes,

@@ -13,7 +13,7 @@ from localspec.hub.cache import HubCache
 from localspec.hub.hub_file import HubFile, HubModel, all_parts
 from localspec.hub.transfer import hash_file
 from localspec.presets.located import locate, missing_files
-from localspec.presets.preset import Model, Preset, hub_files
+from localspec.presets.preset import Preset, PresetModel, hub_files
 from localspec.presets.presets import as_preset, load_presets
 
 
@@ -94,7 +94,7 @@ def preset_state(preset: str | Preset) -> PresetState:
 
 
 def removal_of(preset: Preset) -> Removal:
-    """What `remove` would do. Models that came with localspec or lie elsewhere stay."""
+    """What `remove_preset` would do. Models that came with localspec or lie elsewhere stay."""
     cache = HubCache()
     owned: dict[HubFile, int] = {}
     shared: dict[HubFile, list[str]] = {}
@@ -116,7 +116,7 @@ def removal_of(preset: Preset) -> Removal:
     return Removal(owned=owned, shared=shared, foreign=foreign)
 
 
-def remove(removal: Removal) -> int:
+def remove_preset(removal: Removal) -> int:
     """Delete what the removal owns; the bytes freed."""
     cache = HubCache()
     return sum(cache.remove(file) for file in removal.owned)
@@ -152,7 +152,7 @@ def _as_stored(file: HubFile, named: Path) -> RemoteFile:
     )
 
 
-def _files_of(model: Model) -> list[Path | None]:
+def _files_of(model: PresetModel) -> list[Path | None]:
     """Where each of the model's files is, None for one that is not here."""
     if isinstance(model, HubModel):
         cache = HubCache()
@@ -161,7 +161,7 @@ def _files_of(model: Model) -> list[Path | None]:
     return [path if os.path.isfile(path) else None for path in paths]
 
 
-def _size_of(model: Model) -> int | None:
+def _size_of(model: PresetModel) -> int | None:
     if isinstance(model, HubModel):
         return model.size_bytes
     sizes = [None if path is None else path.stat().st_size for path in _files_of(model)]

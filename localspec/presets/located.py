@@ -9,7 +9,14 @@ from typing import NamedTuple
 from localspec.errors import DownloadError, PresetError
 from localspec.hub.cache import HubCache
 from localspec.hub.hub_file import HubFile, HubModel, choose_quantization
-from localspec.presets.preset import LocalModel, Model, PackagedModel, Preset, Role, hub_files
+from localspec.presets.preset import (
+    LocalModel,
+    PackagedModel,
+    Preset,
+    PresetModel,
+    Role,
+    hub_files,
+)
 from localspec.presets.presets import load_presets, stands_for, user_presets_file
 from localspec.presets.source import Quantized, parse_source
 
@@ -87,7 +94,7 @@ def is_missing(name: str) -> bool:
     return model is None or bool(missing_files(model))
 
 
-def missing_files(wanted: Preset | Model) -> list[HubFile]:
+def missing_files(wanted: Preset | PresetModel) -> list[HubFile]:
     """The hub's files that are not on this machine. Asks no network."""
     models = wanted.models if isinstance(wanted, Preset) else (wanted,)
     files = hub_files(models)
@@ -97,7 +104,7 @@ def missing_files(wanted: Preset | Model) -> list[HubFile]:
     return [file for file in files if cache.find(file) is None]
 
 
-def path_of(model: Model) -> Path:
+def path_of(model: PresetModel) -> Path:
     """The path of a model whose files are here; of a split one its first part."""
     if isinstance(model, PackagedModel | LocalModel):
         return model.path

@@ -12,7 +12,7 @@ from localspec.hub.api import find_quantization, remote_file
 from localspec.hub.hub_file import HubModel
 from localspec.hub.remote_source import RemoteSource
 from localspec.presets.located import cached_quantization, missing_files, path_of
-from localspec.presets.preset import Model, Role
+from localspec.presets.preset import PresetModel, Role
 from localspec.presets.source import Quantized, parse_source
 
 
@@ -25,7 +25,7 @@ class FoundHeader:
     is_here: bool
 
 
-def read_model_header(model: Model) -> FoundHeader:
+def read_model_header(model: PresetModel) -> FoundHeader:
     """The header of a model. Of files on the hub nothing else is fetched.
 
     Raises ModelFileError or DownloadError.
@@ -42,7 +42,7 @@ def read_model_header(model: Model) -> FoundHeader:
     )
 
 
-def find_model(text: str | os.PathLike[str], role: Role) -> Model:
+def find_model(text: str | os.PathLike[str], role: Role) -> PresetModel:
     """The model that a person names, in any of the ways of `presets.source`.
 
     Asks the hub which file owner/repo:QUANT is, unless it is here. Raises PresetError,

@@ -47,7 +47,7 @@ class LocalModel:
 
 
 Role = Literal["target", "draft", "head"]
-Model = HubModel | PackagedModel | LocalModel
+PresetModel = HubModel | PackagedModel | LocalModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +67,9 @@ class Preset:
 
     name: str
     description: str = ""
-    target: Model
-    draft: Model | None = None
-    head: Model | None = None
+    target: PresetModel
+    draft: PresetModel | None = None
+    head: PresetModel | None = None
     context_length: int
     max_context_length: int | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -90,13 +90,13 @@ class Preset:
         object.__setattr__(self, "rpc", checked_addresses(self.rpc))
 
     @property
-    def models(self) -> tuple[Model, ...]:
+    def models(self) -> tuple[PresetModel, ...]:
         """The target, the draft and the head, those that are there."""
         return tuple(self.by_role().values())
 
-    def by_role(self) -> dict[Role, Model]:
+    def by_role(self) -> dict[Role, PresetModel]:
         """Those that are there, the target first."""
-        models: dict[Role, Model | None] = {
+        models: dict[Role, PresetModel | None] = {
             "target": self.target,
             "draft": self.draft,
             "head": self.head,
@@ -113,7 +113,7 @@ def check_context_length(length: object) -> None:
         )
 
 
-def hub_files(models: Sequence[Model]) -> list[HubFile]:
+def hub_files(models: Sequence[PresetModel]) -> list[HubFile]:
     """The hub's files among the models' files, each once."""
     files = [file for model in models if isinstance(model, HubModel) for file in model.files]
     return list(dict.fromkeys(files))

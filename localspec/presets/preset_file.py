@@ -14,9 +14,9 @@ from localspec.hub.hub_file import HubFile, HubModel
 from localspec.presets.preset import (
     MAX_CONTEXT_LENGTH,
     LocalModel,
-    Model,
     PackagedModel,
     Preset,
+    PresetModel,
     Role,
 )
 from localspec.presets.toml_text import parse_toml
@@ -60,7 +60,7 @@ def read_presets(name: str, text: str, known: Mapping[str, Preset]) -> dict[str,
     found: dict[str, Preset] = {}
     try:
         for preset_name, table in parse_toml(text).items():
-            reader = _Reader(name, text, preset_name)
+            reader = _PresetReader(name, text, preset_name)
             found[preset_name] = reader.preset(table, {**known, **found})
     except ValueError as error:  # a TOMLDecodeError, or a number of too many digits
         raise PresetError(f"{name}: {error}", "Correct the line.") from error
@@ -69,7 +69,7 @@ def read_presets(name: str, text: str, known: Mapping[str, Preset]) -> dict[str,
     return found
 
 
-class _Reader:
+class _PresetReader:
     """One preset of the text; knows where its lines are."""
 
     def __init__(self, file: str, text: str, preset: str) -> None:
@@ -109,7 +109,7 @@ class _Reader:
             raise self._error((self._preset,), "extends", "names no preset further up")
         return {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
 
-    def _model(self, table: Table, role: Role) -> Model:
+    def _model(self, table: Table, role: Role) -> PresetModel:
         kinds = [kind for kind in _MODEL if kind in table]
         if len(kinds) != 1:
             raise self._error((self._preset, role), None, "needs one of: repo, path, packaged")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from localspec.errors import OptionError, PresetError
 from localspec.hub.hub_file import HEAD_SIGN, HubFile, HubModel, all_parts, is_repo
-from localspec.presets.preset import LocalModel, Model, Preset, Role
+from localspec.presets.preset import LocalModel, Preset, PresetModel, Role
 from localspec.presets.presets import (
     DEFAULT_PRESET,
     find_preset,
@@ -80,7 +80,7 @@ def chosen_pair(model: object, named: Mapping[Role, Any]) -> tuple[Preset | None
     return find_preset(DEFAULT_PRESET) if model is None else model, None
 
 
-def parse_source(text: str | os.PathLike[str], role: Role) -> Model | Quantized:
+def parse_source(text: str | os.PathLike[str], role: Role) -> PresetModel | Quantized:
     """What a person means by the name of a model.
 
     A path that exists is a path. role: which model of a preset its name stands for. What is

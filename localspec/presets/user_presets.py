@@ -21,9 +21,9 @@ from localspec.presets.names import read_names
 from localspec.presets.pairing import compare_vocabularies
 from localspec.presets.preset import (
     LocalModel,
-    Model,
     PackagedModel,
     Preset,
+    PresetModel,
     Role,
     check_context_length,
 )
@@ -211,7 +211,7 @@ def _length_lines(wanted: int | None, headers: dict[Role, Header]) -> list[str]:
     return [f"context_length = {length}", f"max_context_length = {most}"]
 
 
-def _model_lines(new: NewPreset, role: Role, model: Model) -> list[str]:
+def _model_lines(new: NewPreset, role: Role, model: PresetModel) -> list[str]:
     table = ["", f"[{quoted(new.name)}.{role}]"]
     if isinstance(model, PackagedModel | LocalModel):
         # Not what a link leads to: the parts of a split model are found by their names.
