@@ -11,7 +11,7 @@ import httpx
 
 from localspec.presets.presets import find_preset
 from localspec.server.app import Limits, Server
-from localspec.server.guard import Access
+from localspec.server.guard import AccessRules
 from localspec.server.running import Runner, listen
 from localspec.server.served_models import ServedModel, ServedModels
 
@@ -58,7 +58,7 @@ def running_server(
         takes_any_name=takes_any_name,
     )
     server = Server(models, limits or Limits())
-    app = server.app(Access(keys=keys, hosts=hosts, origins=origins))
+    app = server.app(AccessRules(keys=keys, hosts=hosts, origins=origins))
     is_ready = threading.Event()
     with listen("127.0.0.1", 0) as listening:
         runner = Runner(app, is_ready.set, server.stop)

@@ -150,7 +150,7 @@ def test_an_ollama_tells_the_sha256_that_a_preset_pins(hub):
     own = ServedModel(find_preset("demo"), None)
     models = ServedModels([pinned, own], takes_any_name=True)
     digests = [tag["digest"] for tag in ollama.tags(models)["models"]]
-    assert digests[0] == pinned.preset.target.files[0].sha256
+    assert digests[0] == find_preset("qwen2-7b").target.files[0].sha256
     own.created += 1
     assert ollama.tags(models)["models"][1]["digest"] not in digests
 

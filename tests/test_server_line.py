@@ -15,11 +15,11 @@ import pytest
 from gguf_maker import write_random_model
 from localspec.errors import OptionError
 from localspec.presets.presets import find_preset
-from localspec.server.answering import Service, ends_within, in_thread
+from localspec.server.answering import Service
 from localspec.server.app import Limits
-from localspec.server.line import Line
+from localspec.server.event_loop import ends_within, in_thread, unless_gone
+from localspec.server.line import WaitingLine
 from localspec.server.served_models import ServedModel, ServedModels
-from localspec.server.writing import unless_gone
 from server_runner import running_server
 
 CHAT = "/v1/chat/completions"
@@ -200,12 +200,13 @@ def test_a_cancelled_call_in_a_thread_has_ended():
     asyncio.run(use())
 
 
+@pytest.mark.process
 def test_what_takes_no_decode_is_done_one_by_one():
     """An answer competes with one of them for the models' process, and with no crowd."""
 
     async def use():
         models = ServedModels([ServedModel(find_preset("demo"), 256)], takes_any_name=True)
-        service = Service(models=models, line=Line(8), patience_s=10)
+        service = Service(models=models, line=WaitingLine(8), patience_s=10)
         num_inside = 0
 
         async def ask():

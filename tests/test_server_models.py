@@ -11,7 +11,7 @@ from localspec.errors import ClosedError, MemoryLimitError
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.presets.presets import find_preset
 from localspec.server.app import Limits
-from localspec.server.prefixes import Prefixes
+from localspec.server.prefixes import AnsweredTexts
 from localspec.server.served_models import ServedModel, ServedModels
 from localspec.speculative.prefix import common_length
 from server_runner import running_server
@@ -84,7 +84,7 @@ def text_of(prefixes, prompt, answer):
 
 
 def test_which_text_a_prompt_goes_on_with():
-    prefixes = Prefixes()
+    prefixes = AnsweredTexts()
     system, asking = list(range(1000)), [7, 8]
     first, answer = [*system, 1, 2, 3, *asking], [4] * 100
     main = text_of(prefixes, first, answer)
@@ -184,6 +184,7 @@ async def give_up_loading(models, model):
     return loading
 
 
+@pytest.mark.process
 def test_a_load_that_its_client_gave_up_serves_the_next():
     async def use():
         model = ServedModel(find_preset("demo"), 256)
@@ -196,6 +197,7 @@ def test_a_load_that_its_client_gave_up_serves_the_next():
     asyncio.run(use())
 
 
+@pytest.mark.process
 def test_a_load_that_its_client_gave_up_is_closed_like_others():
     """When it is not used, and it was not forgotten; nor is another loaded meanwhile."""
 

@@ -19,7 +19,7 @@ from localspec.errors import LocalspecError
 from localspec.presets.presets import find_preset
 from localspec.server.app import Limits
 from localspec.server.fields import Fields
-from localspec.server.ollama_answers import read_chat, read_generate
+from localspec.server.ollama_answers import OllamaChat, OllamaGenerate
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel, ServedModels
 from server_runner import running_server
@@ -311,7 +311,7 @@ def test_results_are_paired_with_the_calls_that_they_came_of():
         {"role": "assistant", "tool_calls": [{"id": "own", **call("look")}]},
         result("grey", tool_call_id="own"),
     ]
-    (found,) = read_chat(Fields({"messages": messages})).question.inputs
+    (found,) = OllamaChat(Fields({"messages": messages})).question.inputs
     ids = [each["id"] for each in found[1]["tool_calls"]]
     assert len(set(ids)) == 3
     assert found[1]["reasoning_content"] == "Hm."
@@ -340,7 +340,7 @@ def test_calls_and_results_stand_where_they_belong_in_a_prompt(tmp_path, monkeyp
         {"role": "tool", "tool_name": "look", "content": "RED"},
         {"role": "tool", "tool_name": "look", "content": "BROWN"},
     ]
-    (given,) = read_chat(Fields({"messages": messages})).question.inputs
+    (given,) = OllamaChat(Fields({"messages": messages})).question.inputs
     with running_server(presets=["single"]) as single:
         asked = single.ask("/apply-template", messages=list(given), tools=[TOOL])
     prompt = asked.json()["prompt"]
@@ -384,7 +384,7 @@ def test_what_is_not_taken(server):
      ("1h30m", 5400), ("1.5h", 5400), ("250ms", 0.25), ("0", 0), ("24h", 86400), (None, None)],
 )  # fmt: skip
 def test_how_long_a_model_is_kept(given, seconds):
-    assert read_generate(Fields({"keep_alive": given})).question.keep_s == seconds
+    assert OllamaGenerate(Fields({"keep_alive": given})).question.keep_s == seconds
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,7 @@ def test_how_long_a_model_is_kept(given, seconds):
 )
 def test_what_is_no_time(given):
     with pytest.raises(RequestError, match="keep_alive is"):
-        read_chat(Fields({"keep_alive": given}))
+        OllamaChat(Fields({"keep_alive": given}))
 
 
 def test_models_are_loaded_and_closed_as_they_are_asked_to_be():
@@ -555,4 +555,4 @@ def test_what_other_hosts_and_origins_are_told(server):
 def test_a_refusal_names_the_field():
     for fields in ({"think": 3}, {"think": "loud"}, {"images": ["x"]}, {"context": "x"}):
         with pytest.raises(LocalspecError, match=next(iter(fields))):
-            read_generate(Fields({"prompt": "x", **fields}))
+            OllamaGenerate(Fields({"prompt": "x", **fields}))

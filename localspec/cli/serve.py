@@ -91,7 +91,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     """
     _require_server()
     from localspec.server.app import Limits, Server
-    from localspec.server.guard import Access
+    from localspec.server.guard import AccessRules
     from localspec.server.running import Runner, listen
     from localspec.server.served_models import ServedModel, ServedModels
 
@@ -109,7 +109,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
         [ServedModel(_preset(name, rpc), ctx) for name in names],
         takes_any_name=not known_models_only,
     )
-    access = Access(keys=keys, hosts=allowed_hosts, origins=cors_origins)
+    access = AccessRules(keys=keys, hosts=allowed_hosts, origins=cors_origins)
     with listen(host, port) as listening:
         address = _address(host, listening.getsockname()[1])
         with waiting(lambda: "Loading the models …"):

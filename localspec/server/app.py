@@ -5,56 +5,59 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localspec.errors import LocalspecError
-from localspec.server import (
-    chat_completions,
-    completions,
-    llama_server,
-    messages,
-    ollama,
-    ollama_answers,
-    responses,
-)
+from localspec.server import ollama
 from localspec.server.answering import Service
-from localspec.server.error_shapes import refusal_response
-from localspec.server.fields import Fields, read_fields
-from localspec.server.guard import Access, BodyReader, Guard
-from localspec.server.line import Line
-from localspec.server.model_list import model_list, model_object
-from localspec.server.openapi import Body, document
-from localspec.server.question import Question
-from localspec.server.refusal import RequestError, refusal_of
-from localspec.server.served_models import ServedModels
-from localspec.server.writing import EVENTS, Answer, FormMaker, json_response, unless_gone
+from localspec.server.chat_completions import ChatCompletion
+from localspec.server.completions import Completion
+from localspec.server.encoding import json_response
+from localspec.server.event_loop import in_thread, unless_gone
+from localspec.server.fields import read_fields
+from localspec.server.form import Aside, Form
+from localspec.server.guard import AccessRules, BodyReader, Guard
+from localspec.server.line import WaitingLine
+from localspec.server.llama_server import ApplyTemplate, Detokenize, Tokenize
+from localspec.server.messages import CountTokens, MessageForm
+from localspec.server.ollama_answers import OllamaChat, OllamaGenerate
+from localspec.server.openapi import document
+from localspec.server.refusal import RequestError, refusal_of, refusal_response
+from localspec.server.responses import ResponseForm
+from localspec.server.served_models import ServedModel, ServedModels
+from localspec.server.writing import write_form
 
 _IDLE_CHECKS_S = 15.0  # between two looks at whether a model is used
 _LAST_S = 3.0  # for the answer that is given when the server stops; uvicorn waits longer
 
-_MESSAGES = "/v1/messages"
+# What is read of a request to each path, and what comes of it.
+_POSTS: dict[str, type[Form | Aside]] = {
+    "/v1/chat/completions": ChatCompletion,
+    "/v1/completions": Completion,
+    "/v1/responses": ResponseForm,
+    "/v1/messages": MessageForm,
+    "/v1/messages/count_tokens": CountTokens,
+    "/tokenize": Tokenize,
+    "/detokenize": Detokenize,
+    "/apply-template": ApplyTemplate,
+    "/api/show": ollama.Show,
+    "/api/chat": OllamaChat,
+    "/api/generate": OllamaGenerate,
+}
 
 logger = logging.getLogger(__name__)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-class Post(NamedTuple):
-    """A route that something is sent to: how it is read and answered, and what can be sent."""
-
-    read: Callable[[Fields], Any]
-    answer: Callable[[Any], Coroutine[Any, Any, Response]]
-    example: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +65,8 @@ class Limits:
     """What a server takes on.
 
     body_bytes: of a request; body_s: for its body to arrive. num_waiting: requests that wait
-    for their turn. patience_s: without news after which a client is told that it waits.
-    unload_s: without a question after which a model is closed.
+    for their turn. patience_s: a client that hears nothing for so long is told that it waits.
+    unload_s: a model that nobody asked for so long is closed.
     """
 
     body_bytes: int = 32_000_000
@@ -79,13 +82,13 @@ class Server:
     def __init__(self, models: ServedModels, limits: Limits) -> None:
         self._models = models
         self._limits = limits
-        self._line = Line(limits.num_waiting)
+        self._line = WaitingLine(limits.num_waiting)
         self._service = Service(models=models, line=self._line, patience_s=limits.patience_s)
         self._bodies = BodyReader(limits.body_bytes, limits.body_s)
         self._told: set[str] = set()  # fields that the log has a line on
 
-    def app(self, access: Access) -> ASGIApp:
-        """The application, which those may use whom `access` lets through."""
+    def app(self, access: AccessRules) -> ASGIApp:
+        """The application, for the clients that `access` lets through."""
         app = Starlette(
             routes=self.routes(),
             lifespan=self._lifespan,
@@ -94,7 +97,7 @@ class Server:
         return Guard(app, access)
 
     def stop(self) -> None:
-        """Tell those who wait, and a little later whoever is answered, that the server stops.
+        """Tell clients that the server stops: those that wait now, the others a little later.
 
         In the event loop.
         """
@@ -110,14 +113,13 @@ class Server:
 
     def routes(self) -> list[Route]:
         """Every route, under all of its paths."""
-        gets, posts = self._gets(), self._posts()
         routes = []
-        for path, endpoint in gets.items():
+        for path, endpoint in self._gets().items():
             for each in _with_and_without_version(path):
                 routes.append(Route(each, endpoint, methods=["GET"]))
-        for path, post in posts.items():
+        for path, kind in _POSTS.items():
             for each in _with_and_without_version(path):
-                routes.append(Route(each, partial(self._post, post), methods=["POST"]))
+                routes.append(Route(each, _PostApp(self._post, kind), methods=["POST"]))
         return routes
 
     def _gets(self) -> dict[str, Endpoint]:
@@ -125,40 +127,11 @@ class Server:
             "/": _health,  # programs look for a server, or an Ollama, by its address alone
             "/v1/health": _health,
             "/v1/models": self._list,
-            "/v1/models/{name}": self._one,
+            "/v1/models/{name:path}": self._one,
             "/api/version": _version,
             "/api/tags": self._tags,
             "/api/ps": self._ps,
             "/openapi.json": self._document,
-        }
-
-    def _posts(self) -> dict[str, Post]:
-        ask = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 5}
-        complete = {"prompt": "Hello", "max_tokens": 5}
-        respond = {"input": "Hello!", "max_output_tokens": 5}
-        chat = {"messages": ask["messages"], "options": {"num_predict": 5}}
-        generate = {"prompt": "Hello!", "options": {"num_predict": 5}}
-        aside = partial(_aside, self._service)
-        return {
-            "/v1/chat/completions": Post(_read_chat, self._chat, ask),
-            "/v1/completions": Post(_read_completion, self._complete, complete),
-            "/v1/responses": Post(responses.read_question, self._respond, respond),
-            _MESSAGES: Post(messages.read_question, self._message, ask),
-            f"{_MESSAGES}/count_tokens": Post(
-                messages.read_prompt_question, aside(messages.count_tokens), ask
-            ),
-            "/tokenize": Post(
-                llama_server.read_text, aside(llama_server.tokenize), {"content": "Hello"}
-            ),
-            "/detokenize": Post(
-                llama_server.read_tokens, aside(llama_server.detokenize), {"tokens": [100]}
-            ),
-            "/apply-template": Post(
-                llama_server.read_prompt_question, aside(llama_server.apply_template), ask
-            ),
-            "/api/show": Post(ollama.read_name, self._show, {}),
-            "/api/chat": Post(ollama_answers.read_chat, self._ollama, chat),
-            "/api/generate": Post(ollama_answers.read_generate, self._ollama, generate),
         }
 
     @contextlib.asynccontextmanager
@@ -182,50 +155,32 @@ class Server:
                 finally:
                     self._line.leave(place)
 
-    async def _post(self, post: Post, request: Request) -> Response:
-        path = request.url.path
+    async def _post(
+        self, kind: type[Form | Aside], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Read a request, in a thread since it can be long, and answer it."""
+        path = scope["path"]
         try:
-            fields = read_fields(await self._bodies.read(request.receive))
-            asked = post.read(fields)
-            response = await unless_gone(request.receive, post.answer(asked))
-            fields.log_unread(path, self._told)
+            body = await self._bodies.read(receive)
+            asked = await in_thread(partial(self._read, kind, path, body))
+            if isinstance(asked, Form):
+                answer = write_form(self._service, asked, scope, receive, send)
+                await unless_gone(receive, answer)
+                return
+            result = await unless_gone(receive, asked.result(self._service))
+            response = json_response(result)  # nobody reads it where the client is gone
         except Exception as error:
-            return refusal_response(path, refusal_of(error))
-        return response or Response()  # which nobody reads
+            response = refusal_response(path, refusal_of(error))
+        await response(scope, receive, send)
 
-    async def _chat(self, asked: tuple[Question, bool]) -> Response:
-        question, has_usage = asked
-        form = partial(chat_completions.ChatCompletion, question, has_usage=has_usage)
-        return self._answer("/v1/chat/completions", question, form)
-
-    async def _complete(self, asked: tuple[Question, bool]) -> Response:
-        question, has_usage = asked
-        form = partial(completions.Completion, question, has_usage=has_usage)
-        return self._answer("/v1/completions", question, form)
-
-    async def _respond(self, question: Question) -> Response:
-        form = partial(responses.ResponseForm, question)
-        return self._answer("/v1/responses", question, form)
-
-    async def _message(self, question: Question) -> Response:
-        return self._answer(_MESSAGES, question, messages.MessageForm)
-
-    async def _ollama(self, asked: ollama_answers.Asked) -> Response:
-        form = partial(ollama_answers.OllamaForm, asked)
-        return self._answer("/api/chat", asked.question, form, ollama_answers.CONTENT_TYPE)
-
-    def _answer(
-        self, path: str, question: Question, form: FormMaker, content_type: str = EVENTS
-    ) -> Response:
-        refuse = partial(refusal_response, path)
-        return Answer(self._service, question, form, refuse, content_type)
-
-    async def _show(self, name: str | None) -> Response:
-        return json_response(ollama.show(self._models, name))
+    def _read(self, kind: type[Form | Aside], path: str, body: bytes) -> Form | Aside:
+        fields = read_fields(body)
+        asked = kind(fields)
+        fields.log_unread(path, self._told)
+        return asked
 
     async def _document(self, _request: Request) -> Response:
-        bodies = {path: Body(post.read, post.example) for path, post in self._posts().items()}
-        return json_response(document(list(self._gets()), bodies))
+        return json_response(document(list(self._gets()), _POSTS))
 
     async def _tags(self, _request: Request) -> Response:
         return json_response(ollama.tags(self._models))
@@ -234,42 +189,47 @@ class Server:
         return json_response(ollama.loaded(self._models, self._limits.unload_s))
 
     async def _list(self, _request: Request) -> Response:
-        return json_response(model_list(self._models))
+        models = [_openai_model(model) for model in self._models.all]
+        return json_response({"object": "list", "data": models})
 
     async def _one(self, request: Request) -> Response:
+        name = request.path_params["name"]
         for model in self._models.all:
-            if model.name == request.path_params["name"]:
-                return json_response(model_object(model))
+            if model.name == name:
+                return json_response(_openai_model(model))
         error = RequestError(
-            f"there is no model {request.path_params['name']!r:.80}",
-            status=404,
-            code="model_not_found",
+            f"there is no model {name!r:.80}", status=404, code="model_not_found"
         )
         return refusal_response(request.url.path, error)
 
 
-def _aside(
-    service: Service, make: Callable[[Service, Any], Awaitable[Any]]
-) -> Callable[[Any], Coroutine[Any, Any, Response]]:
-    """What answers with the JSON that is made of a request."""
+class _PostApp:
+    """ASGI for the requests of one kind: what is no function Starlette calls so."""
 
-    async def answer(asked: Any) -> Response:
-        return json_response(await make(service, asked))
+    def __init__(
+        self, answer: Callable[..., Awaitable[None]], kind: type[Form | Aside]
+    ) -> None:
+        self._answer = answer
+        self._kind = kind
 
-    return answer
-
-
-def _read_chat(fields: Fields) -> tuple[Question, bool]:
-    return chat_completions.read_question(fields), _wants_usage(fields)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer(self._kind, scope, receive, send)
 
 
-def _read_completion(fields: Fields) -> tuple[Question, bool]:
-    return completions.read_question(fields), _wants_usage(fields)
-
-
-def _wants_usage(fields: Fields) -> bool:
-    options = fields.object("stream_options")
-    return options is not None and bool(options.flag("include_usage"))
+def _openai_model(model: ServedModel) -> dict[str, Any]:
+    """A model in the list, with its context as vLLM and llama-server tell it."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "localspec",
+        "max_model_len": model.context_length,
+        "meta": {
+            "n_ctx_train": model.num_trained,
+            "n_ctx": model.context_length,
+            "size": model.size_bytes,
+        },
+    }
 
 
 async def _version(_request: Request) -> Response:

@@ -5,78 +5,43 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from localspec.chat.messages import checked_messages
 from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
-from localspec.server.answering import Event, Finished, Reading, Said
+from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
 from localspec.server.costs import LOWEST_LOGPROB, openai_usage, own_fields, usage_of
-from localspec.server.error_shapes import openai_error
+from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
+from localspec.server.form import Form
 from localspec.server.question import (
     Question,
     answer_options,
     max_tokens,
     num_answers,
     num_logprobs,
+    wants_usage,
 )
-from localspec.server.refusal import RequestError
+from localspec.server.refusal import RequestError, openai_error
 from localspec.server.served_models import ServedModel
 from localspec.server.tool_fields import answer_form, openai_tools, own_form
-from localspec.server.writing import event
 from localspec.streaming.stream import Reply
 from localspec.tools.calls import CallPiece
 
 
-def read_question(fields: Fields) -> Question:
-    """What a request asks. Raises RequestError."""
-    _refuse_sound(fields)
-    options = answer_options(fields) | openai_tools(fields)
-    options |= own_form(fields) | answer_form(fields.object("response_format"))
-    options["max_tokens"] = max_tokens(
-        fields, "max_completion_tokens", "max_tokens", "n_predict"
-    )
-    options["stop"] = fields.texts("stop")
-    num_top = num_logprobs(fields, "top_logprobs")
-    options["logprobs"] = num_top or 0 if fields.flag("logprobs") else None
-    options["prediction"] = _prediction(fields)
-    return Question(
-        model=fields.text("model"),
-        inputs=[checked_messages(fields.any("messages"))],
-        options=options,
-        think=thinks(fields),
-        num_answers=num_answers(fields),
-        streams=bool(fields.flag("stream")),
-    )
+class ChatCompletion(Form):
+    """A request to /v1/chat/completions, and its answer."""
 
+    example: ClassVar = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 5}
 
-def _refuse_sound(fields: Fields) -> None:
-    modalities = fields.texts("modalities")
-    if "audio" in fields or (modalities is not None and modalities != ["text"]):
-        raise RequestError("the answer would be audio", "Ask for text.", param="modalities")
+    def __init__(self, fields: Fields) -> None:
+        self.question = _chat_question(fields)
+        self._has_usage = wants_usage(fields)
+        self._has_role: set[int] = set()
+        self._begun_calls: set[tuple[int, int]] = set()  # numbers of an answer and its call
+        self._finished: list[Finished] = []
 
-
-def thinks(fields: Fields) -> bool:
-    """Whether a reasoning model may think before it answers."""
-    kwargs = fields.object("chat_template_kwargs")
-    says = None if kwargs is None else kwargs.flag("enable_thinking")
-    return says is not False and fields.text("reasoning_effort") != "none"
-
-
-def _prediction(fields: Fields) -> str | None:
-    prediction = fields.object("prediction")
-    content = None if prediction is None else prediction.any("content")
-    if content is None:
-        return None
-    return str(checked_messages([{"role": "user", "content": content}])[0]["content"])
-
-
-class ChatCompletion:
-    """An answer as Chat Completions have it; see `writing.Form`."""
-
-    def __init__(self, question: Question, model: ServedModel, *, has_usage: bool) -> None:
-        self._question = question
-        self._has_usage = has_usage
+    def begin(self, model: ServedModel) -> None:
         self._head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "object": "chat.completion.chunk",
@@ -84,49 +49,46 @@ class ChatCompletion:
             "model": model.name,
             "system_fingerprint": None,
         }
-        self._has_role: set[int] = set()
-        self._begun_calls: set[tuple[int, int]] = set()  # of which answer, and which of its
-        self._finished: list[Finished] = []
 
     def whole(self, finished: Sequence[Finished]) -> Any:
-        """See `writing.Form.whole`."""
         return {
             **self._head,
             "object": "chat.completion",
-            "choices": [_choice(each) for each in finished],
+            "choices": [_chat_choice(each) for each in finished],
             "usage": self._usage(finished),
             **own_fields(finished[-1].reply),
         }
 
     def told(self, event: Event) -> str:
-        """See `writing.Form.told`."""
-        if isinstance(event, Said):
+        if isinstance(event, NewPiece):
             return self._piece(event)
         if isinstance(event, Finished):
             self._finished.append(event)
             own = own_fields(event.reply)
-            return self._chunk(event.number, {}, _reason(event.reply), **own)
-        if isinstance(event, Reading):
+            return self._chunk(event.number, {}, _finish_reason(event.reply), **own)
+        if isinstance(event, ReadingPrompt):
             progress = {"processed": event.num_decoded, "total": event.num_tokens}
             return self._chunk(0, {}, None, prompt_progress=progress)
         return self._chunk(0, {}, None, queue_position=event.position)
 
     def end(self) -> str:
-        """See `writing.Form.end`."""
         usage = {**self._head, "choices": [], "usage": self._usage(self._finished)}
-        return (event(usage) if self._has_usage else "") + event("[DONE]")
+        return (sse_event(usage) if self._has_usage else "") + sse_event("[DONE]")
 
     def failure(self, error: RequestError) -> str:
-        """See `writing.Form.failure`."""
-        return event(openai_error(error))
+        return sse_event(openai_error(error))
 
     def _usage(self, finished: Sequence[Finished]) -> dict[str, Any]:
-        asked = self._question
+        asked = self.question
         return openai_usage(
-            usage_of(finished, asked.num_answers, has_prediction=asked.has_prediction)
+            usage_of(
+                finished,
+                asked.num_answers,
+                has_prediction=asked.options.prediction is not None,
+            )
         )
 
-    def _piece(self, said: Said) -> str:
+    def _piece(self, said: NewPiece) -> str:
         piece = said.piece
         if not piece.text and piece.logprobs is None and piece.call is None:
             return ""
@@ -167,10 +129,52 @@ class ChatCompletion:
             "finish_reason": finish_reason,
         }
         usage = {"usage": None} if self._has_usage else {}
-        return event({**self._head, "choices": [choice], **usage, **more})
+        return sse_event({**self._head, "choices": [choice], **usage, **more})
 
 
-def _choice(finished: Finished) -> dict[str, Any]:
+def _chat_question(fields: Fields) -> Question:
+    _refuse_sound(fields)
+    options = answer_options(fields) | openai_tools(fields)
+    options |= own_form(fields) | answer_form(fields.object("response_format"))
+    options["max_tokens"] = max_tokens(
+        fields, "max_completion_tokens", "max_tokens", "n_predict"
+    )
+    options["stop"] = fields.texts("stop")
+    num_top = num_logprobs(fields, "top_logprobs")
+    options["logprobs"] = num_top or 0 if fields.flag("logprobs") else None
+    options["prediction"] = _prediction(fields)
+    return Question.of(
+        fields,
+        [checked_messages(fields.any("messages"))],
+        options,
+        think=may_think(fields),
+        num_answers=num_answers(fields),
+        streams=bool(fields.flag("stream")),
+    )
+
+
+def _refuse_sound(fields: Fields) -> None:
+    modalities = fields.texts("modalities")
+    if "audio" in fields or (modalities is not None and modalities != ["text"]):
+        raise RequestError("the answer would be audio", "Ask for text.", param="modalities")
+
+
+def may_think(fields: Fields) -> bool:
+    """Whether a reasoning model may think before it answers."""
+    kwargs = fields.object("chat_template_kwargs")
+    says = None if kwargs is None else kwargs.flag("enable_thinking")
+    return says is not False and fields.text("reasoning_effort") != "none"
+
+
+def _prediction(fields: Fields) -> str | None:
+    prediction = fields.object("prediction")
+    content = None if prediction is None else prediction.any("content")
+    if content is None:
+        return None
+    return str(checked_messages([{"role": "user", "content": content}])[0]["content"])
+
+
+def _chat_choice(finished: Finished) -> dict[str, Any]:
     reply = finished.reply
     logprobs = None
     if reply.logprobs is not None:
@@ -195,11 +199,11 @@ def _choice(finished: Finished) -> dict[str, Any]:
         "index": finished.number,
         "message": message,
         "logprobs": logprobs,
-        "finish_reason": _reason(reply),
+        "finish_reason": _finish_reason(reply),
     }
 
 
-def _reason(reply: Reply) -> str:
+def _finish_reason(reply: Reply) -> str:
     """Why the answer ended."""
     has_called = reply.finish_reason == "stop" and reply.tool_calls
     return "tool_calls" if has_called else reply.finish_reason
@@ -208,10 +212,13 @@ def _reason(reply: Reply) -> str:
 def logprob_object(found: TokenLogprobs) -> dict[str, Any]:
     """A token's log-probability, and the best of its place, as OpenAI has them."""
     own = TokenLogprob(found.token_id, found.before, found.text)
-    return {**_listed(own), "top_logprobs": [_listed(top) for top in found.top_before]}
+    return {
+        **_one_logprob(own),
+        "top_logprobs": [_one_logprob(top) for top in found.top_before],
+    }
 
 
-def _listed(token: TokenLogprob) -> dict[str, Any]:
+def _one_logprob(token: TokenLogprob) -> dict[str, Any]:
     is_whole = "\N{REPLACEMENT CHARACTER}" not in token.text
     return {
         "id": token.token_id,

@@ -134,7 +134,7 @@ def read_fields(body: bytes) -> Fields:
     """The object that a request's body is. Raises RequestError."""
     try:
         text = _SURROGATES.sub(_mended, body.decode("utf-8-sig"))
-        value = json.loads(text, parse_constant=_no_number)
+        value = json.loads(text, parse_constant=_not_a_number)
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is no UTF-8: {error.reason}", "Send UTF-8.") from error
     except (ValueError, RecursionError) as error:
@@ -154,5 +154,5 @@ def _mended(found: re.Match[str]) -> str:
     return found[0] if found[1] else r"\ufffd"
 
 
-def _no_number(name: str) -> NoReturn:
+def _not_a_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is none of its numbers")

@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localspec.server.answering import ends_within
-from localspec.server.error_shapes import refusal_response
-from localspec.server.refusal import RequestError
+from localspec.server.event_loop import ends_within
+from localspec.server.refusal import RequestError, refusal_response
 
 _OPEN_PATHS = ("/health", "/v1/health")  # answered without a key
 _BODIES_AT_ONCE = 8  # of the greatest size: all connections together could send many more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """Who may ask.
+class AccessRules:
+    """Which clients may ask.
 
     keys: one of them is needed, if there are any. hosts: names besides localhost that the
     server goes by. origins: of web pages that may ask; "*" is all.
@@ -39,12 +38,11 @@ class Guard:
     origin tells.
     """
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: AccessRules) -> None:
         self._app = app
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the class."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -73,7 +71,7 @@ class Guard:
                 code="forbidden_host",
             )
         origin = headers.get("origin")
-        if origin is not None and not self._knows(origin) and not _is_same(origin, host):
+        if origin is not None and not self._knows(origin) and not _is_own_page(origin, host):
             raise RequestError(
                 f"pages of {origin!r:.80} may not ask this server",
                 "Start it with --cors-origin ORIGIN.",
@@ -117,7 +115,7 @@ def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
     return True
 
 
-def _is_same(origin: str, host: str) -> bool:
+def _is_own_page(origin: str, host: str) -> bool:
     """Whether a page came from this server itself."""
     return origin.partition("://")[2] == host
 

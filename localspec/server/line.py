@@ -1,4 +1,4 @@
-"""Who waits for an engine: one at a time, first come, first served, and not without end."""
+"""Who waits for a model: one at a time, first come, first served, and up to a limit."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from collections import deque
 from localspec.server.refusal import RequestError, stopping
 
 
-class Place:
+class PlaceInLine:
     """A place in the line; is_first is set when its turn has come."""
 
-    def __init__(self, places: deque[Place]) -> None:
+    def __init__(self, places: deque[PlaceInLine]) -> None:
         self._places = places
         self.is_first = asyncio.Event()
 
     @property
     def position(self) -> int:
-        """How many are served before this one, the one that is being served included."""
+        """How many are before this one, the one that has its turn included."""
         return self._places.index(self) if self in self._places else 0
 
 
-class Line:
-    """First come, first served. num_waiting: the most who may wait behind who is served."""
+class WaitingLine:
+    """First come, first served. num_waiting: the most who may wait behind the first."""
 
     def __init__(self, num_waiting: int) -> None:
         self._num_waiting = num_waiting
-        self._places: deque[Place] = deque()
+        self._places: deque[PlaceInLine] = deque()
         self._is_closed = False
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody is served or waits."""
+        """Whether nobody has a turn or waits for one."""
         return not self._places
 
-    def join(self) -> Place:
+    def join(self) -> PlaceInLine:
         """A place at the end, which has to be left.
 
         Raises RequestError if too many wait, or the line is closed.
@@ -49,7 +49,7 @@ class Line:
                 status=503,
                 code="overloaded",
             )
-        place = Place(self._places)
+        place = PlaceInLine(self._places)
         self._places.append(place)
         self._tell_first()
         return place
@@ -58,8 +58,8 @@ class Line:
         """Let nobody join any more."""
         self._is_closed = True
 
-    def leave(self, place: Place) -> None:
-        """Give the place up, wherever it is: the turn of the next one comes. Idempotent."""
+    def leave(self, place: PlaceInLine) -> None:
+        """Give up the place, wherever it is in the line. Idempotent."""
         with contextlib.suppress(ValueError):
             self._places.remove(place)
         self._tell_first()

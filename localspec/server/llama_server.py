@@ -3,95 +3,83 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 from localspec.chat.messages import checked_messages
 from localspec.isolated.isolated_engine import IsolatedEngine
-from localspec.server.answering import Service, in_thread, prompt_of
-from localspec.server.chat_completions import thinks
+from localspec.server.answering import Service
+from localspec.server.chat_completions import may_think
+from localspec.server.event_loop import in_thread
 from localspec.server.fields import Fields
-from localspec.server.question import PromptQuestion
+from localspec.server.form import Aside
+from localspec.server.prompting import TemplatedPrompt
 from localspec.server.refusal import RequestError
 from localspec.server.tool_fields import openai_tools
-from localspec.streaming.cancellation import never
-from localspec.streaming.options import AnswerOptions
 
 
-class TextQuestion(NamedTuple):
-    """A text that is to be tokenised, and how."""
+class Tokenize(Aside):
+    """A request to /tokenize: the token ids of a text, with their texts if wanted."""
 
-    model: str | None
-    text: str
-    special: bool
-    has_bos: bool
-    has_pieces: bool
+    example: ClassVar = {"content": "Hello"}
 
+    def __init__(self, fields: Fields) -> None:
+        self.model = fields.text("model")
+        self._text = fields.text("content") or ""
+        self._special = fields.flag("parse_special") is not False
+        self._has_bos = bool(fields.flag("add_special"))
+        self._has_pieces = bool(fields.flag("with_pieces"))
 
-class TokenQuestion(NamedTuple):
-    """Token ids that are to be spelled."""
+    async def result(self, service: Service) -> dict[str, Any]:
+        async with service.opened(self.model) as engine:
+            return {"tokens": await in_thread(partial(self._tokens, engine))}
 
-    model: str | None
-    ids: list[Any]
-
-
-def read_text(fields: Fields) -> TextQuestion:
-    """What a request to /tokenize asks. Raises RequestError."""
-    return TextQuestion(
-        model=fields.text("model"),
-        text=fields.text("content") or "",
-        special=fields.flag("parse_special") is not False,
-        has_bos=bool(fields.flag("add_special")),
-        has_pieces=bool(fields.flag("with_pieces")),
-    )
-
-
-async def tokenize(service: Service, asked: TextQuestion) -> dict[str, Any]:
-    """Token ids of a text, and their texts if those are asked for. Raises RequestError."""
-    async with service.opened(asked.model) as engine:
-        tokens = await in_thread(partial(engine.tokenize, asked.text, special=asked.special))
-        if asked.has_bos:
+    def _tokens(self, engine: IsolatedEngine) -> list[Any]:
+        tokens = engine.tokenize(self._text, special=self._special)
+        if self._has_bos:
             tokens = engine.with_bos(tokens)
-        if not asked.has_pieces:
-            return {"tokens": tokens}
+        if not self._has_pieces:
+            return tokens
         if len(tokens) > engine.context_length:  # each is asked for by itself
             raise RequestError(
                 f"the text has {len(tokens)} tokens",
-                f"With pieces up to {engine.context_length} can be asked for.",
+                f"With pieces, send up to {engine.context_length}.",
                 param="with_pieces",
             )
-        return {"tokens": await in_thread(lambda: [_spelled(engine, each) for each in tokens])}
+        return [
+            {"id": token, "piece": engine.detokenize([token], special=True)} for token in tokens
+        ]
 
 
-def _spelled(engine: IsolatedEngine, token: int) -> dict[str, Any]:
-    return {"id": token, "piece": engine.detokenize([token], special=True)}
+class Detokenize(Aside):
+    """A request to /detokenize: the text of token ids."""
+
+    example: ClassVar = {"tokens": [100]}
+
+    def __init__(self, fields: Fields) -> None:
+        self.model = fields.text("model")
+        self._ids = fields.any("tokens")
+        if not isinstance(self._ids, list):
+            fields.refuse("tokens", "Give a list of token ids.")
+
+    async def result(self, service: Service) -> dict[str, Any]:
+        async with service.opened(self.model) as engine:
+            spell = partial(engine.detokenize, self._ids, special=True)
+            return {"content": await in_thread(spell)}
 
 
-def read_tokens(fields: Fields) -> TokenQuestion:
-    """What a request to /detokenize asks. Raises RequestError."""
-    ids = fields.any("tokens")
-    if not isinstance(ids, list):
-        fields.refuse("tokens", "Give a list of token ids.")
-    return TokenQuestion(fields.text("model"), ids)
+class ApplyTemplate(Aside):
+    """A request to /apply-template: the prompt that messages become."""
 
+    example: ClassVar = {"messages": [{"role": "user", "content": "Hello!"}]}
 
-async def detokenize(service: Service, asked: TokenQuestion) -> dict[str, Any]:
-    """The text of token ids. Raises OptionError for what is none."""
-    async with service.opened(asked.model) as engine:
-        spell = partial(engine.detokenize, asked.ids, special=True)
-        return {"content": await in_thread(spell)}
+    def __init__(self, fields: Fields) -> None:
+        self.model = fields.text("model")
+        messages = checked_messages(fields.any("messages"))
+        tools = openai_tools(fields)
+        self._prompt = TemplatedPrompt(messages, tools, think=may_think(fields))
 
-
-def read_prompt_question(fields: Fields) -> PromptQuestion:
-    """What a request to /apply-template asks. Raises RequestError."""
-    messages = checked_messages(fields.any("messages"))
-    use = AnswerOptions.of(**openai_tools(fields)).tool_use(())
-    return PromptQuestion(fields.text("model"), messages, use, thinks(fields))
-
-
-async def apply_template(service: Service, asked: PromptQuestion) -> dict[str, Any]:
-    """The prompt that messages become. Raises TemplateError."""
-    async with service.opened(asked.model) as engine:
-        make = partial(prompt_of, engine, asked.messages, asked.use, never, think=asked.think)
-        prompt = await in_thread(make)
-        spell = partial(engine.detokenize, prompt.tokens, special=True)
-        return {"prompt": await in_thread(spell)}
+    async def result(self, service: Service) -> dict[str, Any]:
+        async with service.opened(self.model) as engine:
+            tokens = await self._prompt.tokens(engine)
+            spell = partial(engine.detokenize, tokens, special=True)
+            return {"prompt": await in_thread(spell)}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, ClassVar
 
-from localspec.hub.hub_file import HubModel
+from localspec.server.answering import Service
 from localspec.server.fields import Fields
+from localspec.server.form import Aside
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel, ServedModels
 from localspec.streaming.thought_families import FAMILIES
@@ -38,20 +39,25 @@ def tags(models: ServedModels) -> dict[str, Any]:
     return {"models": [_tag(model) for model in models.all]}
 
 
-def read_name(fields: Fields) -> str | None:
-    """Of which model a request asks. Raises RequestError."""
-    model, name = fields.text("model"), fields.text("name")
-    return model or name
+class Show(Aside):
+    """A request to /api/show: what is known of a model."""
+
+    example: ClassVar = {}
+
+    def __init__(self, fields: Fields) -> None:
+        model, name = fields.text("model"), fields.text("name")
+        self.model = model or name
+
+    async def result(self, service: Service) -> dict[str, Any]:
+        return _about_model(service.models.named(self.model))
 
 
-def show(models: ServedModels, name: str | None) -> dict[str, Any]:
-    """What is known of one of them. Raises RequestError."""
-    model = models.named(name)
+def _about_model(model: ServedModel) -> dict[str, Any]:
     return {
         "modelfile": "",
         "parameters": "",
         "template": model.chat_template,
-        "details": _details(model),
+        "details": _model_details(model),
         "model_info": {
             "general.architecture": model.architecture,
             "general.basename": model.name,
@@ -102,8 +108,8 @@ def _tag(model: ServedModel) -> dict[str, Any]:
         "model": name,
         "modified_at": _modified_at(model),
         "size": model.size_bytes,
-        "digest": _digest(model),
-        "details": _details(model),
+        "digest": _model_digest(model),
+        "details": _model_details(model),
     }
 
 
@@ -114,26 +120,25 @@ def _capabilities(model: ServedModel) -> list[str]:
     return ["completion", "tools", *(["thinking"] if thinks else [])]
 
 
-def _details(model: ServedModel) -> dict[str, Any]:
+def _model_details(model: ServedModel) -> dict[str, Any]:
     return {
         "parent_model": "",
         "format": "gguf",
         "family": model.architecture,
         "families": [model.architecture],
         "parameter_size": _parameter_size(model.num_parameters),
-        "quantization_level": model.preset.target.quantization,
+        "quantization_level": model.quantization,
     }
 
 
-def _digest(model: ServedModel) -> str:
+def _model_digest(model: ServedModel) -> str:
     """The file's sha256 where the preset pins it.
 
     Else one that changes when the file does: reading all of it takes too long for a list.
     """
-    target = model.preset.target
-    pinned = [file.sha256 for file in target.files] if isinstance(target, HubModel) else []
+    pinned = model.pinned
     if len(pinned) == 1 and pinned[0] is not None:
-        return pinned[0]
+        return str(pinned[0])
     known = f"{model.name} {model.size_bytes} {model.created} {pinned}"
     return hashlib.sha256(known.encode()).hexdigest()
 

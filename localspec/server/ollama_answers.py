@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import abc
 import json
 import math
 import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
 from localspec.errors import OptionError
-from localspec.server.answering import Event, Finished, Said
+from localspec.server.answering import Event, Finished, NewPiece
 from localspec.server.chat_completions import logprob_object
 from localspec.server.costs import own_fields
+from localspec.server.encoding import json_bytes
 from localspec.server.fields import Fields
+from localspec.server.form import Form
 from localspec.server.question import (
     Input,
     Question,
@@ -27,83 +30,212 @@ from localspec.server.question import (
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
 from localspec.server.tool_fields import openai_tools
-from localspec.server.writing import json_bytes
 from localspec.tools.calls import CallPiece
 
-CONTENT_TYPE = "application/x-ndjson"  # of a stream
+OLLAMA_STREAM = "application/x-ndjson"  # of a stream
 
 _THINK_LEVELS = ("low", "medium", "high", "max")
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")
-_TIME = re.compile(rf"[+-]?(?:0|(?:{_PART.pattern})+)")  # as Go writes them: 1h30m
-_MOST_OF_TIME = 64  # characters: the longer, the longer it would be looked at
+_DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")
+_DURATION = re.compile(rf"[+-]?(?:0|(?:{_DURATION_PART.pattern})+)")  # as Go writes them: 1h30m
+_LONGEST_DURATION = 64  # characters: the longer, the longer it would be looked at
 
 
-class Asked(NamedTuple):
-    """What a request asks. num_ctx: tokens of context that the client counts on.
+class OllamaForm(Form):
+    """A request for an answer in Ollama's protocol, and the answer, in lines of JSON.
 
-    is_chat: whether the answer is a message, as of /api/chat.
+    num_ctx: tokens of context that the client counts on.
     """
 
-    question: Question
-    num_ctx: int | None
-    is_chat: bool
+    content_type = OLLAMA_STREAM
+
+    def __init__(self, fields: Fields, inputs: Sequence[Input], tools: Mapping[str, Any]):
+        self.question, self._num_ctx = _ollama_question(fields, inputs, tools)
+        self._started_s = time.monotonic()
+        self._arguments: dict[int, str] = {}  # of each call, as far as they have come
+
+    def begin(self, model: ServedModel) -> None:
+        self._model = model
+        self._was_loaded = model.engine is not None
+
+    @abc.abstractmethod
+    def _text_part(self, text: str, more: dict[str, Any]) -> dict[str, Any]:
+        """More text of the answer. more: thoughts and calls, if there are any."""
+
+    @abc.abstractmethod
+    def _context_behind(self, text: str) -> dict[str, Any]:
+        """What the client sends back to continue the conversation."""
+
+    def whole(self, finished: Sequence[Finished]) -> Any:
+        """See `writing.Form.whole`. Of no question: whether the model is loaded."""
+        if not finished:
+            reason = "unload" if self.question.keep_s == 0 else "load"
+            return {**self._part(""), "done": True, "done_reason": reason}
+        (answer,) = finished
+        reply = answer.reply
+        calls = [
+            _ollama_call(number, call.id, call.name, call.arguments)
+            for number, call in enumerate(reply.tool_calls)
+        ]
+        part = self._part(reply.text, reply.thoughts, calls)
+        if reply.logprobs is not None:
+            part["logprobs"] = [logprob_object(each) for each in reply.logprobs]
+        return {**part, **self._end_of(answer)}
+
+    def told(self, event: Event) -> str:
+        """See `writing.Form.told`. While a client waits it gets empty pieces: some hang up."""
+        if isinstance(event, Finished):
+            return _json_line({**self._part(""), **self._end_of(event)})
+        if not isinstance(event, NewPiece):
+            return _json_line(self._part(""))
+        piece = event.piece
+        calls = [] if piece.call is None else self._whole_calls(piece.call)
+        if not piece.text and not calls and piece.logprobs is None:
+            return ""
+        texts = ("", piece.text) if piece.is_thought else (piece.text, "")
+        part = self._part(*texts, calls)
+        if piece.logprobs is not None:
+            part["logprobs"] = [logprob_object(piece.logprobs)]
+        return _json_line(part)
+
+    def end(self) -> str:
+        return ""
+
+    def failure(self, error: RequestError) -> str:
+        return _json_line({"error": error.sentence})
+
+    def _whole_calls(self, call: CallPiece) -> list[dict[str, Any]]:
+        """The call, once its arguments are whole: here they are an object and no text."""
+        self._arguments[call.number] = self._arguments.get(call.number, "") + call.json
+        if not call.is_last:
+            return []
+        arguments = json.loads(self._arguments[call.number])
+        return [_ollama_call(call.number, call.id, call.name, arguments)]
+
+    def _part(
+        self, text: str, thoughts: str = "", calls: Sequence[dict[str, Any]] = ()
+    ) -> dict[str, Any]:
+        """More of the answer."""
+        more = {"thinking": thoughts, "tool_calls": list(calls)}
+        part = self._text_part(text, {name: each for name, each in more.items() if each})
+        now = datetime.now(timezone.utc).isoformat()
+        return {"model": self._model.name, "created_at": now, **part, "done": False}
+
+    def _end_of(self, finished: Finished) -> dict[str, Any]:
+        """What the last piece has besides: why it is the last, and what the answer cost."""
+        reply, stats = finished.reply, finished.reply.stats
+        load_s = 0.0 if self._was_loaded else self._model.load_s
+        return {
+            "done": True,
+            "done_reason": reply.finish_reason,
+            "total_duration": _ns(time.monotonic() - self._started_s),
+            "load_duration": _ns(load_s),
+            "prompt_eval_count": stats.prompt_tokens,
+            "prompt_eval_duration": _ns(stats.time_to_first_token_s),
+            "eval_count": stats.completion_tokens,
+            "eval_duration": max(_ns(stats.decode_time_s), 1),  # clients divide by it
+            **self._context_behind(reply.text),
+            **own_fields(reply),
+            **self._warning(),
+        }
+
+    def _warning(self) -> dict[str, str]:
+        """That the context is shorter than the client counts on: Ollama would load anew."""
+        num_tokens = self._model.context_length
+        if (self._num_ctx or 0) <= num_tokens:
+            return {}
+        told = f"num_ctx is {self._num_ctx}; the context holds {num_tokens} tokens"
+        return {"warning": f"{told}. Start the server with --ctx {self._num_ctx}."}
 
 
-def read_chat(fields: Fields) -> Asked:
-    """What a request to /api/chat asks. Raises RequestError, OptionError."""
-    given = [_message(each) for each in fields.objects("messages") or []]
-    messages = _paired(checked_messages(given)) if given else []
-    return _asked(fields, [messages] if messages else [], openai_tools(fields), is_chat=True)
+class OllamaChat(OllamaForm):
+    """A request to /api/chat, and its answer."""
+
+    example: ClassVar = {
+        "messages": [{"role": "user", "content": "Hello!"}],
+        "options": {"num_predict": 5},
+    }
+
+    def __init__(self, fields: Fields) -> None:
+        given = [_message_of(each) for each in fields.objects("messages") or []]
+        inputs = [_paired(checked_messages(given))] if given else []
+        super().__init__(fields, inputs, openai_tools(fields))
+
+    def _text_part(self, text: str, more: dict[str, Any]) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, **more}}
+
+    def _context_behind(self, text: str) -> dict[str, Any]:
+        return {}
 
 
-def read_generate(fields: Fields) -> Asked:
-    """What a request to /api/generate asks. Raises RequestError, OptionError."""
-    if fields.text("suffix"):
-        fields.refuse("suffix", "Leave it out: nothing is filled in between two texts.")
-    if fields.text("template"):
-        fields.refuse("template", "Leave it out, or set raw and put it around the prompt.")
-    _refuse_images(fields)
-    prompt, system = fields.text("prompt") or "", fields.text("system")
-    said = _said_before(fields)
-    if system:
-        others = [message for message in said if message["role"] != "system"]
-        said = [{"role": "system", "content": system}, *others]
-    given: Input = [*said, {"role": "user", "content": prompt}]
-    if fields.flag("raw"):
-        if said:
-            raise RequestError(
-                "a raw prompt has a system or a context beside it",
-                "Put them into the prompt, or leave raw out.",
-                param="raw",
-            )
-        given = RawPrompt(prompt)
-    return _asked(fields, [given] if prompt else [], {}, is_chat=False)
+class OllamaGenerate(OllamaForm):
+    """A request to /api/generate, and its answer."""
+
+    example: ClassVar = {"prompt": "Hello!", "options": {"num_predict": 5}}
+
+    def __init__(self, fields: Fields) -> None:
+        if fields.text("suffix"):
+            fields.refuse("suffix", "Leave it out: nothing is filled in between two texts.")
+        if fields.text("template"):
+            fields.refuse("template", "Leave it out, or set raw and put it around the prompt.")
+        _refuse_images(fields)
+        prompt = fields.text("prompt") or ""
+        given = _generate_input(fields, prompt)
+        super().__init__(fields, [given] if prompt else [], {})
+
+    def _text_part(self, text: str, more: dict[str, Any]) -> dict[str, Any]:
+        return {"response": text, **more}
+
+    def _context_behind(self, text: str) -> dict[str, Any]:
+        """See `_said_before`. A raw prompt has none."""
+        (given,) = self.question.inputs
+        if isinstance(given, RawPrompt):
+            return {}
+        said = [*given, {"role": "assistant", "content": text}]
+        return {"context": list(json_bytes(said))}
 
 
-def _asked(
-    fields: Fields, inputs: Sequence[Input], tools: Mapping[str, Any], *, is_chat: bool
-) -> Asked:
+def _ollama_question(
+    fields: Fields, inputs: Sequence[Input], tools: Mapping[str, Any]
+) -> tuple[Question, int | None]:
+    """What is asked, and the tokens of context that the client counts on."""
     given = fields.object("options") or Fields({}, "options.")
-    options = {**answer_options(given), **_answer_form(fields), **tools}
+    options = {**answer_options(given), **_format_options(fields), **tools}
     options["max_tokens"] = _most_tokens(given)
     options["stop"] = given.texts("stop")
     if (num_drafted := given.whole("draft_num_predict")) is not None:
         options["draft_tokens"] = num_drafted
     num_top = num_logprobs(fields, "top_logprobs")
     options["logprobs"] = num_top or 0 if fields.flag("logprobs") else None
-    question = Question(
-        model=fields.text("model"),
-        inputs=inputs,
-        options=options,
-        think=_thinks(fields),
+    question = Question.of(
+        fields,
+        inputs,
+        options,
+        think=_think_flag(fields),
         streams=fields.flag("stream") is not False and bool(inputs),
         keep_s=_keep_s(fields),
     )
-    return Asked(question, given.whole("num_ctx"), is_chat)
+    return question, given.whole("num_ctx")
 
 
-def _message(fields: Fields) -> dict[str, Any]:
+def _generate_input(fields: Fields, prompt: str) -> Input:
+    """What /api/generate asks: messages, or a raw prompt. Raises RequestError."""
+    system, said = fields.text("system"), _said_before(fields)
+    if system:
+        others = [message for message in said if message["role"] != "system"]
+        said = [{"role": "system", "content": system}, *others]
+    if not fields.flag("raw"):
+        return [*said, {"role": "user", "content": prompt}]
+    if said:
+        raise RequestError(
+            "a raw prompt has a system or a context beside it",
+            "Put them into the prompt, or leave raw out.",
+            param="raw",
+        )
+    return RawPrompt(prompt)
+
+
+def _message_of(fields: Fields) -> dict[str, Any]:
     """A message as others have it, with what Ollama calls otherwise."""
     _refuse_images(fields)
     return {
@@ -170,7 +302,7 @@ def _most_tokens(options: Fields) -> int | None:
     return value
 
 
-def _answer_form(fields: Fields) -> dict[str, Any]:
+def _format_options(fields: Fields) -> dict[str, Any]:
     value = fields.any("format")
     if value in (None, ""):
         return {}
@@ -181,7 +313,7 @@ def _answer_form(fields: Fields) -> dict[str, Any]:
     return {"json_schema": value}
 
 
-def _thinks(fields: Fields) -> bool:
+def _think_flag(fields: Fields) -> bool:
     value = fields.any("think")
     if value is not None and not isinstance(value, bool) and value not in _THINK_LEVELS:
         fields.refuse("think", f"Give true, false, or one of {', '.join(_THINK_LEVELS)}.")
@@ -193,8 +325,12 @@ def _keep_s(fields: Fields) -> float | None:
     value = fields.any("keep_alive")
     if value is None:
         return None
-    if isinstance(value, str) and len(value) <= _MOST_OF_TIME and _TIME.fullmatch(value):
-        parts = _PART.findall(value)
+    if (
+        isinstance(value, str)
+        and len(value) <= _LONGEST_DURATION
+        and _DURATION.fullmatch(value)
+    ):
+        parts = _DURATION_PART.findall(value)
         seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
         value = -seconds if value.startswith("-") else seconds
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -202,119 +338,14 @@ def _keep_s(fields: Fields) -> float | None:
     return math.inf if value < 0 else float(min(value, 1e18))
 
 
-class OllamaForm:
-    """An answer as Ollama has it; see `writing.Form`."""
-
-    def __init__(self, asked: Asked, model: ServedModel) -> None:
-        self._asked = asked
-        self._model = model
-        self._was_loaded = model.engine is not None
-        self._started_s = time.monotonic()
-        self._arguments: dict[int, str] = {}  # of each call, as far as they have come
-
-    def whole(self, finished: Sequence[Finished]) -> Any:
-        """See `writing.Form.whole`. Of no question: whether the model is loaded."""
-        if not finished:
-            reason = "unload" if self._asked.question.keep_s == 0 else "load"
-            return {**self._part(""), "done": True, "done_reason": reason}
-        (answer,) = finished
-        reply = answer.reply
-        calls = [
-            _call(number, call.id, call.name, call.arguments)
-            for number, call in enumerate(reply.tool_calls)
-        ]
-        part = self._part(reply.text, reply.thoughts, calls)
-        if reply.logprobs is not None:
-            part["logprobs"] = [logprob_object(each) for each in reply.logprobs]
-        return {**part, **self._end_of(answer)}
-
-    def told(self, event: Event) -> str:
-        """See `writing.Form.told`. While a client waits it gets empty pieces: some hang up."""
-        if isinstance(event, Finished):
-            return _line({**self._part(""), **self._end_of(event)})
-        if not isinstance(event, Said):
-            return _line(self._part(""))
-        piece = event.piece
-        calls = [] if piece.call is None else self._whole_calls(piece.call)
-        if not piece.text and not calls and piece.logprobs is None:
-            return ""
-        texts = ("", piece.text) if piece.is_thought else (piece.text, "")
-        part = self._part(*texts, calls)
-        if piece.logprobs is not None:
-            part["logprobs"] = [logprob_object(piece.logprobs)]
-        return _line(part)
-
-    def end(self) -> str:
-        """See `writing.Form.end`."""
-        return ""
-
-    def failure(self, error: RequestError) -> str:
-        """See `writing.Form.failure`."""
-        return _line({"error": error.sentence})
-
-    def _whole_calls(self, call: CallPiece) -> list[dict[str, Any]]:
-        """The call, once its arguments are whole: here they are an object and no text."""
-        self._arguments[call.number] = self._arguments.get(call.number, "") + call.json
-        if not call.is_last:
-            return []
-        arguments = json.loads(self._arguments[call.number])
-        return [_call(call.number, call.id, call.name, arguments)]
-
-    def _part(
-        self, text: str, thoughts: str = "", calls: Sequence[dict[str, Any]] = ()
-    ) -> dict[str, Any]:
-        """More of the answer."""
-        said = {"content" if self._asked.is_chat else "response": text}
-        more = {"thinking": thoughts, "tool_calls": list(calls)}
-        told: dict[str, Any] = {**said, **{name: each for name, each in more.items() if each}}
-        if self._asked.is_chat:
-            told = {"message": {"role": "assistant", **told}}
-        now = datetime.now(timezone.utc).isoformat()
-        return {"model": self._model.name, "created_at": now, **told, "done": False}
-
-    def _end_of(self, finished: Finished) -> dict[str, Any]:
-        """What the last piece has besides: why it is the last, and what the answer cost."""
-        reply, stats = finished.reply, finished.reply.stats
-        load_s = 0.0 if self._was_loaded else self._model.load_s
-        return {
-            "done": True,
-            "done_reason": reply.finish_reason,
-            "total_duration": _ns(time.monotonic() - self._started_s),
-            "load_duration": _ns(load_s),
-            "prompt_eval_count": stats.prompt_tokens,
-            "prompt_eval_duration": _ns(stats.time_to_first_token_s),
-            "eval_count": stats.completion_tokens,
-            "eval_duration": max(_ns(stats.decode_time_s), 1),  # clients divide by it
-            **self._context_behind(reply.text),
-            **own_fields(reply),
-            **self._warning(),
-        }
-
-    def _context_behind(self, text: str) -> dict[str, Any]:
-        """See `_said_before`. Of a raw prompt there is none."""
-        (given,) = self._asked.question.inputs
-        if self._asked.is_chat or isinstance(given, RawPrompt):
-            return {}
-        said = [*given, {"role": "assistant", "content": text}]
-        return {"context": list(json_bytes(said))}
-
-    def _warning(self) -> dict[str, str]:
-        """That the context is shorter than the client counts on: Ollama would load anew."""
-        num_tokens = self._model.context_length
-        if (self._asked.num_ctx or 0) <= num_tokens:
-            return {}
-        told = f"num_ctx is {self._asked.num_ctx}; the context holds {num_tokens} tokens"
-        return {"warning": f"{told}. Start the server with --ctx {self._asked.num_ctx}."}
-
-
-def _call(number: int, call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+def _ollama_call(number: int, call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     return {
         "id": call_id,
         "function": {"index": number, "name": name, "arguments": arguments},
     }
 
 
-def _line(value: Any) -> str:
+def _json_line(value: Any) -> str:
     return json_bytes(value).decode() + "\n"
 
 

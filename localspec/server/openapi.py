@@ -3,54 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from localspec._version import __version__
 from localspec.errors import LocalspecError
-from localspec.server import ollama_answers
-from localspec.server.error_shapes import error_schema
 from localspec.server.fields import MOST_TEXTS, Fields
-from localspec.server.writing import EVENTS
+from localspec.server.form import Aside, Form
+from localspec.server.refusal import error_schema
 
 _REFUSALS = ("400", "401", "403", "404", "408", "413", "500", "503")
 
 
-class Body(NamedTuple):
-    """What a request to a route has: how it is read, and a good one."""
-
-    read: Callable[[Fields], object]
-    example: Mapping[str, Any]
-
-
-def document(gets: Sequence[str], posts: Mapping[str, Body]) -> dict[str, Any]:
-    """OpenAPI 3.1, of paths that are read from and of paths that something is sent to."""
+def document(gets: Sequence[str], posts: Mapping[str, type[Form | Aside]]) -> dict[str, Any]:
+    """OpenAPI 3.1. gets, posts: the paths, and what is read of a request to each."""
     paths: dict[str, Any] = {}
     for path in gets:
-        operation: dict[str, Any] = {"responses": _responses(path, streams=False)}
+        operation: dict[str, Any] = {"responses": _responses(path)}
         if "{name}" in path:
             name = {"name": "name", "in": "path", "required": True}
             operation["parameters"] = [{**name, "schema": {"type": "string"}}]
         paths[path] = {"get": operation}
-    for path, body in posts.items():
-        properties = _properties(body)
+    for path, kind in posts.items():
+        properties = _properties(kind)
         schema = {"type": "object", "properties": properties}
-        content = {"application/json": {"schema": schema, "example": body.example}}
+        content = {"application/json": {"schema": schema, "example": kind.example}}
         paths[path] = {
             "post": {
                 "requestBody": {"required": True, "content": content},
-                "responses": _responses(path, streams="stream" in properties),
+                "responses": _responses(path, kind),
             }
         }
     info = {"title": "localspec", "version": __version__}
     return {"openapi": "3.1.0", "info": info, "paths": paths}
 
 
-def _responses(path: str, *, streams: bool) -> dict[str, Any]:
+def _responses(path: str, kind: type[Form | Aside] | None = None) -> dict[str, Any]:
     good: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    if streams:
-        is_ollamas = path.startswith("/api/")
-        good[ollama_answers.CONTENT_TYPE if is_ollamas else EVENTS] = {}
+    if kind is not None and issubclass(kind, Form):
+        good[kind.content_type] = {}
     refused = {
         "description": "refused",
         "content": {"application/json": {"schema": error_schema(path)}},
@@ -61,12 +52,12 @@ def _responses(path: str, *, streams: bool) -> dict[str, Any]:
     }
 
 
-def _properties(body: Body) -> dict[str, Any]:
+def _properties(kind: type[Form | Aside]) -> dict[str, Any]:
     """The schema of each field that is read, whether the example has it or not."""
     properties: dict[str, Any] = {}
-    body.read(_Noting(body.example, properties, opens_missing=False))
+    kind(_Noting(kind.example, properties, opens_missing=False))
     with contextlib.suppress(LocalspecError):  # what is missing may be needed, once it is there
-        body.read(_Noting(body.example, properties, opens_missing=True))
+        kind(_Noting(kind.example, properties, opens_missing=True))
     return properties
 
 

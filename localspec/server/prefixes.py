@@ -1,4 +1,4 @@
-"""Which of the texts whose caches are kept a prompt goes on with."""
+"""Which text a prompt continues, of those whose caches are kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_TEXTS = 32  # that are told apart; how many caches are kept is a matter of
 _ASKING = 16
 
 
-class Text:
+class AnsweredText:
     """A prompt and its answer, for whose owner the engine keeps what it computed."""
 
     def __init__(self) -> None:
@@ -24,13 +24,13 @@ class Text:
         return common_length(self.tokens, prompt) >= num_needed
 
 
-class Prefixes:
+class AnsweredTexts:
     """The texts that were answered last, the one used last at the end."""
 
     def __init__(self) -> None:
-        self._texts: list[Text] = []
+        self._texts: list[AnsweredText] = []
 
-    def text_for(self, prompt: Sequence[int]) -> Text:
+    def text_for(self, prompt: Sequence[int]) -> AnsweredText:
         """The longest of the texts that the prompt goes on with, or else a new one.
 
         So a conversation finds its own again, and a question beside it, which begins alike at
@@ -41,7 +41,7 @@ class Prefixes:
             found = max(candidates, key=lambda text: common_length(text.tokens, prompt))
             self._texts.remove(found)
         else:
-            found = Text()
+            found = AnsweredText()
             self._texts = self._texts[1 - _MOST_TEXTS :]
         self._texts.append(found)
         return found

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from localspec.chat.template import Message
 from localspec.constraints.guidance import not_kept
 from localspec.sampling.params import SamplingParams
 from localspec.server.fields import Fields
+from localspec.speculative.randomness import MAX_SEED
 from localspec.streaming.options import AnswerOptions, asked_by
-from localspec.tools.tool import ToolUse
-
-Messages = Sequence[Mapping[str, object]]
 
 
 class RawPrompt(NamedTuple):
@@ -21,17 +20,7 @@ class RawPrompt(NamedTuple):
     prompt: str | Sequence[int]
 
 
-Input = Messages | RawPrompt
-
-
-class PromptQuestion(NamedTuple):
-    """Of which the prompt is wanted, and no answer."""
-
-    model: str | None
-    messages: Messages
-    use: ToolUse
-    think: bool
-
+Input = Sequence[Message] | RawPrompt  # messages as `checked_messages` returns them
 
 MOST_ANSWERS = 16  # to one request: they come one after the other
 MOST_LOGPROBS = 20  # of the best tokens of a place
@@ -51,7 +40,7 @@ _NUMBERS = {
     "dry_multiplier": "dry_multiplier",
     "dry_base": "dry_base",
 }
-_WHOLE = {
+_WHOLE_NUMBERS = {
     "repeat_last_n": "penalty_last_n",
     "dry_allowed_length": "dry_allowed_length",
     "dry_penalty_last_n": "dry_penalty_last_n",
@@ -64,44 +53,49 @@ _IMPOSSIBLE = ("xtc_probability", "mirostat")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A request, in terms of an engine.
+    """A request for answers.
 
-    model: the name that the client gave. inputs: lists of messages and raw prompts, each of
-    which gets num_answers answers; with none of them the model is loaded and nothing is
-    asked. options: by keyword, as for `AnswerOptions`. streams: whether the client reads the
-    answer piece by piece. keep_s: from now on the model stays loaded for so many seconds
-    without a question; None leaves that as it is.
+    model: the name that the client gave. inputs: each gets num_answers answers; without any
+    the model is loaded and nothing is asked. not_kept: what of the JSON schema no answer is
+    kept to. streams: whether the client reads the answer piece by piece. keep_s: from now on
+    the model stays loaded for so many seconds without a question; None changes nothing.
     """
 
     model: str | None
     inputs: Sequence[Input]
-    options: Mapping[str, Any]
+    options: AnswerOptions
+    not_kept: tuple[str, ...]
     think: bool = True
     num_answers: int = 1
     streams: bool = False
     keep_s: float | None = None
 
-    def options_of(self, number: int) -> AnswerOptions:
-        """Those of one of the answers to an input. Raises OptionError."""
-        options = dict(self.options)
-        if options.get("seed") is not None:
-            options["seed"] += number
-        return AnswerOptions.of(**options)
+    @classmethod
+    def of(
+        cls, fields: Fields, inputs: Sequence[Input], options: Mapping[str, Any], **more: Any
+    ) -> Question:
+        """The question that the fields ask. options: by keyword. Raises OptionError."""
+        checked = AnswerOptions.of(**options)
+        return cls(
+            model=fields.text("model"),
+            inputs=inputs,
+            options=checked,
+            not_kept=not_kept(asked_by(checked)),
+            **more,
+        )
 
-    def not_kept(self) -> tuple[str, ...]:
-        """What of the answer's form no answer is kept to. Raises OptionError."""
-        return not_kept(asked_by(self.options_of(0)))
-
-    @property
-    def has_prediction(self) -> bool:
-        """Whether the client said what the answer will be for the most part."""
-        return self.options.get("prediction") is not None
+    def seed_of(self, number: int) -> int | None:
+        """The seed of one of the answers to an input: several are not to be the same."""
+        seed = self.options.seed
+        if seed is None or number == 0:
+            return seed
+        return (seed + number) % (MAX_SEED + 1)
 
 
 def answer_options(fields: Fields) -> dict[str, Any]:
     """What the fields that protocols share say of sampling, seed and drafting."""
     found: dict[str, Any] = {ours: fields.number(name) for name, ours in _NUMBERS.items()}
-    found |= {ours: fields.whole(name) for name, ours in _WHOLE.items()}
+    found |= {ours: fields.whole(name) for name, ours in _WHOLE_NUMBERS.items()}
     for name in _RECENT:
         if found[name] == -1:  # all of the context, in llama.cpp
             found[name] = 2**31 - 1
@@ -116,11 +110,12 @@ def answer_options(fields: Fields) -> dict[str, Any]:
             SamplingParams().changed({name: fields.number(name)})  # which says why not
     seed = fields.whole("seed")
     found["seed"] = None if seed == -1 else seed  # -1 is a fresh one elsewhere
+    found["rule"] = fields.text("rule")
     found["draft_tokens"] = fields.whole("draft_tokens")
     if fields.flag("speculative") is False:
         found["draft_tokens"] = 0
     found["proposer"] = fields.text("proposer")
-    fields.flag("cache_prompt")  # caches are always used: what is said is the same
+    fields.flag("cache_prompt")  # caches are always used: the answer is the same
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -144,6 +139,12 @@ def num_logprobs(fields: Fields, name: str) -> int | None:
     if value is not None and not 0 <= value <= MOST_LOGPROBS:
         fields.refuse(name, f"Choose 0 to {MOST_LOGPROBS}.")
     return value
+
+
+def wants_usage(fields: Fields) -> bool:
+    """Whether a stream of Chat Completions or Completions is to end with what it cost."""
+    options = fields.object("stream_options")
+    return options is not None and bool(options.flag("include_usage"))
 
 
 def _logit_bias(fields: Fields) -> dict[Any, Any] | None:

@@ -1,9 +1,13 @@
-"""What a client gets instead of an answer, whichever protocol it speaks."""
+"""What a client gets instead of an answer, in the words and the shape of its protocol."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
 
 from localspec.errors import (
     BusyError,
@@ -14,15 +18,27 @@ from localspec.errors import (
     OptionError,
     TemplateError,
 )
+from localspec.server.encoding import json_response
 
 logger = logging.getLogger(__name__)
 
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+_TOO_LONG = re.compile(r"the prompt has (\d+) tokens; the context holds (\d+)")
+_RETRY_AFTER_S = 2  # when a client should ask again after too many waited
+
 
 class RequestError(LocalspecError):
-    """A request that is not answered.
+    """A request that is refused.
 
     status: of HTTP. code: a word for programs, OpenAI's where it has one. param: the field
-    that is to blame, if one is. headers: of the response.
+    that is wrong, if it is one. headers: of the response.
     """
 
     def __init__(
@@ -48,7 +64,7 @@ class RequestError(LocalspecError):
 
 
 def refusal_of(error: Exception) -> RequestError:
-    """What a client is told of an error. What nobody meant to raise is logged, and not told."""
+    """What a client is told of an error; of an unexpected one only that it is in the log."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, RecursionError):
@@ -71,7 +87,64 @@ def refusal_of(error: Exception) -> RequestError:
 
 
 def stopping() -> RequestError:
-    """What is told of an answer that the end of the server cut."""
+    """What a client is told when the server stops before its answer is whole."""
     return RequestError(
         "the server is stopping", "Ask again later.", status=503, code="overloaded"
     )
+
+
+def refusal_response(path: str, error: RequestError) -> Response:
+    """The response to a request for that path which is refused."""
+    headers = dict(error.headers)
+    if error.status == 503:
+        headers["retry-after"] = str(_RETRY_AFTER_S)
+    return json_response(_error_for(path, error), error.status, headers)
+
+
+def openai_error(error: RequestError) -> dict[str, Any]:
+    """The error as OpenAI's protocols have it."""
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    return {
+        "error": {
+            "message": error.sentence,
+            "type": _OPENAI_TYPES.get(error.status, kind),
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def anthropic_error(error: RequestError) -> dict[str, Any]:
+    """The error as Anthropic's protocol has it.
+
+    Clients know a prompt that is too long by these words. Some read the two numbers, to see
+    how much has to go.
+    """
+    kind = "api_error" if error.status >= 500 else "invalid_request_error"
+    message = error.sentence
+    if error.code == "context_length_exceeded":
+        message = "prompt is too long: " + _TOO_LONG.sub(r"\1 tokens > \2 maximum", message)
+    return {
+        "type": "error",
+        "error": {"type": _ANTHROPIC_TYPES.get(error.status, kind), "message": message},
+    }
+
+
+def error_schema(path: str) -> dict[str, Any]:
+    """The JSON schema of the errors for that path."""
+    return _schema_of(_error_for(path, RequestError("x", param="x")))
+
+
+def _schema_of(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {"type": ["string", "null"]}
+    properties = {name: _schema_of(each) for name, each in value.items()}
+    return {"type": "object", "properties": properties, "required": list(value)}
+
+
+def _error_for(path: str, error: RequestError) -> dict[str, Any]:
+    if path.removeprefix("/v1").startswith("/messages"):
+        return anthropic_error(error)
+    if path.startswith("/api/"):
+        return {"error": error.sentence}
+    return openai_error(error)

@@ -7,14 +7,16 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
-from localspec.server.answering import Event, Finished, Said
+from localspec.server.answering import Event, Finished, NewPiece
 from localspec.server.chat_completions import logprob_object
 from localspec.server.costs import Usage, own_fields, usage_of
+from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
+from localspec.server.form import Form
 from localspec.server.question import (
     Question,
     answer_options,
@@ -24,7 +26,6 @@ from localspec.server.question import (
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
 from localspec.server.tool_fields import answer_form, openai_tools
-from localspec.server.writing import event
 from localspec.streaming.stream import Piece
 from localspec.tools.calls import CallPiece
 
@@ -41,121 +42,36 @@ _ONLY_THOUGHT = {"role", "content", "reasoning_content"}
 _RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
 
-def read_question(fields: Fields) -> Question:
-    """What a request asks; by an empty input the model is loaded. Raises RequestError."""
-    for name in ("previous_response_id", "conversation", "prompt"):
-        if name in fields:
-            fields.refuse(name, "Send all that was said as input: nothing is kept here.")
-    if fields.flag("background"):
-        fields.refuse("background", "Leave it out: answers are given at once.")
-    reasoning = fields.object("reasoning")
-    effort = None if reasoning is None else reasoning.text("effort")
-    options = answer_options(fields) | openai_tools(fields)
-    text = fields.object("text")
-    options |= answer_form(None if text is None else text.object("format"))
-    options["max_tokens"] = max_tokens(fields, "max_output_tokens")
-    options["stop"] = fields.texts("stop")
-    num_top = num_logprobs(fields, "top_logprobs")
-    has_logprobs = _LOGPROBS in (fields.texts("include") or ())
-    options["logprobs"] = num_top or 0 if has_logprobs else None
-    messages = _messages(fields)
-    return Question(
-        model=fields.text("model"),
-        inputs=[messages] if messages else [],
-        options=options,
-        think=effort != "none",
-        streams=bool(fields.flag("stream")),
-    )
-
-
-def _messages(fields: Fields) -> list[Message]:
-    given = fields.any("input")
-    messages: list[Message] = []
-    if given is None:
-        fields.refuse("input", "Give a text, or a list of all that was said.")
-    if isinstance(given, str):
-        messages += [{"role": "user", "content": given}] if given else []
-    else:
-        for item in fields.objects("input") or []:
-            _add(messages, item)
-    instructions = fields.text("instructions")
-    if instructions and messages:
-        messages = [{"role": "system", "content": instructions}, *messages]
-    # Thoughts that led to no call are not sent again.
-    told = [
-        each for each in messages if each["content"] is not None or each.keys() != _ONLY_THOUGHT
-    ]
-    return checked_messages(told) if told else []
-
-
-def _add(messages: list[Message], item: Fields) -> None:
-    """Add what an item says to a model; a call belongs to the answer before it."""
-    kind = item.text("type") or "message"
-    if kind == "message":
-        said = {"role": item.any("role"), "content": item.any("content")}
-        if said["role"] == "assistant" and messages and messages[-1].keys() == _ONLY_THOUGHT:
-            said = {**messages.pop(), **said}
-        messages.append(said)
-    elif kind == "reasoning":
-        messages.append(
-            {"role": "assistant", "content": None, "reasoning_content": _thought(item)}
-        )
-    elif kind in _CALLS:
-        if not messages or messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant", "content": None})
-        before = messages.pop()
-        calls = [*before.get("tool_calls", ()), _call(item, kind)]
-        messages.append({**before, "tool_calls": calls})
-    elif kind in _RESULTS:
-        output = item.any("output")
-        if isinstance(output, dict):
-            output = json.dumps(output)
-        call_id = item.text("call_id")
-        messages.append({"role": "tool", "content": output, "tool_call_id": call_id})
-    else:
-        logger.debug("an item of type %.80r is passed over", kind)
-
-
-def _thought(item: Fields) -> str:
-    parts = item.objects("content") or item.objects("summary") or []
-    return "\n".join(part.text("text") or "" for part in parts)
-
-
-def _call(item: Fields, kind: str) -> dict[str, Any]:
-    arguments = item.any(_CALLS[kind])
-    if kind != "function_call":
-        arguments = {_CALLS[kind]: arguments}
-    function = {"name": item.text("name") or kind, "arguments": arguments}
-    return {"id": item.text("call_id"), "function": function}
-
-
-class ResponseForm:
-    """An answer as Responses have it; see `writing.Form`.
+class ResponseForm(Form):
+    """A request to /v1/responses, and its answer.
 
     Its events come in the order in which the parts of an item begin and end, and the last is
     response.completed, also where the answer was cut: clients take any other end for a failure.
     """
 
-    def __init__(self, question: Question, model: ServedModel) -> None:
-        self._question = question
+    example: ClassVar = {"input": "Hello!", "max_output_tokens": 5}
+
+    def __init__(self, fields: Fields) -> None:
+        self.question = _response_question(fields)
         self._id = f"resp_{secrets.token_hex(24)}"
         self._created = int(time.time())
-        self._model = model.name
         self._num_events = 0
-        self._item: _Item | _CallItem | None = None  # the one that is being written
+        self._item: _TextItem | _CallItem | None = None  # the one that is being written
         self._output: list[dict[str, Any]] = []
-        self._logprobs: list[dict[str, Any]] = []  # of what was said, not yet in an item
+        self._logprobs: list[dict[str, Any]] = []  # of new text, not yet in an item
         self._finished: list[Finished] = []
 
+    def begin(self, model: ServedModel) -> None:
+        self._model = model.name
+
     def whole(self, finished: Sequence[Finished]) -> Any:
-        """See `writing.Form.whole`."""
         output = []
         for each in finished:
             reply = each.reply
             if reply.thoughts:
-                output.append(_Item("reasoning", reply.thoughts).object())
+                output.append(_TextItem("reasoning", reply.thoughts).object())
             if reply.text or not reply.tool_calls:
-                message = _Item("message", reply.text)
+                message = _TextItem("message", reply.text)
                 said = (reply.logprobs or ())[each.num_thought :]
                 message.logprobs += map(logprob_object, said)
                 output.append(message.object())
@@ -166,26 +82,23 @@ class ResponseForm:
         return self._response("completed", output, finished)
 
     def told(self, event: Event) -> str:
-        """See `writing.Form.told`."""
         begun = self._begin()
-        if isinstance(event, Said):
+        if isinstance(event, NewPiece):
             return begun + self._say(event.piece)
         if isinstance(event, Finished):
             self._finished.append(event)
             # An answer without a word has its item, too.
-            is_mute = self._item is None and not event.reply.tool_calls
-            if is_mute or (isinstance(self._item, _Item) and self._item.kind == "reasoning"):
-                begun += self._turn_to(_Item("message"))
+            kind = self._item.name if self._item else ""
+            if kind == "reasoning" or (kind == "" and not event.reply.tool_calls):
+                begun += self._turn_to(_TextItem("message"))
             return begun + self._end_item()
         return begun or self._in_progress()
 
     def end(self) -> str:
-        """See `writing.Form.end`."""
         response = self._response("completed", self._output, self._finished)
         return self._begin() + self._event("response.completed", response=response)
 
     def failure(self, error: RequestError) -> str:
-        """See `writing.Form.failure`."""
         response = self._response("failed", self._output, self._finished)
         response["error"] = {"code": error.code, "message": error.sentence}
         return self._begin() + self._event("response.failed", response=response)
@@ -203,11 +116,11 @@ class ResponseForm:
     def _say(self, piece: Piece) -> str:
         if piece.logprobs is not None and not piece.is_thought:
             self._logprobs.append(logprob_object(piece.logprobs))
-        item: _Item | _CallItem
+        item: _TextItem | _CallItem
         if piece.call is not None:
             item, text = _CallItem(piece.call), piece.call.json
         else:
-            item, text = _Item("reasoning" if piece.is_thought else "message"), piece.text
+            item, text = _TextItem("reasoning" if piece.is_thought else "message"), piece.text
             if not text:
                 return ""
         turned = ""
@@ -221,16 +134,16 @@ class ResponseForm:
         place = item.place(len(self._output))
         return turned + self._event(f"response.{item.delta}.delta", **place, delta=text, **more)
 
-    def _with_logprobs(self, item: _Item | _CallItem) -> dict[str, Any]:
+    def _with_logprobs(self, item: _TextItem | _CallItem) -> dict[str, Any]:
         """For an event of a message: those of the tokens since its last text."""
         if item.name != "message":
             return {}
-        assert isinstance(item, _Item)
+        assert isinstance(item, _TextItem)
         taken, self._logprobs = self._logprobs, []
         item.logprobs += taken
         return {"logprobs": taken}
 
-    def _turn_to(self, item: _Item | _CallItem) -> str:
+    def _turn_to(self, item: _TextItem | _CallItem) -> str:
         """End another item, and begin this one."""
         ended = self._end_item()
         self._item = item
@@ -260,7 +173,7 @@ class ResponseForm:
             )
         )
 
-    def _parted(self, what: str, item: _Item | _CallItem, index: int) -> str:
+    def _parted(self, what: str, item: _TextItem | _CallItem, index: int) -> str:
         """That the part of an item begins or ends, if it has one."""
         if isinstance(item, _CallItem):
             return ""
@@ -269,17 +182,14 @@ class ResponseForm:
 
     def _event(self, kind: str, **fields: Any) -> str:
         number, self._num_events = self._num_events, self._num_events + 1
-        return event({"type": kind, "sequence_number": number, **fields}, kind)
+        return sse_event({"type": kind, "sequence_number": number, **fields}, kind)
 
     def _response(
         self, status: str, output: Sequence[Mapping[str, Any]], finished: Sequence[Finished]
     ) -> dict[str, Any]:
         is_cut = any(each.reply.finish_reason == "length" for each in finished)
-        options = self._question.options
-        choice, is_parallel = (
-            options.get("tool_choice") or "auto",
-            options.get("parallel_tool_calls"),
-        )
+        options = self.question.options
+        choice, is_parallel = options.tool_choice or "auto", options.parallel_tool_calls
         if is_parallel is None:  # as `tool_use` has it
             is_parallel = choice in ("auto", "none")
         response: dict[str, Any] = {
@@ -290,15 +200,15 @@ class ResponseForm:
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "instructions": None,
-            "max_output_tokens": options.get("max_tokens"),
+            "max_output_tokens": options.max_tokens,
             "model": self._model,
             "output": list(output),
             "parallel_tool_calls": is_parallel,
             "previous_response_id": None,
             "store": False,
-            "temperature": options.get("temperature"),
-            "top_p": options.get("top_p"),
-            "top_logprobs": options.get("logprobs") or 0,
+            "temperature": options.changes.get("temperature"),
+            "top_p": options.changes.get("top_p"),
+            "top_logprobs": options.logprobs or 0,
             "text": {"format": {"type": "text"}},
             "tool_choice": choice,
             "tools": [],
@@ -307,13 +217,101 @@ class ResponseForm:
             "usage": None,
         }
         if status == "completed":
-            response["usage"] = _usage(usage_of(finished, 1, has_prediction=False))
+            response["usage"] = _response_usage(usage_of(finished, 1, has_prediction=False))
         if finished:
             response |= own_fields(finished[-1].reply)
         return response
 
 
-class _Item:
+def _response_question(fields: Fields) -> Question:
+    """An empty input loads the model. Raises RequestError."""
+    for name in ("previous_response_id", "conversation", "prompt"):
+        if name in fields:
+            fields.refuse(name, "Send all that was said as input: nothing is kept here.")
+    if fields.flag("background"):
+        fields.refuse("background", "Leave it out: answers are given at once.")
+    reasoning = fields.object("reasoning")
+    effort = None if reasoning is None else reasoning.text("effort")
+    options = answer_options(fields) | openai_tools(fields)
+    text = fields.object("text")
+    options |= answer_form(None if text is None else text.object("format"))
+    options["max_tokens"] = max_tokens(fields, "max_output_tokens")
+    options["stop"] = fields.texts("stop")
+    num_top = num_logprobs(fields, "top_logprobs")
+    has_logprobs = _LOGPROBS in (fields.texts("include") or ())
+    options["logprobs"] = num_top or 0 if has_logprobs else None
+    messages = _input_messages(fields)
+    return Question.of(
+        fields,
+        [messages] if messages else [],
+        options,
+        think=effort != "none",
+        streams=bool(fields.flag("stream")),
+    )
+
+
+def _input_messages(fields: Fields) -> list[Message]:
+    given = fields.any("input")
+    messages: list[Message] = []
+    if given is None:
+        fields.refuse("input", "Give a text, or a list of all that was said.")
+    if isinstance(given, str):
+        messages += [{"role": "user", "content": given}] if given else []
+    else:
+        for item in fields.objects("input") or []:
+            _add_item(messages, item)
+    instructions = fields.text("instructions")
+    if instructions and messages:
+        messages = [{"role": "system", "content": instructions}, *messages]
+    # Thoughts that led to no call are not sent again.
+    told = [
+        each for each in messages if each["content"] is not None or each.keys() != _ONLY_THOUGHT
+    ]
+    return checked_messages(told) if told else []
+
+
+def _add_item(messages: list[Message], item: Fields) -> None:
+    """Add what an item says to a model; a call belongs to the answer before it."""
+    kind = item.text("type") or "message"
+    if kind == "message":
+        said = {"role": item.any("role"), "content": item.any("content")}
+        if said["role"] == "assistant" and messages and messages[-1].keys() == _ONLY_THOUGHT:
+            said = {**messages.pop(), **said}
+        messages.append(said)
+    elif kind == "reasoning":
+        messages.append(
+            {"role": "assistant", "content": None, "reasoning_content": _item_thought(item)}
+        )
+    elif kind in _CALLS:
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": None})
+        before = messages.pop()
+        calls = [*before.get("tool_calls", ()), _item_call(item, kind)]
+        messages.append({**before, "tool_calls": calls})
+    elif kind in _RESULTS:
+        output = item.any("output")
+        if isinstance(output, dict):
+            output = json.dumps(output)
+        call_id = item.text("call_id")
+        messages.append({"role": "tool", "content": output, "tool_call_id": call_id})
+    else:
+        logger.debug("an item of type %.80r is passed over", kind)
+
+
+def _item_thought(item: Fields) -> str:
+    parts = item.objects("content") or item.objects("summary") or []
+    return "\n".join(part.text("text") or "" for part in parts)
+
+
+def _item_call(item: Fields, kind: str) -> dict[str, Any]:
+    arguments = item.any(_CALLS[kind])
+    if kind != "function_call":
+        arguments = {_CALLS[kind]: arguments}
+    function = {"name": item.text("name") or kind, "arguments": arguments}
+    return {"id": item.text("call_id"), "function": function}
+
+
+class _TextItem:
     """A message, or what was thought before it. name: what it is told from others by."""
 
     nothing: Mapping[str, Any] = {"content": []}  # what it has when it begins
@@ -352,7 +350,7 @@ class _Item:
 
 
 class _CallItem:
-    """A call of a tool; like `_Item`, but that it has no parts."""
+    """A call of a tool; like `_TextItem`, but that it has no parts."""
 
     nothing: Mapping[str, Any] = {"arguments": ""}
     delta = "function_call_arguments"
@@ -380,7 +378,7 @@ class _CallItem:
         return {"name": self._call.name, "arguments": self.text}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _response_usage(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached},

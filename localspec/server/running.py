@@ -12,8 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localspec.errors import LocalspecError
-from localspec.server.error_shapes import refusal_response
-from localspec.server.refusal import RequestError
+from localspec.server.refusal import RequestError, refusal_response
 
 MOST_CONNECTIONS = 512
 UNUSED_S = 60.0  # for a connection to bring a whole request head, or to take what was written
@@ -85,17 +84,15 @@ class Runner(uvicorn.Server):
         self._looked_s = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See `uvicorn.Server.startup`."""
         await super().startup(sockets)
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See `uvicorn.Server.shutdown`."""
         self._stop()
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """See `uvicorn.Server.on_tick`, which comes ten times a second."""
+        """Called ten times a second."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= _LOOKS_S:
             self._looked_s = now_s

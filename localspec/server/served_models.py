@@ -8,50 +8,72 @@ import functools
 import math
 import time
 from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import get_args
 
+from localspec.engine.sources import named_sources
 from localspec.errors import LocalspecError, MemoryLimitError, RpcError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.shape import ModelShape
+from localspec.hub.hub_file import HubModel
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.machine import memory_here
+from localspec.preflight.fit import target_context_length
 from localspec.preflight.room import PairMemory
-from localspec.presets.located import locate
-from localspec.presets.preset import Preset
-from localspec.server.prefixes import Prefixes
+from localspec.presets.preset import LocalModel, Preset, Role
+from localspec.presets.source import parse_source
+from localspec.server.prefixes import AnsweredTexts
 from localspec.server.refusal import RequestError
 
-_KEPT_SHARE = 8  # caches of texts that wait take up to this part of the machine's memory
+_KEPT_PART = 8  # caches of texts that wait take up to this part of the machine's memory
 
 
 class ServedModel:
-    """A preset under its name, and its engine while it is loaded.
+    """A model under its name, and its engine while it is loaded.
 
-    created, num_parameters: Unix time of the target's file, and how many it has. num_trained:
-    tokens of context that it was trained for. chat_template: its source; "" if there is none.
-    kept_bytes: of caches of texts that wait. keep_s: how long it stays loaded without a
-    question; None is as long as others. memory, load_s: what it takes since it was loaded, and
-    how long that took. Raises PresetError if its files are not here, ModelFileError if one is
-    none.
+    model: whatever `localspec.load` takes: a preset or its name, a file, or a model of the hub.
+    rpc: RPC servers that hold layers of it, in place of the preset's. name: the preset's; a
+    file's without its ending; of the hub as it was given. created, num_parameters: Unix time of
+    the target's file, and how many it has. num_trained: tokens of context that it was trained
+    for. chat_template: its source; "" if there is none. pinned: sha256 of the target's file,
+    where a preset says it. kept_bytes: memory for caches of texts that wait. keep_s: how long
+    it stays loaded without a question; None is as long as others. memory, load_s: what it takes
+    since it was loaded, and how long that took.
+
+    Raises what naming a model raises: PresetError if its files are not here, OptionError; and
+    ModelFileError.
     """
 
-    def __init__(self, preset: Preset, context_length: int | None) -> None:
-        path = locate(preset).target
+    def __init__(
+        self,
+        model: Preset | str,
+        context_length: int | None,
+        rpc: Sequence[str] | None = None,
+    ) -> None:
+        found, preset = named_sources(model, dict.fromkeys(get_args(Role)))
+        path = Path(str(found["target"]))
         header = check_model_file(path)
-        self.preset = preset
-        self.name = preset.name
+        self._model = model
+        self._rpc = rpc
+        self.name = _served_name(model if preset is None else preset, path)
         self.created = int(path.stat().st_mtime)
         self.size_bytes = path.stat().st_size
         self.architecture = header.architecture
         self.num_parameters = sum(math.prod(tensor.shape) for tensor in header.tensors)
         self.num_trained = ModelShape(header).context_length
         self.chat_template = str(header.metadata.get("tokenizer.chat_template", ""))
-        self.context_length = context_length or preset.context_length
+        usual = None if preset is None else preset.context_length
+        self.context_length = target_context_length(header, context_length or usual)
+        target = None if preset is None else preset.target
+        self.quantization = "" if target is None else target.quantization
+        files = target.files if isinstance(target, HubModel) else ()
+        self.pinned = [file.sha256 for file in files]
         self.kept_bytes = 0
         self.keep_s: float | None = None
         self.memory: PairMemory | None = None
         self.load_s = 0.0
         self.engine: IsolatedEngine | None = None
-        self.prefixes = Prefixes()
+        self.prefixes = AnsweredTexts()
         self.loading: asyncio.Task[IsolatedEngine] | None = None
         self.num_users = 0
         self.used_s = 0.0
@@ -60,8 +82,9 @@ class ServedModel:
         """Open the engine. Raises what `localspec.load` raises."""
         started_s = time.monotonic()
         engine = IsolatedEngine(
-            self.preset,
+            self._model,
             context_length=self.context_length,
+            rpc=self._rpc,
             kept_bytes=self.kept_bytes,
         )
         self.memory = engine.memory().models
@@ -74,16 +97,24 @@ class ServedModel:
         return (unload_s if self.keep_s is None else self.keep_s) - idle_s
 
 
-class ServedModels:
-    """Those of a server, the default first.
+def _served_name(model: Preset | str, path: Path) -> str:
+    """What clients call a model."""
+    if isinstance(model, Preset):
+        return model.name
+    is_file = isinstance(parse_source(model, "target"), LocalModel)
+    return path.stem if is_file else model
 
-    takes_any_name: whether a model that is not there stands for one that is.
+
+class ServedModels:
+    """The models of a server, the default first.
+
+    takes_any_name: whether the name of a model that is not there means one that is.
     """
 
     def __init__(self, models: Sequence[ServedModel], *, takes_any_name: bool) -> None:
         self.all = tuple(models)
         for model in self.all:
-            model.kept_bytes = memory_here().total_bytes // (_KEPT_SHARE * len(self.all))
+            model.kept_bytes = memory_here().total_bytes // (_KEPT_PART * len(self.all))
         self._takes_any_name = takes_any_name
 
     def named(self, name: str | None) -> ServedModel:
@@ -170,7 +201,7 @@ class ServedModels:
     async def close_one(self, model: ServedModel) -> None:
         """Free a model; the next question loads it again."""
         engine, model.engine = model.engine, None
-        model.prefixes, model.keep_s = Prefixes(), None
+        model.prefixes, model.keep_s = AnsweredTexts(), None
         if engine is not None:
             await asyncio.to_thread(functools.partial(engine.close, cancel=True))
 

@@ -21,7 +21,7 @@ def openai_tools(fields: Fields) -> dict[str, Any]:
     """
     given = fields.objects("tools") or []
     functions = [tool.any("type") in (None, "function") for tool in given]
-    tools = _kept(fields.any("tools") or (), functions)
+    tools = _kept_tools(fields.any("tools") or (), functions)
     choice = fields.any("tool_choice")
     return _options(tools, choice, is_parallel=fields.flag("parallel_tool_calls"))
 
@@ -32,7 +32,7 @@ def anthropic_tools(fields: Fields) -> dict[str, Any]:
     Anthropic's own tools are passed over.
     """
     given = fields.objects("tools") or []
-    tools = _kept(fields.any("tools") or (), ["input_schema" in tool for tool in given])
+    tools = _kept_tools(fields.any("tools") or (), ["input_schema" in tool for tool in given])
     choice = fields.object("tool_choice")
     if choice is None:
         return _options(tools, None, is_parallel=None)
@@ -45,7 +45,7 @@ def anthropic_tools(fields: Fields) -> dict[str, Any]:
     return _options(tools, name, is_parallel=is_parallel)
 
 
-def _kept(tools: Sequence[Mapping[str, Any]], are_functions: Sequence[bool]) -> list[Any]:
+def _kept_tools(tools: Sequence[Mapping[str, Any]], are_functions: Sequence[bool]) -> list[Any]:
     kept = [tool for tool, is_one in zip(tools, are_functions, strict=False) if is_one]
     if len(kept) < len(tools):
         logger.debug("%d tools are no functions, and passed over", len(tools) - len(kept))

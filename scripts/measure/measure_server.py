@@ -32,7 +32,7 @@ from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.presets.preset import Preset
 from localspec.presets.presets import find_preset
 from localspec.server.app import Limits, Server
-from localspec.server.guard import Access
+from localspec.server.guard import AccessRules
 from localspec.server.running import Runner, listen
 from localspec.server.served_models import ServedModel, ServedModels
 
@@ -75,7 +75,7 @@ def be_server(line: Connection, preset: Preset, threads: int) -> None:
     model = ServedModel(preset, None)
     model.engine = IsolatedEngine(preset, num_threads=threads)
     server = Server(ServedModels([model], takes_any_name=True), Limits())
-    app = server.app(Access(keys=(), hosts=(), origins=()))
+    app = server.app(AccessRules(keys=(), hosts=(), origins=()))
     with listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
         Runner(app, lambda: line.send(port), server.stop).run(sockets=[listening])

@@ -8,7 +8,7 @@ from pathlib import Path
 import localspec
 from localspec.presets.preset import Preset
 from localspec.server.app import Limits, Server
-from localspec.server.guard import Access
+from localspec.server.guard import AccessRules
 from localspec.server.running import Runner, listen
 from localspec.server.served_models import ServedModel, ServedModels
 
@@ -29,7 +29,7 @@ def main() -> None:
     )
     models = ServedModels([ServedModel(preset, asked.ctx)], takes_any_name=True)
     server = Server(models, Limits())
-    app = server.app(Access(keys=(), hosts=(), origins=()))
+    app = server.app(AccessRules(keys=(), hosts=(), origins=()))
     with listen(asked.host, asked.port) as listening:
         models.open_first()
         Runner(app, lambda: None, server.stop).run(sockets=[listening])

@@ -1,0 +1,66 @@
+"""What a protocol is to the server: a request that is read, and an answer that is written."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from localspec.server.answering import Event, Finished, Service
+from localspec.server.encoding import EVENTS
+from localspec.server.fields import Fields
+from localspec.server.question import Question
+from localspec.server.refusal import RequestError
+from localspec.server.served_models import ServedModel
+
+
+class Form(abc.ABC):
+    """A request for an answer, and the answer, as one protocol has them.
+
+    question: what the request asks. Making one raises RequestError and OptionError for a
+    request that is wrong. content_type: of a stream.
+    """
+
+    content_type: ClassVar[str] = EVENTS
+    example: ClassVar[Mapping[str, Any]]  # of a request
+
+    @abc.abstractmethod
+    def __init__(self, fields: Fields) -> None:
+        self.question: Question
+
+    @abc.abstractmethod
+    def begin(self, model: ServedModel) -> None:
+        """The answer comes from this model. Called before what is below."""
+
+    @abc.abstractmethod
+    def whole(self, finished: Sequence[Finished]) -> Any:
+        """The JSON of an answer that is not streamed."""
+
+    @abc.abstractmethod
+    def told(self, event: Event) -> str:
+        """What the client of a stream gets for an event; "" for nothing."""
+
+    @abc.abstractmethod
+    def end(self) -> str:
+        """The end of a stream."""
+
+    @abc.abstractmethod
+    def failure(self, error: RequestError) -> str:
+        """The end of a stream whose answer failed."""
+
+
+class Aside(abc.ABC):
+    """A request for which no answer is generated, and its result.
+
+    Making one raises RequestError and OptionError for a request that is wrong.
+    """
+
+    example: ClassVar[Mapping[str, Any]]
+
+    @abc.abstractmethod
+    def __init__(self, fields: Fields) -> None:
+        self.model: str | None
+
+    @abc.abstractmethod
+    async def result(self, service: Service) -> Any:
+        """The JSON that the client gets. Raises RequestError, and what loading raises."""
