@@ -11,7 +11,8 @@ from localspec.cli import exit_codes
 from localspec.cli.completion import complete_file
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
-from localspec.cli.options import PairOptions, model_argument, pair_options, prompt_tokens
+from localspec.cli.model_options import model_argument
+from localspec.cli.options import PairOptions, pair_options, prompt_tokens
 from localspec.cli.plot import check_plot, write_plot
 from localspec.cli.seconds_option import seconds_option
 

@@ -11,7 +11,8 @@ from localspec.cli.answer import tell_cut, tell_not_kept, write_answer
 from localspec.cli.completion import complete_session
 from localspec.cli.constraint_options import constraint_options
 from localspec.cli.help import Command
-from localspec.cli.options import PairOptions, model_argument, pair_options
+from localspec.cli.model_options import model_argument
+from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.screen import error_lines, legend, note, use_colour
 from localspec.cli.sessions import tell_resumed
 from localspec.cli.standard_input import holds_conversation, piped_lines

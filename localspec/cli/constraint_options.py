@@ -45,7 +45,7 @@ _OPTIONS = [
         help="The answer is this text, or another choice. Repeatable.",
     ),
 ]
-NAMES = ("json_schema", "strict", "regex", "grammar", "choices")
+_NAMES = ("json_schema", "strict", "regex", "grammar", "choices")
 
 
 def constraint_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,7 +53,7 @@ def constraint_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_options(**values: Any) -> Any:
-        return command(fits=_fits(**{name: values.pop(name) for name in NAMES}), **values)
+        return command(fits=_fits(**{name: values.pop(name) for name in _NAMES}), **values)
 
     for option in reversed(_OPTIONS):
         with_options = option(with_options)

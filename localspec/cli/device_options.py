@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import click
 
-from localspec.llama.options import ALL_LAYERS, CacheType, FlashAttention, LlamaOptions
+from localspec.cli.flags import field_option, keyword_option
+from localspec.llama.options import ALL_LAYERS, LlamaOptions
 from localspec.rpc_address import checked_addresses
 
 
@@ -39,69 +40,67 @@ class Shares(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value} is no list of numbers, as in 3,1", param, ctx)
 
 
-RPC_OPTION = click.option(
-    "--rpc",
+RPC_OPTION = keyword_option(
+    "rpc",
+    "llama.cpp RPC servers that hold layers of the target, too. [default: the preset's]",
     type=RpcServers(),
     metavar="HOST:PORT,…",
-    help="llama.cpp's RPC servers that hold layers of the target, too. [default: the preset's]",
 )
-
-TENSOR_SPLIT_OPTION = click.option(
-    "--tensor-split",
+TENSOR_SPLIT_OPTION = keyword_option(
+    "tensor_split",
+    "Shares of the RPC servers, then of the GPUs, in their order. [default: by free memory]",
     type=Shares(),
     default=(),
     metavar="A,B,…",
-    help="Shares of the RPC servers, then of the GPUs, in their order. [default: as they have "
-    "memory]",
 )
 
-_CACHE_TYPE = click.Choice(get_args(CacheType))
+# Fields of LlamaOptions.
+_FIELDS = {
+    "num_threads": "CPU threads. [default: one per fast core]",
+    "num_batch_threads": "CPU threads for prompts. [default: --threads]",
+    "num_gpu_layers": "Layers on GPUs; the others stay in main memory. [default: as many as "
+    "fit]",
+    "flash_attention": "Flash attention, for both models; auto: off on a CPU, unless it saves "
+    "much memory. [default: auto]",
+    "cache_type_k": "Type of the cached keys. [default: f16]",
+    "cache_type_v": "Type of the cached values. [default: f16]",
+    "use_mlock": "Keep the models from being swapped out.",
+    "main_gpu": "The one GPU to use. [default: all of them]",
+}
+# Those that the draft may have of its own.
+_DRAFT_FIELDS = {
+    "num_threads": "CPU threads of the draft model. [default: --threads]",
+    "num_gpu_layers": "Layers of the draft model on GPUs. [default: --gpu-layers]",
+    "cache_type_k": "Type of the draft model's cached keys. [default: f16]",
+    "cache_type_v": "Type of the draft model's cached values. [default: f16]",
+}
 
 OPTIONS = [
-    click.option("--threads", type=int, help="CPU threads. [default: one a fast core]"),
-    click.option(
-        "--threads-batch", type=int, help="CPU threads for prompts. [default: --threads]"
+    *(field_option(LlamaOptions, name, text) for name, text in _FIELDS.items()),
+    *(
+        field_option(LlamaOptions, name, text, prefix="draft")
+        for name, text in _DRAFT_FIELDS.items()
     ),
-    click.option(
-        "--draft-threads", type=int, help="CPU threads of a draft model. [default: --threads]"
-    ),
-    click.option(
-        "--gpu-layers",
-        type=int,
-        help="Layers on GPUs; the others stay in main memory. [default: as many as fit]",
-    ),
-    click.option("--draft-gpu-layers", type=int, help="The draft's. [default: --gpu-layers]"),
     click.option(
         "--cpu-moe",
         is_flag=True,
         help="Keep the target's experts in main memory. [default: those that do not fit]",
     ),
     click.option(
-        "--flash-attn",
-        type=click.Choice(get_args(FlashAttention)),
-        default="auto",
-        show_default=True,
-        help="Flash attention, of both; auto: off on a CPU, unless it saves much memory.",
-    ),
-    click.option("--cache-type-k", type=_CACHE_TYPE, help="Of cached keys. [default: f16]"),
-    click.option("--cache-type-v", type=_CACHE_TYPE, help="Of cached values. [default: f16]"),
-    click.option("--draft-cache-type-k", type=_CACHE_TYPE, help="The draft's. [default: f16]"),
-    click.option("--draft-cache-type-v", type=_CACHE_TYPE, help="The draft's. [default: f16]"),
-    click.option(
         "--mmap/--no-mmap",
+        "use_mmap",
         default=None,
-        help="Map the files, or read them into memory. [default: large ones are mapped]",
+        help="Map the files, or read them into memory. [default: map large ones]",
     ),
-    click.option("--mlock", is_flag=True, help="Keep the models from being swapped out."),
-    click.option("--main-gpu", type=int, help="The one GPU to use. [default: all of them]"),
     RPC_OPTION,
     TENSOR_SPLIT_OPTION,
 ]
-NAMES = (
-    "threads", "threads_batch", "draft_threads", "gpu_layers", "draft_gpu_layers", "cpu_moe",
-    "flash_attn", "cache_type_k", "cache_type_v", "draft_cache_type_k", "draft_cache_type_v",
-    "mmap", "mlock", "main_gpu", "rpc", "tensor_split",
-)  # fmt: skip
+DEVICE_NAMES = (
+    *("num_threads", "num_batch_threads", "draft_num_threads"),
+    *("num_gpu_layers", "draft_num_gpu_layers", "cpu_moe", "flash_attention"),
+    *("cache_type_k", "cache_type_v", "draft_cache_type_k", "draft_cache_type_v"),
+    *("use_mmap", "use_mlock", "main_gpu", "rpc", "tensor_split"),
+)
 
 
 def take_model_options(values: dict[str, Any]) -> tuple[LlamaOptions, LlamaOptions]:
@@ -109,29 +108,12 @@ def take_model_options(values: dict[str, Any]) -> tuple[LlamaOptions, LlamaOptio
 
     Raises OptionError for a value outside its range.
     """
-    given = {name: values.pop(name) for name in NAMES if name != "rpc"}
-    common: dict[str, Any] = {
-        "tensor_split": given["tensor_split"],
-        "num_batch_threads": given["threads_batch"],
-        "flash_attention": given["flash_attn"],
-        "use_mmap": given["mmap"],
-        "use_mlock": given["mlock"],
-        "main_gpu": given["main_gpu"],
-    }
-    target = LlamaOptions(
-        num_threads=given["threads"],
-        num_gpu_layers=given["gpu_layers"],
-        num_cpu_moe_layers=ALL_LAYERS if given["cpu_moe"] else None,
-        cache_type_k=given["cache_type_k"],
-        cache_type_v=given["cache_type_v"],
-        **common,
-    )
-    draft_threads, draft_layers = given["draft_threads"], given["draft_gpu_layers"]
-    draft = LlamaOptions(
-        num_threads=given["threads"] if draft_threads is None else draft_threads,
-        num_gpu_layers=given["gpu_layers"] if draft_layers is None else draft_layers,
-        cache_type_k=given["draft_cache_type_k"],
-        cache_type_v=given["draft_cache_type_v"],
-        **common,
-    )
-    return target, draft
+    given = {name: values.pop(name) for name in DEVICE_NAMES if name != "rpc"}
+    given["flash_attention"] = given["flash_attention"] or "auto"
+    experts = ALL_LAYERS if given.pop("cpu_moe") else None
+    of_draft = {name: given.pop(f"draft_{name}") for name in _DRAFT_FIELDS}
+    for name in ("num_threads", "num_gpu_layers"):
+        if of_draft[name] is None:
+            of_draft[name] = given[name]
+    target = LlamaOptions(**given, num_cpu_moe_layers=experts)
+    return target, LlamaOptions(**given | of_draft)

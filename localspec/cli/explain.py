@@ -8,14 +8,15 @@ import click
 
 from localspec.cli import exit_codes
 from localspec.cli.bars import readable_bytes
-from localspec.cli.completion import complete_model
 from localspec.cli.device_options import RPC_OPTION, TENSOR_SPLIT_OPTION
+from localspec.cli.flags import field_option
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
-from localspec.cli.options import model_argument
+from localspec.cli.model_options import context_option, model_argument, target_draft_head
 from localspec.cli.places import place_lines
 from localspec.cli.screen import in_flags, printable
 from localspec.cli.waiting import waiting
+from localspec.llama.options import LlamaOptions
 from localspec.presets.choice import choose_model
 from localspec.presets.pairing import LARGEST_SHARE
 
@@ -27,29 +28,10 @@ _NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
 
 @click.command(cls=Command)
 @model_argument
-@click.option(
-    "--target",
-    metavar="MODEL",
-    shell_complete=complete_model,
-    help="A GGUF file, or a name as for chat.",
-)
-@click.option(
-    "--draft",
-    metavar="MODEL",
-    shell_complete=complete_model,
-    help="A small model of the same family.",
-)
-@click.option(
-    "--head",
-    metavar="MODEL",
-    shell_complete=complete_model,
-    help="A trained head in a file of its own.",
-)
-@click.option("--ctx", type=click.IntRange(min=1), help="Context in tokens. [default: as chat]")
-@click.option(
-    "--gpu-layers",
-    type=click.IntRange(min=0),
-    help="Layers of each model on GPUs. [default: as many as fit]",
+@target_draft_head()
+@context_option("as for chat")
+@field_option(
+    LlamaOptions, "num_gpu_layers", "Layers of each model on GPUs. [default: as many as fit]"
 )
 @RPC_OPTION
 @TENSOR_SPLIT_OPTION
@@ -60,8 +42,8 @@ def explain(  # noqa: PLR0913  each is an option of the command
     target: str | None,
     draft: str | None,
     head: str | None,
-    ctx: int | None,
-    gpu_layers: int | None,
+    context_length: int | None,
+    num_gpu_layers: int | None,
     rpc: tuple[str, ...] | None,
     tensor_split: tuple[float, ...],
     as_json: bool,
@@ -88,8 +70,8 @@ def explain(  # noqa: PLR0913  each is an option of the command
             target=chosen,
             draft=draft,
             head=head,
-            context_length=ctx,
-            num_gpu_layers=gpu_layers,
+            context_length=context_length,
+            num_gpu_layers=num_gpu_layers,
             rpc=rpc,
             tensor_split=tensor_split,
         )

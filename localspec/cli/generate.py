@@ -15,7 +15,8 @@ from localspec.cli.constraint_options import constraint_options
 from localspec.cli.help import Command
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.json_output import to_json, write_json
-from localspec.cli.options import PairOptions, model_option, pair_options
+from localspec.cli.model_options import model_option
+from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.screen import legend, note, stats_lines, use_colour
 from localspec.cli.standard_input import on_terminal, read_text
 
@@ -80,7 +81,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
         echo "Name three colours." | localspec generate
         tail -n 40 server.log | localspec generate "What went wrong?"
     """
-    if raw and (options.system is not None or options.chat_template is not None):
+    if raw and (options.system is not None or options.template_name is not None):
         raise click.UsageError("--raw has no place for --system or --chat-template.")
     if logprobs is not None and not as_json:
         raise click.UsageError("--logprobs needs --json.")

@@ -7,16 +7,17 @@ from typing import Any
 
 import click
 
-from localspec.cli import device_options, sampling_options
+from localspec.cli.device_options import DEVICE_NAMES
+from localspec.cli.sampling_options import SAMPLING_NAMES
 from localspec.errors import perhaps
 
 # Options by what they are about. What stands nowhere here is the command's own: it comes first.
 _HEADINGS = {
-    "Model": ("model", "preset", "target", "draft", "head", "ctx", "force"),
+    "Model": ("model", "preset", "target", "draft", "head", "context_length", "force"),
     "Drafting": ("proposer", "draft_tokens", "no_draft", "rule"),
-    "Prompt and answer": ("system", "chat_template", "max_tokens", "seed"),
-    "Sampling": sampling_options.NAMES,
-    "Device": device_options.NAMES,
+    "Prompt and answer": ("system", "template_name", "max_tokens", "seed"),
+    "Sampling": SAMPLING_NAMES,
+    "Device": DEVICE_NAMES,
     "Output": ("as_json", "logprobs", "details", "plot", "stats", "show_draft"),
 }
 _WHOLE = 1000  # characters of a command's summary: it is wrapped, never cut

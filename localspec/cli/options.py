@@ -13,12 +13,14 @@ import click
 from localspec.chat.template import BUILT_IN
 from localspec.chat.text_file import read_text_file
 from localspec.cli import device_options, sampling_options
-from localspec.cli.completion import complete_model, complete_preset, complete_template
+from localspec.cli.completion import complete_preset, complete_template
 from localspec.cli.download import offer_download
+from localspec.cli.flags import flags_of, usual_flag
+from localspec.cli.model_options import context_option, target_draft_head
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
 from localspec.llama.options import LlamaOptions
-from localspec.presets.choice import VARIABLE, choose_model
+from localspec.presets.choice import choose_model
 from localspec.presets.presets import DEFAULT_PRESET
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, Drafting, ProposerName
@@ -41,12 +43,12 @@ class PairOptions:
     proposer: ProposerName
     no_draft: bool
     system: str | None
-    chat_template: str | None
+    template_name: str | None
     sampling_changes: dict[str, Any]
     seed: int | None
     rule: RuleName | None
     max_tokens: int | None
-    ctx: int | None
+    context_length: int | None
     rpc: tuple[str, ...] | None
     target_options: LlamaOptions
     draft_options: LlamaOptions
@@ -73,7 +75,7 @@ class PairOptions:
             head=self.head,
             draft_tokens=0 if self.no_draft else self.draft_tokens,
             proposer=self.proposer,
-            context_length=self.ctx,
+            context_length=self.context_length,
             rpc=self.rpc,
             target_options=self.target_options,
             draft_options=self.draft_options,
@@ -94,27 +96,15 @@ class PairOptions:
 
     def template(self) -> str | None:
         """A built-in template, or the source in a file. Raises OptionError for neither."""
-        if self.chat_template is None or self.chat_template in BUILT_IN:
-            return self.chat_template
+        if self.template_name is None or self.template_name in BUILT_IN:
+            return self.template_name
         try:
-            return read_text_file(Path(self.chat_template))
+            return read_text_file(Path(self.template_name))
         except (OSError, ValueError) as error:
             raise OptionError(
-                f"--chat-template {self.chat_template}: {error}",
+                f"{usual_flag('template')} {self.template_name}: {error}",
                 f"Name one of {', '.join(BUILT_IN)}, or a Jinja file.",
             ) from error
-
-
-class _Renamed(click.Option):
-    """Is understood under the name that it had before, too, and shown under its own."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        record = super().get_help_record(ctx)
-        name, before = self.opts
-        return record and (record[0].replace(f"{name}, {before}", name), record[1])
-
-    def get_error_hint(self, ctx: click.Context | None) -> str:
-        return f"'{self.opts[0]}'"
 
 
 class DraftTokens(click.ParamType):  # type: ignore[type-arg]
@@ -162,16 +152,6 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_options
 
 
-model_argument = click.argument("model", required=False, shell_complete=complete_model)
-model_option = click.option(
-    "-m",
-    "--model",
-    metavar="MODEL",
-    shell_complete=complete_model,
-    help="A preset, an alias, a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT. "
-    f"[default: {VARIABLE}, 'localspec models default', or {DEFAULT_PRESET}]",
-)
-
 _OPTIONS = [
     click.option(
         "--preset",
@@ -179,26 +159,7 @@ _OPTIONS = [
         shell_complete=complete_preset,
         help="A named pair; 'localspec models' lists them.",
     ),
-    click.option(
-        "--target",
-        metavar="MODEL",
-        shell_complete=complete_model,
-        help="The model whose answers you get: a GGUF file, hf:owner/repo/file.gguf, "
-        "owner/repo:QUANT, or a preset's.",
-    ),
-    click.option(
-        "--draft",
-        metavar="MODEL",
-        shell_complete=complete_model,
-        help="A small model of the same family, named likewise.",
-    ),
-    click.option(
-        "--head",
-        metavar="MODEL",
-        shell_complete=complete_model,
-        help="A trained head (MTP, EAGLE-3, Medusa) of the target in a file of its own, named "
-        "likewise. [default: the one in the target's file, if there is one]",
-    ),
+    target_draft_head(),
     click.option(
         "--draft-tokens",
         type=DraftTokens(),
@@ -220,7 +181,8 @@ _OPTIONS = [
     ),
     click.option("--system", metavar="TEXT", help="A system message for the model."),
     click.option(
-        "--chat-template",
+        *flags_of("template"),
+        "template_name",
         metavar="NAME|FILE",
         shell_complete=complete_template,
         help=f"{', '.join(BUILT_IN)}, or a Jinja file. [default: the model file's own]",
@@ -229,16 +191,12 @@ _OPTIONS = [
     click.option("--seed", type=int, help="Repeat the same answer. [default: a fresh one]"),
     click.option(
         "--rule",
-        "--verify",  # its name before; `verify` is a command
-        cls=_Renamed,
         type=click.Choice(get_args(RuleName)),
-        help="The rule that judges draft tokens. [default: greedy at temperature 0, "
-        "coupled with a seed, else block]",
+        help="The rule that accepts or rejects draft tokens. [default: greedy at temperature "
+        "0, coupled with a seed, else block]",
     ),
     click.option("--max-tokens", type=int, help="The longest answer. [default: context]"),
-    click.option(
-        "--ctx", type=int, help="Context in tokens. [default: the preset's or model's]"
-    ),
+    context_option("the preset's or the model's"),
     *device_options.OPTIONS,
     click.option("--force", is_flag=True, help="Load even what seems too large for memory."),
     click.option("--show-draft", is_flag=True, help="Colour tokens by where they came from."),
@@ -250,6 +208,6 @@ def prompt_tokens(engine: BaseEngine, options: PairOptions, text: str) -> list[i
 
     Through the chat template, or as it is where there is none.
     """
-    if engine.chat_template is None and options.chat_template is None:
+    if engine.chat_template is None and options.template_name is None:
         return engine.with_bos(engine.vocabulary.tokenize(text, parse_special=False))
     return engine.chat(system=options.system, template=options.template()).prompt_tokens(text)

@@ -10,6 +10,7 @@ from localspec.cli import exit_codes
 from localspec.cli.bars import readable_bytes
 from localspec.cli.completion import complete_file, complete_model
 from localspec.cli.help import Command
+from localspec.cli.model_options import context_option, target_draft_head
 from localspec.cli.screen import printable
 from localspec.cli.standard_input import on_terminal
 from localspec.cli.waiting import waiting
@@ -23,31 +24,9 @@ from localspec.presets.user_presets import NewPreset, add_preset
 
 @click.command(cls=Command)
 @click.argument("name")
-@click.option(
-    "--target",
-    required=True,
-    metavar="MODEL",
-    shell_complete=complete_model,
-    help="The model that answers.",
-)
-@click.option(
-    "--draft",
-    metavar="MODEL",
-    shell_complete=complete_model,
-    help="A small model of the same family.",
-)
-@click.option(
-    "--head",
-    metavar="MODEL",
-    shell_complete=complete_model,
-    help="A trained head in a file of its own.",
-)
+@target_draft_head(needs_target=True)
 @click.option("--description", default="", help="For the list of models.")
-@click.option(
-    "--ctx",
-    type=click.IntRange(min=1),
-    help="Context in tokens. [default: what target and draft were trained for, up to 8192]",
-)
+@context_option("what target and draft were trained for, up to 8192")
 def add(
     *,
     name: str,
@@ -55,7 +34,7 @@ def add(
     draft: str | None,
     head: str | None,
     description: str,
-    ctx: int | None,
+    context_length: int | None,
 ) -> None:
     """Name a pair of your own.
 
@@ -74,7 +53,7 @@ def add(
         draft=draft,
         head=head,
         description=description or name,
-        context_length=ctx,
+        context_length=context_length,
     )
     with waiting(lambda: "Looking at the models …"):
         add_preset(new)

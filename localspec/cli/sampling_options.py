@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from localspec.cli.flags import field_option, flags_of
 from localspec.errors import OptionError
 from localspec.sampling.params import SamplingParams
 
@@ -14,38 +15,36 @@ if TYPE_CHECKING:
 
 _DEFAULTS = SamplingParams()
 
-# Flag, field of SamplingParams, help. The field's default gives type and default.
-_VALUES = [
-    ("--temperature", "temperature", "0 is greedy."),
-    ("--top-k", "top_k", "0 is off."),
-    ("--top-p", "top_p", "1 is off."),
-    ("--min-p", "min_p", "0 is off."),
-    ("--typical-p", "typical_p", "Locally typical sampling; 1 is off."),
-    ("--top-n-sigma", "top_n_sigma", "Deviations below the best logit; below 0 is off."),
-    ("--repeat-penalty", "repetition_penalty", "Divides logits of recent tokens; 1 is off."),
-    ("--presence-penalty", "presence_penalty", "Taken from recent tokens; 0 is off."),
-    ("--frequency-penalty", "frequency_penalty", "Taken once per occurrence; 0 is off."),
-    ("--repeat-last-n", "penalty_last_n", "Tokens that count as recent."),
-    ("--dry-multiplier", "dry_multiplier", "DRY, against repeated sequences; 0 is off."),
-    ("--dry-base", "dry_base", "Growth of DRY's penalty per repeated token."),
-    ("--dry-allowed-length", "dry_allowed_length", "Repeats DRY lets pass, in tokens."),
-    ("--dry-penalty-last-n", "dry_penalty_last_n", "Tokens in which DRY looks for repeats."),
-    ("--min-tokens", "min_tokens", "The answer does not end before."),
-]
+# Fields of SamplingParams that are one number.
+_FIELDS = {
+    "temperature": "0 is greedy.",
+    "top_k": "0 is off.",
+    "top_p": "1 is off.",
+    "min_p": "0 is off.",
+    "typical_p": "Locally typical sampling; 1 is off.",
+    "top_n_sigma": "Standard deviations below the best logit; below 0 is off.",
+    "repetition_penalty": "Divides the logits of recent tokens; 1 is off.",
+    "presence_penalty": "Subtracted from the logits of recent tokens; 0 is off.",
+    "frequency_penalty": "Subtracted once for each occurrence; 0 is off.",
+    "penalty_last_n": "How many tokens count as recent.",
+    "dry_multiplier": "DRY, against repeated sequences; 0 is off.",
+    "dry_base": "Growth of DRY's penalty per repeated token.",
+    "dry_allowed_length": "Tokens that may repeat without DRY's penalty.",
+    "dry_penalty_last_n": "How many tokens DRY searches for repeats.",
+    "min_tokens": "The answer has at least so many tokens.",
+}
+# By each flag's name as Python would write it.
+FIELD_OF = {
+    flag.removeprefix("--").replace("-", "_"): field
+    for field in _FIELDS
+    for flag in flags_of(field)
+}
 
-# The field of each flag, by the flag's name as Python would write it.
-FIELDS = {flag.removeprefix("--").replace("-", "_"): field for flag, field, _ in _VALUES}
-
-# What llama.cpp's users may ask for, and get an answer why not.
+# Options of llama.cpp that are refused with the reason.
 _REFUSED = [
     "--xtc-probability", "--xtc-threshold", "--mirostat", "--mirostat-lr", "--mirostat-ent",
     "--adaptive-target", "--adaptive-decay",
 ]  # fmt: skip
-
-
-def _value_option(flag: str, field: str, text: str) -> Any:
-    default = getattr(_DEFAULTS, field)
-    return click.option(flag, field, type=type(default), help=f"{text} [default: {default}]")
 
 
 def _parse_biases(
@@ -64,33 +63,36 @@ def _parse_biases(
 
 
 OPTIONS = [
-    *(_value_option(*row) for row in _VALUES),
-    click.option("--ignore-eos", is_flag=True, help="Go on when the model would end."),
+    *(
+        field_option(SamplingParams, name, f"{text} [default: {getattr(_DEFAULTS, name)}]")
+        for name, text in _FIELDS.items()
+    ),
+    field_option(SamplingParams, "ignore_eos", "Go on where the model would end."),
     click.option(
         "--logit-bias",
         callback=_parse_biases,
         multiple=True,
         metavar="ID=NUMBER",
-        help="Added to a token's logit; -inf bans it. Repeatable.",
+        help="Added to a token's logit; -inf bans the token. Repeatable.",
     ),
     click.option(
         "--ban",
         multiple=True,
         metavar="TEXT|ID",
-        help="Never say this token, given by its text or id. Repeatable.",
+        help="A token never to say, by its text or id. Repeatable.",
     ),
     click.option(
         "--dry-sequence-breaker",
         "dry_sequence_breakers",
         multiple=True,
         metavar="TEXT",
-        help='A text no repeat reaches across; "none" for none. Repeatable. '
+        help='A text that ends a repeated sequence; "none" for none. Repeatable. '
         f"[default: {' '.join(map(ascii, _DEFAULTS.dry_sequence_breakers))}]",
     ),
     *(click.option(flag, hidden=True) for flag in _REFUSED),
 ]
-NAMES = (
-    *(field for _, field, _ in _VALUES),
+SAMPLING_NAMES = (
+    *_FIELDS,
     *("ignore_eos", "logit_bias", "ban", "dry_sequence_breakers"),
     *(flag.removeprefix("--").replace("-", "_") for flag in _REFUSED),
 )
@@ -98,7 +100,7 @@ NAMES = (
 
 def take_changes(values: dict[str, Any]) -> dict[str, Any]:
     """Move the sampling options out of a command's `values`: those that were given."""
-    taken = {name: values.pop(name) for name in NAMES}
+    taken = {name: values.pop(name) for name in SAMPLING_NAMES}
     # Not given is None, False or empty; 0 is a value.
     return {
         name: value

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from localspec.cli.flags import usual_flag
 from localspec.errors import LocalspecError
 from localspec.speculative.metrics import Provenance, Stats
 from localspec.speculative.policy_api import ProposerKind
@@ -45,21 +46,11 @@ _PROPOSERS = {
     ProposerKind.LOOKUP: "lookup",
     ProposerKind.FORCED: "the constraint",
 }
-# How commands say what errors call by the names that it has in Python.
-_FLAGS = {
-    "context_length": "--ctx",
-    "draft_tokens": "--draft-tokens",
-    "flash_attention": "--flash-attn",
-    "head": "--head",
-    "local_dir": "--local-dir",
-    "main_gpu": "--main-gpu",
-    "num_gpu_layers": "--gpu-layers",
-    "proposer": "--proposer",
-    "rpc": "--rpc",
-    "target": "--target",
-    "template": "--chat-template",
-    "tensor_split": "--tensor-split",
-}
+# Keywords that errors name, for which commands have an option.
+_KEYWORDS = (
+    *("context_length", "draft_tokens", "flash_attention", "head", "local_dir", "main_gpu"),
+    *("num_gpu_layers", "proposer", "rpc", "target", "template", "tensor_split"),
+)
 _WHOLE_FLAGS = {
     "draft_tokens=0": "--no-draft",
     "force=True": "--force",
@@ -68,7 +59,7 @@ _WHOLE_FLAGS = {
 }
 _ARGUMENT = re.compile(
     "|".join(map(re.escape, _WHOLE_FLAGS))
-    + rf"|\b(?P<name>{'|'.join(_FLAGS)})=(?P<value>…|\w+|\"\w+\")"
+    + rf"|\b(?P<name>{'|'.join(_KEYWORDS)})=(?P<value>…|\w+|\"\w+\")"
 )
 
 
@@ -290,5 +281,5 @@ def in_flags(text: str) -> str:
 def _flag(argument: re.Match[str]) -> str:
     if argument[0] in _WHOLE_FLAGS:
         return _WHOLE_FLAGS[argument[0]]
-    flag, value = _FLAGS[argument["name"]], argument["value"].strip('"')
+    flag, value = usual_flag(argument["name"]), argument["value"].strip('"')
     return flag if value == "…" else f"{flag} {value}"

@@ -17,6 +17,7 @@ from localspec.cli.completion import complete_preset
 from localspec.cli.device_options import RPC_OPTION
 from localspec.cli.download import offer_download
 from localspec.cli.help import Command
+from localspec.cli.model_options import context_option
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
 from localspec.presets.preset import Preset
@@ -57,9 +58,7 @@ DEFAULT_PORT = 8617  # that of no other program with models
     metavar="ORIGIN",
     help="Pages that may ask, as https://example.org; * is all. Repeatable. [default: none]",
 )
-@click.option(
-    "--ctx", type=click.IntRange(min=1), help="Context in tokens. [default: the preset's]"
-)
+@context_option("the preset's")
 @RPC_OPTION
 @click.option(
     "--known-models-only",
@@ -74,7 +73,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     api_key_file: Path | None,
     allowed_hosts: tuple[str, ...],
     cors_origins: tuple[str, ...],
-    ctx: int | None,
+    context_length: int | None,
     rpc: tuple[str, ...] | None,
     known_models_only: bool,
 ) -> None:
@@ -106,7 +105,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     for name in names:
         offer_download(name)
     models = ServedModels(
-        [ServedModel(_preset(name, rpc), ctx) for name in names],
+        [ServedModel(_preset(name, rpc), context_length) for name in names],
         takes_any_name=not known_models_only,
     )
     access = AccessRules(keys=keys, hosts=allowed_hosts, origins=cors_origins)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import click
 
 from localspec.cli.conversation import Conversation, ThoughtView
-from localspec.cli.sampling_options import FIELDS
+from localspec.cli.sampling_options import FIELD_OF
 from localspec.errors import OptionError, perhaps
 from localspec.sampling.params import SamplingParams, check_has_distribution
 from localspec.speculative.randomness import Randomness
@@ -69,7 +69,7 @@ def change_setting(conversation: Conversation, name: str, text: str) -> str:
 def _known(name: str) -> str:
     """The setting that a person means. Raises OptionError if there is none."""
     written = name.removeprefix("--").replace("-", "_")
-    setting = FIELDS.get(written, written)
+    setting = FIELD_OF.get(written, written)
     if setting in setting_names():
         return setting
     for option in click.get_current_context().command.params:

@@ -1,0 +1,61 @@
+"""Options of commands that stand for keywords of the library: one name, type and default."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import click
+
+# Keywords whose option is better known by another name, which is that of llama.cpp or shorter.
+_USUAL_FLAGS = {
+    "context_length": "--ctx",
+    "num_threads": "--threads",
+    "num_batch_threads": "--threads-batch",
+    "num_gpu_layers": "--gpu-layers",
+    "flash_attention": "--flash-attn",
+    "use_mlock": "--mlock",
+    "repetition_penalty": "--repeat-penalty",
+    "penalty_last_n": "--repeat-last-n",
+    "template": "--chat-template",
+}
+
+Decorator = Callable[[Any], Any]
+
+
+def flags_of(keyword: str) -> list[str]:
+    """The flags that stand for a keyword: the usual one, and the keyword with dashes."""
+    flag = "--" + keyword.replace("_", "-")
+    return list(dict.fromkeys((_USUAL_FLAGS.get(keyword, flag), flag)))
+
+
+def usual_flag(keyword: str) -> str:
+    """The flag that help and errors name."""
+    return flags_of(keyword)[0]
+
+
+def keyword_option(keyword: str, help: str, *, prefix: str = "", **more: Any) -> Decorator:
+    """Decorate a command with the option of a keyword; the command receives it by that name.
+
+    prefix: put before the name, as "draft" for the draft model's own threads.
+    """
+    if not prefix:
+        return click.option(*flags_of(keyword), keyword, help=help, **more)
+    flag = usual_flag(keyword).replace("--", f"--{prefix}-")
+    return click.option(flag, f"{prefix}_{keyword}", help=help, **more)
+
+
+def field_option(owner: type, field: str, help: str, *, prefix: str = "") -> Decorator:
+    """`keyword_option` for a field of a dataclass, whose type the option takes.
+
+    An option that is not given is None, or False for a switch.
+    """
+    kind = get_type_hints(owner)[field]
+    if get_origin(kind) in (Union, types.UnionType):
+        [kind] = set(get_args(kind)) - {type(None)}
+    if kind is bool:
+        return keyword_option(field, help, prefix=prefix, is_flag=True)
+    if get_origin(kind) is Literal:
+        return keyword_option(field, help, prefix=prefix, type=click.Choice(get_args(kind)))
+    return keyword_option(field, help, prefix=prefix, type=kind)
