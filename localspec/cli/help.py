@@ -12,7 +12,7 @@ from localspec.cli.sampling_options import SAMPLING_NAMES
 from localspec.errors import perhaps
 
 # Options by what they are about. What stands nowhere here is the command's own: it comes first.
-_HEADINGS = {
+HEADINGS = {
     "Model": ("model", "preset", "target", "draft", "head", "context_length", "force"),
     "Drafting": ("proposer", "draft_tokens", "no_draft", "rule"),
     "Prompt and answer": ("system", "template_name", "max_tokens", "seed"),
@@ -85,7 +85,7 @@ def _write_options(
             records[param.name] = record
     grouped = {
         heading: [records.pop(name) for name in names if name in records]
-        for heading, names in _HEADINGS.items()
+        for heading, names in HEADINGS.items()
     }
     for heading, rows in {"Options": list(records.values()), **grouped}.items():
         if rows:

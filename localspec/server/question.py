@@ -94,7 +94,8 @@ class Question:
 
 def answer_options(fields: Fields) -> dict[str, Any]:
     """What the fields that protocols share say of sampling, seed and drafting."""
-    found: dict[str, Any] = {ours: fields.number(name) for name, ours in _NUMBERS.items()}
+    numbers = ((ours, fields.number(name)) for name, ours in _NUMBERS.items())
+    found: dict[str, Any] = {ours: value for ours, value in numbers if value is not None}
     found |= {ours: fields.whole(name) for name, ours in _WHOLE_NUMBERS.items()}
     for name in _RECENT:
         if found[name] == -1:  # all of the context, in llama.cpp
