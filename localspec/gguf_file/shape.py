@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+from localspec.errors import OptionError
 from localspec.gguf_file.architectures import HeadGraph, State, architecture
 from localspec.gguf_file.header import Header, Value
 
+DEFAULT_CONTEXT_LENGTH = 8192  # tokens, at most, where nobody chooses
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
@@ -107,3 +109,16 @@ class ModelShape:
         if isinstance(value, tuple):
             return max((int(number) for number in value), default=0)
         return value if isinstance(value, int) else 0
+
+
+def context_to_open(wanted: int | None, trained: int, name: str) -> int:
+    """The tokens to open a model's context for; wanted None leaves the choice to us.
+
+    trained: tokens that the model was trained for. Raises OptionError beyond them.
+    """
+    if wanted is not None and wanted > trained:
+        raise OptionError(
+            f"a context of {wanted} tokens is asked for; {name} was trained for {trained}",
+            f"Choose context_length={trained} or less.",
+        )
+    return wanted or min(trained, DEFAULT_CONTEXT_LENGTH)

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from localspec.gguf_file.head import HeadFacts
 from localspec.llama import params as llama_params
-from localspec.llama.assistant import AssistantHead
 from localspec.llama.eagle import EagleHead
 from localspec.llama.handle import Handle
-from localspec.llama.head import LlamaHead
+from localspec.llama.head import AssistantHead, LlamaHead
 from localspec.llama.library import llama_cpp, stop_callback
 from localspec.llama.model import LlamaModel
 from localspec.llama.native import LoadWatch

@@ -25,7 +25,7 @@ from localspec.errors import (
     Interrupted,
     ModelFileError,
 )
-from localspec.gguf_file.context_length import context_to_open
+from localspec.gguf_file.shape import context_to_open
 from localspec.llama import params as llama_params
 from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import Cache

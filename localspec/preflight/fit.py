@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from localspec.errors import MemoryLimitError
-from localspec.gguf_file.context_length import context_to_open
 from localspec.gguf_file.header import Header
-from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.gguf_file.tensor_types import repacked_types
 from localspec.hub.hub_file import HubModel
 from localspec.llama.options import LlamaOptions

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from localspec.atomic_write import write_whole
 from localspec.errors import OptionError, PairError, PresetError
-from localspec.gguf_file.context_length import context_to_open
 from localspec.gguf_file.head import check_target, head_misfit
 from localspec.gguf_file.header import Header
-from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.hub.api import remote_file
 from localspec.hub.hub_file import HubFile
 from localspec.presets.model_header import by_what_they_are, find_model, read_model_header
