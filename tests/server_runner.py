@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import httpx
 
-from localspec.presets.presets import find_preset
 from localspec.server.app import Limits, Server
 from localspec.server.guard import AccessRules
 from localspec.server.running import Runner, listen
@@ -54,7 +53,7 @@ def running_server(
 ) -> Iterator[Running]:
     """A server until the block is left. It loads its models when they are asked for."""
     models = ServedModels(
-        [ServedModel(find_preset(name), context_length) for name in presets],
+        [ServedModel(name, context_length) for name in presets],
         takes_any_name=takes_any_name,
     )
     server = Server(models, limits or Limits())

@@ -17,6 +17,13 @@ QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 
 @pytest.fixture(scope="module")
+def short():
+    """With a context of fewer tokens than the model was trained for."""
+    with running_server(context_length=256) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def server():
     with running_server() as running:
         yield running
@@ -255,3 +262,24 @@ def test_what_is_refused(server, fields, what, code, stream):
     assert error["code"] == code
     assert error["type"] == "invalid_request_error"
     assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"messages": [3]}, "message 0 is 3. Give an object with role and content."),
+        ({"messages": [{"role": "user", "content": 5}]}, "Give a string, null, or a list of"),
+        ({"proposer": "head"}, "this engine has no proposer 'head'. It has "),
+        ({"repeat_last_n": -7}, "repeat_last_n is -7"),
+        (
+            {"messages": [{"role": "user", "content": "fox " * 400}]},
+            "or start the server with a larger context, up to 2048 tokens.",
+        ),
+    ],
+)
+def test_an_error_speaks_of_fields_and_not_of_python(short, fields, told):
+    response = short.ask("/v1/chat/completions", **{"messages": QUESTION, **fields})
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert told in message
+    assert "=" not in message

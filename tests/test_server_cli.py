@@ -16,8 +16,10 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+import localspec
 from localspec.cli import main
 from localspec.cli.client_settings import ready_settings
+from server_runner import running_server
 
 PAGE = Path(__file__).parent.parent / "docs" / "server.md"
 
@@ -98,6 +100,43 @@ def test_another_address_needs_a_key(tmp_path):
     empty.write_text("\n \n")
     assert "holds no key" in refused("--host", "0.0.0.0", "--api-key-file", empty).output
     assert "api-key-file" in refused("--api-key-file", tmp_path / "none").output
+
+
+@pytest.mark.process
+def test_a_file_is_served_under_its_own_name(demo_target):
+    """As everything that `localspec.load` takes."""
+    with running_server(presets=[str(demo_target)]) as server:
+        (listed,) = server.client.get("/v1/models").json()["data"]
+        assert listed["id"] == demo_target.stem
+        assert listed["max_model_len"] == 2048
+        assert server.client.get(f"/v1/models/{listed['id']}").json() == listed
+        shown = server.ask("/api/show", model=listed["id"]).json()
+        assert shown["model_info"]["general.basename"] == demo_target.stem
+        assert len(server.client.get("/api/tags").json()["models"][0]["digest"]) == 64
+        assert server.chat(model=listed["id"], max_tokens=2)["model"] == demo_target.stem
+
+
+@pytest.mark.process
+def test_a_model_of_the_hub_is_served_under_the_name_that_it_was_given(hub):
+    name = "hf:Qwen/Qwen2-7B-Instruct-GGUF/qwen2-7b-instruct-q4_k_m.gguf"
+    localspec.download(name)
+    with running_server(presets=[name]) as server:
+        (listed,) = server.client.get("/v1/models").json()["data"]
+        assert listed["id"] == name
+        assert server.client.get(f"/v1/models/{name}").json() == listed
+        assert server.chat(model=name, max_tokens=1)["model"] == name
+
+
+def test_two_files_of_one_name_cannot_be_served(tmp_path, demo_target):
+    copy = tmp_path / demo_target.name
+    copy.write_bytes(demo_target.read_bytes())
+    told = " ".join(refused(str(demo_target), str(copy)).output.split())
+    assert f"2 models are called '{demo_target.stem}'" in told
+
+
+def test_the_usual_model_is_served_where_none_is_named(monkeypatch):
+    monkeypatch.setenv("LOCALSPEC_MODEL", "nothing")
+    assert "there is no preset 'nothing'" in refused().output
 
 
 def test_what_cannot_be_served():

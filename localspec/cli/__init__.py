@@ -72,7 +72,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("rm", "remove", "delete"), "localspec models remove PRESET"),
     **dict.fromkeys(
         ("ps", "stop", "load", "unload"),
-        "localspec serve PRESET, and Ctrl-C; nothing runs in the background",
+        "localspec serve MODEL, and Ctrl-C; nothing runs in the background",
     ),
     **dict.fromkeys(("server", "start"), "localspec serve"),
     "cp": "localspec models alias SHORT MODEL",

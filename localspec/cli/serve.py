@@ -6,28 +6,29 @@ import contextlib
 import importlib.util
 import ipaddress
 import logging
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from localspec.chat.text_file import read_text_file
 from localspec.cli.client_settings import ready_settings
-from localspec.cli.completion import complete_preset
+from localspec.cli.completion import complete_model
 from localspec.cli.device_options import RPC_OPTION
 from localspec.cli.download import offer_download
 from localspec.cli.help import Command
 from localspec.cli.model_options import context_option
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
-from localspec.presets.preset import Preset
-from localspec.presets.presets import DEFAULT_PRESET, find_preset
+from localspec.presets.choice import choose_model
+from localspec.presets.presets import DEFAULT_PRESET
 
 DEFAULT_PORT = 8617  # that of no other program with models
 
 
 @click.command(cls=Command)
-@click.argument("presets", nargs=-1, metavar="[PRESET]...", shell_complete=complete_preset)
+@click.argument("models", nargs=-1, metavar="[MODEL]...", shell_complete=complete_model)
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="The address to listen on."
 )
@@ -58,7 +59,7 @@ DEFAULT_PORT = 8617  # that of no other program with models
     metavar="ORIGIN",
     help="Pages that may ask, as https://example.org; * is all. Repeatable. [default: none]",
 )
-@context_option("the preset's")
+@context_option("the preset's, or the model's own up to 8192")
 @RPC_OPTION
 @click.option(
     "--known-models-only",
@@ -67,7 +68,7 @@ DEFAULT_PORT = 8617  # that of no other program with models
 )
 def serve(  # noqa: PLR0913  each is an option of the command
     *,
-    presets: tuple[str, ...],
+    models: tuple[str, ...],
     host: str,
     port: int,
     api_key_file: Path | None,
@@ -79,12 +80,14 @@ def serve(  # noqa: PLR0913  each is an option of the command
 ) -> None:
     """Answer programs that speak OpenAI's, Anthropic's or Ollama's protocols.
 
-    They get the models of PRESETs: the first one is loaded at once, the others when they are
-    asked for. On any address but this machine's own a key is needed. Ctrl-C stops the server.
+    A MODEL is a preset, an alias, a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT.
+    The first one is loaded at once, the others when they are asked for. On any address but this
+    machine's own a key is needed. Ctrl-C stops the server.
 
     \b
         localspec serve
         localspec serve qwen2.5-7b --ctx 32768
+        localspec serve models/qwen2.5-7b-instruct-q4_k_m.gguf
         curl http://127.0.0.1:8617/v1/chat/completions \\
             -d '{"messages": [{"role": "user", "content": "Hello!"}]}'
     """
@@ -101,29 +104,40 @@ def serve(  # noqa: PLR0913  each is an option of the command
             f"{host} can be reached from other machines, and no key is needed",
             "Give --api-key-file FILE, or leave --host out.",
         )
-    names = dict.fromkeys(presets or (DEFAULT_PRESET,))
+    names = dict.fromkeys(models or (_usual_name(),))
     for name in names:
         offer_download(name)
-    models = ServedModels(
-        [ServedModel(_preset(name, rpc), context_length) for name in names],
+    served = ServedModels(
+        [ServedModel(name, context_length, rpc) for name in names],
         takes_any_name=not known_models_only,
     )
+    _require_own_names([model.name for model in served.all])
     access = AccessRules(keys=keys, hosts=allowed_hosts, origins=cors_origins)
     with listen(host, port) as listening:
         address = _address(host, listening.getsockname()[1])
         with waiting(lambda: "Loading the models …"):
-            models.open_first()
-        server = Server(models, Limits())
-        first = models.all[0]
+            served.open_first()
+        server = Server(served, Limits())
+        first = served.all[0]
         told = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
         runner = Runner(server.app(access), lambda: click.echo(told, err=True), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once it has ended
             runner.run(sockets=[listening])
 
 
-def _preset(name: str, rpc: tuple[str, ...] | None) -> Preset:
-    preset = find_preset(name)
-    return preset if rpc is None else replace(preset, rpc=rpc)
+def _usual_name() -> str:
+    """The model that commands use where none is named."""
+    chosen = choose_model(None, None, None, is_target=False)
+    return chosen.preset or chosen.target or DEFAULT_PRESET
+
+
+def _require_own_names(names: Sequence[str]) -> None:
+    for name, number in Counter(names).items():
+        if number > 1:
+            raise OptionError(
+                f"{number} models are called {name!r}, and clients could not choose",
+                "Name one: localspec models add NAME --target FILE.",
+            )
 
 
 def _require_server() -> None:

@@ -31,6 +31,23 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 _TOO_LONG = re.compile(r"the prompt has (\d+) tokens; the context holds (\d+)")
+# What hints say in Python's words, and what a client calls it.
+_CLIENTS_WORDS = {
+    "a str": "a string",
+    "a dict": "an object",
+    "a tuple": "a list",
+    "None": "null",
+    "True or False": "true or false",
+    "engine.stream() or engine.generate()": "/v1/completions",
+    "engine.generate_raw()": "/v1/completions",
+    "load the model with": "start the server with",
+    "Load it again": "Ask again",
+    "Install it:": "Install it where the server runs:",
+}
+_PYTHON_ARGUMENT = re.compile(r" \(\w+=[^)]*\)")  # as (context_length=…)
+_OWN_FIELD = re.compile(r"\bpenalty_last_n")  # which clients call repeat_last_n
+_CLAUSE_END = re.compile(r"(?<=[.;]) ")
+_CODE = re.compile(r"\b\w+=\S|\w\(\)")  # an argument or a call in Python
 _RETRY_AFTER_S = 2  # when a client should ask again after too many waited
 
 
@@ -83,7 +100,18 @@ def refusal_of(error: Exception) -> RequestError:
         status, code = 503, "overloaded"
     elif isinstance(error, CrashedError):
         logger.error("the process of the models ended", exc_info=error)
-    return RequestError(str(error), error.hint, status=status, code=code)
+    message = _OWN_FIELD.sub("repeat_last_n", str(error))
+    return RequestError(message, _hint_for_clients(error.hint), status=status, code=code)
+
+
+def _hint_for_clients(hint: str) -> str:
+    """The hint without what only a program in Python could do."""
+    hint = _PYTHON_ARGUMENT.sub("", hint)
+    for word, clients in _CLIENTS_WORDS.items():
+        hint = hint.replace(word, clients)
+    clauses = [each for each in _CLAUSE_END.split(hint) if not _CODE.search(each)]
+    useful = " ".join(clauses)
+    return f"{useful[:-1]}." if useful.endswith(";") else useful
 
 
 def stopping() -> RequestError:
