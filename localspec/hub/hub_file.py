@@ -27,7 +27,7 @@ class HubFile:
     """A file of a hub repository; None stands for what is not known.
 
     revision: a commit, or a branch or tag; None is main. sha256: of the content, hex.
-    Raises OptionError for a name that is none or would lead out of its folder.
+    Raises OptionError for a name that is not valid or would lead out of its folder.
     """
 
     repo: str

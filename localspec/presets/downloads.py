@@ -54,19 +54,18 @@ def download(
     reuse: bool = False,
     on_progress: OnProgress = lambda _progress: None,
 ) -> list[Path]:
-    """Fetch a preset's files, or those of one model; their paths, target first.
+    """Download a preset's files, or those of one model; their paths, target first.
 
-    Files that are here already cost nothing. What an earlier call received is kept and
-    continued; every file is checked against its sha256 before it gets its name. source: a
-    preset or its name, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf, or
-    owner/repo:QUANT. local_dir: a plain folder instead of
-    the hub's cache; what stands there under a file's name is compared with its sha256, and
-    refused if it is something else. reuse: take files that LM Studio, Ollama or llama.cpp
-    keep, after the same check. on_progress: called in this thread when a file has come
-    further, with its latest state, and a few times a second while none does; an exception
-    in it ends the download within about a second.
+    Files that are here already cost nothing. Bytes from an earlier call are kept and continued;
+    every file is checked against its sha256 before it gets its name. source: a preset or its
+    name, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf, or owner/repo:QUANT.
+    local_dir: a plain folder instead of the hub's cache; an existing file of the same name is
+    compared with the sha256, and refused if it differs. reuse: take files that LM Studio,
+    Ollama or llama.cpp keep, after the same check. on_progress: called in this thread with the
+    latest state of a file that has advanced, and a few times a second while none does; an
+    exception in it ends the download within about a second.
 
-    Raises DownloadError, PresetError, or OptionError for an argument that is none.
+    Raises DownloadError, PresetError, or OptionError for an invalid argument.
     """
     if not callable(on_progress):
         raise OptionError(

@@ -77,7 +77,7 @@ def _shipped_presets() -> Mapping[str, Preset]:
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of that name, or that an alias of that name stands for.
+    """The preset of that name, or of an alias of that name.
 
     Raises UnknownPresetError if there is none, PresetError if the user's file, where it might
     stand, is malformed.
