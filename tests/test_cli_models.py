@@ -300,7 +300,7 @@ def test_add_refuses_a_path_that_is_no_text(hub: StandinHub, tmp_path, demo_targ
     before = user_presets_file().read_bytes()
     result = run("models", "add", "mine", "--target", path)
     assert result.exit_code == 2
-    assert "is no Unicode text" in result.stderr
+    assert "is not Unicode text" in result.stderr
     assert user_presets_file().read_bytes() == before
 
 
@@ -356,13 +356,13 @@ def test_an_addition_that_cannot_be_written_leaves_the_file_and_nothing_else(
         (["download"], 2, "Missing argument"),
         (["download", "nope"], 2, "no preset 'nope'"),
         (["download", "../../x"], 2, "no preset '../../x'"),
-        (["download", __file__], 2, "is on this machine: there is nothing to fetch"),
+        (["download", __file__], 2, "is on this machine: there is nothing to download"),
         (["download", "hf:o"], 2, "names no file"),
         (["download", "qwen2-7b", "--local-dir", __file__], 2, "is a file"),
         (["models", "path", "nope"], 2, "no preset 'nope'"),
         (["models", "verify", "nope"], 2, "no preset 'nope'"),
         (["models", "remove", "../x"], 2, "no preset '../x'"),
-        (["models", "add", "../x", "--target", "t"], 2, "no name for a preset"),
+        (["models", "add", "../x", "--target", "t"], 2, "not a valid preset name"),
         (["models", "add", "x"], 2, "--target"),
         (["models", "add", "x", "--target", "absent.gguf"], 2, "does not exist"),
         (["models", "add", "x", "--target", __file__], 1, "not a GGUF file"),

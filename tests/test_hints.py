@@ -97,9 +97,9 @@ def test_a_pair_that_is_none_is_told_to_each_in_its_words(tmp_path, demo_target)
     )
     with pytest.raises(localspec.PairError) as caught:
         localspec.load(demo_target, draft=other)
-    assert caught.value.hint.endswith("leave it away (draft_tokens=0).")
+    assert caught.value.hint.endswith("leave it out (draft_tokens=0).")
     told = run("generate", "Hi", "--target", demo_target, "--draft", other)
-    assert "leave it away (--no-draft)." in told.stderr
+    assert "leave it out (--no-draft)." in told.stderr
 
 
 def refused(ask: Callable[[], object]) -> str:

@@ -186,7 +186,7 @@ def _files_of(source: str | Preset, on_progress: OnProgress) -> list[HubFile]:
         return list(model.files)
     if isinstance(model, LocalModel) and os.path.exists(model.path):
         raise OptionError(
-            f"{source} is on this machine: there is nothing to fetch", "Use it by its path."
+            f"{source} is on this machine: there is nothing to download", "Use it by its path."
         )
     raise no_such_preset(source)
 
@@ -202,7 +202,7 @@ def _place_for(local_dir: str | os.PathLike[str] | None) -> FileStore:
         return Folder(Path(local_dir))
     except (TypeError, ValueError) as error:
         raise OptionError(
-            f"local_dir is {local_dir!r}, no path: {error}", "Give the path of a folder."
+            f"local_dir is {local_dir!r}, not a path: {error}", "Give the path of a folder."
         ) from error
 
 

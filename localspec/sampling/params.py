@@ -134,7 +134,7 @@ class SamplingParams:
             check_has_distribution(name)
             known = ", ".join(self.__dataclass_fields__)
             hint = perhaps(name, self.__dataclass_fields__).strip() or f"Choose from: {known}."
-            raise OptionError(f"{name} is no sampling option", hint)
+            raise OptionError(f"{name} is not a sampling option", hint)
         return dataclasses.replace(self, **changes)
 
 
