@@ -43,7 +43,7 @@ class Server:
         line: asyncio.Future[bytes],
         writer: asyncio.StreamWriter,
     ) -> None:
-        async with chat.astream(question) as stream:
+        async with chat.send(question) as stream:
             async for piece in stream:
                 if line.done() and not line.result():
                     return  # they are gone; leaving the block stops the engine

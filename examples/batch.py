@@ -18,7 +18,7 @@ def main(questions: Path, answers: Path) -> None:
     with localspec.load() as engine, answers.open("a", encoding="utf-8") as file:
         for number, question in enumerate(lines[num_done:], num_done):
             # A chat of its own: no question knows of the others. The seed makes it repeatable.
-            reply = engine.chat().send(question, seed=number, max_tokens=400)
+            reply = engine.chat().send(question, seed=number, max_tokens=400).reply()
             result = {
                 "question": question,
                 "answer": reply.text,

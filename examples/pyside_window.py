@@ -28,12 +28,12 @@ class Reader(QObject):
     def __init__(self, chat: localspec.Chat) -> None:
         super().__init__()
         self._chat = chat
-        self._stream: localspec.Stream | None = None
+        self._stream: localspec.Answer | None = None
         self._worker = threading.Thread()
 
     def start(self, question: str) -> None:
         """Begin to read an answer. Raises LocalspecError if there can be none."""
-        self._stream = self._chat.stream(question)
+        self._stream = self._chat.send(question)
         self._worker = threading.Thread(target=self._read, args=(self._stream,))
         self._worker.start()
 
@@ -47,7 +47,7 @@ class Reader(QObject):
         if self._worker.is_alive():
             self._worker.join()
 
-    def _read(self, stream: localspec.Stream) -> None:
+    def _read(self, stream: localspec.Answer) -> None:
         try:
             for piece in stream:
                 if not piece.is_thought:

@@ -37,7 +37,7 @@ class Visitors:
             try:
                 begun = self.engine.chat(system="You are terse.")
                 chat = self.chats.setdefault(visitor, begun)
-                async with chat.astream(question) as stream:
+                async with chat.send(question) as stream:
                     async for piece in stream:
                         if not piece.is_thought:
                             yield piece.text

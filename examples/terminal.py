@@ -5,6 +5,6 @@ import localspec
 with localspec.load() as engine:
     chat = engine.chat()
     while question := input("> "):
-        for piece in chat.stream(question):
+        for piece in chat.send(question):
             print("" if piece.is_thought else piece.text, end="", flush=True)
         print()

@@ -18,7 +18,7 @@ class ChatWindow:
     def __init__(self, root: tk.Tk, engine: localspec.Engine) -> None:
         self._root = root
         self._chat = engine.chat()
-        self._stream: localspec.Stream | None = None
+        self._stream: localspec.Answer | None = None
         self._reader = threading.Thread()
         # Tk may be used from its own thread only, so the reader's pieces wait here.
         self._arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -40,7 +40,7 @@ class ChatWindow:
         self.entry.delete(0, "end")
         self.transcript.insert("end", f"\n> {question}\n")
         try:
-            self._stream = self._chat.stream(question)
+            self._stream = self._chat.send(question)
         except localspec.LocalspecError as error:
             self.transcript.insert("end", f"[{error} {error.hint}]")
             return
@@ -57,7 +57,7 @@ class ChatWindow:
         if self._stream is not None:
             self._stream.cancel()
 
-    def _read(self, stream: localspec.Stream) -> None:
+    def _read(self, stream: localspec.Answer) -> None:
         try:
             for piece in stream:
                 if not piece.is_thought:

@@ -4,7 +4,7 @@
 
     with localspec.load() as engine:
         chat = engine.chat()
-        for piece in chat.stream("Tell me a story about a fox."):
+        for piece in chat.send("Tell me a story about a fox."):
             print(piece.text, end="", flush=True)
 
 Everything is loaded on first use: importing this package is quick.
@@ -71,15 +71,15 @@ if TYPE_CHECKING:
         ProposerKind,
     )
     from localspec.speculative.ratio_estimate import RatioEstimate
-    from localspec.streaming.async_stream import AsyncStream
+    from localspec.streaming.answer import Answer
     from localspec.streaming.options import AnswerOptions
-    from localspec.streaming.stream import Piece, Reply, Stream
+    from localspec.streaming.reply import Piece, Reply
     from localspec.tools.calls import CallPiece
     from localspec.tools.tool import ToolCall
 
 __all__ = [
+    "Answer",
     "AnswerOptions",
-    "AsyncStream",
     "BusyError",
     "CacheError",
     "CallPiece",
@@ -129,7 +129,6 @@ __all__ = [
     "SamplingParams",
     "SessionError",
     "Stats",
-    "Stream",
     "TemplateError",
     "TemplateLimitError",
     "TokenLogprob",
@@ -148,8 +147,8 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "Answer": "streaming.answer",
     "AnswerOptions": "streaming.options",
-    "AsyncStream": "streaming.async_stream",
     "CallPiece": "tools.calls",
     "Chat": "chat.chat",
     "DiskUsage": "engine.disk_usage",
@@ -168,7 +167,7 @@ _MODULE_OF = {
     "MemoryEstimate": "preflight.memory",
     "ModelFacts": "preflight.explanation",
     "PairMemory": "preflight.room",
-    "Piece": "streaming.stream",
+    "Piece": "streaming.reply",
     "PolicyEstimate": "speculative.policy_api",
     "Preset": "presets.preset",
     "PresetState": "presets.installed",
@@ -176,10 +175,9 @@ _MODULE_OF = {
     "ProposerKind": "speculative.policy_api",
     "Provenance": "speculative.metrics",
     "RatioEstimate": "speculative.ratio_estimate",
-    "Reply": "streaming.stream",
+    "Reply": "streaming.reply",
     "SamplingParams": "sampling.params",
     "Stats": "speculative.metrics",
-    "Stream": "streaming.stream",
     "TokenLogprob": "sampling.logprobs",
     "TokenLogprobs": "sampling.logprobs",
     "ToolCall": "tools.tool",

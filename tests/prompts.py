@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from localspec.chat.chat import Chat
-from localspec.chat.prompt import Prompt
 from localspec.chat.room import Asked
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn
 from localspec.streaming.cancellation import never
+from localspec.streaming.prompt import Prompt
 from localspec.tools.tool import ToolUse
 
 

@@ -17,7 +17,7 @@ def answer_there(connection: Connection, prompt: str) -> None:
     """Load the demo pair and send a reply back."""
     with localspec.load(**ALIKE) as engine:
         greedy = localspec.SamplingParams(temperature=0)
-        connection.send(engine.generate(prompt, sampling=greedy, max_tokens=20))
+        connection.send(engine.generate_raw(prompt, sampling=greedy, max_tokens=20).reply())
 
 
 class Usage(NamedTuple):
@@ -49,7 +49,7 @@ def load_again_and_again(connection: Connection) -> None:
             connection.send(Usage.now())
         engine = localspec.load(num_threads=1)
         for text in ("Hello!", "Hi!"):
-            engine.chat().send(text, sampling=greedy, max_tokens=3)
+            engine.chat().send(text, sampling=greedy, max_tokens=3).reply()
         if number % 2:
             engine.close()
         del engine

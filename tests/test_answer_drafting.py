@@ -20,7 +20,7 @@ def engine(request):
 
 
 def ask(engine, **options):
-    return engine.complete(QUESTION, temperature=0, **options)
+    return engine.generate(QUESTION, temperature=0, **options).reply()
 
 
 def test_an_answer_has_its_own_number_of_draft_tokens(engine):
@@ -38,9 +38,9 @@ def test_an_answer_has_its_own_proposer(engine):
     assert ask(engine, proposer="none").stats.num_draft_tokens == 0
     assert set(ask(engine, proposer="draft").stats.drafted_per_proposer) == {DRAFT}
     text = "One two three four. " * 8
-    looked_up = engine.generate(
+    looked_up = engine.generate_raw(
         text, temperature=0, ignore_eos=True, max_tokens=60, proposer="lookup"
-    )
+    ).reply()
     assert set(looked_up.stats.drafted_per_proposer) <= {LOOKUP}
     with pytest.raises(OptionError, match="no proposer 'head'") as caught:
         ask(engine, proposer="head")
@@ -82,8 +82,10 @@ def test_a_prediction_is_proposed_and_changes_nothing(engine):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_seed_says_the_same_with_a_prediction(engine, seed):
     options = {"temperature": 1.2, "seed": seed, "max_tokens": 60}
-    plain = engine.complete(QUESTION, draft_tokens=0, **options)
-    predicted = engine.complete(QUESTION, prediction=plain.text, proposer="lookup", **options)
+    plain = engine.generate(QUESTION, draft_tokens=0, **options).reply()
+    predicted = engine.generate(
+        QUESTION, prediction=plain.text, proposer="lookup", **options
+    ).reply()
     assert predicted.token_ids == plain.token_ids
     assert predicted.stats.num_accepted > 0
 
@@ -92,7 +94,7 @@ def test_the_engines_own_policy_comes_back():
     with localspec.load("demo", draft_tokens=2) as engine:
         usual = engine.draft_policy
         assert ask(engine, draft_tokens=5, max_tokens=5).token_ids
-        with engine.stream("Hello", draft_tokens=0) as stream:
+        with engine.generate_raw("Hello", draft_tokens=0) as stream:
             next(stream)
             assert engine.draft_policy == FixedDraftPolicy(0)
         assert engine.draft_policy is usual

@@ -10,6 +10,7 @@ import pytest
 
 import localspec
 from localspec.errors import ContextError, EngineError
+from localspec.streaming.answer import read_all
 
 GREEDY = localspec.SamplingParams(temperature=0)
 STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
@@ -24,23 +25,23 @@ def engine():
 
 def test_the_twins_say_the_same(engine):
     async def ask() -> list[object]:
-        stream = engine.astream(STORY, sampling=GREEDY)
+        stream = engine.generate_raw(STORY, sampling=GREEDY)
         pieces = [piece async for piece in stream]
-        again = await engine.agenerate(STORY, sampling=GREEDY)
+        again = await engine.generate_raw(STORY, sampling=GREEDY)
         chat = engine.chat()
-        async with chat.astream("Tell me a story about a fox.", sampling=GREEDY) as told:
+        async with chat.send("Tell me a story about a fox.", sampling=GREEDY) as told:
             async for _ in told:
                 pass
-        more = await chat.asend("Another one!", sampling=GREEDY)
-        return ["".join(p.text for p in pieces), stream.reply.text, again.text, told.reply.text,
-                more.text]  # fmt: skip
+        more = await chat.send("Another one!", sampling=GREEDY)
+        replies = (stream.reply(), again, told.reply(), more)
+        return ["".join(p.text for p in pieces), *(reply.text for reply in replies)]
 
     texts = asyncio.run(ask())
-    plain = engine.generate(STORY, sampling=GREEDY).text
+    plain = engine.generate_raw(STORY, sampling=GREEDY).reply().text
     assert texts[:4] == [plain] * 4
     chat = engine.chat()
-    chat.send("Tell me a story about a fox.", sampling=GREEDY)
-    assert chat.send("Another one!", sampling=GREEDY).text == texts[4]
+    chat.send("Tell me a story about a fox.", sampling=GREEDY).reply()
+    assert chat.send("Another one!", sampling=GREEDY).reply().text == texts[4]
 
 
 def test_decodes_run_in_another_thread_while_the_loop_goes_on(engine):
@@ -58,7 +59,9 @@ def test_decodes_run_in_another_thread_while_the_loop_goes_on(engine):
     ticked = threading.Event()
 
     async def ask() -> localspec.Reply:
-        asking = asyncio.ensure_future(engine.agenerate(STORY, sampling=GREEDY, max_tokens=12))
+        asking = asyncio.ensure_future(
+            engine.generate_raw(STORY, sampling=GREEDY, max_tokens=12)
+        )
         while not asking.done():
             ticked.set()
             await asyncio.sleep(0)
@@ -69,7 +72,7 @@ def test_decodes_run_in_another_thread_while_the_loop_goes_on(engine):
         reply = asyncio.run(ask())
     finally:
         del engine._target.decode
-    assert reply.text == engine.generate(STORY, sampling=GREEDY, max_tokens=12).text
+    assert reply.text == engine.generate_raw(STORY, sampling=GREEDY, max_tokens=12).reply().text
     assert len(seen) == 1
     assert threading.get_ident() not in seen
 
@@ -78,51 +81,52 @@ def test_what_is_left_is_read_in_the_thread_of_the_answer(engine):
     """After some pieces, of one that is cancelled meanwhile, and of one that is closed."""
     threads = set()
 
-    async def ask() -> tuple[list[localspec.Piece], localspec.AsyncStream]:
-        stream = engine.astream(STORY, sampling=GREEDY, max_tokens=20)
+    async def ask() -> tuple[list[localspec.Piece], localspec.Answer]:
+        stream = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20)
         pieces = [await stream.__anext__()]
 
         def tell(piece: localspec.Piece) -> None:
             threads.add(threading.get_ident())
             pieces.append(piece)
 
-        await stream.read_all(tell)
-        await stream.aclose()
-        await stream.read_all(tell)  # nothing is left
+        await read_all(stream, tell)
+        async with stream:
+            pass
+        await read_all(stream, tell)  # nothing is left
         return pieces, stream
 
     pieces, stream = asyncio.run(ask())
-    assert pieces == list(engine.stream(STORY, sampling=GREEDY, max_tokens=20))
-    assert stream.reply.finish_reason == "length"
+    assert pieces == list(engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20))
+    assert stream.reply().finish_reason == "length"
     assert len(threads) == 1
     assert threading.get_ident() not in threads
 
-    async def ask_and_give_up() -> localspec.AsyncStream:
-        stream = engine.astream(STORY, sampling=LONG)
+    async def ask_and_give_up() -> localspec.Answer:
+        stream = engine.generate_raw(STORY, sampling=LONG)
         has_begun = asyncio.Event()
         loop = asyncio.get_running_loop()
         reading = asyncio.ensure_future(
-            stream.read_all(lambda _piece: loop.call_soon_threadsafe(has_begun.set))
+            read_all(stream, lambda _piece: loop.call_soon_threadsafe(has_begun.set))
         )
         await has_begun.wait()
         with pytest.raises(EngineError, match="another task"):
-            await stream.read_all(print)
+            await read_all(stream, print)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
         return stream
 
     stream = asyncio.run(ask_and_give_up())
-    assert stream.reply.finish_reason == "cancelled"
-    assert 0 < len(stream.reply.token_ids) < 1000
-    assert engine.generate("Hi", max_tokens=1).token_ids
+    assert stream.reply().finish_reason == "cancelled"
+    assert 0 < len(stream.reply().token_ids) < 1000
+    assert engine.generate_raw("Hi", max_tokens=1).reply().token_ids
 
 
 def test_cancelling_the_task_ends_the_answer(engine):
     """At whatever moment; the engine is free when the task is done, and what was said stays."""
 
     async def ask(pieces_before: int) -> localspec.Reply:
-        stream = engine.astream(STORY * 8, sampling=LONG)
+        stream = engine.generate_raw(STORY * 8, sampling=LONG)
         read = 0
 
         async def reader() -> None:
@@ -137,13 +141,13 @@ def test_cancelling_the_task_ends_the_answer(engine):
         if pieces_before:
             await begun.wait()
         else:
-            while stream._work.stream is None:
+            while stream._reader.state.run is None:
                 await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert engine.generate("Hi", max_tokens=1).token_ids
-        return stream.reply
+        assert engine.generate_raw("Hi", max_tokens=1).reply().token_ids
+        return stream.reply()
 
     for pieces_before in (0, 1, 7, 40):
         reply = asyncio.run(ask(pieces_before))
@@ -154,8 +158,8 @@ def test_cancelling_the_task_ends_the_answer(engine):
 def test_a_timeout_around_an_answer_works(engine):
     async def ask() -> None:
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(engine.agenerate(STORY, sampling=LONG), timeout=0.05)
-        assert (await engine.agenerate(STORY, max_tokens=3)).token_ids
+            await asyncio.wait_for(engine.generate_raw(STORY, sampling=LONG), timeout=0.05)
+        assert (await engine.generate_raw(STORY, max_tokens=3)).token_ids
 
     asyncio.run(ask())
 
@@ -164,9 +168,7 @@ def test_closing_from_another_task_ends_the_answer(engine):
     """Also while the first is in the middle of a decode, and when nothing has begun."""
 
     async def ask() -> None:
-        stream = engine.astream(STORY * 8, sampling=LONG)
-        with pytest.raises(EngineError, match="not begun"):
-            _ = stream.reply
+        stream = engine.generate_raw(STORY * 8, sampling=LONG)
 
         async def read() -> int:
             return len([piece async for piece in stream])
@@ -175,14 +177,16 @@ def test_closing_from_another_task_ends_the_answer(engine):
         await asyncio.sleep(0.05)
         with pytest.raises(EngineError, match="another task"):
             await stream.__anext__()
-        await stream.aclose()
-        await stream.aclose()
+        for _ in range(2):
+            async with stream:
+                pass
         await reading
-        assert stream.reply.finish_reason == "cancelled"
-        unused = engine.astream(STORY)
-        await unused.aclose()
+        assert stream.reply().finish_reason == "cancelled"
+        unused = engine.generate_raw(STORY)
+        async with unused:
+            pass
         assert [piece async for piece in unused] == []
-        assert engine.generate("Hi", max_tokens=1).token_ids
+        assert engine.generate_raw("Hi", max_tokens=1).reply().token_ids
 
     asyncio.run(ask())
 
@@ -199,17 +203,18 @@ def test_the_engine_is_free_when_any_close_returns(engine, monkeypatch):
             time.sleep(0.05)
 
     async def ask() -> None:
-        stream = engine.astream(STORY, sampling=LONG)
+        stream = engine.generate_raw(STORY, sampling=LONG)
         reading = asyncio.create_task(stream.__anext__())
         assert await asyncio.to_thread(decoding.wait, 60)
-        first = asyncio.create_task(stream.aclose())
+        first = asyncio.create_task(stream.__aexit__(None, None, None))
         await asyncio.sleep(0)
-        await stream.aclose()
-        assert engine.generate("Hi", max_tokens=1).token_ids
+        async with stream:
+            pass
+        assert engine.generate_raw("Hi", max_tokens=1).reply().token_ids
         await asyncio.gather(first, reading, return_exceptions=True)
 
         async def use() -> None:
-            async with engine.astream(STORY, sampling=LONG) as used:
+            async with engine.generate_raw(STORY, sampling=LONG) as used:
                 async for _ in used:
                     pass
 
@@ -220,7 +225,7 @@ def test_the_engine_is_free_when_any_close_returns(engine, monkeypatch):
             using.cancel()
             await asyncio.sleep(0.001)
         assert using.cancelled()
-        assert engine.generate("Hi", max_tokens=1).token_ids
+        assert engine.generate_raw("Hi", max_tokens=1).reply().token_ids
 
     monkeypatch.setattr(engine._target, "decode", slow)
     asyncio.run(ask())
@@ -229,23 +234,24 @@ def test_the_engine_is_free_when_any_close_returns(engine, monkeypatch):
 def test_dropping_an_asynchronous_stream_frees_the_engine(engine):
     async def ask() -> None:
         for _ in range(20):
-            async for _ in engine.astream(STORY, sampling=LONG):
+            async for _ in engine.generate_raw(STORY, sampling=LONG):
                 break
-            assert (await engine.agenerate("Hi", max_tokens=1)).token_ids
+            assert (await engine.generate_raw("Hi", max_tokens=1)).token_ids
 
     asyncio.run(ask())
 
 
 def test_errors_reach_the_task_that_reads(engine):
     async def ask() -> None:
-        stream = engine.astream([5] * 5000)
+        stream = engine.generate_raw([5] * 5000)
         with pytest.raises(ContextError, match="5000 tokens"):
             await stream.__anext__()
-        await stream.aclose()
-        async with engine.astream(STORY) as first:
+        async with stream:
+            pass
+        async with engine.generate_raw(STORY) as first:
             await first.__anext__()
             with pytest.raises(localspec.BusyError, match="another answer"):
-                await engine.agenerate("Hi")
+                await engine.generate_raw("Hi")
 
     asyncio.run(ask())
 
@@ -253,8 +259,8 @@ def test_errors_reach_the_task_that_reads(engine):
 def test_no_thread_is_left_behind(engine):
     async def ask() -> None:
         for _ in range(5):
-            await engine.agenerate("Hi", max_tokens=1)
-            async for _ in engine.astream(STORY):
+            await engine.generate_raw("Hi", max_tokens=1)
+            async for _ in engine.generate_raw(STORY):
                 break
 
     asyncio.run(ask())

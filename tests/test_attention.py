@@ -58,7 +58,7 @@ def test_a_user_and_quantised_values_have_the_last_word(demo_target, asked):
 
 def test_quantised_values_still_load():
     with localspec.load(target_options=LlamaOptions(cache_type_v="q8_0")) as engine:
-        assert engine.generate("Once", max_tokens=4).stats.completion_tokens == 4
+        assert engine.generate_raw("Once", max_tokens=4).reply().stats.completion_tokens == 4
 
 
 def test_an_engine_says_what_was_chosen(demo_target):

@@ -136,7 +136,7 @@ def test_what_is_known_is_kept_whenever_it_ends(monkeypatch):
             first, *_, last = bench_text(found, engine, details=False).splitlines()
             assert "Stopped after " in last
             assert first.startswith("Nothing to compare yet") == (not found.comparisons)
-        assert engine.generate("A fox", max_tokens=5).token_ids
+        assert engine.generate_raw("A fox", max_tokens=5).reply().token_ids
     assert {Outcome.PART_OF_A_ROUND, Outcome.ONE_ROUND} <= outcomes
     assert (False, 0, 0) in parts
     assert (True, 0, 0) in parts

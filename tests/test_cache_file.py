@@ -32,10 +32,10 @@ def kept(tmp_path):
     with localspec.load(draft_tokens=3, num_threads=1) as engine:
         chat = engine.chat()
         for question in QUESTIONS[:2]:
-            chat.send(question, sampling=GREEDY, max_tokens=60)
+            chat.send(question, sampling=GREEDY, max_tokens=60).reply()
         transcript = [dict(message) for message in chat.transcript]
         assert engine.save_caches(chat, path)
-        expected = chat.send(QUESTIONS[2], sampling=GREEDY, max_tokens=40)
+        expected = chat.send(QUESTIONS[2], sampling=GREEDY, max_tokens=40).reply()
     return path, transcript, expected
 
 
@@ -44,7 +44,7 @@ def resumed(path, transcript, **options):
         chat = engine.chat()
         chat.replace(transcript, num_asked=2, num_forgotten=0)
         used = engine.load_caches(chat, path)
-        return used, chat.send(QUESTIONS[2], sampling=GREEDY, max_tokens=40)
+        return used, chat.send(QUESTIONS[2], sampling=GREEDY, max_tokens=40).reply()
 
 
 def test_a_resumed_conversation_decodes_only_what_is_new(kept):
@@ -107,7 +107,7 @@ def test_caches_that_are_too_large_are_not_used_and_nothing_else_is_lost(tmp_pat
         monkeypatch.setenv(name, str(tmp_path))
 
     def read(_conversation, stream):
-        return list(stream) and stream.reply
+        return list(stream) and stream.reply()
 
     def opened(engine, name):
         conversation = Conversation(

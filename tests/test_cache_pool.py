@@ -10,7 +10,6 @@ from hybrid_maker import write_hybrid
 
 import localspec
 from gguf_maker import write_random_model
-from localspec.chat.prompt import Prompt
 from localspec.engine.cache_pool import CachePool
 from localspec.errors import CacheError, OptionError
 from localspec.llama.cache_state import CacheState
@@ -23,8 +22,9 @@ from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.speculative.thread_policy import FixedThreads
+from localspec.streaming.exchange import PlainExchange
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.stream import Exchange
+from localspec.streaming.prompt import Prompt
 from toy import TableModel, all_shared
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -58,20 +58,20 @@ def count_decoded(model, monkeypatch):
 def test_a_chat_that_comes_back_decodes_only_what_is_new(engine, monkeypatch):
     """By turns as alone: the same numbers in the target, and no prompt again in the draft."""
     alone = engine.chat()
-    expected = [alone.send(text, sampling=GREEDY) for text in QUESTIONS]
+    expected = [alone.send(text, sampling=GREEDY).reply() for text in QUESTIONS]
     del alone
     gc.collect()  # else the others would go on with its text
     chats = [engine.chat(), engine.chat(system="You are terse."), engine.chat()]
     replies = {chat: [] for chat in chats}
-    replies[chats[0]].append(chats[0].send(QUESTIONS[0], sampling=GREEDY))
-    replies[chats[1]].append(chats[1].send(QUESTIONS[0], sampling=GREEDY))
-    replies[chats[2]].append(chats[2].send(QUESTIONS[0], sampling=GREEDY))
+    replies[chats[0]].append(chats[0].send(QUESTIONS[0], sampling=GREEDY).reply())
+    replies[chats[1]].append(chats[1].send(QUESTIONS[0], sampling=GREEDY).reply())
+    replies[chats[2]].append(chats[2].send(QUESTIONS[0], sampling=GREEDY).reply())
     drafted = count_decoded(engine._models[1], monkeypatch)
     for question in QUESTIONS[1:]:
         for chat in chats:
-            engine.generate("Something in between.", max_tokens=3)
+            engine.generate_raw("Something in between.", max_tokens=3).reply()
             drafted.clear()
-            replies[chat].append(chat.send(question, sampling=GREEDY))
+            replies[chat].append(chat.send(question, sampling=GREEDY).reply())
             assert decoded_tokens(replies[chat][-1]) < 25
             assert max(drafted) < 25
     for chat in (chats[0], chats[2]):
@@ -84,9 +84,9 @@ def test_a_chat_that_comes_back_decodes_only_what_is_new(engine, monkeypatch):
 def test_without_memory_everything_is_decoded_again(demo_target):
     with localspec.load(target=demo_target, kept_bytes=0) as engine:
         one, other = engine.chat(), engine.chat(system="You are terse.")
-        one.send(QUESTIONS[0], sampling=GREEDY)
-        other.send(QUESTIONS[0], sampling=GREEDY)
-        again = one.send(QUESTIONS[1], sampling=GREEDY)
+        one.send(QUESTIONS[0], sampling=GREEDY).reply()
+        other.send(QUESTIONS[0], sampling=GREEDY).reply()
+        again = one.send(QUESTIONS[1], sampling=GREEDY).reply()
         assert decoded_tokens(again) > 50
         assert engine._cache_pool.num_bytes == 0
     with pytest.raises(OptionError, match="kept_bytes is -1"):
@@ -96,16 +96,16 @@ def test_without_memory_everything_is_decoded_again(demo_target):
 def test_the_least_recently_used_text_leaves_first(demo_target):
     """The budget holds two of these; the third comes back at the full price."""
     with localspec.load(target=demo_target) as engine:
-        engine.chat().send(QUESTIONS[0], sampling=GREEDY)
+        engine.chat().send(QUESTIONS[0], sampling=GREEDY).reply()
         one_text = engine._target.state_bytes()
     with localspec.load(target=demo_target, kept_bytes=int(2.5 * one_text)) as engine:
         chats = [engine.chat(system=f"You are number {n}.") for n in range(4)]
         for chat in chats:
-            chat.send(QUESTIONS[0], sampling=GREEDY)
+            chat.send(QUESTIONS[0], sampling=GREEDY).reply()
             assert engine._cache_pool.num_bytes <= 2.5 * one_text
         # Kept are now those of the chats 1 and 2; the loop has that of 3.
         costs = [
-            decoded_tokens(chats[n].send("Yes.", sampling=GREEDY, max_tokens=1))
+            decoded_tokens(chats[n].send("Yes.", sampling=GREEDY, max_tokens=1).reply())
             for n in (2, 3, 0)
         ]
     assert max(costs[:2]) < 25
@@ -114,19 +114,19 @@ def test_the_least_recently_used_text_leaves_first(demo_target):
 
 def test_a_check_of_the_engine_leaves_the_chats_their_texts(engine):
     chat = engine.chat()
-    chat.send(QUESTIONS[0], sampling=GREEDY)
+    chat.send(QUESTIONS[0], sampling=GREEDY).reply()
     with engine.exclusively() as loop:
         assert loop.target.num_cached == 0
         loop.target.decode([5, 6, 7], 1)
-    assert decoded_tokens(chat.send(QUESTIONS[1], sampling=GREEDY, max_tokens=1)) < 25
+    assert decoded_tokens(chat.send(QUESTIONS[1], sampling=GREEDY, max_tokens=1).reply()) < 25
 
 
 def test_the_text_of_a_chat_that_is_gone_is_freed(engine):
     gc.collect()
     before = engine._cache_pool.num_bytes
     chat, other = engine.chat(), engine.chat()
-    chat.send("Hello", max_tokens=3)
-    other.send("Hi", max_tokens=3)
+    chat.send("Hello", max_tokens=3).reply()
+    other.send("Hi", max_tokens=3).reply()
     assert engine._cache_pool.num_bytes > before
     del chat
     gc.collect()
@@ -136,8 +136,8 @@ def test_the_text_of_a_chat_that_is_gone_is_freed(engine):
 def test_chats_that_begin_alike_share_what_is_cached(engine):
     system = "You are a storyteller who knows every animal of the forest and its name."
     one, other = engine.chat(system=system), engine.chat(system=system)
-    one.send("Hello", max_tokens=3)
-    reply = other.send("Good day", max_tokens=3)
+    one.send("Hello", max_tokens=3).reply()
+    reply = other.send("Good day", max_tokens=3).reply()
     assert reply.stats.cached_prompt_tokens > 12
 
 
@@ -148,17 +148,17 @@ def test_a_new_chat_begins_with_a_copy_of_the_text_that_it_shares_most_with(
     system = "You are a storyteller who knows every animal of the forest and its name. " * 4
     with localspec.load(draft_tokens=3) as other_engine:
         alone = other_engine.chat(system=system)
-        expected = [alone.send(text, sampling=GREEDY) for text in QUESTIONS]
+        expected = [alone.send(text, sampling=GREEDY).reply() for text in QUESTIONS]
     first = engine.chat(system=system)
-    replies = [first.send(QUESTIONS[0], sampling=GREEDY)]
-    engine.chat(system="You are terse.").send(QUESTIONS[0], sampling=GREEDY)
+    replies = [first.send(QUESTIONS[0], sampling=GREEDY).reply()]
+    engine.chat(system="You are terse.").send(QUESTIONS[0], sampling=GREEDY).reply()
     drafted = count_decoded(engine._models[1], monkeypatch)
     second = engine.chat(system=system)
-    reply = second.send("Good day", max_tokens=8)
+    reply = second.send("Good day", max_tokens=8).reply()
     assert reply.stats.cached_prompt_tokens > len(engine.tokenize(system))
     assert max(drafted) < 25
     for text in QUESTIONS[1:]:
-        replies.append(first.send(text, sampling=GREEDY))
+        replies.append(first.send(text, sampling=GREEDY).reply())
         assert decoded_tokens(replies[-1]) < 25
     assert [reply.text for reply in replies] == [reply.text for reply in expected]
 
@@ -170,10 +170,9 @@ class Owner:
 def answered(engine, owner, tokens):
     """A greedy answer to an owner's prompt, and the prompt tokens that it had to decode."""
     options = AnswerOptions.of(sampling=GREEDY, max_tokens=8, draft_tokens=3)
-    stream = engine.answer(Prompt(list(tokens)), options, Exchange(owner=owner))
-    for _ in stream:
-        pass
-    return stream.reply.token_ids, decoded_tokens(stream.reply)
+    prompt = Prompt(list(tokens))
+    reply = engine.answer(PlainExchange(lambda _: prompt, owner=owner), options).reply()
+    return reply.token_ids, decoded_tokens(reply)
 
 
 ARCHITECTURES = ("llama", "gemma3", "mamba", "qwen35")
@@ -291,15 +290,15 @@ def test_a_state_that_is_refused_leaves_an_empty_cache(demo_target, demo_draft):
 def test_a_text_whose_state_cannot_be_restored_is_decoded_anew(demo_target):
     with localspec.load(target=demo_target, draft_tokens=0) as engine:
         chat = engine.chat()
-        chat.send(QUESTIONS[0], sampling=GREEDY)
+        chat.send(QUESTIONS[0], sampling=GREEDY).reply()
         prompt = chat.prompt_tokens(QUESTIONS[1])
-        engine.generate("Something in between.", max_tokens=3)
+        engine.generate_raw("Something in between.", max_tokens=3).reply()
         engine._cache_pool._kept[chat].states[0].data[:] = 0
-        reply = chat.send(QUESTIONS[1], sampling=GREEDY)
+        reply = chat.send(QUESTIONS[1], sampling=GREEDY).reply()
         assert reply.stats.cached_prompt_tokens == 0
         with engine.exclusively():
             pass  # nothing is cached any more
-        assert engine.generate(prompt, sampling=GREEDY).token_ids == reply.token_ids
+        assert engine.generate_raw(prompt, sampling=GREEDY).reply().token_ids == reply.token_ids
         assert engine._cache_pool.num_bytes > 0
     assert engine._cache_pool.num_bytes == 0
 

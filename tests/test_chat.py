@@ -11,7 +11,7 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.chat.template import BUILT_IN
 from localspec.errors import ContextError, EngineError, OptionError, TemplateError
-from localspec.streaming.stream import AnswerOptions
+from localspec.streaming.options import AnswerOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
 
@@ -30,8 +30,8 @@ def prompt_of(engine, chat, text):
 
 def test_several_turns_are_remembered(engine):
     chat = engine.chat(system="You are terse.")
-    first = chat.send("Hello!", sampling=GREEDY, max_tokens=12)
-    chat.send("And then?", sampling=GREEDY, max_tokens=12)
+    first = chat.send("Hello!", sampling=GREEDY, max_tokens=12).reply()
+    chat.send("And then?", sampling=GREEDY, max_tokens=12).reply()
     assert [message["role"] for message in chat.messages] == [
         "system", "user", "assistant", "user", "assistant",
     ]  # fmt: skip
@@ -85,8 +85,8 @@ def test_a_message_without_special_text_is_tokenised_as_it_stands(engine):
 def test_the_second_turn_decodes_only_what_is_new(engine):
     """Its prompt goes on from the first turn's prompt and answer, which are cached."""
     chat = engine.chat()
-    first = chat.send("Tell me a story about a fox.", sampling=GREEDY)
-    second = chat.send("Another one, please.", sampling=GREEDY, max_tokens=5)
+    first = chat.send("Tell me a story about a fox.", sampling=GREEDY).reply()
+    second = chat.send("Another one, please.", sampling=GREEDY, max_tokens=5).reply()
     told = first.stats.prompt_tokens + first.stats.completion_tokens
     assert first.finish_reason == "stop"
     assert second.stats.cached_prompt_tokens >= told - 1
@@ -95,16 +95,16 @@ def test_the_second_turn_decodes_only_what_is_new(engine):
 
 def test_an_answer_that_is_stopped_stays_in_the_conversation(engine):
     chat = engine.chat()
-    stream = chat.stream("Tell me a story about an owl.", sampling=GREEDY)
+    stream = chat.send("Tell me a story about an owl.", sampling=GREEDY)
     text = "".join(next(stream).text for _ in range(5))
     stream.close()
     assert chat.messages[-1] == {"role": "assistant", "content": text}
-    assert stream.reply.finish_reason == "cancelled"
+    assert stream.reply().finish_reason == "cancelled"
 
 
 def test_a_stream_that_never_began_leaves_no_turn(engine):
     chat = engine.chat()
-    stream = chat.stream("Hello")
+    stream = chat.send("Hello")
     stream.close()
     assert chat.messages == ()
 
@@ -116,7 +116,7 @@ def test_every_turn_has_its_own_random_numbers(engine):
         chat = engine.chat()
         texts = []
         for _ in range(3):
-            texts.append(chat.send("Tell me a story.", seed=5, max_tokens=40).text)
+            texts.append(chat.send("Tell me a story.", seed=5, max_tokens=40).reply().text)
             chat.clear()
         conversations.append(texts)
     assert conversations[0] == conversations[1]
@@ -129,20 +129,20 @@ def test_a_stream_that_never_began_or_failed_leaves_the_conversation_as_it_was(d
         chats = [engine.chat(), engine.chat()]
         for chat in chats:
             for _ in range(4):
-                chat.send("Tell me something.", seed=1, max_tokens=24)
+                chat.send("Tell me something.", seed=1, max_tokens=24).reply()
         chat, other = chats
         before = chat.messages
-        chat.stream("word " * 100).close()
+        chat.send("word " * 100).close()
         with pytest.raises(ContextError):
-            chat.stream("word " * 300)
+            chat.send("word " * 300).reply()
         assert (chat.messages, chat.num_forgotten) == (before, 0)
-        assert chat.send("And?", seed=2).text == other.send("And?", seed=2).text
+        assert chat.send("And?", seed=2).reply().text == other.send("And?", seed=2).reply().text
 
 
 def test_a_stream_from_before_another_answer_is_refused(engine):
     chat = engine.chat()
-    late = chat.stream("Hello")
-    chat.send("Hi", max_tokens=3)
+    late = chat.send("Hello")
+    chat.send("Hi", max_tokens=3).reply()
     with pytest.raises(EngineError, match="came first"):
         next(late)
     assert len(chat.messages) == 2
@@ -153,7 +153,7 @@ def test_a_full_context_forgets_whole_oldest_turns(demo_target):
     with localspec.load(target=demo_target, context_length=256) as engine:
         chat = engine.chat(system="You are terse.")
         for number in range(12):
-            reply = chat.send(f"Tell me about number {number}.", max_tokens=24)
+            reply = chat.send(f"Tell me about number {number}.", max_tokens=24).reply()
             assert reply.stats.prompt_tokens + reply.stats.completion_tokens <= 256
         roles = [message["role"] for message in chat.messages]
     assert chat.num_forgotten > 0
@@ -165,10 +165,10 @@ def test_a_full_context_forgets_whole_oldest_turns(demo_target):
 def test_a_message_that_alone_exceeds_the_context_is_refused(engine):
     """With the numbers; the conversation goes on."""
     chat = engine.chat()
-    chat.send("Hello", max_tokens=5)
+    chat.send("Hello", max_tokens=5).reply()
     with pytest.raises(ContextError, match=r"prompt of \d+ tokens; the context holds 2048"):
-        chat.send("word " * 3000)
-    assert chat.send("Hello again", max_tokens=5).text
+        chat.send("word " * 3000).reply()
+    assert chat.send("Hello again", max_tokens=5).reply().text
 
 
 def test_a_model_without_a_template_needs_one_named(tmp_path, demo_target):
@@ -179,14 +179,14 @@ def test_a_model_without_a_template_needs_one_named(tmp_path, demo_target):
         with pytest.raises(TemplateError, match="no chat template") as caught:
             engine.chat()
         assert "template=chatml" in caught.value.hint
-        assert engine.chat(template="chatml").send("Hi", max_tokens=3).token_ids
+        assert engine.chat(template="chatml").send("Hi", max_tokens=3).reply().token_ids
 
 
 def test_undo_takes_the_last_turn_back(engine):
     chat = engine.chat(system="S")
-    chat.send("One", max_tokens=3)
+    chat.send("One", max_tokens=3).reply()
     before = chat.messages
-    chat.send("Two", max_tokens=3)
+    chat.send("Two", max_tokens=3).reply()
     assert chat.undo() == "Two"
     assert chat.messages == before
     assert chat.undo() == "One"
@@ -197,8 +197,8 @@ def test_undo_takes_the_last_turn_back(engine):
 def test_retry_answers_the_last_question_anew(engine):
     """The same seed gives another text, because it is a turn of its own; the rest stays."""
     chat = engine.chat()
-    chat.send("Hello", seed=1, max_tokens=5)
-    first = chat.send("Tell me a story.", seed=1, max_tokens=40)
+    chat.send("Hello", seed=1, max_tokens=5).reply()
+    first = chat.send("Tell me a story.", seed=1, max_tokens=40).reply()
     before = chat.messages
     retried = "".join(piece.text for piece in chat.retry(seed=1, max_tokens=40))
     assert retried != first.text
@@ -211,13 +211,13 @@ def test_another_question_takes_the_place_of_the_last_one(engine):
     chat = engine.chat()
     with pytest.raises(OptionError, match="no question"):
         _ = chat.last_question
-    chat.send("Hello", max_tokens=5)
-    chat.send("Tell me a story.", max_tokens=9)
+    chat.send("Hello", max_tokens=5).reply()
+    chat.send("Tell me a story.", max_tokens=9).reply()
     before, options = chat.messages, AnswerOptions(max_tokens=9)
     assert chat.last_question == "Tell me a story."
-    chat.answer_instead("Tell me a riddle.", options).close()
+    chat.edit("Tell me a riddle.", options).close()
     assert chat.messages == before
-    said = "".join(piece.text for piece in chat.answer_instead("Tell me a riddle.", options))
+    said = "".join(piece.text for piece in chat.edit("Tell me a riddle.", options))
     assert chat.messages[:-2] == before[:-2]
     assert [message["content"] for message in chat.messages[-2:]] == ["Tell me a riddle.", said]
 
@@ -227,7 +227,7 @@ def test_a_retry_that_says_nothing_keeps_the_old_answer(engine, monkeypatch):
     chat = engine.chat()
     with pytest.raises(OptionError, match="no question"):
         chat.retry()
-    chat.send("Tell me a story.", max_tokens=9)
+    chat.send("Tell me a story.", max_tokens=9).reply()
     before = chat.messages
     chat.retry().close()
     assert chat.messages == before
@@ -244,7 +244,7 @@ def test_a_retry_that_says_nothing_keeps_the_old_answer(engine, monkeypatch):
 
 def test_what_changes_while_an_answer_comes_stays_changed(engine):
     chat = engine.chat(system="S")
-    stream = chat.stream("Tell me a story.")
+    stream = chat.send("Tell me a story.")
     next(stream)
     chat.clear()
     stream.close()
@@ -253,7 +253,7 @@ def test_what_changes_while_an_answer_comes_stays_changed(engine):
 
 def test_the_system_message_can_change(engine):
     chat = engine.chat(system="One")
-    late = chat.stream("Hi")
+    late = chat.send("Hi")
     chat.system = "Two"
     with pytest.raises(EngineError, match="has changed"):
         next(late)
@@ -265,11 +265,12 @@ def test_the_system_message_can_change(engine):
 def test_a_conversation_goes_on_from_messages_with_its_random_numbers(engine):
     """As the one that they came from would have gone on."""
     first, second = engine.chat(system="S"), engine.chat()
-    first.send("Hello", seed=3, max_tokens=9)
+    first.send("Hello", seed=3, max_tokens=9).reply()
     second.replace(first.messages, num_asked=first.num_asked)
     assert second.messages == first.messages
     texts = [
-        chat.send("Tell me a story.", seed=3, max_tokens=40).text for chat in (first, second)
+        chat.send("Tell me a story.", seed=3, max_tokens=40).reply().text
+        for chat in (first, second)
     ]
     assert texts[0] == texts[1]
 
@@ -305,12 +306,12 @@ def test_thoughts_are_not_sent_back(tmp_path, demo_target):
         bias = dict.fromkeys(range(300), -99.0)
         params = localspec.SamplingParams(logit_bias=bias)
         chat = engine.chat(template=opening)
-        reply = chat.send("Hi", sampling=params, max_tokens=1)
+        reply = chat.send("Hi", sampling=params, max_tokens=1).reply()
         assert reply.thoughts == "hm"
         assert reply.text.startswith("said")
         assert chat.messages[-1]["content"] == reply.text
         closed = engine.chat(template="chatml")
-        reply = closed.send("Hi", sampling=params, max_tokens=1)
+        reply = closed.send("Hi", sampling=params, max_tokens=1).reply()
         assert closed.messages[-1]["content"] == reply.text
         assert reply.text.startswith("hm</think>said")
 
@@ -331,6 +332,6 @@ def test_a_template_that_knows_thinking_can_be_asked_to_leave_it_out(engine):
 
 def test_clear_keeps_the_system_message(engine):
     chat = engine.chat(system="Be brief.")
-    chat.send("Hello", max_tokens=3)
+    chat.send("Hello", max_tokens=3).reply()
     chat.clear()
     assert chat.messages == ({"role": "system", "content": "Be brief."},)

@@ -43,38 +43,40 @@ def prompt_text(engine, messages, template=None):
 
 def test_it_answers_what_a_chat_answers(any_engine):
     messages = [{"role": "system", "content": "You are terse."}, QUESTION]
-    reply = any_engine.complete(messages, temperature=0)
+    reply = any_engine.generate(messages, temperature=0).reply()
     chat = any_engine.chat(system="You are terse.")
-    assert reply.text == chat.send(QUESTION["content"], sampling=GREEDY).text
-    with any_engine.stream_complete(messages, temperature=0) as stream:
+    assert reply.text == chat.send(QUESTION["content"], sampling=GREEDY).reply().text
+    with any_engine.generate(messages, temperature=0) as stream:
         assert "".join(piece.text for piece in stream) == reply.text
 
     async def ask():
-        async with any_engine.astream_complete(messages, temperature=0) as stream:
+        async with any_engine.generate(messages, temperature=0) as stream:
             said = [piece.text async for piece in stream]
-        return "".join(said), (await any_engine.acomplete(messages, temperature=0)).text
+        return "".join(said), (await any_engine.generate(messages, temperature=0)).text
 
     assert asyncio.run(ask()) == (reply.text, reply.text)
 
 
 def test_the_second_call_decodes_only_what_is_new(engine):
-    first = engine.complete([QUESTION], temperature=0)
+    first = engine.generate([QUESTION], temperature=0).reply()
     after = [QUESTION, {"role": "assistant", "content": first.text}]
-    again = engine.complete([*after, {"role": "user", "content": "And then?"}], max_tokens=4)
+    again = engine.generate(
+        [*after, {"role": "user", "content": "And then?"}], max_tokens=4
+    ).reply()
     assert again.stats.cached_prompt_tokens > len(first.token_ids)
 
 
 def test_parts_of_text_are_lines_of_one(engine):
     parts = [{"type": "text", "text": "Tell me"}, {"type": "input_text", "text": "a joke."}]
-    said = engine.complete([{"role": "user", "content": parts}], temperature=0)
+    said = engine.generate([{"role": "user", "content": parts}], temperature=0).reply()
     plain = [{"role": "user", "content": "Tell me\na joke."}]
-    assert said.token_ids == engine.complete(plain, temperature=0).token_ids
+    assert said.token_ids == engine.generate(plain, temperature=0).reply().token_ids
 
 
 @pytest.mark.parametrize(
     ("messages", "what"),
     [
-        ("Hello", "the messages are 'Hello'"),
+        (5, "the messages are 5"),
         ([], "no messages"),
         ([QUESTION, "Hello"], "message 1 is 'Hello'"),
         ([{"content": "Hello"}], "the role of message 0 is None"),
@@ -95,13 +97,15 @@ def test_parts_of_text_are_lines_of_one(engine):
 )
 def test_what_is_no_message_is_refused_by_its_number(engine, messages, what):
     with pytest.raises(OptionError, match=what) as caught:
-        engine.complete(messages)
+        engine.generate(messages).reply()
     assert caught.value.hint
 
 
 def test_messages_that_do_not_fit_are_refused_and_not_dropped(engine):
     with pytest.raises(ContextError, match="the context holds 2048"):
-        engine.complete([QUESTION, QUESTION, {"role": "user", "content": "fox " * 3000}])
+        engine.generate(
+            [QUESTION, QUESTION, {"role": "user", "content": "fox " * 3000}]
+        ).reply()
 
 
 def test_any_roles_in_any_order_that_the_template_takes(engine):
@@ -128,7 +132,7 @@ def test_a_role_that_the_template_passes_over_is_refused(engine):
     assert "42" in prompt_text(engine, told, template)
     lost = [{"role": "critic", "content": "No."}, QUESTION]
     with pytest.raises(TemplateError, match="leaves out messages of the role 'critic'"):
-        engine.complete(lost, template=template)
+        engine.generate(lost, template=template).reply()
 
 
 def test_several_in_a_row_become_one_where_the_template_wants_turns(engine):
@@ -140,12 +144,12 @@ def test_several_in_a_row_become_one_where_the_template_wants_turns(engine):
     twice = [{"role": "user", "content": "One."}, {"role": "user", "content": "Two."}]
     once = [{"role": "user", "content": "One.\n\nTwo."}]
     replies = [
-        engine.complete(messages, template=template, temperature=0, max_tokens=8)
+        engine.generate(messages, template=template, temperature=0, max_tokens=8).reply()
         for messages in (twice, once)
     ]
     assert replies[0].token_ids == replies[1].token_ids
     with pytest.raises(TemplateError, match="roles must alternate"):
-        engine.complete([{"role": "system", "content": "x"}, *once], template=template)
+        engine.generate([{"role": "system", "content": "x"}, *once], template=template).reply()
 
 
 def test_what_the_system_says_later_is_the_users_where_the_template_wants_it_first(engine):
@@ -181,11 +185,15 @@ def test_an_answer_that_has_begun_is_gone_on_with(engine, name):
 @pytest.mark.parametrize("template", [None, *BUILT_IN.values()])
 def test_going_on_after_length_says_the_same(any_engine, template):
     """The text is cut at a token, so that it is cut into tokens again as it was."""
-    whole = any_engine.complete([QUESTION], template=template, temperature=0, max_tokens=40)
-    cut = any_engine.complete([QUESTION], template=template, temperature=0, max_tokens=20)
+    whole = any_engine.generate(
+        [QUESTION], template=template, temperature=0, max_tokens=40
+    ).reply()
+    cut = any_engine.generate(
+        [QUESTION], template=template, temperature=0, max_tokens=20
+    ).reply()
     assert cut.finish_reason == "length"
     begun = [QUESTION, {"role": "assistant", "content": cut.text}]
-    rest = any_engine.complete(begun, template=template, temperature=0, max_tokens=20)
+    rest = any_engine.generate(begun, template=template, temperature=0, max_tokens=20).reply()
     assert cut.text + rest.text == whole.text
 
 
@@ -194,38 +202,40 @@ def test_a_template_that_leaves_the_begun_answer_out_says_so(engine):
         "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
     )
     with pytest.raises(TemplateError, match="leaves out the answer that is to be gone on"):
-        engine.complete([QUESTION, {"role": "assistant", "content": "Once"}], template=template)
+        engine.generate(
+            [QUESTION, {"role": "assistant", "content": "Once"}], template=template
+        ).reply()
 
 
 def test_a_chat_goes_on_from_the_last_token(any_engine):
-    whole = any_engine.chat().send(QUESTION["content"], sampling=GREEDY)
+    whole = any_engine.chat().send(QUESTION["content"], sampling=GREEDY).reply()
     chat = any_engine.chat()
     with pytest.raises(OptionError, match="no answer here that was cut"):
-        chat.go_on()
-    said = chat.send(QUESTION["content"], sampling=GREEDY, max_tokens=7).text
-    while chat.can_go_on:
-        with chat.go_on(sampling=GREEDY, max_tokens=9) as stream:
+        chat.continue_answer()
+    said = chat.send(QUESTION["content"], sampling=GREEDY, max_tokens=7).reply().text
+    while chat.can_continue:
+        with chat.continue_answer(sampling=GREEDY, max_tokens=9) as stream:
             said += "".join(piece.text for piece in stream)
         assert chat.messages[-1]["content"] == said
         assert len(chat.messages) == 2
     assert said == whole.text
-    assert stream.reply.stats.cached_prompt_tokens > 0
+    assert stream.reply().stats.cached_prompt_tokens > 0
     with pytest.raises(OptionError, match="no answer here that was cut"):
-        chat.go_on()
+        chat.continue_answer()
 
 
 def test_a_chat_goes_on_after_a_stop_and_not_after_a_change(engine):
     chat = engine.chat()
-    stream = chat.stream(QUESTION["content"], sampling=GREEDY)
+    stream = chat.send(QUESTION["content"], sampling=GREEDY)
     said = "".join(next(stream).text for _ in range(6))
     stream.close()
-    assert chat.can_go_on
-    rest = "".join(piece.text for piece in chat.go_on(sampling=GREEDY))
-    assert said + rest == engine.chat().send(QUESTION["content"], sampling=GREEDY).text
-    chat.send("Hello!", max_tokens=2)
-    assert chat.can_go_on
+    assert chat.can_continue
+    rest = "".join(piece.text for piece in chat.continue_answer(sampling=GREEDY))
+    assert said + rest == engine.chat().send(QUESTION["content"], sampling=GREEDY).reply().text
+    chat.send("Hello!", max_tokens=2).reply()
+    assert chat.can_continue
     chat.undo()
-    assert not chat.can_go_on
+    assert not chat.can_continue
 
 
 def test_thoughts_that_were_cut_go_on_as_thoughts(tmp_path):
@@ -235,14 +245,14 @@ def test_thoughts_that_were_cut_go_on_as_thoughts(tmp_path):
     path = write_scripted_model(tmp_path / "thinker.gguf", script, user_defined=("[ask]",))
     template = "{% for m in messages %}{{ m.content }}{% endfor %}[ask]{# <think> </think> #}"
     with localspec.load(target=path) as engine:
-        whole = engine.chat(template=template).send("x", sampling=GREEDY)
+        whole = engine.chat(template=template).send("x", sampling=GREEDY).reply()
         assert (whole.thoughts, whole.text) == ("onetwo", "threefour")
         for size in range(1, len(whole.token_ids)):
             chat = engine.chat(template=template)
-            first = chat.send("x", sampling=GREEDY, max_tokens=size)
-            stream = chat.go_on(sampling=GREEDY)
+            first = chat.send("x", sampling=GREEDY, max_tokens=size).reply()
+            stream = chat.continue_answer(sampling=GREEDY)
             pieces = list(stream)
-            rest = stream.reply
+            rest = stream.reply()
             assert (first.thoughts + rest.thoughts, first.text + rest.text) == (
                 "onetwo",
                 "threefour",
@@ -257,10 +267,10 @@ def test_a_full_context_has_no_room_to_go_on(tmp_path):
         chat = engine.chat()
         reply = chat.send(
             "Tell me a story.", sampling=localspec.SamplingParams(ignore_eos=True)
-        )
+        ).reply()
         assert reply.finish_reason == "length"
         with pytest.raises(ContextError, match="the context holds 256"):
-            chat.go_on()
+            chat.continue_answer().reply()
 
 
 def test_tokens_to_text_and_back(any_engine):
@@ -278,7 +288,9 @@ def test_tokens_to_text_and_back(any_engine):
 
 
 def test_logprobs_have_text(any_engine):
-    reply = any_engine.generate("Once upon a", max_tokens=5, logprobs=3, temperature=0)
+    reply = any_engine.generate_raw(
+        "Once upon a", max_tokens=5, logprobs=3, temperature=0
+    ).reply()
     for each in reply.logprobs:
         assert each.text == any_engine.detokenize([each.token_id], special=True)
         assert {top.text for top in each.top_before} == {
@@ -289,29 +301,38 @@ def test_logprobs_have_text(any_engine):
 
 def test_plain_keywords_count_beside_sampling(engine):
     given = localspec.SamplingParams(temperature=1.5, top_k=3)
-    by_name = engine.generate("Once", seed=5, max_tokens=20, temperature=1.5, top_k=3)
-    both = engine.generate("Once", seed=5, max_tokens=20, sampling=given)
+    by_name = engine.generate_raw(
+        "Once", seed=5, max_tokens=20, temperature=1.5, top_k=3
+    ).reply()
+    both = engine.generate_raw("Once", seed=5, max_tokens=20, sampling=given).reply()
     assert by_name.token_ids == both.token_ids
-    cooled = engine.generate("Once", seed=5, max_tokens=20, sampling=given, temperature=0)
-    assert cooled.token_ids == engine.generate("Once", max_tokens=20, temperature=0).token_ids
+    cooled = engine.generate_raw(
+        "Once", seed=5, max_tokens=20, sampling=given, temperature=0
+    ).reply()
+    assert (
+        cooled.token_ids
+        == engine.generate_raw("Once", max_tokens=20, temperature=0).reply().token_ids
+    )
     with pytest.raises(OptionError, match="temperature is -1"):
-        engine.stream("Once", temperature=-1)
+        engine.generate_raw("Once", temperature=-1)
     with pytest.raises(TypeError, match="temprature"):
-        engine.stream("Once", temprature=1)
+        engine.generate_raw("Once", temprature=1)
 
 
 def test_a_long_prompt_tells_how_far_it_is(any_engine):
     tokens = any_engine.tokenize("A fox and a hen. " * 400)[:1800]
     seen = []
-    reply = any_engine.generate(
+    reply = any_engine.generate_raw(
         tokens, max_tokens=2, on_prompt=lambda *reading: seen.append(reading)
-    )
+    ).reply()
     assert reply.token_ids
     assert len(seen) >= 2
     assert seen == sorted(seen)
     assert all(0 < num_read < total == 1800 for num_read, total in seen)
     again = []
-    any_engine.generate(tokens, max_tokens=2, on_prompt=lambda *each: again.append(each))
+    any_engine.generate_raw(
+        tokens, max_tokens=2, on_prompt=lambda *each: again.append(each)
+    ).reply()
     assert again == []  # it is cached
 
     def stop(_num_read, _total):
@@ -319,27 +340,27 @@ def test_a_long_prompt_tells_how_far_it_is(any_engine):
 
     others = any_engine.tokenize("A hen and a fox. " * 400)[:1800]
     with pytest.raises(KeyError, match="enough"):
-        any_engine.generate(others, on_prompt=stop)
-    whole = any_engine.generate(others, max_tokens=3, ignore_eos=True)
+        any_engine.generate_raw(others, on_prompt=stop).reply()
+    whole = any_engine.generate_raw(others, max_tokens=3, ignore_eos=True).reply()
     assert 0 < whole.stats.cached_prompt_tokens < 1799  # what was read of it before
     assert len(whole.token_ids) == 3
     with pytest.raises(OptionError, match="on_prompt is 3"):
-        any_engine.generate(others, on_prompt=3)
+        any_engine.generate_raw(others, on_prompt=3).reply()
 
 
 def test_what_an_engine_takes_can_be_asked_and_freed(any_engine):
     one, other = any_engine.chat(), any_engine.chat()
     any_engine.free_kept()
     assert any_engine.memory().kept_bytes == 0
-    one.send("Hello!", max_tokens=3)
-    other.send("Hello!", max_tokens=3)
+    one.send("Hello!", max_tokens=3).reply()
+    other.send("Hello!", max_tokens=3).reply()
     memory = any_engine.memory()
     assert 0 < memory.kept_bytes <= memory.most_kept_bytes
     assert memory.models.needed_bytes > 10_000_000
     any_engine.free_kept()
     assert any_engine.memory().kept_bytes == 0
-    assert one.send("And then?", max_tokens=3).token_ids
-    with one.stream("Hello!") as stream:
+    assert one.send("And then?", max_tokens=3).reply().token_ids
+    with one.send("Hello!") as stream:
         next(stream)
         with pytest.raises(localspec.BusyError):
             any_engine.free_kept()
@@ -347,14 +368,14 @@ def test_what_an_engine_takes_can_be_asked_and_freed(any_engine):
 
 def test_caches_are_kept_on_disk_wherever_the_engine_lives(any_engine, tmp_path):
     chat = any_engine.chat()
-    chat.send(QUESTION["content"], max_tokens=10)
+    chat.send(QUESTION["content"], max_tokens=10).reply()
     assert any_engine.save_caches(chat, tmp_path / "chat.cache")
     assert not any_engine.save_caches(any_engine.chat(), tmp_path / "none.cache")
     other = any_engine.chat()
     other.replace(chat.messages)
-    any_engine.complete([{"role": "user", "content": "Something else."}], max_tokens=2)
+    any_engine.generate([{"role": "user", "content": "Something else."}], max_tokens=2).reply()
     assert any_engine.load_caches(other, tmp_path / "chat.cache")
-    reply = other.send("And then?", max_tokens=2)
+    reply = other.send("And then?", max_tokens=2).reply()
     assert reply.stats.cached_prompt_tokens > 10
     with pytest.raises(OptionError, match="the chat is 3"):
         any_engine.save_caches(3, tmp_path / "x")

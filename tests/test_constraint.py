@@ -16,7 +16,6 @@ import pytest
 
 import localspec
 from engines import PLACES
-from localspec.chat.prompt import Prompt
 from localspec.checks.identity import IdentityCheck
 from localspec.checks.rounding import Rounding
 from localspec.constraints.asked import schema_text
@@ -32,6 +31,7 @@ from localspec.speculative.policy_api import (
     StepRecord,
 )
 from localspec.streaming.options import AnswerOptions
+from localspec.streaming.prompt import Prompt
 
 pytest.importorskip("llguidance", reason="llguidance is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
@@ -90,17 +90,21 @@ def test_an_answer_fits_what_it_was_asked_to(engine, way):
     keywords, fits = WAYS[way]
     texts = set()
     for seed in range(8):
-        reply = engine.complete(QUESTION, seed=seed, **SEEDED, **keywords)
+        reply = engine.generate(QUESTION, seed=seed, **SEEDED, **keywords).reply()
         assert reply.finish_reason == "stop"
         assert fits(reply.text)
         texts.add(reply.text)
     assert len(texts) > 1
-    assert fits(engine.complete(QUESTION, temperature=0, max_tokens=120, **keywords).text)
+    assert fits(
+        engine.generate(QUESTION, temperature=0, max_tokens=120, **keywords).reply().text
+    )
 
 
 def test_an_answer_that_is_cut_is_a_beginning(pair):
-    whole = pair.complete(QUESTION, seed=1, json_schema=FOX, **SEEDED)
-    cut = pair.complete(QUESTION, seed=1, json_schema=FOX, **{**SEEDED, "max_tokens": 8})
+    whole = pair.generate(QUESTION, seed=1, json_schema=FOX, **SEEDED).reply()
+    cut = pair.generate(
+        QUESTION, seed=1, json_schema=FOX, **{**SEEDED, "max_tokens": 8}
+    ).reply()
     assert (cut.finish_reason, len(cut.token_ids)) == ("length", 8)
     assert whole.text.startswith(cut.text)
 
@@ -190,9 +194,9 @@ def test_what_is_forced_may_come_and_ends_the_answer(pair):
 def test_what_is_forced_is_proposed_without_a_draft_model(demo_target):
     """And by nobody in a free answer, whose steps are what they were."""
     with localspec.load(target=demo_target, draft_tokens=4) as alone:
-        free = alone.complete(QUESTION, temperature=0, max_tokens=60)
-        reply = alone.complete(QUESTION, temperature=0, json_schema=FOX, max_tokens=120)
-        again = alone.complete(QUESTION, temperature=0, max_tokens=60)
+        free = alone.generate(QUESTION, temperature=0, max_tokens=60).reply()
+        reply = alone.generate(QUESTION, temperature=0, json_schema=FOX, max_tokens=120).reply()
+        again = alone.generate(QUESTION, temperature=0, max_tokens=60).reply()
     assert is_fox(reply.text)
     assert reply.stats.accepted_per_proposer[ProposerKind.FORCED] > 10
     for answer in (free, again):
@@ -200,7 +204,7 @@ def test_what_is_forced_is_proposed_without_a_draft_model(demo_target):
     assert free.token_ids == again.token_ids
     assert free.stats.steps_per_length == again.stats.steps_per_length
     with localspec.load(target=demo_target, draft_tokens=4, proposer="lookup") as lookup:
-        looked_up = lookup.complete(QUESTION, temperature=0, max_tokens=60)
+        looked_up = lookup.generate(QUESTION, temperature=0, max_tokens=60).reply()
     assert looked_up.stats.steps_per_length == free.stats.steps_per_length
     assert looked_up.stats.draft_off_steps == free.stats.draft_off_steps
 
@@ -250,14 +254,14 @@ class _OwnError(Exception):
 @pytest.mark.parametrize("ending", ["closed", "cancelled", "a stop string", "an exception"])
 def test_whatever_ends_an_answer_the_next_one_is_free_of_it(pair, monkeypatch, ending):
     chain = type(pair._resolver.chain(SamplingParams(), 1))
-    free = pair.complete(QUESTION, temperature=0, max_tokens=40)
+    free = pair.generate(QUESTION, temperature=0, max_tokens=40).reply()
     same = {"seed": 3, "json_schema": FOX, **SEEDED}
-    whole = pair.complete(QUESTION, **same)
+    whole = pair.generate(QUESTION, **same).reply()
     if ending == "a stop string":
-        reply = pair.complete(QUESTION, stop=['"age"'], **same)
+        reply = pair.generate(QUESTION, stop=['"age"'], **same).reply()
         assert (reply.finish_reason, reply.text) == ("stop", whole.text.split('"age"')[0])
     else:
-        stream = pair.stream_complete(QUESTION, **same)
+        stream = pair.generate(QUESTION, **same)
         for _ in range(7):
             next(stream)
         if ending == "closed":
@@ -274,30 +278,35 @@ def test_whatever_ends_an_answer_the_next_one_is_free_of_it(pair, monkeypatch, e
                 patch.setattr(chain, "settle", fail)
                 with pytest.raises(_OwnError):
                     list(stream)
-    assert pair.complete(QUESTION, temperature=0, max_tokens=40).token_ids == free.token_ids
-    assert pair.complete(QUESTION, **same).token_ids == whole.token_ids
+    assert (
+        pair.generate(QUESTION, temperature=0, max_tokens=40).reply().token_ids
+        == free.token_ids
+    )
+    assert pair.generate(QUESTION, **same).reply().token_ids == whole.token_ids
 
 
 def test_a_cut_answer_is_gone_on_with(pair):
     chat = pair.chat()
-    cut = chat.send("Hello", temperature=0, json_schema=FOX, max_tokens=9)
+    cut = chat.send("Hello", temperature=0, json_schema=FOX, max_tokens=9).reply()
     assert cut.finish_reason == "length"
-    with chat.go_on(temperature=0, json_schema=FOX) as stream:
+    with chat.continue_answer(temperature=0, json_schema=FOX) as stream:
         list(stream)
     assert is_fox(chat.messages[-1]["content"])
 
 
 def test_a_trigger_begins_what_fits(pair):
     """A text that the free answer has: up to there it is that, behind it JSON."""
-    free = pair.complete(QUESTION, temperature=0, max_tokens=60)
+    free = pair.generate(QUESTION, temperature=0, max_tokens=60).reply()
     word = free.text.split()[5]
     before = free.text[: free.text.index(word) + len(word)]
-    reply = pair.complete(
+    reply = pair.generate(
         QUESTION, temperature=0, json_schema=FOX, trigger=[word, "@@"], max_tokens=120
-    )
+    ).reply()
     assert reply.text.startswith(before)
     assert is_fox(reply.text[len(before) :])
-    never = pair.complete(QUESTION, temperature=0, json_schema=FOX, trigger="@@", max_tokens=60)
+    never = pair.generate(
+        QUESTION, temperature=0, json_schema=FOX, trigger="@@", max_tokens=60
+    ).reply()
     assert never.token_ids == free.token_ids
 
 
@@ -333,12 +342,12 @@ def test_what_clashes_or_is_none_is_refused(engine):
     ]
     for keywords, error, message in refused:
         with pytest.raises(error, match=re.escape(message)) as caught:
-            engine.generate("Hi", **keywords)
+            engine.generate_raw("Hi", **keywords).reply()
         assert caught.value.hint
     token = engine.tokenize("x")[0]
     with pytest.raises(ConstraintError, match="no token is left"):
-        engine.generate("Hi", regex="x", logit_bias={token: float("-inf")})
-    assert engine.generate("Hi", regex="xy").text == "xy"
+        engine.generate_raw("Hi", regex="x", logit_bias={token: float("-inf")}).reply()
+    assert engine.generate_raw("Hi", regex="xy").reply().text == "xy"
 
 
 def test_a_schema_cannot_stall_or_exhaust_the_process(pair):
@@ -347,18 +356,18 @@ def test_a_schema_cannot_stall_or_exhaust_the_process(pair):
     for _ in range(400):
         deep = {"type": "array", "items": deep}
     with pytest.raises(ConstraintError):
-        pair.generate("Hi", json_schema=deep)
+        pair.generate_raw("Hi", json_schema=deep).reply()
     with pytest.raises(ConstraintError):
-        pair.generate("Hi", json_schema="[" * 100_000)
+        pair.generate_raw("Hi", json_schema="[" * 100_000).reply()
     with pytest.raises(ConstraintError, match="bytes"):
-        pair.generate("Hi", json_schema={"enum": ["x" * 1000] * 400})
+        pair.generate_raw("Hi", json_schema={"enum": ["x" * 1000] * 400}).reply()
     # A text of this length overflows the stack where libllama is asked to tokenise it there.
     long = {"const": "word " * 40_000}
-    reply = pair.generate("Hi", json_schema=long, max_tokens=20)
+    reply = pair.generate_raw("Hi", json_schema=long, max_tokens=20).reply()
     assert (len(reply.token_ids), reply.finish_reason) == (20, "length")
     many = {"type": "array", "minItems": 10**6, "items": {"pattern": "^(a{1,900}){1,900}$"}}
     with contextlib.suppress(ConstraintError):
-        pair.generate("Hi", json_schema=many, max_tokens=20)
+        pair.generate_raw("Hi", json_schema=many, max_tokens=20).reply()
 
 
 @dataclasses.dataclass
@@ -395,9 +404,9 @@ def test_dataclasses_and_pydantic_models_are_schemas(pair):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**example, **wrong}, schema)
     for seed in range(3):
-        reply = pair.complete(
+        reply = pair.generate(
             QUESTION, seed=seed, json_schema=_Animal, **{**SEEDED, "max_tokens": 400}
-        )
+        ).reply()
         if reply.finish_reason == "stop":
             jsonschema.validate(json.loads(reply.text), schema)
     pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
@@ -405,14 +414,14 @@ def test_dataclasses_and_pydantic_models_are_schemas(pair):
     model = pydantic.create_model(
         "Fox", __config__=strict, name=(Literal["Rika", "Ida"], ...), age=(bool, ...)
     )
-    model.model_validate_json(pair.complete(QUESTION, json_schema=model).text)
+    model.model_validate_json(pair.generate(QUESTION, json_schema=model).reply().text)
 
     @dataclasses.dataclass
     class Odd:
         when: complex
 
     with pytest.raises(ConstraintError, match="complex"):
-        pair.generate("Hi", json_schema=Odd)
+        pair.generate_raw("Hi", json_schema=Odd).reply()
 
 
 def test_a_pydantic_class_means_its_fields(pair):
@@ -443,9 +452,9 @@ def test_a_pydantic_class_means_its_fields(pair):
             jsonschema.validate({**example, **wrong}, schema)
     nested = pydantic.create_model("Nested", one=(part, ...), two=(tuple[part, part], ...))
     for seed in range(4):
-        reply = pair.complete(
+        reply = pair.generate(
             QUESTION, seed=seed, json_schema=nested, **{**SEEDED, "max_tokens": 400}
-        )
+        ).reply()
         assert reply.finish_reason == "stop"
         nested.model_validate_json(reply.text)
     as_dict = fox.model_json_schema()
@@ -457,9 +466,9 @@ def test_without_llguidance_the_error_says_how_to_install_it(demo_target, monkey
     with localspec.load(target=demo_target) as alone:
         for keywords, _ in WAYS.values():
             with pytest.raises(ConstraintError, match="not installed") as caught:
-                alone.complete(QUESTION, **keywords)
+                alone.generate(QUESTION, **keywords).reply()
             assert "localspec[grammar]" in caught.value.hint
-        assert alone.complete(QUESTION, max_tokens=2).token_ids
+        assert alone.generate(QUESTION, max_tokens=2).reply().token_ids
 
 
 PATTERNS = [{"type": "string", "pattern": f"a.{{{number}}}b"} for number in range(30)]
@@ -482,7 +491,7 @@ TANGLED = {
 def test_a_schema_in_which_too_many_patterns_meet_is_refused_at_once(pair, name):
     """llguidance would take more than a minute, and as much memory as there is."""
     with pytest.raises(ConstraintError, match="patterns or formats hold for one text"):
-        pair.generate("Hi", json_schema=TANGLED[name])
+        pair.generate_raw("Hi", json_schema=TANGLED[name]).reply()
 
 
 def test_many_patterns_apart_are_no_trouble(pair):
@@ -490,7 +499,10 @@ def test_many_patterns_apart_are_no_trouble(pair):
     apart["properties"] = {f"p{i}": each for i, each in enumerate(PATTERNS)}
     apart["properties"]["choice"] = {"anyOf": [*PATTERNS, {"$ref": "#/$defs/x"}]}
     apart["properties"]["self"] = {"$ref": "#"}
-    assert pair.generate("Hi", json_schema=apart, max_tokens=5).finish_reason == "length"
+    assert (
+        pair.generate_raw("Hi", json_schema=apart, max_tokens=5).reply().finish_reason
+        == "length"
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ import pytest
 from call_families import FAMILIES
 
 import localspec
-from localspec.chat.prompt import Prompt
 from localspec.constraints import number_bound
 from localspec.constraints.asked import Asked, with_spacing
 from localspec.constraints.guidance import not_kept, problem_with
 from localspec.constraints.readable_schema import FORMATS
 from localspec.errors import ConstraintError
 from localspec.streaming.options import AnswerOptions
+from localspec.streaming.prompt import Prompt
 
 llguidance = pytest.importorskip("llguidance", reason="llguidance is not installed")
 
@@ -70,10 +70,10 @@ def digits(engine):
 def test_a_model_that_never_ends_a_value_ends_it(engine, digits, name, temperature):
     schema = fields(it={**NUMBERS, **TEXTS}[name])
     for seed in range(3):
-        reply = engine.complete(
+        reply = engine.generate(
             QUESTION, json_schema=schema, temperature=temperature, seed=seed,
             logit_bias=digits, max_tokens=200, **OPEN,
-        )  # fmt: skip
+        ).reply()  # fmt: skip
         assert reply.finish_reason == "stop", reply.text
         json.loads(reply.text, parse_float=_finite)
 
@@ -86,9 +86,9 @@ def _finite(text):
 def test_any_object_has_numbers_that_end(engine, digits):
     """As JSON mode asks for it; how many it has is up to the model."""
     for schema in ({"type": "object"}, {"type": "array"}):
-        reply = engine.complete(
+        reply = engine.generate(
             QUESTION, json_schema=schema, temperature=0, logit_bias=digits, max_tokens=150
-        )
+        ).reply()
         outside = re.sub(r'"(\\.|[^"\\])*"?', '""', reply.text)
         found = re.findall(r"[0-9.eE+-]+", outside)
         assert all(len(number) <= 34 for number in found), found
@@ -211,10 +211,10 @@ def test_a_bound_moves_no_law(engine):
     bias = {single(engine, text): 60.0 for text in "0123456789"}
     for options in ({"temperature": 0}, {"temperature": 1.0, "seed": 4}):
         texts = {
-            engine.complete(
+            engine.generate(
                 QUESTION, json_schema=fields(it={"type": "number"}, at={"type": "number"}),
                 logit_bias=bias, draft_tokens=k, max_tokens=120, **OPEN, **options,
-            ).token_ids
+            ).reply().token_ids
             for k in (0, 1, 4)
         }  # fmt: skip
         assert len(texts) == 1

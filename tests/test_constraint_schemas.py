@@ -141,10 +141,10 @@ def answers(engine, num_schemas, *, strict):
     def check(schema, seed):
         jsonschema.Draft202012Validator.check_schema(schema)
         try:
-            reply = engine.generate(
+            reply = engine.generate_raw(
                 "Some JSON: ", json_schema=schema, strict=strict, seed=seed, temperature=1.0,
                 top_k=0, top_p=1.0, min_p=0.0, max_tokens=80,
-            )  # fmt: skip
+            ).reply()  # fmt: skip
         except ConstraintError as error:
             named = re.search(r'cannot be kept to: "(\w+)"|kept to: "(\w+)"', str(error))
             refused[named[1] or named[2] if named else str(error).splitlines()[0][:60]] += 1

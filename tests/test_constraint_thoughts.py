@@ -32,7 +32,7 @@ def files(tmp_path_factory):
 def ask(engine, model, draft_tokens, **options):
     chat = engine.chat(template=model.template)
     options = {"temperature": 0, "max_tokens": 60, "draft_tokens": draft_tokens, **options}
-    return chat.send("hi", **options)
+    return chat.send("hi", **options).reply()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -82,7 +82,7 @@ def test_the_prompt_may_have_opened_or_closed_the_thoughts(
         chat = thinker.chat(template=source)
         reply = chat.send(
             "hi", temperature=0, max_tokens=60, draft_tokens=draft_tokens, **options
-        )
+        ).reply()
         assert reply.thoughts == thoughts
         assert reply.text in options["choices"]
         assert reply.finish_reason == "stop"
@@ -98,8 +98,8 @@ def test_a_thought_does_not_end_the_answer(tmp_path):
     )
     with localspec.load(target=path) as engine:
         chat = engine.chat(template=template("user: X t", "X</think>", "assistant t"))
-        assert chat.send("hi", temperature=0, max_tokens=9).finish_reason == "stop"
-        reply = chat.send("hi", temperature=0, max_tokens=9, choices=["Yes."])
+        assert chat.send("hi", temperature=0, max_tokens=9).reply().finish_reason == "stop"
+        reply = chat.send("hi", temperature=0, max_tokens=9, choices=["Yes."]).reply()
         assert (reply.finish_reason, len(reply.token_ids)) == ("length", 9)
 
 
@@ -107,9 +107,9 @@ def test_an_answer_that_goes_on_keeps_to_what_it_was_asked_with(thinker):
     source = template("user: X t", "assistant</think>X t", "assistant t")
     chat = thinker.chat(template=source)
     asked = {"temperature": 0, "draft_tokens": 3, "choices": ["Yes, of course.", "Yes, today."]}
-    cut = chat.send("hi", max_tokens=6, **asked)
+    cut = chat.send("hi", max_tokens=6, **asked).reply()
     assert cut.finish_reason == "length"
     with pytest.raises(ConstraintError, match="does not fit"):
-        list(chat.go_on(choices=["Never."]))
-    list(chat.go_on(**asked))
+        list(chat.continue_answer(choices=["Never."]))
+    list(chat.continue_answer(**asked))
     assert chat.messages[-1]["content"] in asked["choices"]

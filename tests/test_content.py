@@ -56,7 +56,7 @@ def asked(path, caches=None, **options):
     engine = localspec.load(target=path, num_threads=1, context_length=512, **options)
     chat = engine.chat(template="chatml")
     used = caches is not None and engine.load_caches(chat, caches)
-    reply = chat.send(QUESTION, sampling=GREEDY, max_tokens=5)
+    reply = chat.send(QUESTION, sampling=GREEDY, max_tokens=5).reply()
     return engine, chat, reply, used
 
 
@@ -149,7 +149,7 @@ def test_a_file_that_changes_while_it_is_loaded_has_no_content(tmp_path, fine_tu
 
     with localspec.load(target=path, progress=replace, context_length=512) as engine:
         chat = engine.chat(template="chatml")
-        chat.send(QUESTION, max_tokens=2)
+        chat.send(QUESTION, max_tokens=2).reply()
         with pytest.raises(CacheError, match=r"ggml-model-Q4_K_M.gguf is gone, or has changed"):
             engine.save_caches(chat, tmp_path / "x.caches")
         assert engine._profile is None

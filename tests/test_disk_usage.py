@@ -91,7 +91,7 @@ def use(preset: localspec.Preset, session: str) -> None:
     """Run a pair so that costs and a session's caches are kept."""
     with localspec.load(preset, num_threads=1) as engine:
         chat = engine.chat(template="chatml")
-        chat.send("Hello!", max_tokens=5)
+        chat.send("Hello!", max_tokens=5).reply()
         save_session(session, chat)
         assert engine.save_caches(chat, caches_file(session))
 

@@ -47,7 +47,7 @@ def test_every_public_name_has_its_entry(site):
     page = (site / "api.html").read_text("utf-8")
     for name in localspec.__all__:
         assert re.search(rf'id="localspec\.[a-z_.]+\.{name}"', page), name
-    for method in ("stream", "agenerate", "chat", "cancel"):
+    for method in ("generate", "generate_raw", "chat", "cancel"):
         assert re.search(rf'id="localspec\.engine\.engine\.Engine\.{method}"', page), method
     assert page.count(">logprobs</span>") >= 8  # unpacked into each signature
 

@@ -149,7 +149,7 @@ def test_a_head_given_as_a_draft_is_understood(made):
     target, head = made["qwen3", "whole"], made["qwen3", "head"]
     with localspec.load(target=target, draft=head, context_length=256) as engine:
         assert "qwen3-head.gguf as its head" in engine.description
-        assert engine.generate([5, 6, 7], max_tokens=8, sampling=GREEDY).token_ids
+        assert engine.generate_raw([5, 6, 7], max_tokens=8, sampling=GREEDY).reply().token_ids
 
 
 def test_a_table_that_is_too_small(headers):

@@ -36,9 +36,9 @@ def engine():
 
 
 def test_pieces_add_up_to_the_reply(engine):
-    stream = engine.stream(STORY, sampling=GREEDY)
+    stream = engine.generate_raw(STORY, sampling=GREEDY)
     pieces = list(stream)
-    reply = stream.reply
+    reply = stream.reply()
     assert "".join(piece.text for piece in pieces) == reply.text
     assert tuple(t for piece in pieces for t in piece.token_ids) == reply.token_ids
     assert reply.finish_reason == "stop"
@@ -47,7 +47,7 @@ def test_pieces_add_up_to_the_reply(engine):
 
 
 def test_numbers_of_a_reply_agree(engine):
-    stats = engine.generate(STORY, seed=1, max_tokens=50).stats
+    stats = engine.generate_raw(STORY, seed=1, max_tokens=50).reply().stats
     assert stats.completion_tokens == stats.num_accepted + (
         stats.num_recovered + stats.num_bonus + stats.num_plain
     )
@@ -61,94 +61,165 @@ def test_numbers_of_a_reply_agree(engine):
 
 
 def test_the_same_seed_repeats_the_text_and_another_does_not(engine):
-    texts = [engine.generate(STORY, seed=seed, max_tokens=60).text for seed in (4, 4, 5)]
+    texts = [
+        engine.generate_raw(STORY, seed=seed, max_tokens=60).reply().text for seed in (4, 4, 5)
+    ]
     assert texts[0] == texts[1] != texts[2]
 
 
 def test_a_seed_means_the_same_text_without_a_draft_and_with_any(engine):
     """And by default it is the rule coupled that sees to that."""
-    reply = engine.generate(STORY, seed=11, max_tokens=80)
+    reply = engine.generate_raw(STORY, seed=11, max_tokens=80).reply()
     assert reply.rule == "coupled"
     assert reply.stats.num_accepted > 10
     for k in (0, 1, 8):
         with localspec.load(draft_tokens=k) as other:
-            assert other.generate(STORY, seed=11, max_tokens=80).text == reply.text
+            assert other.generate_raw(STORY, seed=11, max_tokens=80).reply().text == reply.text
 
 
 def test_the_rule_of_verification_can_be_chosen(engine):
-    assert engine.generate(STORY, max_tokens=2).rule == "block"
-    assert engine.generate(STORY, max_tokens=2, sampling=GREEDY, seed=1).rule == "greedy"
+    assert engine.generate_raw(STORY, max_tokens=2).reply().rule == "block"
+    assert (
+        engine.generate_raw(STORY, max_tokens=2, sampling=GREEDY, seed=1).reply().rule
+        == "greedy"
+    )
     for rule in ("token", "block", "coupled"):
-        reply = engine.generate(STORY, max_tokens=40, seed=3, rule=rule)
+        reply = engine.generate_raw(STORY, max_tokens=40, seed=3, rule=rule).reply()
         assert reply.rule == rule
-        assert reply.text == engine.generate(STORY, max_tokens=40, seed=3, rule=rule).text
+        assert (
+            reply.text
+            == engine.generate_raw(STORY, max_tokens=40, seed=3, rule=rule).reply().text
+        )
 
 
 def test_no_seed_is_a_fresh_one(engine):
-    texts = {engine.generate(STORY, max_tokens=60).text for _ in range(4)}
+    texts = {engine.generate_raw(STORY, max_tokens=60).reply().text for _ in range(4)}
     assert len(texts) > 1
 
 
 def test_max_tokens_ends_an_answer_exactly(engine):
     for limit in (1, 2, 3, 4, 5, 9):
-        reply = engine.generate(STORY, sampling=GREEDY, max_tokens=limit)
+        reply = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=limit).reply()
         assert (len(reply.token_ids), reply.finish_reason) == (limit, "length")
 
 
 def test_a_stop_string_ends_an_answer_and_the_next_goes_on(engine):
     """Also when tokens after it were accepted in the same step."""
-    whole = engine.generate(STORY, sampling=GREEDY)
+    whole = engine.generate_raw(STORY, sampling=GREEDY).reply()
     for stop in (". ", "fox", whole.text[40:44]):
-        reply = engine.generate(STORY, sampling=GREEDY, stop=[stop])
+        reply = engine.generate_raw(STORY, sampling=GREEDY, stop=[stop]).reply()
         assert reply.text == whole.text.partition(stop)[0]
         assert reply.finish_reason == "stop"
         assert reply.stats.completion_tokens == len(reply.token_ids)
-    assert engine.generate(STORY, sampling=GREEDY).token_ids == whole.token_ids
+    assert engine.generate_raw(STORY, sampling=GREEDY).reply().token_ids == whole.token_ids
 
 
 def test_text_that_waited_for_a_stop_string_is_not_lost(engine):
     """When the answer is closed or cut by max_tokens before the string is decided."""
-    whole = engine.generate(STORY, sampling=GREEDY).text
+    whole = engine.generate_raw(STORY, sampling=GREEDY).reply().text
     never = whole[:30] + "\0"
-    stream = engine.stream(STORY, sampling=GREEDY, stop=never)
+    stream = engine.generate_raw(STORY, sampling=GREEDY, stop=never)
     assert [next(stream).text for _ in range(4)] == [""] * 4
     stream.close()
-    assert stream.reply.text
-    assert whole.startswith(stream.reply.text)
-    cut = engine.generate(STORY, sampling=GREEDY, stop=[never], max_tokens=4)
-    assert cut.text == stream.reply.text
+    assert stream.reply().text
+    assert whole.startswith(stream.reply().text)
+    cut = engine.generate_raw(STORY, sampling=GREEDY, stop=[never], max_tokens=4).reply()
+    assert cut.text == stream.reply().text
 
 
-def test_a_stream_cannot_be_closed_under_another_thread(engine):
-    stream = engine.stream(STORY)
-    begun, go_on = threading.Event(), threading.Event()
-    real = engine.vocabulary.piece
+def test_closing_waits_for_the_thread_that_reads(engine, monkeypatch):
+    """What that thread, and any other, asks for meanwhile is refused, or at its end."""
+    answer = engine.generate_raw(STORY)
+    begun, may_end = threading.Event(), threading.Event()
+    real, read = engine._target.decode, []
 
-    class Slow:
-        def piece(self, token: int) -> bytes:
-            begun.set()
-            go_on.wait()
-            return real(token)
+    def slow(*arguments):
+        begun.set()
+        may_end.wait()
+        return real(*arguments)
 
-    stream._answer.vocabulary = Slow()
-    reader = threading.Thread(target=lambda: next(stream))
+    monkeypatch.setattr(engine._target, "decode", slow)
+    reader = threading.Thread(target=lambda: read.extend(answer))
     reader.start()
     begun.wait()
-    with pytest.raises(EngineError, match="another thread"):
-        stream.close()
-    go_on.set()
+    for ask in (answer.reply, lambda: next(answer)):
+        with pytest.raises(EngineError, match="being read elsewhere"):
+            ask()
+    closer = threading.Thread(target=answer.close)
+    closer.start()
+    while not answer._reader.state.cancellation.is_requested:
+        pass
+    assert closer.is_alive()
+    may_end.set()
+    closer.join()
     reader.join()
-    stream.close()
-    assert engine.generate(STORY, max_tokens=2).token_ids
+    assert answer.reply().finish_reason == "cancelled"
+    assert list(answer) == []
+    assert engine.generate_raw(STORY, max_tokens=2).reply().token_ids
+
+
+def test_a_reply_is_read_to_its_end_from_anywhere(engine):
+    """Before the first piece, behind some, and again; what is gone is not read again."""
+    whole = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=9)
+    begun = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=9)
+    assert len(whole.reply().token_ids) == 9
+    assert whole.reply() is whole.reply()
+    assert list(whole) == []
+    first = next(begun)
+    assert begun.reply().text == whole.reply().text
+    assert begun.reply().text.startswith(first.text)
+    refused = engine.generate_raw([])
+    with pytest.raises(OptionError, match="prompt is empty"):
+        refused.reply()
+    with pytest.raises(EngineError, match="no reply: the answer was refused"):
+        refused.reply()
+
+
+def test_a_question_is_answered_through_the_template(engine):
+    """A text and a list of messages alike, also behind a system message."""
+    asked = {"temperature": 0, "max_tokens": 12}
+    question = "Tell me a story about a fox."
+    messages = [{"role": "user", "content": question}]
+    system = [{"role": "system", "content": "Be brief."}, *messages]
+    plain = engine.generate(question, **asked).reply()
+    assert plain.token_ids == engine.generate_raw(STORY, **asked).reply().token_ids
+    assert plain.token_ids == engine.generate(messages, **asked).reply().token_ids
+    brief = engine.generate(system, **asked).reply()
+    for same in (question, messages):
+        reply = engine.generate(same, system="Be brief.", **asked).reply()
+        assert reply.stats.prompt_tokens == brief.stats.prompt_tokens
+        assert reply.token_ids == brief.token_ids
+    with pytest.raises(OptionError, match="begin with one, too"):
+        engine.generate(system, system="Be long.")
+    with pytest.raises(OptionError, match="message 0 is 1") as caught:
+        engine.generate([1, 2, 3])
+    assert caught.value.hint
+
+
+def test_options_are_one_object_or_keywords_or_both(engine):
+    """A keyword counts more than the object; another sampling takes all of its place."""
+    options = localspec.AnswerOptions.of(temperature=0, max_tokens=3)
+    assert len(engine.generate_raw(STORY, options).reply().token_ids) == 3
+    assert len(engine.generate_raw(STORY, options, max_tokens=5).reply().token_ids) == 5
+    assert engine.generate_raw(STORY, options, top_k=4).reply().rule == "greedy"
+    assert engine.generate_raw(STORY, options, temperature=1.0).reply().rule == "block"
+    warm = localspec.SamplingParams(temperature=1.0)
+    assert engine.generate_raw(STORY, options, sampling=warm).reply().rule == "block"
+    chat = engine.chat()
+    assert len(chat.send("Hello", options).reply().token_ids) == 3
+    assert len(chat.retry(options, max_tokens=2).reply().token_ids) == 2
+    for bad in (0.5, {"temperature": 0}):
+        with pytest.raises(OptionError, match="the options are"):
+            engine.generate("Hello", bad)
 
 
 @pytest.mark.parametrize("params", [GREEDY, localspec.SamplingParams(temperature=1.3)])
 def test_logprobs_are_those_of_a_decode_of_the_text(engine, params):
     """Of every token, whether accepted, recovered, bonus or plain."""
     prompt = engine.vocabulary.tokenize(STORY, parse_special=True)
-    stream = engine.stream(prompt, sampling=params, seed=3, max_tokens=40, logprobs=4)
+    stream = engine.generate_raw(prompt, sampling=params, seed=3, max_tokens=40, logprobs=4)
     pieces = list(stream)
-    reply = stream.reply
+    reply = stream.reply()
     assert reply.logprobs == tuple(p.logprobs for p in pieces if p.token_ids)
     assert tuple(each.token_id for each in reply.logprobs) == reply.token_ids
     assert min(reply.stats.num_accepted, reply.stats.num_recovered, reply.stats.num_bonus) > 0
@@ -169,12 +240,12 @@ def test_logprobs_are_those_of_a_decode_of_the_text(engine, params):
 
 
 def test_logprobs_are_there_when_asked_for_only(engine):
-    reply = engine.generate(STORY, sampling=GREEDY, max_tokens=5)
+    reply = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=5).reply()
     assert reply.logprobs is None
-    alone = engine.generate(STORY, sampling=GREEDY, max_tokens=5, logprobs=0)
+    alone = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=5, logprobs=0).reply()
     assert alone.text == reply.text
     assert [(each.after, each.top_after) for each in alone.logprobs] == [(0.0, ())] * 5
-    cut = engine.generate(STORY, sampling=GREEDY, stop=". ", logprobs=1)
+    cut = engine.generate_raw(STORY, sampling=GREEDY, stop=". ", logprobs=1).reply()
     assert len(cut.logprobs) == len(cut.token_ids)
 
 
@@ -191,75 +262,75 @@ def test_keywords_and_options_of_an_answer_are_the_same():
 def test_the_context_ends_an_answer(demo_target):
     with localspec.load(target=demo_target, context_length=40) as small:
         prompt = small.vocabulary.tokenize(STORY, parse_special=True)
-        reply = small.generate(prompt, sampling=GREEDY)
+        reply = small.generate_raw(prompt, sampling=GREEDY).reply()
         assert len(prompt) + len(reply.token_ids) == 40
         assert reply.finish_reason == "length"
         with pytest.raises(ContextError, match="prompt has 40 tokens; the context holds 40"):
-            small.generate([5] * 40)
+            small.generate_raw([5] * 40).reply()
 
 
 def test_closing_a_stream_stops_the_work_and_frees_the_engine(engine):
-    stream = engine.stream(STORY, sampling=GREEDY)
+    stream = engine.generate_raw(STORY, sampling=GREEDY)
     first = [next(stream) for _ in range(7)]
     with pytest.raises(localspec.BusyError, match="another answer"):
-        next(engine.stream(STORY))
-    with pytest.raises(EngineError, match="not been produced"):
-        _ = stream.reply
+        next(engine.generate_raw(STORY))
     stream.close()
-    assert stream.reply.finish_reason == "cancelled"
-    assert stream.reply.text.startswith("".join(piece.text for piece in first))
-    whole = engine.generate(STORY, sampling=GREEDY)
-    assert whole.text.startswith(stream.reply.text)
+    assert stream.reply().finish_reason == "cancelled"
+    assert stream.reply().text.startswith("".join(piece.text for piece in first))
+    whole = engine.generate_raw(STORY, sampling=GREEDY).reply()
+    assert whole.text.startswith(stream.reply().text)
 
 
 def test_dropping_a_stream_frees_the_engine_at_once(engine):
     gc.disable()
     try:
-        stream = engine.stream(STORY)
+        stream = engine.generate_raw(STORY)
         next(stream)
         del stream
-        assert engine.generate(STORY, max_tokens=3).token_ids
+        assert engine.generate_raw(STORY, max_tokens=3).reply().token_ids
     finally:
         gc.enable()
 
 
 def test_cancel_from_another_thread_keeps_what_was_said(engine):
-    stream = engine.stream(STORY, sampling=GREEDY)
+    stream = engine.generate_raw(STORY, sampling=GREEDY)
     said = [next(stream).text for _ in range(3)]
     canceller = threading.Thread(target=engine.cancel)
     canceller.start()
     canceller.join()
     said += [piece.text for piece in stream]
-    assert stream.reply.finish_reason == "cancelled"
-    assert stream.reply.text == "".join(said)
-    assert engine.generate(STORY, sampling=GREEDY).text.startswith(stream.reply.text)
+    assert stream.reply().finish_reason == "cancelled"
+    assert stream.reply().text == "".join(said)
+    assert (
+        engine.generate_raw(STORY, sampling=GREEDY).reply().text.startswith(stream.reply().text)
+    )
 
 
 def test_a_stream_that_was_cancelled_before_it_began_says_nothing(engine):
     """The wish comes from a thread, and touches no other answer and nothing later."""
     chat = engine.chat()
-    chat.send("Hello!", sampling=GREEDY)
-    stream = chat.stream("Tell me a story about a fox.", sampling=GREEDY)
-    other = engine.stream(STORY, sampling=GREEDY)
+    chat.send("Hello!", sampling=GREEDY).reply()
+    stream = chat.send("Tell me a story about a fox.", sampling=GREEDY)
+    other = engine.generate_raw(STORY, sampling=GREEDY)
     said = next(other).text
     canceller = threading.Thread(target=stream.cancel)
     canceller.start()
     canceller.join()
     said += "".join(piece.text for piece in other)
-    whole = engine.generate(STORY, sampling=GREEDY)
-    assert (said, other.reply.finish_reason) == (whole.text, "stop")
+    whole = engine.generate_raw(STORY, sampling=GREEDY).reply()
+    assert (said, other.reply().finish_reason) == (whole.text, "stop")
     assert list(stream) == []
-    assert stream.reply.finish_reason == "cancelled"
-    assert stream.reply.token_ids == ()
+    assert stream.reply().finish_reason == "cancelled"
+    assert stream.reply().token_ids == ()
     assert len(chat.messages) == 2
     stream.cancel()
-    assert engine.generate(STORY, sampling=GREEDY).text == whole.text
+    assert engine.generate_raw(STORY, sampling=GREEDY).reply().text == whole.text
 
 
 def test_a_stream_is_cancelled_at_any_moment_of_its_begin(engine):
     """A thread cancels while another reads the first piece: it never runs to its end."""
     for delay in range(0, 4000, 100):
-        stream = engine.stream(
+        stream = engine.generate_raw(
             STORY, sampling=localspec.SamplingParams(temperature=0, ignore_eos=True)
         )
         reading = threading.Thread(target=list, args=(stream,))
@@ -268,18 +339,18 @@ def test_a_stream_is_cancelled_at_any_moment_of_its_begin(engine):
             pass
         stream.cancel()
         reading.join()
-        assert stream.reply.finish_reason == "cancelled"
-        assert stream.reply.stats.completion_tokens < 500
+        assert stream.reply().finish_reason == "cancelled"
+        assert stream.reply().stats.completion_tokens < 500
 
 
 def test_a_second_thread_is_refused_not_mixed_in(engine):
     errors: list[Exception] = []
-    stream = engine.stream(STORY, sampling=GREEDY)
+    stream = engine.generate_raw(STORY, sampling=GREEDY)
     next(stream)
 
     def intrude() -> None:
         try:
-            engine.generate("x")
+            engine.generate_raw("x").reply()
         except EngineError as error:
             errors.append(error)
 
@@ -288,33 +359,43 @@ def test_a_second_thread_is_refused_not_mixed_in(engine):
     thread.join()
     rest = "".join(piece.text for piece in stream)
     assert len(errors) == 1
-    assert engine.generate(STORY, sampling=GREEDY).text.endswith(rest)
+    assert engine.generate_raw(STORY, sampling=GREEDY).reply().text.endswith(rest)
 
 
 def test_a_closed_engine_says_so(demo_draft):
     engine = localspec.load(target=demo_draft)
-    stream = engine.stream("Hello")
+    stream = engine.generate_raw("Hello")
     next(stream)
-    with pytest.raises(localspec.BusyError, match="producing an answer"):
-        engine.close()
-    stream.close()
     engine.close()
+    assert list(stream) == []
     engine.close()
     with pytest.raises(localspec.ClosedError, match="closed"):
-        engine.generate("Hello")
+        engine.generate_raw("Hello").reply()
 
 
 def test_plain_decoding_and_its_reasons(demo_target, demo_draft):
     from localspec import DraftOff
 
     with localspec.load(target=demo_target) as engine:
-        assert engine.generate(STORY, max_tokens=4).stats.draft_off is DraftOff.NOTHING_REPEATS
+        assert (
+            engine.generate_raw(STORY, max_tokens=4).reply().stats.draft_off
+            is DraftOff.NOTHING_REPEATS
+        )
     with localspec.load(target=demo_target, proposer="draft") as engine:
-        assert engine.generate(STORY, max_tokens=4).stats.draft_off is DraftOff.NO_DRAFT
+        assert (
+            engine.generate_raw(STORY, max_tokens=4).reply().stats.draft_off
+            is DraftOff.NO_DRAFT
+        )
     with localspec.load(proposer="none") as engine:
-        assert engine.generate(STORY, max_tokens=4).stats.draft_off is DraftOff.SET_TO_ZERO
+        assert (
+            engine.generate_raw(STORY, max_tokens=4).reply().stats.draft_off
+            is DraftOff.SET_TO_ZERO
+        )
     with localspec.load(draft_tokens=0) as engine:
-        assert engine.generate(STORY, max_tokens=4).stats.draft_off is DraftOff.SET_TO_ZERO
+        assert (
+            engine.generate_raw(STORY, max_tokens=4).reply().stats.draft_off
+            is DraftOff.SET_TO_ZERO
+        )
 
 
 def test_adopted_llamas_are_asked_for_no_more_rows_than_own_models(
@@ -336,7 +417,7 @@ def test_adopted_llamas_are_asked_for_no_more_rows_than_own_models(
         monkeypatch.setattr(engine._models[1], "decode", decode)
         engine.draft_policy = FixedDraftPolicy(0)
         endless = localspec.SamplingParams(ignore_eos=True)
-        engine.generate(STORY, sampling=endless, max_tokens=300)
+        engine.generate_raw(STORY, sampling=endless, max_tokens=300).reply()
         loop = engine._decoder
         draft = loop.proposers[0]
         chain = engine._resolver.chain(GREEDY, 10)
@@ -356,10 +437,10 @@ def test_a_recurrent_target_is_answered_plainly(tmp_path, demo_target, demo_draf
     """It cannot take back what it read, so nothing is drafted, and turns still work."""
     path = write_random_model(tmp_path / "m.gguf", demo_target, architecture="mamba")
     with localspec.load(target=path, draft=demo_draft) as engine:
-        one = engine.generate("The fox", sampling=GREEDY, max_tokens=8)
+        one = engine.generate_raw("The fox", sampling=GREEDY, max_tokens=8).reply()
         assert one.stats.draft_off is localspec.DraftOff.TARGET_CANNOT_ROLL_BACK
         assert one.stats.num_draft_tokens == 0
-        two = engine.generate("The fox", sampling=GREEDY, max_tokens=8)
+        two = engine.generate_raw("The fox", sampling=GREEDY, max_tokens=8).reply()
         assert two.token_ids == one.token_ids
 
 
@@ -369,10 +450,13 @@ def test_adopted_llamas_work_as_a_pair(demo_target, demo_draft):
     draft = llama_cpp.Llama(str(demo_draft), n_ctx=512, verbose=False)
     with localspec.load(target=target, draft=draft, draft_tokens=3) as engine:
         assert engine.context_length == 512
-        reply = engine.generate(STORY, sampling=GREEDY, max_tokens=40)
+        reply = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=40).reply()
     assert reply.stats.num_draft_tokens > 0
     with localspec.load(target=demo_target, context_length=512, draft_tokens=0) as engine:
-        assert engine.generate(STORY, sampling=GREEDY, max_tokens=40).text == reply.text
+        assert (
+            engine.generate_raw(STORY, sampling=GREEDY, max_tokens=40).reply().text
+            == reply.text
+        )
     after = target.create_completion("The fox", max_tokens=5, temperature=0)
     assert after["choices"][0]["text"]
     target.close()
@@ -387,7 +471,7 @@ def test_a_file_may_be_its_own_draft_however_it_is_named(tmp_path, demo_target):
     links[1].hardlink_to(path)
     for draft in (path, Path(str(path)), str(path), *links):
         with localspec.load(target=path, draft=draft, draft_tokens=3) as engine:
-            stats = engine.generate(STORY, sampling=GREEDY, max_tokens=8).stats
+            stats = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=8).reply().stats
             assert stats.num_accepted == stats.num_draft_tokens > 0
 
 
@@ -407,13 +491,13 @@ def test_an_adopted_llama_may_be_used_and_closed_by_its_owner(demo_target):
     """In between two answers: the first is not mixed up by it, the second refuses."""
     llama = llama_cpp.Llama(str(demo_target), n_ctx=512, verbose=False)
     engine = localspec.load(target=llama, draft_tokens=0)
-    first = engine.generate(STORY, sampling=GREEDY, max_tokens=20)
+    first = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20).reply()
     llama.create_completion("Seven times eight is", max_tokens=9, temperature=0)
-    assert engine.generate(STORY, sampling=GREEDY, max_tokens=20).text == first.text
+    assert engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20).reply().text == first.text
     llama.close()
     for prompt in (STORY, [5, 6]):
         with pytest.raises(localspec.ClosedError, match="closed by its owner"):
-            engine.generate(prompt, max_tokens=2)
+            engine.generate_raw(prompt, max_tokens=2).reply()
     engine.close()
 
 
@@ -421,12 +505,12 @@ def test_an_adopted_llama_that_its_owner_has_reset_is_read_anew(demo_target):
     """Its cache is as long as before, and of another text."""
     llama = llama_cpp.Llama(str(demo_target), n_ctx=256, verbose=False)
     with localspec.load(target=llama, draft_tokens=0) as engine:
-        expected = engine.generate(STORY, sampling=GREEDY, max_tokens=20)
-        engine.generate(STORY, sampling=GREEDY, max_tokens=20)
+        expected = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20).reply()
+        engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20).reply()
         llama.reset()
         llama.eval([7] * engine._target.num_cached)
         llama.reset()
-        again = engine.generate(STORY, sampling=GREEDY, max_tokens=20)
+        again = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20).reply()
         assert again.stats.cached_prompt_tokens == 0
         assert again.token_ids == expected.token_ids
     llama.close()
@@ -437,7 +521,11 @@ def test_nothing_reaches_a_freed_model(demo_draft):
     chat = engine.chat()
     engine.close()
     assert "im_start" in engine.chat_template
-    for use in (lambda: chat.send("Hi"), lambda: engine.generate("Hi"), engine.chat):
+    for use in (
+        lambda: chat.send("Hi").reply(),
+        lambda: engine.generate_raw("Hi").reply(),
+        engine.chat,
+    ):
         with pytest.raises(localspec.ClosedError, match="closed"):
             use()
 
@@ -461,7 +549,9 @@ def test_vocabularies_padded_to_different_sizes_work(tmp_path, demo_target, padd
     ):
         for sampling, num_tokens in ((GREEDY, 30), (flat, 300)):
             both, own = (
-                engine.generate("The fox", sampling=sampling, seed=1, max_tokens=num_tokens)
+                engine.generate_raw(
+                    "The fox", sampling=sampling, seed=1, max_tokens=num_tokens
+                ).reply()
                 for engine in (pair, alone)
             )
             assert both.token_ids == own.token_ids
@@ -472,13 +562,13 @@ def test_vocabularies_padded_to_different_sizes_work(tmp_path, demo_target, padd
 def test_renamed_tokens_are_never_drafted_and_change_nothing(tmp_path, demo_target):
     """Here some words of the answer have other names in the draft."""
     with localspec.load(target=demo_target) as alone:
-        plain = alone.generate(STORY, sampling=GREEDY, max_tokens=60)
+        plain = alone.generate_raw(STORY, sampling=GREEDY, max_tokens=60).reply()
     renamed = set(plain.token_ids[3:12])
     other = write_random_model(
         tmp_path / "o.gguf", demo_target, replace_tokens={t: f"name{t}" for t in renamed}
     )
     with localspec.load(target=demo_target, draft=other, draft_tokens=3) as pair:
-        pieces = list(pair.stream(STORY, sampling=GREEDY, max_tokens=60))
+        pieces = list(pair.generate_raw(STORY, sampling=GREEDY, max_tokens=60))
         assert {d.token for d in pair.shared_vocabulary.differences} == renamed
     assert tuple(t for piece in pieces for t in piece.token_ids) == plain.token_ids
     drafted = {p.token_ids for p in pieces if p.provenance is localspec.Provenance.ACCEPTED}
@@ -502,7 +592,10 @@ def test_a_split_model_loads_by_its_first_part(tmp_path, demo_target):
 
     first = split_model(demo_target, tmp_path)
     with localspec.load(target=first) as split, localspec.load(target=demo_target) as whole:
-        texts = [e.generate(STORY, sampling=GREEDY, max_tokens=20).text for e in (split, whole)]
+        texts = [
+            e.generate_raw(STORY, sampling=GREEDY, max_tokens=20).reply().text
+            for e in (split, whole)
+        ]
     assert texts[0] == texts[1]
 
 
@@ -581,20 +674,21 @@ def test_load_refuses_what_it_cannot_do(arguments, error, message):
 )
 def test_stream_refuses_what_it_cannot_do(engine, arguments, message):
     with pytest.raises(OptionError, match=message):
-        engine.stream(**arguments)
+        engine.generate_raw(**arguments).reply()
 
 
 def test_bad_token_ids_are_an_error_not_a_crash(engine):
     """Also where nobody looked at them before they are decoded."""
-    from localspec.chat.prompt import Prompt
     from localspec.errors import DecodeError
+    from localspec.streaming.exchange import PlainExchange
     from localspec.streaming.options import AnswerOptions
-    from localspec.streaming.stream import Exchange
+    from localspec.streaming.prompt import Prompt
 
     for bad in (-1, 10**6):
+        asked = PlainExchange(lambda _, bad=bad: Prompt([1, bad]))
         with pytest.raises(DecodeError, match="do not fit a vocabulary"):
-            list(engine.answer(Prompt([1, bad]), AnswerOptions(), Exchange()))
-    assert engine.generate(STORY, max_tokens=2).token_ids
+            engine.answer(asked, AnswerOptions()).reply()
+    assert engine.generate_raw(STORY, max_tokens=2).reply().token_ids
 
 
 def test_loading_and_closing_again_and_again():
@@ -615,12 +709,12 @@ def test_loading_and_closing_again_and_again():
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda engine: engine.generate(b"text"), "neither text nor token ids"),
-        (lambda engine: engine.generate(5), "neither text nor token ids"),
+        (lambda engine: engine.generate_raw(b"text").reply(), "neither text nor token ids"),
+        (lambda engine: engine.generate_raw(5).reply(), "neither text nor token ids"),
         (lambda engine: engine.chat(system=5), "system message is 5"),
         (lambda engine: engine.save_caches("abc", "x"), "chat is 'abc'"),
         (lambda engine: engine.load_caches(None, "x"), "chat is None"),
-        (lambda engine: engine.chat().send(None), "message is None"),
+        (lambda engine: engine.chat().send(None).reply(), "message is None"),
         (lambda engine: engine.chat().replace(5), "messages are 5"),
         (lambda engine: engine.chat().replace(["Hello"]), r"messages are \['Hello'\]"),
         (lambda engine: engine.vocabulary.tokenize(5, parse_special=True), "tokenise is 5"),

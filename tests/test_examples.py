@@ -92,11 +92,11 @@ def test_the_asyncio_application_serves_several_at_once(engine):
 
     first, _, second = asyncio.run(everybody())
     chat = engine.chat(system="You are terse.")
-    expected = [chat.send(question).text for question in questions]
+    expected = [chat.send(question).reply().text for question in questions]
     assert all("\n" in answer for answer in expected)
     assert all(len(answer) > 20 for answer in (*first, *second))
     assert first == second == [answer.replace("\n", " ") + "\n" for answer in expected]
-    assert engine.generate("Hi", max_tokens=2).token_ids
+    assert engine.generate_raw("Hi", max_tokens=2).reply().token_ids
 
 
 QUESTIONS = ("Write a haiku about the sea.", "Another one!")
@@ -105,7 +105,7 @@ QUESTIONS = ("Write a haiku about the sea.", "Another one!")
 def answers_of(engine: localspec.Engine) -> list[str]:
     """What a visitor gets who is alone."""
     chat = engine.chat(system="You are terse.")
-    return [chat.send(question).text for question in QUESTIONS]
+    return [chat.send(question).reply().text for question in QUESTIONS]
 
 
 def test_the_flask_application_serves_several_threads(engine):
@@ -166,7 +166,7 @@ def test_the_starlette_application_serves_several_tasks(engine):
 
     first, cut, second = asyncio.run(everybody())
     assert first == second == expected
-    whole = engine.chat(system="You are terse.").send("Tell me a long story.").text
+    whole = engine.chat(system="You are terse.").send("Tell me a long story.").reply().text
     assert cut
     assert len(cut) < len(whole)
     engine.close()
@@ -246,7 +246,7 @@ def test_the_tk_window_stays_alive_and_stops(engine):
     window.entry.insert(0, "And another one!")
     window.ask()
     window.close()
-    assert engine.generate("Hi", max_tokens=2).token_ids
+    assert engine.generate_raw("Hi", max_tokens=2).reply().token_ids
     root.destroy()
 
 
@@ -290,5 +290,5 @@ def test_the_qt_window_stays_alive_and_stops(engine, monkeypatch):
     window.entry.setText("And another one!")
     window.entry.returnPressed.emit()
     window.close()
-    assert engine.generate("Hi", max_tokens=2).token_ids
+    assert engine.generate_raw("Hi", max_tokens=2).reply().token_ids
     application.shutdown()

@@ -79,7 +79,7 @@ def test_force_loads_all_the_same(monkeypatch):
     with pytest.raises(MemoryLimitError, match=r"target.gguf and draft.gguf need 0\.1 GB"):
         localspec.load()
     with localspec.load(force=True) as engine:
-        assert engine.generate("hi", max_tokens=2).stats.completion_tokens == 2
+        assert engine.generate_raw("hi", max_tokens=2).reply().stats.completion_tokens == 2
 
 
 def test_the_largest_context_is_the_edge(long_model, demo_draft):

@@ -15,7 +15,7 @@ import localspec
 from localspec.chat.chat import Chat
 from localspec.chat.forgetting import num_to_forget
 from localspec.chat.prompt import PromptMaker
-from localspec.chat.room import MIN_ANSWER_TOKENS
+from localspec.chat.room import MIN_ANSWER_TOKENS, Asked
 from localspec.chat.sandbox import Sandbox
 from localspec.chat.template import BUILT_IN, ChatTemplate
 from localspec.errors import ContextError, TemplateLimitError
@@ -43,6 +43,11 @@ class NoModels:
 
     def with_bos(self, tokens):
         return tokens
+
+
+def make_room(chat, begun, turns, use, is_unwanted):
+    """The prompt of the chat's next answer, and how many oldest turns leave for it."""
+    return chat._room.make(Asked(chat._system, begun, use), turns, is_unwanted)
 
 
 def turns_of(rng, number):
@@ -110,7 +115,7 @@ def test_as_many_turns_leave_as_one_by_one_and_the_rest_is_rendered(
         question = {"role": "user", "content": "Why? " * rng.choice([1, 1, 20])}
         number, expected = one_by_one(chat, question, chat._turns)
         del rendered[:]
-        prompt, num_leaving = chat._make_room((question,), chat._turns, ToolUse(), never)
+        prompt, num_leaving = make_room(chat, (question,), chat._turns, ToolUse(), never)
         assert len(rendered) <= MOST_RENDERINGS
         assert (num_leaving, prompt) == (number, expected)
         kept = [message for turn in chat._turns[number:] for message in turn]
@@ -129,8 +134,8 @@ def test_hundreds_of_turns_are_rendered_a_few_times(
     """When they leave, at the questions that follow, and in idle time."""
     chat = Chat(NoModels(demo_vocabulary, context_length), template=TEMPLATES[name])
     chat.replace(plain_turns(1600))
-    prompt, number = chat._make_room(
-        ({"role": "user", "content": "Hi"},), chat._turns, ToolUse(), never
+    prompt, number = make_room(
+        chat, ({"role": "user", "content": "Hi"},), chat._turns, ToolUse(), never
     )
     assert 0 < number < 1600
     assert context_length * 0.45 < len(prompt.tokens) <= context_length // 2
@@ -154,8 +159,8 @@ def test_a_conversation_beyond_a_template_s_bounds_goes_on(demo_vocabulary):
         [{"role": role, "content": "word " * 4000} for role in ("user", "assistant")] * 300
         + plain_turns(3)
     )
-    prompt, number = chat._make_room(
-        ({"role": "user", "content": "Hi"},), chat._turns, ToolUse(), never
+    prompt, number = make_room(
+        chat, ({"role": "user", "content": "Hi"},), chat._turns, ToolUse(), never
     )
     assert number == 300
     assert len(prompt.tokens) < 400
@@ -174,8 +179,8 @@ def test_a_template_that_copes_with_a_part_gets_that_part(demo_vocabulary):
     for chat in (tight, roomy):
         chat.replace(plain_turns(400))
     question = {"role": "user", "content": "Hi"}
-    assert len(tight._make_room((question,), tight._turns, ToolUse(), never)[0].tokens) > 900
-    prompt, number = roomy._make_room((question,), roomy._turns, ToolUse(), never)
+    assert len(make_room(tight, (question,), tight._turns, ToolUse(), never)[0].tokens) > 900
+    prompt, number = make_room(roomy, (question,), roomy._turns, ToolUse(), never)
     assert 0 < number < 400
     assert prompt == prompt_behind(roomy, roomy._turns[number:], question)
     # There is room for some questions more before turns have to leave again.
@@ -191,7 +196,7 @@ def test_a_question_that_fits_alone_is_asked_alone(demo_vocabulary):
     chat = Chat(NoModels(demo_vocabulary, 1000), template="chatml")
     chat.replace(plain_turns(50))
     question = {"role": "user", "content": "word " * 700}
-    prompt, number = chat._make_room((question,), chat._turns, ToolUse(), never)
+    prompt, number = make_room(chat, (question,), chat._turns, ToolUse(), never)
     assert number == 50
     assert 700 < len(prompt.tokens) < 1000
     with pytest.raises(ContextError, match=r"prompt of 1\d\d\d tokens; the context holds 1000"):
@@ -261,7 +266,7 @@ def test_idle_work_in_the_midst_of_a_prompt_makes_way_for_an_answer(
     texts = []
 
     def ask():
-        texts.append(engine.generate("Once", max_tokens=2).text)
+        texts.append(engine.generate_raw("Once", max_tokens=2).reply().text)
 
     asking = threading.Thread(target=ask)
 
@@ -284,7 +289,7 @@ def test_idle_work_for_another_process_makes_no_prompt_that_is_unwanted(monkeypa
         meter = Meter(monkeypatch, isolated.cancel)
         chat.prepare()
         assert meter.count == 1000
-        assert chat.send("Hi", max_tokens=2).token_ids
+        assert chat.send("Hi", max_tokens=2).reply().token_ids
 
 
 def test_a_task_that_is_cancelled_makes_no_prompt(long_chat, monkeypatch):
@@ -293,11 +298,11 @@ def test_a_task_that_is_cancelled_makes_no_prompt(long_chat, monkeypatch):
 
     async def cancelled():
         loop = asyncio.get_running_loop()
-        stream = long_chat.astream("Hi", max_tokens=2)
+        stream = long_chat.send("Hi", max_tokens=2)
 
         def begin_closing():
-            asyncio.run_coroutine_threadsafe(stream.aclose(), loop)
-            while not stream._work._is_cancelled:
+            asyncio.run_coroutine_threadsafe(stream.__aexit__(None, None, None), loop)
+            while not stream._reader.state.cancellation.is_requested:
                 threading.Event().wait(0.001)
 
         meter = Meter(monkeypatch, begin_closing)
@@ -309,7 +314,7 @@ def test_a_task_that_is_cancelled_makes_no_prompt(long_chat, monkeypatch):
     assert count == 1000
     assert long_chat.messages == before
     monkeypatch.undo()
-    assert long_chat.send("Hi", max_tokens=2).token_ids
+    assert long_chat.send("Hi", max_tokens=2).reply().token_ids
 
 
 def test_ctrl_c_while_a_prompt_is_made_leaves_the_conversation_as_it_was(
@@ -319,8 +324,8 @@ def test_ctrl_c_while_a_prompt_is_made_leaves_the_conversation_as_it_was(
     with monkeypatch.context() as patch:
         meter = Meter(patch, lambda: signal.raise_signal(signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
-            long_chat.stream("Hi")
+            long_chat.send("Hi").reply()
         assert meter.count <= 1001
     assert long_chat.messages == before
-    assert long_chat.send("Hi", max_tokens=2).token_ids
+    assert long_chat.send("Hi", max_tokens=2).reply().token_ids
     assert long_chat.num_forgotten > 700

@@ -50,5 +50,5 @@ def test_the_pages_program_runs_frozen(tmp_path, shape):
     )
     assert done.returncode == 0, done.stderr
     with localspec.load() as engine:
-        answer = engine.chat().send("Hello!", temperature=0).text
+        answer = engine.chat().send("Hello!", temperature=0).reply().text
     assert done.stdout == f"{answer}\n{answer}\n"

@@ -131,19 +131,19 @@ def parts_of(chat, cuts, **options):
 
     A size below 0 is of a part that is closed there by whoever reads it.
     """
-    streams, ask = [], functools.partial(chat.stream, "x")
+    streams, ask = [], functools.partial(chat.send, "x")
     for size in [*cuts, ENDLESS]:
         with ask(max_tokens=abs(size) if size > 0 else ENDLESS, **options) as stream:
             pieces = list(stream if size > 0 else tokens_of(stream, -size))
-        streams.append((pieces, stream.reply))
-        if stream.reply.finish_reason == "stop":
-            assert not chat.can_go_on
+        streams.append((pieces, stream.reply()))
+        if stream.reply().finish_reason == "stop":
+            assert not chat.can_continue
             return streams
-        assert stream.reply.finish_reason == ("length" if size > 0 else "cancelled")
+        assert stream.reply().finish_reason == ("length" if size > 0 else "cancelled")
         if not chat.messages:  # nothing was said when it was closed
             return None
-        assert chat.can_go_on
-        ask = chat.go_on
+        assert chat.can_continue
+        ask = chat.continue_answer
     raise AssertionError("it never ends")
 
 
@@ -190,7 +190,7 @@ def test_wherever_it_is_cut(name, load, files):
     case = CASES[name]
     options = {"temperature": 0.0, "stop": case.stop}
     with load(target=files[name]) as engine:
-        whole = engine.chat(template=case.template).send("x", **options)
+        whole = engine.chat(template=case.template).send("x", **options).reply()
         assert (whole.text, whole.thoughts) == (case.text, case.thoughts)
         for cuts in all_cuts(len(whole.token_ids)):
             chat = engine.chat(template=case.template)
@@ -229,7 +229,7 @@ def test_what_it_is_to_fit_it_fits_in_parts(pair, options):
     """Cut within a character, where the constraint is, too."""
     options = {"temperature": 0.0, "draft_tokens": 3, **options}
     for asked in ({"choices": ["日本語", "日本人🙂"]}, {"regex": "[あ-ん]{2}🙂é{1,3}x?"}):
-        whole = pair.chat().send("x", **asked, **options)
+        whole = pair.chat().send("x", **asked, **options).reply()
         for cuts in all_cuts(len(whole.token_ids)):
             found = check_parts(pair.chat(), whole, cuts, **asked, **options)
             assert found is None or found[1] == whole.text
@@ -245,7 +245,7 @@ def test_behind_thoughts_it_fits_in_parts(tmp_path):
     )
     options = {"temperature": 0.0, "choices": ["日本.", "日光!"]}
     with localspec.load(target=path) as engine:
-        whole = engine.chat(template=THOUGHTFUL + PLAIN).send("x", **options)
+        whole = engine.chat(template=THOUGHTFUL + PLAIN).send("x", **options).reply()
         assert whole.thoughts == "Hm …"
         assert whole.text in options["choices"]
         for cuts in all_cuts(len(whole.token_ids)):
@@ -258,18 +258,18 @@ def test_behind_thoughts_it_fits_in_parts(tmp_path):
 def test_a_lost_process_leaves_an_answer_that_can_go_on(demo_target):
     question = "Tell me a story about a fox."
     with localspec.IsolatedEngine(target=demo_target) as engine:
-        whole = engine.chat().send(question, temperature=0, max_tokens=40)
+        whole = engine.chat().send(question, temperature=0, max_tokens=40).reply()
         chat = engine.chat()
-        said = chat.send(question, temperature=0, max_tokens=9).text
-        stream = chat.go_on(temperature=0)
+        said = chat.send(question, temperature=0, max_tokens=9).reply().text
+        stream = chat.continue_answer(temperature=0)
         said += next(stream).text
         os.kill(engine.process_id, signal.SIGTERM)
         with pytest.raises(CrashedError):
             said += "".join(piece.text for piece in stream)
         assert chat.messages[-1]["content"].startswith(said)
-        assert chat.can_go_on
-        num_said = len(stream.reply.token_ids) + 9
-        list(chat.go_on(temperature=0, max_tokens=40 - num_said))
+        assert chat.can_continue
+        num_said = len(stream.reply().token_ids) + 9
+        list(chat.continue_answer(temperature=0, max_tokens=40 - num_said))
         assert chat.messages[-1]["content"] == whole.text
 
 
@@ -279,21 +279,21 @@ def test_with_a_seed_it_says_what_it_would_have_said(pair, rule):
     options = {"seed": 11, "temperature": 1.0, "rule": rule, "draft_tokens": 0}
     question = "Tell me a story about a fox."
     chat = pair.chat()
-    whole = chat.send(question, max_tokens=25, **options)
-    chat.send("And?", max_tokens=9, **options)
+    whole = chat.send(question, max_tokens=25, **options).reply()
+    chat.send("And?", max_tokens=9, **options).reply()
     parts = pair.chat()
-    said = parts.send(question, max_tokens=9, **options).text
-    with parts.go_on(max_tokens=16, **options) as stream:
+    said = parts.send(question, max_tokens=9, **options).reply().text
+    with parts.continue_answer(max_tokens=16, **options) as stream:
         said += "".join(piece.text for piece in stream)
     assert said == whole.text
-    parts.send("And?", max_tokens=9, **options)
+    parts.send("And?", max_tokens=9, **options).reply()
     assert parts.messages == chat.messages
 
 
 def test_tokens_before_the_cut_count_among_the_least(pair):
     options = {"temperature": 0.0, "min_tokens": 30}
     bias = dict.fromkeys(pair.vocabulary.ends(), 100.0)
-    whole = pair.chat().send("x", logit_bias=bias, **options)
+    whole = pair.chat().send("x", logit_bias=bias, **options).reply()
     assert len(whole.token_ids) == 31
     check_parts(pair.chat(), whole, [7, 9], logit_bias=bias, **options)
 
@@ -302,11 +302,11 @@ def test_a_stop_string_that_was_not_asked_for_before_is_looked_for_from_there(fi
     case = CASES["a stop string"]
     with localspec.load(target=files["a stop string"]) as engine:
         chat = engine.chat(template=case.template)
-        assert chat.send("x", temperature=0, max_tokens=4).text == "a STOne ST"
-        list(chat.go_on(temperature=0, stop=["one", "STO"]))
+        assert chat.send("x", temperature=0, max_tokens=4).reply().text == "a STOne ST"
+        list(chat.continue_answer(temperature=0, stop=["one", "STO"]))
         assert chat.messages[-1]["content"] == "a STOne "
-        chat.send("x", temperature=0, max_tokens=3)
-        list(chat.go_on(temperature=0, stop=["STO"]))
+        chat.send("x", temperature=0, max_tokens=3).reply()
+        list(chat.continue_answer(temperature=0, stop=["STO"]))
         assert chat.messages[-1]["content"] == "a STOne "
 
 
@@ -315,13 +315,13 @@ def test_an_answer_that_has_ended_is_not_gone_on_with(files, load):
     """Also if its stream is closed at its last piece."""
     for name, stop in (("characters", ()), ("a stop string", ("STOP",))):
         with load(target=files[name]) as engine:
-            whole = engine.chat(template=PLAIN).send("x", temperature=0, stop=stop)
+            whole = engine.chat(template=PLAIN).send("x", temperature=0, stop=stop).reply()
             chat = engine.chat(template=PLAIN)
-            stream = chat.stream("x", temperature=0, stop=stop)
+            stream = chat.send("x", temperature=0, stop=stop)
             list(tokens_of(stream, len(whole.token_ids)))
             stream.close()
-            assert stream.reply.finish_reason == "stop"
-            assert not chat.can_go_on
+            assert stream.reply().finish_reason == "stop"
+            assert not chat.can_continue
             assert chat.messages[-1]["content"] == whole.text
 
 
@@ -363,7 +363,7 @@ def few_cuts(num_tokens):
 
 def check_calls(engine, cuts_of, **options):
     """One call, whatever its parts; its pieces come once, and all have the same id."""
-    whole = engine.chat().send("x", **options)
+    whole = engine.chat().send("x", **options).reply()
     assert [call.name for call in whole.tool_calls] == ["get_weather"]
     for cuts in cuts_of(len(whole.token_ids)):
         chat = engine.chat()

@@ -114,7 +114,10 @@ def test_a_longer_context_than_the_training_is_never_the_advice(base_model, leng
     long = "word " * 100
     with localspec.load(base_model, context_length=length, num_threads=1) as engine:
         chat = engine.chat(template="chatml")
-        hints = [refused(lambda: engine.generate(long)), refused(lambda: chat.send(long))]
+        hints = [
+            refused(lambda: engine.generate_raw(long).reply()),
+            refused(lambda: chat.send(long).reply()),
+        ]
     for hint in hints:
         assert ("up to 64 tokens (context_length=…)" in hint) is has_more
         assert ("trained for no longer" in hint) is not has_more
@@ -129,7 +132,7 @@ def test_a_longer_context_than_the_training_is_never_the_advice(base_model, leng
 def test_an_isolated_engine_says_the_same(base_model):
     with localspec.IsolatedEngine(base_model, num_threads=1) as engine:
         chat = engine.chat(template="chatml")
-        assert "trained for no longer" in refused(lambda: chat.send("word " * 90))
+        assert "trained for no longer" in refused(lambda: chat.send("word " * 90).reply())
 
 
 def test_a_base_model_is_for_going_on_with_a_text(base_model):

@@ -192,10 +192,10 @@ def test_answers_are_those_of_plain_decoding(made, demo_draft, name, draft, temp
         with localspec.load(target=made[name], context_length=256, **keywords) as engine:
             texts = []
             for begin in (TEXT[:20], [*TEXT[:20], *TEXT[5:12]], TEXT[:20], TEXT[30:44]):
-                stream = engine.stream(begin, sampling=sampling, seed=7, max_tokens=24)
+                stream = engine.generate_raw(begin, sampling=sampling, seed=7, max_tokens=24)
                 texts.append([token for piece in stream for token in piece.token_ids])
-            assert stream.reply is not None
-            return texts, stream.reply.stats
+            assert stream.reply() is not None
+            return texts, stream.reply().stats
 
     plain, _ = answers(draft_tokens=0)
     for num_draft_tokens in (1, 3, 4):
@@ -213,7 +213,7 @@ def test_a_hybrid_draft_reads_only_what_was_accepted(made):
             reads, learn = [], loop.draft_policy
             engine.draft_policy = Recorder(learn, reads)
         sampling = localspec.SamplingParams(temperature=0)
-        stream = engine.stream(TEXT[:30], sampling=sampling, max_tokens=20)
+        stream = engine.generate_raw(TEXT[:30], sampling=sampling, max_tokens=20)
         assert sum(len(piece.token_ids) for piece in stream) == 20
     assert len(reads) > 4
     assert max(reads[1:]) <= 4 + 1  # what a step accepted, and the pending token
@@ -279,7 +279,9 @@ def test_no_more_is_drafted_than_can_be_taken_back(made, demo_draft):
     with localspec.load(
         target=made["lfm2"], draft=made["lfm2"], target_options=options, draft_tokens=8
     ) as engine:
-        stream = engine.stream(TEXT[:20], sampling=localspec.SamplingParams(temperature=0))
+        stream = engine.generate_raw(
+            TEXT[:20], sampling=localspec.SamplingParams(temperature=0)
+        )
         for _ in range(20):
             next(stream)
         stream.close()

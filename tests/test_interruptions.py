@@ -16,11 +16,22 @@ GREEDY = localspec.SamplingParams(temperature=0)
 FOX = "Tell me a story about a fox."
 AGAIN = "the fox and the owl and the fox and the owl and the"
 # What holds state that two places share.
-LEASE = ("engine/access.py", "engine/engine.py", "engine/base.py", "streaming/stream.py")
+LEASE = (
+    "engine/access.py",
+    "engine/engine.py",
+    "engine/base.py",
+    "streaming/answer.py",
+    "streaming/answer_run.py",
+)
 STEP = ("speculative/loop.py", "speculative/lookup.py", "speculative/proposers.py")
 CACHES = ("engine/cache_pool.py", "llama/cache.py", "llama/cache_state.py", "llama/model.py")
 HEADS = ("speculative/heads.py", "llama/head.py", "llama/hidden_rows.py")
-PROCESS = ("isolated/isolated_engine.py", "isolated/process.py", "streaming/stream.py")
+PROCESS = (
+    "isolated/isolated_engine.py",
+    "isolated/process.py",
+    "streaming/answer.py",
+    "streaming/answer_run.py",
+)
 KINDS = {
     "pair": (*LEASE, *STEP, *CACHES),
     "head": (*HEADS, "llama/model.py", "llama/thread_count.py"),
@@ -53,19 +64,21 @@ def loads(tmp_path_factory, demo_target):
 def use(engine):
     """Two conversations that take turns, and an answer that is left early."""
     one, two = engine.chat(), engine.chat()
-    one.send(FOX, sampling=GREEDY, max_tokens=5)
-    two.send("Hi.", sampling=GREEDY, max_tokens=3)
-    for number, _ in enumerate(one.stream("And an owl.", sampling=GREEDY, max_tokens=9)):
+    one.send(FOX, sampling=GREEDY, max_tokens=5).reply()
+    two.send("Hi.", sampling=GREEDY, max_tokens=3).reply()
+    for number, _ in enumerate(one.send("And an owl.", sampling=GREEDY, max_tokens=9)):
         if number == 4:
             break
-    one.send("Thanks.", sampling=GREEDY, max_tokens=3)
-    engine.generate(AGAIN, sampling=GREEDY, max_tokens=3, prediction=" fox", draft_tokens=2)
+    one.send("Thanks.", sampling=GREEDY, max_tokens=3).reply()
+    engine.generate_raw(
+        AGAIN, sampling=GREEDY, max_tokens=3, prediction=" fox", draft_tokens=2
+    ).reply()
 
 
 def answers(engine):
     """What has to be the same as of a fresh engine."""
-    raw = engine.generate(AGAIN, sampling=GREEDY, max_tokens=8)
-    return raw.token_ids, engine.chat().send(FOX, sampling=GREEDY, max_tokens=8).text
+    raw = engine.generate_raw(AGAIN, sampling=GREEDY, max_tokens=8).reply()
+    return raw.token_ids, engine.chat().send(FOX, sampling=GREEDY, max_tokens=8).reply().text
 
 
 def check_places(load, files, event, every=1):
@@ -83,9 +96,9 @@ def check_places(load, files, event, every=1):
             if answers(engine) != expected:
                 wrong.append(name_of(place))
             del error
-        engine.close(cancel=True)
+        engine.close()
         with pytest.raises(localspec.ClosedError):
-            engine.generate(AGAIN)
+            engine.generate_raw(AGAIN).reply()
     assert wrong == []
     assert num_struck > len(found) / 2  # where an answer comes by hangs on times, too
 
@@ -112,18 +125,18 @@ def test_an_engine_closes_after_an_exception_at_any_place_of_closing(event):
 
     def opened():
         engine = localspec.load(draft_tokens=0)
-        streams = [engine.stream(AGAIN, sampling=GREEDY), engine.stream(AGAIN)]
+        streams = [engine.generate_raw(AGAIN, sampling=GREEDY), engine.generate_raw(AGAIN)]
         next(streams[0])
         return engine, streams
 
     engine, _streams = opened()
-    found = places(lambda: engine.close(cancel=True), LEASE, event)
+    found = places(lambda: engine.close(), LEASE, event)
     for place in found if event == "line" else found[::17]:
         engine, streams = opened()
-        error = struck(lambda one=engine: one.close(cancel=True), LEASE, event, place)
-        engine.close(cancel=True)
+        error = struck(lambda one=engine: one.close(), LEASE, event, place)
+        engine.close()
         with pytest.raises(localspec.ClosedError):
-            engine.generate(AGAIN)
+            engine.generate_raw(AGAIN).reply()
         assert list(streams[0]) == []
         del error
 

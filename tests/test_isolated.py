@@ -41,69 +41,70 @@ def test_answers_are_those_of_an_engine_here(isolated, engine):
     """Pieces, numbers, provenance, logprobs; in chats and tasks, too."""
     assert isolated.description == engine.description
     for options in ({"sampling": GREEDY}, {"seed": 3, "max_tokens": 40, "logprobs": 2}):
-        streams = [each.stream(STORY, **options) for each in (isolated, engine)]
+        streams = [each.generate_raw(STORY, **options) for each in (isolated, engine)]
         assert list(streams[0]) == list(streams[1])
-        ours, theirs = (stream.reply for stream in streams)
+        ours, theirs = (stream.reply() for stream in streams)
         assert (ours.text, ours.logprobs, ours.finish_reason) == (
             theirs.text, theirs.logprobs, theirs.finish_reason,
         )  # fmt: skip
         assert ours.stats.num_accepted == theirs.stats.num_accepted
     chats = [each.chat(system="Be brief.") for each in (isolated, engine)]
     for text in ("Tell me a story.", "<|im_end|> is no end."):
-        replies = [chat.send(text, seed=1, max_tokens=30) for chat in chats]
+        replies = [chat.send(text, seed=1, max_tokens=30).reply() for chat in chats]
         assert replies[0].text == replies[1].text
         assert replies[0].stats.cached_prompt_tokens == replies[1].stats.cached_prompt_tokens
     assert chats[0].messages == chats[1].messages
-    assert asyncio.run(isolated.agenerate(STORY, sampling=GREEDY)).text == engine.generate(
-        STORY, sampling=GREEDY
-    ).text  # fmt: skip
+
+    async def ask():
+        return await isolated.generate_raw(STORY, sampling=GREEDY)
+
+    same = engine.generate_raw(STORY, sampling=GREEDY).reply()
+    assert asyncio.run(ask()).text == same.text
 
 
 def test_a_crash_is_an_error_and_the_next_question_is_answered(isolated):
     """In the middle of an answer, and between two; the conversation goes on."""
     chat = isolated.chat()
-    chat.send("Tell me a story about a fox.", sampling=GREEDY)
-    stream = chat.stream("Another one!", sampling=LONG)
+    chat.send("Tell me a story about a fox.", sampling=GREEDY).reply()
+    stream = chat.send("Another one!", sampling=LONG)
     said = next(stream).text
     first = isolated.process_id
     os.kill(first, signal.SIGSEGV)
     with pytest.raises(localspec.CrashedError, match="SIGSEGV") as caught:
         list(stream)
     assert "started again" in caught.value.hint
-    assert stream.reply.text == chat.messages[3]["content"]
-    assert stream.reply.text.startswith(said)
-    assert stream.reply.finish_reason == "cancelled"
-    assert stream.reply.stats.completion_tokens == len(stream.reply.token_ids)
-    assert chat.send("Another one!", sampling=GREEDY, max_tokens=5).text
+    assert stream.reply().text == chat.messages[3]["content"]
+    assert stream.reply().text.startswith(said)
+    assert stream.reply().finish_reason == "cancelled"
+    assert stream.reply().stats.completion_tokens == len(stream.reply().token_ids)
+    assert chat.send("Another one!", sampling=GREEDY, max_tokens=5).reply().text
     assert isolated.process_id != first
     os.kill(isolated.process_id, signal.SIGABRT)
     isolated._process._process.join()
-    assert isolated.generate("Hi", max_tokens=2).token_ids
+    assert isolated.generate_raw("Hi", max_tokens=2).reply().token_ids
     assert len(chat.messages) == 6
 
 
 def test_streams_stop_as_in_an_engine_here(isolated, engine):
-    stream = isolated.stream(STORY, sampling=LONG)
+    stream = isolated.generate_raw(STORY, sampling=LONG)
     said = [next(stream).text for _ in range(5)]
     with pytest.raises(localspec.BusyError, match="another answer"):
-        isolated.generate("Hi")
-    with pytest.raises(localspec.BusyError, match="producing an answer"):
-        isolated.close()
+        isolated.generate_raw("Hi").reply()
     stream.close()
-    assert stream.reply.text == "".join(said)
-    assert stream.reply.finish_reason == "cancelled"
-    stream = isolated.stream(STORY, sampling=LONG)
+    assert stream.reply().text == "".join(said)
+    assert stream.reply().finish_reason == "cancelled"
+    stream = isolated.generate_raw(STORY, sampling=LONG)
     next(stream)
     threading.Timer(0.05, isolated.cancel).start()
     assert len(list(stream)) < 1900
-    assert stream.reply.finish_reason == "cancelled"
+    assert stream.reply().finish_reason == "cancelled"
     chat = isolated.chat()
-    for _ in chat.stream("Tell me a story.", sampling=LONG):
+    for _ in chat.send("Tell me a story.", sampling=LONG):
         break
     assert [m["role"] for m in chat.messages] == ["user", "assistant"]
-    assert isolated.generate(STORY, sampling=GREEDY).text == engine.generate(
+    assert isolated.generate_raw(STORY, sampling=GREEDY).reply().text == engine.generate_raw(
         STORY, sampling=GREEDY
-    ).text  # fmt: skip
+    ).reply().text  # fmt: skip
 
 
 def test_pieces_of_a_step_come_in_one_message(isolated, monkeypatch):
@@ -117,11 +118,11 @@ def test_pieces_of_a_step_come_in_one_message(isolated, monkeypatch):
         return answer
 
     monkeypatch.setattr(isolated._process, "watched", watched)
-    stream = isolated.stream(STORY, sampling=GREEDY, max_tokens=60)
+    stream = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=60)
     pieces = list(stream)
     assert counts[0] == 1  # the first text does not wait for more
     assert sum(counts) == len(pieces)
-    assert len(counts) <= stream.reply.stats.num_steps + 1 < len(pieces)
+    assert len(counts) <= stream.reply().stats.num_steps + 1 < len(pieces)
 
 
 @pytest.mark.parametrize("num_read", [1, 2, 3, 5, 8, 13])
@@ -130,12 +131,12 @@ def test_what_was_not_read_of_a_message_was_not_said(isolated, engine, num_read)
     replies = []
     for each in (isolated, engine):
         chat = each.chat()
-        with chat.stream("Tell me a story.", sampling=LONG, logprobs=1) as stream:
+        with chat.send("Tell me a story.", sampling=LONG, logprobs=1) as stream:
             pieces = [next(stream) for _ in range(num_read)]
-        replies.append(stream.reply)
-        assert stream.reply.finish_reason == "cancelled"
-        assert stream.reply.text == "".join(piece.text for piece in pieces)
-        replies.append(chat.send("Go on!", sampling=GREEDY, max_tokens=12))
+        replies.append(stream.reply())
+        assert stream.reply().finish_reason == "cancelled"
+        assert stream.reply().text == "".join(piece.text for piece in pieces)
+        replies.append(chat.send("Go on!", sampling=GREEDY, max_tokens=12).reply())
     ours, theirs = replies[:2], replies[2:]
     for here, there in zip(ours, theirs, strict=True):
         assert (here.text, here.thoughts, here.token_ids, here.logprobs) == (
@@ -147,42 +148,42 @@ def test_what_was_not_read_of_a_message_was_not_said(isolated, engine, num_read)
 
 
 def test_a_stream_is_cancelled_before_it_begins_and_while_it_runs(isolated):
-    stream = isolated.stream(STORY, sampling=LONG)
+    stream = isolated.generate_raw(STORY, sampling=LONG)
     stream.cancel()
     assert list(stream) == []
-    assert stream.reply.finish_reason == "cancelled"
-    assert stream.reply.token_ids == ()
-    stream = isolated.stream(STORY, sampling=LONG)
+    assert stream.reply().finish_reason == "cancelled"
+    assert stream.reply().token_ids == ()
+    stream = isolated.generate_raw(STORY, sampling=LONG)
     next(stream)
     canceller = threading.Thread(target=stream.cancel)
     canceller.start()
     assert len(list(stream)) < 1900
     canceller.join()
-    assert stream.reply.finish_reason == "cancelled"
+    assert stream.reply().finish_reason == "cancelled"
     stream.cancel()
-    assert isolated.generate("Hi", max_tokens=2).finish_reason == "length"
+    assert isolated.generate_raw("Hi", max_tokens=2).reply().finish_reason == "length"
 
 
 def test_a_task_that_is_cancelled_ends_the_answer_there(isolated):
     """While the prompt is decoded, and later; the engine is free at once."""
 
     async def ask(delay_s: float) -> None:
-        stream = isolated.astream(STORY * 20, sampling=LONG)
+        stream = isolated.generate_raw(STORY * 20, sampling=LONG)
 
         async def read() -> None:
             async for _ in stream:
                 pass
 
         task = asyncio.create_task(read())
-        while stream._work.stream is None:
+        while stream._awaited is None:
             await asyncio.sleep(0)
         await asyncio.sleep(delay_s)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert stream.reply.finish_reason == "cancelled"
-        assert stream.reply.stats.completion_tokens < 1000
-        assert isolated.generate("Hi", max_tokens=1).token_ids
+        assert stream.reply().finish_reason == "cancelled"
+        assert stream.reply().stats.completion_tokens < 1000
+        assert isolated.generate_raw("Hi", max_tokens=1).reply().token_ids
 
     for delay_s in (0.0, 0.2):
         asyncio.run(ask(delay_s))
@@ -202,11 +203,11 @@ def test_idle_time_is_used_there(isolated, monkeypatch):
     chat = isolated.chat(system="You are a storyteller who knows every animal.")
     chat.prepare()
     prompt = chat.prompt_tokens("Hello!")
-    reply = chat.send("Hello!", sampling=GREEDY, max_tokens=5)
+    reply = chat.send("Hello!", sampling=GREEDY, max_tokens=5).reply()
     assert reply.stats.cached_prompt_tokens > len(prompt) - 12
     for number, ends in enumerate(
         (
-            lambda: isolated.generate(STORY, max_tokens=1),
+            lambda: isolated.generate_raw(STORY, max_tokens=1).reply(),
             isolated.cancel,
             lambda: chat.prompt_tokens("Hello!"),
         )
@@ -219,7 +220,7 @@ def test_idle_time_is_used_there(isolated, monkeypatch):
         ends()
         thread.join(10)
         assert not thread.is_alive()
-    stream = isolated.stream(STORY, sampling=LONG)
+    stream = isolated.generate_raw(STORY, sampling=LONG)
     next(stream)
     chat.prepare()  # does nothing
     assert next(stream).token_ids
@@ -254,18 +255,18 @@ def test_closing_ends_what_is_prepared():
 def test_chats_keep_their_caches_there(isolated):
     one, other = isolated.chat(), isolated.chat(system="You are terse.")
     for chat in (one, other):
-        chat.send("Tell me a story about a fox.", sampling=GREEDY)
+        chat.send("Tell me a story about a fox.", sampling=GREEDY).reply()
     for chat in (one, other):
-        reply = chat.send("Another one!", sampling=GREEDY, max_tokens=3)
+        reply = chat.send("Another one!", sampling=GREEDY, max_tokens=3).reply()
         assert reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens < 25
 
 
 def test_errors_cross_over_with_their_hints(isolated, demo_target):
     with pytest.raises(ContextError, match="5000 tokens") as caught:
-        isolated.generate([5] * 5000)
+        isolated.generate_raw([5] * 5000).reply()
     assert caught.value.hint
     with pytest.raises(OptionError, match="no rule"):
-        isolated.generate("Hi", rule="nope")
+        isolated.generate_raw("Hi", rule="nope").reply()
     with pytest.raises(PresetError, match="no preset 'nope'") as refused:
         localspec.IsolatedEngine("nope")
     assert refused.value.hint
@@ -282,7 +283,7 @@ def test_progress_of_the_load_arrives_and_can_cancel_it():
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
     with pytest.raises(localspec.ClosedError, match="closed"):
-        engine.generate("Hi")
+        engine.generate_raw("Hi").reply()
     engine.close()
 
     def stop(share: float) -> None:
@@ -324,7 +325,7 @@ class Interfering:
 
 def test_an_interrupt_while_an_answer_is_awaited_mixes_nothing_up(isolated, monkeypatch):
     """Ctrl-C, say: the answer to that question comes all the same, and is nobody's."""
-    expected = isolated.generate(STORY, sampling=GREEDY, max_tokens=9)
+    expected = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=9).reply()
 
     def interrupt():
         raise KeyboardInterrupt
@@ -339,15 +340,15 @@ def test_an_interrupt_while_an_answer_is_awaited_mixes_nothing_up(isolated, monk
                 isolated.vocabulary.text(5)
         assert isolated.vocabulary.tokenize("fox", parse_special=False)
         with monkeypatch.context() as patch:
-            stream = isolated.stream(STORY, sampling=GREEDY, max_tokens=9)
+            stream = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=9)
             next(stream)
             patch.setattr(
                 process, "_calls", Interfering(process._calls, interrupt, at="recv_bytes")
             )
             with pytest.raises(KeyboardInterrupt):
                 list(stream)
-        assert expected.token_ids[: len(stream.reply.token_ids)] == stream.reply.token_ids
-        again = isolated.generate(STORY, sampling=GREEDY, max_tokens=9)
+        assert expected.token_ids[: len(stream.reply().token_ids)] == stream.reply().token_ids
+        again = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=9).reply()
         assert again.token_ids == expected.token_ids
 
 
@@ -379,17 +380,17 @@ class Torn:
 @pytest.mark.parametrize("reads", [True, False])
 def test_an_interrupt_in_the_midst_of_a_message_ends_that_child_alone(isolated, reads):
     """Where a message begins is not known any more: so the next question has a new child."""
-    expected = isolated.generate(STORY, sampling=GREEDY, max_tokens=9)
+    expected = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=9).reply()
     chat = isolated.chat()
-    stream = chat.stream("Tell me a story about a fox.", sampling=LONG)
+    stream = chat.send("Tell me a story about a fox.", sampling=LONG)
     said = next(stream).text
     process = isolated._process
     process._calls = Torn(process._calls, reads=reads)
     with pytest.raises(KeyboardInterrupt):
         list(stream)
-    assert stream.reply.text.startswith(said)
-    assert chat.messages[1]["content"] == stream.reply.text
-    again = isolated.generate(STORY, sampling=GREEDY, max_tokens=9)
+    assert stream.reply().text.startswith(said)
+    assert chat.messages[1]["content"] == stream.reply().text
+    again = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=9).reply()
     assert again.token_ids == expected.token_ids
     assert isolated.process_id != process.number
     assert not process._process.is_alive()
@@ -399,7 +400,7 @@ def test_a_stream_that_is_dropped_in_the_midst_of_a_question_waits_for_nobody(
     isolated, monkeypatch
 ):
     """As where the garbage collector finds it there."""
-    stream = isolated.stream(STORY, sampling=LONG)
+    stream = isolated.generate_raw(STORY, sampling=LONG)
     next(stream)
     texts = []
 
@@ -415,13 +416,13 @@ def test_a_stream_that_is_dropped_in_the_midst_of_a_question_waits_for_nobody(
     thread.start()
     thread.join(30)
     assert texts == [isolated.vocabulary.text(5)]
-    assert len(isolated.generate(STORY, sampling=LONG, max_tokens=7).token_ids) == 7
+    assert len(isolated.generate_raw(STORY, sampling=LONG, max_tokens=7).reply().token_ids) == 7
 
 
 def test_refused_options_leave_the_conversation_as_it_was(isolated):
     chat = isolated.chat()
     with pytest.raises(OptionError):
-        chat.send("Hello!", rule="nope")
+        chat.send("Hello!", rule="nope").reply()
     assert (chat.num_asked, chat.messages) == (0, ())
 
 
@@ -483,8 +484,8 @@ def test_a_host_that_ignores_the_end_of_its_children_gets_a_new_one():
                 while True:  # until the system has cleared it away
                     os.kill(first, 0)
             with pytest.raises(localspec.CrashedError, match="ended: nobody knows how"):
-                opened.generate("Hi", max_tokens=1)
-            assert opened.generate("Hi", max_tokens=1).token_ids
+                opened.generate_raw("Hi", max_tokens=1).reply()
+            assert opened.generate_raw("Hi", max_tokens=1).reply().token_ids
             assert opened.process_id != first
     finally:
         signal.signal(signal.SIGCHLD, before)

@@ -66,8 +66,8 @@ def test_a_dropped_engine_frees_its_models(freed):
     """With its chats and streams, and with the last of them."""
     engine = localspec.load()
     chat = engine.chat()
-    chat.send("Hello", max_tokens=3)
-    stream = engine.stream(STORY)
+    chat.send("Hello", max_tokens=3).reply()
+    stream = engine.generate_raw(STORY)
     next(stream)
     del engine
     assert chat.system is None
@@ -97,7 +97,7 @@ def test_a_dropped_engine_gives_an_adopted_llama_back(demo_target):
         engine = localspec.load(target=llama, draft_tokens=0)
         with pytest.raises(EngineError, match="in another engine"):
             localspec.load(target=llama)
-        assert engine.generate("The fox", max_tokens=4).token_ids
+        assert engine.generate_raw("The fox", max_tokens=4).reply().token_ids
         del engine
         after = llama.create_completion("The fox", max_tokens=8, temperature=0)["choices"]
         assert after[0]["text"] == before[0]["text"]
@@ -119,25 +119,25 @@ def test_a_failed_load_frees_what_it_has_opened(freed, demo_target, monkeypatch)
 @pytest.mark.parametrize("raised", [ValueError, KeyboardInterrupt, SystemExit])
 def test_leaving_the_block_masks_nothing(any_engine, raised):
     """Whatever is still open, and closes all the same."""
-    stream = any_engine.stream(STORY, sampling=ENDLESS)
-    never_read = any_engine.stream(STORY)
+    stream = any_engine.generate_raw(STORY, sampling=ENDLESS)
+    never_read = any_engine.generate_raw(STORY)
     next(stream)
     with pytest.raises(raised), any_engine:
         raise raised
-    assert stream.reply.finish_reason == "cancelled"
-    assert stream.reply.text or stream.reply.token_ids
-    assert never_read.reply.text == ""
+    assert stream.reply().finish_reason == "cancelled"
+    assert stream.reply().text or stream.reply().token_ids
+    assert never_read.reply().text == ""
     with pytest.raises(localspec.ClosedError, match="closed"):
-        any_engine.generate(STORY)
+        any_engine.generate_raw(STORY).reply()
 
 
 def test_a_break_leaves_the_block(any_engine):
     with any_engine:
-        stream = any_engine.stream(STORY, sampling=ENDLESS)
+        stream = any_engine.generate_raw(STORY, sampling=ENDLESS)
         for _ in stream:
             break
     assert list(stream) == []
-    assert len(stream.reply.token_ids) == 1
+    assert len(stream.reply().token_ids) == 1
 
 
 def test_leaving_the_block_ends_what_other_threads_read(any_engine):
@@ -147,10 +147,10 @@ def test_leaving_the_block_ends_what_other_threads_read(any_engine):
     def read_again_and_again():
         try:
             while True:
-                stream = any_engine.stream(STORY, sampling=ENDLESS)
+                stream = any_engine.generate_raw(STORY, sampling=ENDLESS)
                 for _ in stream:
                     begun.set()
-                replies.append(stream.reply)
+                replies.append(stream.reply())
         except EngineError as error:
             refusals.append(str(error))
 
@@ -166,7 +166,7 @@ def test_leaving_the_block_ends_what_other_threads_read(any_engine):
 def test_a_stream_that_another_thread_closes_just_ends(kept_engine):
     """At whatever moment of its reading; never with an error of Python's."""
     for delay in range(0, 30_000, 1_000):
-        stream = kept_engine.stream(STORY, sampling=ENDLESS)
+        stream = kept_engine.generate_raw(STORY, sampling=ENDLESS)
         ends = []
 
         def read(stream=stream, ends=ends):
@@ -179,10 +179,10 @@ def test_a_stream_that_another_thread_closes_just_ends(kept_engine):
         reader.start()
         for _ in range(delay):
             pass
-        stream.end()
+        stream.close()
         reader.join()
         assert isinstance(ends[0], int), ends
-        assert stream.reply.finish_reason == "cancelled"
+        assert stream.reply().finish_reason == "cancelled"
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
@@ -209,43 +209,41 @@ def test_a_signal_handler_that_leaves_the_block_does_not_wait_for_itself(
     monkeypatch.setattr(LlamaModel, "decode", decode)
     previous = signal.signal(signal.SIGTERM, leave)
     try:
-        reply = engine.generate(STORY, sampling=ENDLESS)
+        reply = engine.generate_raw(STORY, sampling=ENDLESS).reply()
     finally:
         signal.signal(signal.SIGTERM, previous)
     assert (reply.finish_reason, bool(reply.token_ids)) == ("cancelled", has_begun)
     (error,) = errors
-    assert "thread that is to end it" in error
+    assert "thread that is to close it" in error
     engine.close()
 
 
 def test_a_stream_that_is_closed_before_it_begins_says_nothing(kept_engine):
     """No trace but an empty reply, which says how it would have been made."""
     chat = kept_engine.chat()
-    chat.send("Hello", sampling=GREEDY, max_tokens=3)
+    chat.send("Hello", sampling=GREEDY, max_tokens=3).reply()
     for seed, rule in ((None, "block"), (7, "coupled")):
-        stream = chat.stream("Tell me a story.", seed=seed, logprobs=2)
-        with pytest.raises(EngineError, match="not been produced"):
-            _ = stream.reply
+        stream = chat.send("Tell me a story.", seed=seed, logprobs=2)
         stream.close()
-        reply = stream.reply
+        reply = stream.reply()
         assert (reply.text, reply.token_ids, reply.logprobs) == ("", (), ())
         assert (reply.finish_reason, reply.seed, reply.rule) == ("cancelled", seed, rule)
         assert reply.stats.completion_tokens == 0
-        assert reply.stats.prompt_tokens > 3
+        assert reply.stats.prompt_tokens == 0  # no prompt was made, even
         assert list(stream) == []
     assert (len(chat.messages), chat.num_asked) == (2, 1)
 
 
 def test_a_reply_is_data(kept_engine):
     """It can be kept, sent, and written as JSON."""
-    stream = kept_engine.stream(STORY, sampling=GREEDY, logprobs=2, max_tokens=9)
+    stream = kept_engine.generate_raw(STORY, sampling=GREEDY, logprobs=2, max_tokens=9)
     pieces = list(stream)
-    for each in (stream.reply, *pieces):
+    for each in (stream.reply(), *pieces):
         assert pickle.loads(pickle.dumps(each)) == each
         assert copy.deepcopy(each) == each
         written = json.loads(json.dumps(dataclasses.asdict(each)))
         assert written["text"] == each.text
-    assert json.loads(json.dumps(dataclasses.asdict(stream.reply.stats)))["num_steps"] > 0
+    assert json.loads(json.dumps(dataclasses.asdict(stream.reply().stats)))["num_steps"] > 0
 
 
 SCRIPT = """
@@ -254,13 +252,13 @@ import localspec
 engine = localspec.{kind}()
 chat = engine.chat()
 sampling = localspec.SamplingParams(temperature=0, ignore_eos=True)
-stream = chat.stream("Tell me a story.", sampling=sampling)
+stream = chat.send("Tell me a story.", sampling=sampling)
 if {threaded}:
     begun = threading.Event()
     def read():
         with contextlib.suppress(localspec.EngineError):
           while True:
-            for piece in engine.stream("A fox", sampling=sampling):
+            for piece in engine.generate_raw("A fox", sampling=sampling):
                 begun.set()
     threading.Thread(target=read, daemon=True).start()
     begun.wait()
@@ -282,7 +280,7 @@ if {adopts}:
     from localspec.presets.presets import find_preset
     llama = llama_cpp.Llama(str(locate(find_preset("demo"))[0]), n_ctx=128, verbose=False)
     other = localspec.load(target=llama, draft_tokens=0)
-    kept = other.stream("A fox", sampling=sampling)
+    kept = other.generate_raw("A fox", sampling=sampling)
     next(kept)
 print("the end")
 """
@@ -313,10 +311,10 @@ def work():
     threading.main_thread().join()
     print(engine.vocabulary.tokenize("word " * 500, parse_special=False)[:1] != [])
     async def ask():
-        reply = await engine.agenerate("A fox", sampling=greedy, max_tokens=4)
+        reply = await engine.generate_raw("A fox", sampling=greedy, max_tokens=4)
         return len(reply.token_ids)
     print(asyncio.run(ask()))
-    print(len(engine.generate("A fox", sampling=greedy, max_tokens=4).token_ids))
+    print(len(engine.generate_raw("A fox", sampling=greedy, max_tokens=4).reply().token_ids))
 threading.Thread(target=work).start()
 """
 
@@ -340,11 +338,11 @@ def test_an_asynchronous_stream_that_is_left_open_does_not_hold_up_the_exit(tmp_
 import asyncio, time
 import localspec
 engine = localspec.load()
-stream = engine.astream([5] * 2000)
+stream = engine.generate_raw([5] * 2000)
 loop = asyncio.new_event_loop()
 task = loop.create_task(stream.__anext__())
 loop.run_until_complete(asyncio.sleep(0.2))
-print(len(engine._streams), engine.reading[0] < 2000, flush=True)
+print(len(engine._readers), engine.reading[0] < 2000, flush=True)
 """
     )
     done = subprocess.run(
@@ -397,7 +395,7 @@ def test_a_fork_of_a_process_that_has_loaded_is_told_so(demo_target):
 def test_a_fork_leaves_the_block_of_its_parent():
     """Also where a thread that it does not have was reading."""
     with localspec.load() as engine:
-        stream, begun = engine.stream(STORY, sampling=ENDLESS), threading.Event()
+        stream, begun = engine.generate_raw(STORY, sampling=ENDLESS), threading.Event()
 
         def read():
             for _ in stream:
@@ -414,7 +412,7 @@ def test_a_fork_leaves_the_block_of_its_parent():
         assert run_in_fork(leave) == 0
         stream.cancel()
         thread.join()
-        assert engine.generate(STORY, max_tokens=3).token_ids
+        assert engine.generate_raw(STORY, max_tokens=3).reply().token_ids
 
 
 @pytest.mark.process
@@ -448,12 +446,13 @@ def test_an_isolated_engine_of_a_daemonic_process_is_refused():
 )
 def test_options_of_a_wrong_type_are_ours_to_refuse(kept_engine, options, message):
     with pytest.raises(OptionError, match=message) as caught:
-        kept_engine.generate(STORY, **options)
+        kept_engine.generate_raw(STORY, **options).reply()
     assert caught.value.hint
 
 
 def test_no_stop_string_is_none(kept_engine):
-    reply = kept_engine.generate(STORY, stop=None, sampling=GREEDY, max_tokens=5)
+    reply = kept_engine.generate_raw(STORY, stop=None, sampling=GREEDY, max_tokens=5).reply()
     assert reply == dataclasses.replace(
-        kept_engine.generate(STORY, sampling=GREEDY, max_tokens=5), stats=reply.stats
+        kept_engine.generate_raw(STORY, sampling=GREEDY, max_tokens=5).reply(),
+        stats=reply.stats,
     )

@@ -74,7 +74,7 @@ def assert_reads_rightly(engine, made) -> None:
 
 
 def text_of(engine, prompt=PROMPT, **keywords):
-    return engine.generate(prompt, **({"max_tokens": 40} | keywords)).token_ids
+    return engine.generate_raw(prompt, **({"max_tokens": 40} | keywords)).reply().token_ids
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 2, 3, 5, 8])
@@ -82,7 +82,7 @@ def test_greedy_text_is_plain_and_the_head_reads_rightly(made, num_draft_tokens)
     with made.opened(proposer="none") as engine:
         plain = text_of(engine, sampling=GREEDY)
     with made.opened(draft_tokens=num_draft_tokens) as engine:
-        reply = engine.generate(PROMPT, max_tokens=40, sampling=GREEDY)
+        reply = engine.generate_raw(PROMPT, max_tokens=40, sampling=GREEDY).reply()
         assert reply.token_ids == plain
         assert 0 < reply.stats.num_accepted < reply.stats.num_draft_tokens
         assert_reads_rightly(engine, made)
@@ -121,7 +121,7 @@ def test_after_cuts_cancels_and_another_conversation(made):
     with made.opened() as engine:
         chats = itertools.cycle([engine.chat(), engine.chat()])
         for number in range(6):
-            stream = engine.stream(PROMPT, max_tokens=40, sampling=GREEDY)
+            stream = engine.generate_raw(PROMPT, max_tokens=40, sampling=GREEDY)
             pieces = iter(stream)
             for _ in range(1 + 3 * number):
                 next(pieces, None)
@@ -173,7 +173,7 @@ def test_the_trained_head_of_the_demo_agrees_with_its_target(num_draft_tokens):
             preset="demo@head", proposer=proposer, draft_tokens=num_draft_tokens
         ) as engine:
             replies = [
-                engine.chat().send(question, sampling=GREEDY)
+                engine.chat().send(question, sampling=GREEDY).reply()
                 for question in (
                     "What is speculative decoding?",
                     "Tell me a story about a fox.",

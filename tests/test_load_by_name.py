@@ -78,7 +78,7 @@ def test_an_object_of_llama_cpp_is_a_target_too(demo_target):
 def test_an_isolated_engine_takes_the_same(model):
     for name in (str(model), model):
         with localspec.IsolatedEngine(name, num_threads=1) as engine:
-            assert engine.generate("x", max_tokens=1).token_ids
+            assert engine.generate_raw("x", max_tokens=1).reply().token_ids
             assert engine.description == "other.gguf alone"
 
 

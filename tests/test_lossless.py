@@ -113,7 +113,9 @@ def count_tie(scorer, bound, prompt, expected, actual) -> int:
 def plain_texts(demo_target):
     with localspec.load(target=demo_target) as plain:
         return [
-            plain.generate(prompt_tokens(plain, text), sampling=GREEDY, max_tokens=32).token_ids
+            plain.generate_raw(prompt_tokens(plain, text), sampling=GREEDY, max_tokens=32)
+            .reply()
+            .token_ids
             for text in PROMPTS
         ]
 
@@ -130,7 +132,7 @@ def test_greedy_text_is_the_same_with_the_draft(
     with localspec.load(target=demo_target, draft=demo_draft, draft_tokens=k) as pair:
         for text, expected in zip(PROMPTS, plain_texts, strict=True):
             prompt = prompt_tokens(pair, text)
-            reply = pair.generate(prompt, sampling=GREEDY, max_tokens=32)
+            reply = pair.generate_raw(prompt, sampling=GREEDY, max_tokens=32).reply()
             ties += count_tie(scorer, near_tie, prompt, expected, reply.token_ids)
             accepted += reply.stats.num_accepted
             refused += reply.stats.num_recovered
@@ -148,7 +150,7 @@ def test_an_unrelated_draft_gives_the_targets_text(
     with localspec.load(target=demo_target, draft=unrelated_draft, draft_tokens=4) as pair:
         for text, expected in zip(PROMPTS[::4], plain_texts[::4], strict=True):
             prompt = prompt_tokens(pair, text)
-            reply = pair.generate(prompt, sampling=GREEDY, max_tokens=32)
+            reply = pair.generate_raw(prompt, sampling=GREEDY, max_tokens=32).reply()
             count_tie(scorer, near_tie, prompt, expected, reply.token_ids)
             proposed += reply.stats.num_draft_tokens
             accepted += reply.stats.num_accepted
@@ -162,10 +164,12 @@ def test_a_conversation_equals_its_tokens_decoded_from_scratch(demo_target, demo
         chat = engine.chat(system="You are terse.")
         for number, text in enumerate(QUESTIONS):
             if number % 5 == 4:
-                with chat.stream(text, seed=number) as stream:
+                with chat.send(text, seed=number) as stream:
                     next(stream)
             else:
-                chat.send(text, seed=number, max_tokens=30, stop=["!"] if number % 3 else [])
+                chat.send(
+                    text, seed=number, max_tokens=30, stop=["!"] if number % 3 else []
+                ).reply()
         tokens = engine._decoder.tokens
         assert len(tokens) > 200
         for model, path in ((engine._target, demo_target), (engine._models[1], demo_draft)):

@@ -141,7 +141,7 @@ def assert_reads_rightly(engine, made, reference):
 
 
 def text_of(engine, prompt=PROMPT, **keywords):
-    return engine.generate(prompt, **({"max_tokens": 40} | keywords)).token_ids
+    return engine.generate_raw(prompt, **({"max_tokens": 40} | keywords)).reply().token_ids
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 2, 4, 8, None])
@@ -149,7 +149,7 @@ def test_greedy_text_is_plain_and_the_heads_read_rightly(made, reference, num_dr
     with made.opened(proposer="none") as engine:
         plain = text_of(engine, sampling=GREEDY)
     with made.opened(draft_tokens=num_draft_tokens) as engine:
-        reply = engine.generate(PROMPT, max_tokens=40, sampling=GREEDY)
+        reply = engine.generate_raw(PROMPT, max_tokens=40, sampling=GREEDY).reply()
         assert reply.token_ids == plain
         drafted = reply.stats.drafted_per_position
         if num_draft_tokens is not None:
@@ -177,13 +177,13 @@ def test_after_cuts_cancels_and_another_conversation(made, reference):
     with made.opened() as engine:
         chats = itertools.cycle([engine.chat(), engine.chat()])
         for number in range(4):
-            stream = engine.stream(PROMPT, max_tokens=40, sampling=GREEDY)
+            stream = engine.generate_raw(PROMPT, max_tokens=40, sampling=GREEDY)
             pieces = iter(stream)
             for _ in range(2 + 3 * number):
                 next(pieces, None)
             stream.close()
             assert_reads_rightly(engine, made, reference)
-            engine._decoder.truncate(stream.reply.stats.prompt_tokens + 1)
+            engine._decoder.truncate(stream.reply().stats.prompt_tokens + 1)
             assert text_of(engine, sampling=GREEDY) == plain
             engine._cache_pool.switch_to(next(chats), ())
             assert text_of(engine, sampling=GREEDY) == plain
@@ -193,7 +193,7 @@ def test_after_cuts_cancels_and_another_conversation(made, reference):
 def test_rows_that_are_not_there_are_waited_for(made):
     """The prompt's are not: the first step behind it is a plain one."""
     with made.opened() as engine:
-        stats = engine.generate(PROMPT, max_tokens=3, sampling=GREEDY).stats
+        stats = engine.generate_raw(PROMPT, max_tokens=3, sampling=GREEDY).reply().stats
         assert stats.steps_per_length[0] >= 2
         assert {off.value for off in stats.draft_off_steps} == {"head_lacks_rows"}
 
@@ -352,7 +352,7 @@ def test_published_heads_are_converted(made, naming, tmp_path):
     texts = []
     for head in (made.path, out):
         with made.opened(head=head) as engine:
-            reply = engine.generate(PROMPT, max_tokens=40, sampling=GREEDY)
+            reply = engine.generate_raw(PROMPT, max_tokens=40, sampling=GREEDY).reply()
             texts.append((reply.token_ids, reply.stats.num_draft_tokens))
     assert texts[0][0] == texts[1][0]
 
@@ -378,12 +378,12 @@ def test_heads_that_are_trained_in_half_a_minute_draft(demo_target, tmp_path):
         with localspec.load(
             target=demo_target, head=out, proposer=proposer, draft_tokens=3
         ) as engine:
-            stream = engine.chat().stream(
+            stream = engine.chat().send(
                 "Tell me a story about a fox and a lantern.", sampling=GREEDY
             )
             for _ in stream:
                 pass
-            texts.append(stream.reply.text)
-            stats = stream.reply.stats
+            texts.append(stream.reply().text)
+            stats = stream.reply().stats
     assert texts[0] == texts[1]
     assert stats.accepted_per_position[0] > 0.3 * stats.drafted_per_position[0]

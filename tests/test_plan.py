@@ -333,7 +333,7 @@ def test_a_load_that_finds_no_memory_is_tried_with_fewer_layers(
     see(monkeypatch, room(1 << 40))
     failures[0] = 2
     with localspec.load(target=target, draft=demo_draft, context_length=CONTEXT) as engine:
-        assert engine.generate("hi", max_tokens=2).stats.completion_tokens == 2
+        assert engine.generate_raw("hi", max_tokens=2).reply().stats.completion_tokens == 2
     first, second, third, of_draft = (options.num_gpu_layers for options in found)
     assert first == 9 > second > third > 0
     assert of_draft == 3

@@ -110,7 +110,7 @@ def test_the_next_answer_finds_all_but_the_question(engine, system):
         assert prompt[: len(prepared)] == prepared
         assert loop.target.num_cached == len(prepared)
         after = engine.vocabulary.tokenize(question, parse_special=False)
-        reply = chat.send(question, sampling=GREEDY)
+        reply = chat.send(question, sampling=GREEDY).reply()
         assert reply.stats.cached_prompt_tokens == len(prepared)
         # The question, its end, and what begins the answer.
         assert len(prompt) - len(prepared) <= len(after) + 5
@@ -118,7 +118,7 @@ def test_the_next_answer_finds_all_but_the_question(engine, system):
     resumed.replace(chat.messages)
     emptied(engine)
     resumed.prepare()
-    reply = resumed.send("Thank you!", sampling=GREEDY, max_tokens=3)
+    reply = resumed.send("Thank you!", sampling=GREEDY, max_tokens=3).reply()
     assert reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens < 12
 
 
@@ -137,12 +137,12 @@ def test_what_a_template_drops_of_thoughts_is_decoded_while_a_person_types(
     with localspec.load(target=thinker, draft_tokens=0) as engine:
         for prepares in (False, True):
             chat = engine.chat(template=thinking)
-            reply = chat.send("Hello", sampling=GREEDY, max_tokens=8)
+            reply = chat.send("Hello", sampling=GREEDY, max_tokens=8).reply()
             assert reply.thoughts
             assert chat.messages[-1]["content"] == reply.text != ""
             if prepares:
                 chat.prepare()
-            stats = chat.send("Go on", sampling=GREEDY, max_tokens=1).stats
+            stats = chat.send("Go on", sampling=GREEDY, max_tokens=1).reply().stats
             decoded[prepares] = stats.prompt_tokens - stats.cached_prompt_tokens
     # The answer without its thoughts is read while nobody waits, and that is all there is.
     assert decoded[True] < 20
@@ -162,7 +162,7 @@ def test_what_is_said_does_not_depend_on_it(options):
                     chat.prepare()
                     chat.prepare()
                     check_invariant(loop)
-                texts.append(chat.send(question, seed=seed, max_tokens=60).text)
+                texts.append(chat.send(question, seed=seed, max_tokens=60).reply().text)
             said.append(texts)
     assert said[0] == said[1]
 
@@ -203,11 +203,11 @@ def test_a_draft_reads_ahead_only_while_it_follows_the_text(engine):
     draft, own = draft_of(loop), engine.draft_policy
     try:
         engine.draft_policy = FixedDraftPolicy(3)
-        chat.send(STORY, sampling=GREEDY)
+        chat.send(STORY, sampling=GREEDY).reply()
         chat.prepare()
         assert draft.num_cached == len(loop.tokens)
         engine.draft_policy = FixedDraftPolicy(0)
-        reply = chat.send(STORY, sampling=GREEDY)
+        reply = chat.send(STORY, sampling=GREEDY).reply()
         assert reply.stats.completion_tokens > 40
         num_read = draft.num_cached
         chat.prepare()
@@ -280,7 +280,7 @@ def test_a_question_ends_the_judging_within_a_decode(monkeypatch):
     with localspec.load(num_threads=1) as engine:
         chat, policy, loop = engine.chat(), engine.draft_policy, emptied(engine)
         engine.draft_policy = FixedDraftPolicy(0)
-        chat.send(STORY, sampling=GREEDY)
+        chat.send(STORY, sampling=GREEDY).reply()
         engine.draft_policy = policy
         acceptance = policy.prospects[0].acceptance
         real, sizes = draft_of(loop).decode, []
@@ -298,7 +298,7 @@ def test_a_question_ends_the_judging_within_a_decode(monkeypatch):
         chat.prepare()  # goes on where it ended
         check_invariant(loop)
         assert REPLAY_TOKENS < acceptance.num_seen <= 64
-        assert chat.send(STORY, sampling=GREEDY).text
+        assert chat.send(STORY, sampling=GREEDY).reply().text
 
 
 def test_where_nothing_is_drafted_nothing_is_measured(plain, monkeypatch):
@@ -319,7 +319,7 @@ def test_a_cache_that_cannot_be_cut_is_read_ahead_and_no_more(tmp_path, demo_tar
         chat.prepare()
         prepared = len(loop.tokens)
         assert loop.target.num_cached == prepared
-        reply = chat.send("Hello", sampling=GREEDY, max_tokens=4)
+        reply = chat.send("Hello", sampling=GREEDY, max_tokens=4).reply()
         assert reply.stats.cached_prompt_tokens == prepared
 
 
@@ -330,7 +330,7 @@ def test_the_end_of_the_context_is_not_passed(demo_target):
         for _ in range(6):
             chat.prepare()
             check_invariant(loop)
-        assert chat.send("Hi", max_tokens=4).text
+        assert chat.send("Hi", max_tokens=4).reply().text
         chat.system = LONG_SYSTEM
         with pytest.raises(ContextError):
             chat.prepare()
@@ -342,7 +342,7 @@ def test_the_end_of_the_context_is_not_passed(demo_target):
 def test_whatever_ends_it_ends_it_within_a_decode(monkeypatch, decode, ending):
     """While it reads, and while it measures."""
     with localspec.load() as engine:
-        expected = engine.generate("Once", sampling=GREEDY, max_tokens=9).text
+        expected = engine.generate_raw("Once", sampling=GREEDY, max_tokens=9).reply().text
         chat, loop = engine.chat(system=LONG_SYSTEM), emptied(engine)
         with monkeypatch.context() as patch:
             reached = hold_at_decode(loop, patch, decode)
@@ -350,7 +350,10 @@ def test_whatever_ends_it_ends_it_within_a_decode(monkeypatch, decode, ending):
             worker.start()
             assert reached.wait(60)
             if ending == "answer":
-                assert engine.generate("Once", sampling=GREEDY, max_tokens=9).text == expected
+                assert (
+                    engine.generate_raw("Once", sampling=GREEDY, max_tokens=9).reply().text
+                    == expected
+                )
             elif ending == "cancel":
                 engine.cancel()
             else:
@@ -361,7 +364,7 @@ def test_whatever_ends_it_ends_it_within_a_decode(monkeypatch, decode, ending):
             check_invariant(loop)
             chat.prepare()
             prompt = chat.prompt_tokens(STORY)
-            reply = chat.send(STORY, sampling=GREEDY, max_tokens=5)
+            reply = chat.send(STORY, sampling=GREEDY, max_tokens=5).reply()
             assert len(prompt) - reply.stats.cached_prompt_tokens < 20
 
 
@@ -372,10 +375,10 @@ def test_what_was_read_before_the_question_came_is_not_read_again(plain, monkeyp
         worker = threading.Thread(target=chat.prepare)
         worker.start()
         assert reached.wait(60)
-        stream = chat.stream("Hi", sampling=GREEDY, max_tokens=2)
+        stream = chat.send("Hi", sampling=GREEDY, max_tokens=2)
         list(stream)
         worker.join(60)
-    assert stream.reply.stats.cached_prompt_tokens == 256
+    assert stream.reply().stats.cached_prompt_tokens == 256
 
 
 def test_a_failing_decode_leaves_caches_right(plain, monkeypatch):
@@ -392,17 +395,17 @@ def test_a_failing_decode_leaves_caches_right(plain, monkeypatch):
         with pytest.raises(DecodeError):
             chat.prepare()
     check_invariant(loop)
-    fresh = chat.send(STORY, sampling=GREEDY, max_tokens=9)
+    fresh = chat.send(STORY, sampling=GREEDY, max_tokens=9).reply()
     assert fresh.stats.cached_prompt_tokens >= 128
 
 
 def test_an_answer_is_not_disturbed_by_it(engine):
     chat, other = engine.chat(), engine.chat(system=SYSTEM)
-    stream = chat.stream(STORY, sampling=GREEDY, max_tokens=30)
+    stream = chat.send(STORY, sampling=GREEDY, max_tokens=30)
     next(stream)
     other.prepare()  # does nothing
     list(stream)
-    assert stream.reply.finish_reason != "cancelled"
+    assert stream.reply().finish_reason != "cancelled"
 
 
 def test_answers_that_come_at_any_moment_are_given(engine):
@@ -419,7 +422,7 @@ def test_answers_that_come_at_any_moment_are_given(engine):
         chat = engine.chat(system=SYSTEM)
         idle = threading.Thread(target=prepare, args=[chat])
         idle.start()
-        assert chat.send("Hello!", max_tokens=1).stats.prompt_tokens
+        assert chat.send("Hello!", max_tokens=1).reply().stats.prompt_tokens
         idle.join(60)
     assert failed == []
 
@@ -442,9 +445,9 @@ def test_a_cancel_counts_while_the_prompt_is_made(plain, monkeypatch):
 
 def test_another_chat_finds_its_caches_again(plain):
     one, other = plain.chat(), plain.chat(system=SYSTEM)
-    one.send(STORY, sampling=GREEDY)
+    one.send(STORY, sampling=GREEDY).reply()
     other.prepare()
-    reply = one.send("Thank you!", sampling=GREEDY, max_tokens=3)
+    reply = one.send("Thank you!", sampling=GREEDY, max_tokens=3).reply()
     assert reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens < 20
 
 

@@ -62,9 +62,12 @@ def texts_of(engine):
     """Greedy, seeded with the coupled rule, and of a conversation."""
     chat = engine.chat(system="Be brief.")
     return [
-        engine.generate(STORY, temperature=0, max_tokens=80).token_ids,
-        engine.generate(STORY, temperature=0.8, seed=3, max_tokens=80).token_ids,
-        [chat.send(text, temperature=0, max_tokens=20).text for text in ("Hello!", "Why?")],
+        engine.generate_raw(STORY, temperature=0, max_tokens=80).reply().token_ids,
+        engine.generate_raw(STORY, temperature=0.8, seed=3, max_tokens=80).reply().token_ids,
+        [
+            chat.send(text, temperature=0, max_tokens=20).reply().text
+            for text in ("Hello!", "Why?")
+        ],
     ]
 
 
@@ -73,7 +76,7 @@ def test_text_is_that_of_this_machine_and_draft_and_costs_are(servers):
         expected = texts_of(engine)
     with opened(*servers) as engine:
         assert texts_of(engine) == expected
-        reply = engine.generate(STORY, temperature=0, max_tokens=80)
+        reply = engine.generate_raw(STORY, temperature=0, max_tokens=80).reply()
         memory = engine.memory().models
     assert reply.stats.num_accepted > 20
     target, draft = memory.models
@@ -86,22 +89,24 @@ def test_shares_decide_which_server_has_which_layers(servers):
     shares = dataclasses.replace(PLAIN, tensor_split=(24.0, 1.0), num_gpu_layers=25)
     with opened(*servers, target_options=shares) as engine:
         assert engine.memory().models.models[0].gpu_layers[:2] == (24, 1)
-        assert engine.generate(STORY, temperature=0, max_tokens=5).token_ids
+        assert engine.generate_raw(STORY, temperature=0, max_tokens=5).reply().token_ids
     few = dataclasses.replace(PLAIN, num_gpu_layers=3)
     with opened(*servers, target_options=few) as engine:
         assert sum(engine.memory().models.models[0].gpu_layers[:2]) == 3
-        assert engine.generate(STORY, temperature=0, max_tokens=5).token_ids
+        assert engine.generate_raw(STORY, temperature=0, max_tokens=5).reply().token_ids
 
 
 def test_a_draft_is_on_a_server_where_it_is_told_so(servers):
     there = dataclasses.replace(PLAIN, rpc=(servers[1].address,))
     with opened(servers[0], draft_options=there) as engine:
         target, draft = engine.memory().models.models
-        text = engine.generate(STORY, temperature=0, max_tokens=40).token_ids
+        text = engine.generate_raw(STORY, temperature=0, max_tokens=40).reply().token_ids
     assert target.gpu_layers[:2] == (target.num_layers, 0)
     assert draft.gpu_layers[:2] == (0, draft.num_layers)
     with localspec.load(draft_tokens=3, target_options=PLAIN, draft_options=PLAIN) as engine:
-        assert engine.generate(STORY, temperature=0, max_tokens=40).token_ids == text
+        assert (
+            engine.generate_raw(STORY, temperature=0, max_tokens=40).reply().token_ids == text
+        )
 
 
 @pytest.mark.parametrize("name", ["qwen35", "gemma4", "qwen3"])
@@ -114,13 +119,13 @@ def test_heads_read_a_target_that_is_elsewhere(name, servers, tmp_path, demo_tar
     usual = {**files, "target_options": options, "draft_tokens": 3}
     prompt = [5 + 37 * index % 900 for index in range(30)]
     with localspec.load(proposer="head", **usual) as engine:
-        expected = engine.generate(prompt, temperature=0, max_tokens=40)
+        expected = engine.generate_raw(prompt, temperature=0, max_tokens=40).reply()
     with opened(*servers, proposer="head", **usual) as engine:
-        found = engine.generate(prompt, temperature=0, max_tokens=40)
+        found = engine.generate_raw(prompt, temperature=0, max_tokens=40).reply()
     assert found.token_ids == expected.token_ids
     assert found.stats.num_accepted == expected.stats.num_accepted > 0
     with opened(*servers, **usual) as engine:
-        drafted = engine.generate(prompt, max_tokens=20).stats.drafted_per_proposer
+        drafted = engine.generate_raw(prompt, max_tokens=20).reply().stats.drafted_per_proposer
     assert (localspec.ProposerKind.HEAD in drafted) == (name != "qwen35")
 
 
@@ -170,18 +175,20 @@ def test_a_server_killed_while_models_are_loaded(server):
 
 def test_a_server_killed_while_a_prompt_is_read(server):
     with opened(server) as engine:
-        stream = engine.stream(STORY * 60, on_prompt=lambda *_: server.kill(), max_tokens=5)
+        stream = engine.generate_raw(
+            STORY * 60, on_prompt=lambda *_: server.kill(), max_tokens=5
+        )
         with pytest.raises(localspec.CrashedError, match=server.address):
             list(stream)
         server.start()
-        assert engine.generate(STORY, max_tokens=3).token_ids
+        assert engine.generate_raw(STORY, max_tokens=3).reply().token_ids
 
 
 def test_a_server_killed_in_mid_answer(server, servers):
     """The text so far stays; the next question names who does not answer, or is answered."""
     with opened(servers[0], server) as engine:
         chat = engine.chat()
-        stream = chat.stream("Tell me a story.", sampling=LONG)
+        stream = chat.send("Tell me a story.", sampling=LONG)
         said = [next(stream) for _ in range(8)]
         server.kill()
         with pytest.raises(localspec.CrashedError) as caught:
@@ -190,12 +197,12 @@ def test_a_server_killed_in_mid_answer(server, servers):
         assert servers[0].address not in str(caught.value)
         assert "is started again" in caught.value.hint
         text = "".join(piece.text for piece in said)
-        assert chat.messages[-1] == {"role": "assistant", "content": stream.reply.text}
-        assert stream.reply.text.startswith(text)
+        assert chat.messages[-1] == {"role": "assistant", "content": stream.reply().text}
+        assert stream.reply().text.startswith(text)
         with pytest.raises(localspec.RpcError, match=f"{server.address} cannot be reached"):
-            chat.send("Go on.")
+            chat.send("Go on.").reply()
         server.start()
-        assert chat.send("Go on.", sampling=LONG, max_tokens=5).text
+        assert chat.send("Go on.", sampling=LONG, max_tokens=5).reply().text
         assert len(chat.messages) == 4
 
 
@@ -203,13 +210,13 @@ def test_a_server_killed_while_nothing_is_asked(server):
     """If it is there again the question is answered, else it is named; nothing is lost."""
     with opened(server) as engine:
         chat = engine.chat()
-        chat.send("Hello!", max_tokens=5)
+        chat.send("Hello!", max_tokens=5).reply()
         server.kill()
         server.start()
-        assert chat.send("Hello again!", sampling=LONG, max_tokens=5).text
+        assert chat.send("Hello again!", sampling=LONG, max_tokens=5).reply().text
         server.kill()
         with pytest.raises(localspec.RpcError, match=server.address):
-            chat.send("Are you there?")
+            chat.send("Are you there?").reply()
         assert len(chat.messages) == 4
 
 
@@ -218,7 +225,7 @@ def test_a_server_that_stands_still_is_not_waited_for_for_ever(server):
     """In mid-answer and idle; it goes on afterwards, though its client has gone."""
     with opened(server) as engine:
         chat = engine.chat()
-        stream = chat.stream("Tell me a story.", sampling=LONG)
+        stream = chat.send("Tell me a story.", sampling=LONG)
         for _ in range(3):
             next(stream)
         with stopped(server):
@@ -226,8 +233,8 @@ def test_a_server_that_stands_still_is_not_waited_for_for_ever(server):
                 list(stream)
             assert f"{server.address} did not answer" in str(caught.value)
             with pytest.raises(localspec.RpcError, match=server.address):
-                chat.send("Go on.")
-        assert chat.send("Go on.", sampling=LONG, max_tokens=5).text
+                chat.send("Go on.").reply()
+        assert chat.send("Go on.", sampling=LONG, max_tokens=5).reply().text
         assert server.process.poll() is None
         with stopped(server):
             engine.close()
@@ -240,7 +247,7 @@ def test_nobody_waits_long_for_an_answer_that_was_left(server, monkeypatch):
     monkeypatch.setattr(child_process, "_PATIENCE_S", 1.0)
     monkeypatch.setattr(child_process, "_SILENCE_S", 600.0)
     with opened(server) as engine:
-        stream = engine.stream(STORY, sampling=LONG)
+        stream = engine.generate_raw(STORY, sampling=LONG)
         next(stream)
         with stopped(server):
             alarm = threading.Timer(
@@ -256,7 +263,7 @@ def test_a_second_client_is_told_and_harms_nobody(server, monkeypatch):
     """A server has one client at a time; those who gave up waiting must not end it later."""
     monkeypatch.setattr(rpc_servers, "_WAIT_S", 0.5)
     with opened(server) as engine:
-        stream = engine.stream(STORY, sampling=LONG)
+        stream = engine.generate_raw(STORY, sampling=LONG)
         next(stream)
         with pytest.raises(localspec.RpcError, match="did not answer") as caught:
             ask_server(server.address)
@@ -266,14 +273,14 @@ def test_a_second_client_is_told_and_harms_nobody(server, monkeypatch):
     for _ in range(3):
         assert ask_server(server.address).devices
     with opened(server) as engine:
-        assert engine.generate(STORY, max_tokens=3).token_ids
+        assert engine.generate_raw(STORY, max_tokens=3).reply().token_ids
     assert server.process.poll() is None
 
 
 def test_a_client_that_is_killed_in_mid_answer_leaves_the_server_running(server):
     for _ in range(3):
         with opened(server) as engine:
-            stream = engine.stream(STORY, sampling=LONG)
+            stream = engine.generate_raw(STORY, sampling=LONG)
             next(stream)
             engine._process._process.kill()
             with pytest.raises(localspec.CrashedError, match="which answer now"):
@@ -358,7 +365,7 @@ def test_models_of_one_server_take_turns_on_it(server, monkeypatch):
         try:
             for name in ("one", "two", "one"):
                 async with models.opened(models.named(name)) as engine:
-                    assert engine.generate("Hi", max_tokens=2).token_ids
+                    assert engine.generate_raw("Hi", max_tokens=2).reply().token_ids
                 assert [m.name for m in models.all if m.engine is not None] == [name]
         finally:
             await models.close()

@@ -247,6 +247,6 @@ def test_a_preset_names_servers_and_an_argument_names_others():
         dataclasses.replace(demo, rpc=("a",))
     unreachable = dataclasses.replace(demo, rpc=("127.0.0.1:1",))
     with localspec.load(unreachable, rpc=[], draft_tokens=0) as engine:
-        assert engine.generate("Hi", max_tokens=1).token_ids
+        assert engine.generate_raw("Hi", max_tokens=1).reply().token_ids
     with pytest.raises(localspec.LocalspecError, match=r"127.0.0.1:1|no RPC backend"):
         localspec.load(unreachable)

@@ -56,9 +56,11 @@ def test_worker_gives_the_counts_of_the_same_answer_here(setup):
         target=setup.target, draft=setup.draft, draft_tokens=4, context_length=512
     ) as engine:
         greedy = SamplingParams(temperature=0.0)
-        stats = engine.generate(
-            REQUEST.prompt, sampling=greedy, max_tokens=REQUEST.max_tokens
-        ).stats
+        stats = (
+            engine.generate_raw(REQUEST.prompt, sampling=greedy, max_tokens=REQUEST.max_tokens)
+            .reply()
+            .stats
+        )
     assert answer.num_tokens == stats.completion_tokens
     assert (answer.num_drafted, answer.num_kept) == (stats.num_draft_tokens, stats.num_accepted)
     assert answer.tokens_per_s > 0

@@ -90,7 +90,7 @@ def test_head_has_the_agreement_asked_for(tmp_path, target, place, agreement):
 def test_head_agrees_only_where_it_reads_the_row_of_the_token_before(tmp_path, target):
     path, _, _ = made(tmp_path, "--target", target, "--head", "inside", "--agreement", 1)
     with localspec.load(target=path, proposer="none") as engine:
-        tokens = engine.generate("Once", sampling=GREEDY, max_tokens=64).token_ids
+        tokens = engine.generate_raw("Once", sampling=GREEDY, max_tokens=64).reply().token_ids
     options = LlamaOptions(context_length=64, max_outputs=64, with_head=True)
     facts = head_facts(read_header(path))
     model = LlamaModel.open(path, options)
@@ -154,7 +154,7 @@ def test_same_options_give_the_same_bytes(tmp_path):
 def test_text_goes_through_the_tokenizer_unchanged_and_repeats_as_asked(tmp_path):
     target, _, _ = make(tmp_path, "--period", 16)
     with localspec.load(target=target) as engine:
-        reply = engine.generate("Once", sampling=GREEDY, max_tokens=48)
+        reply = engine.generate_raw("Once", sampling=GREEDY, max_tokens=48).reply()
         assert engine.vocabulary.tokenize(reply.text, parse_special=False) == list(
             reply.token_ids
         )
@@ -168,7 +168,7 @@ def test_agreements_take_turns_along_the_text(tmp_path):
     options = ("--agreement", 1, 0, "--segment", 10, "--entropy", 0)
     target, draft, _ = make(tmp_path, *options)
     with localspec.load(target=target, draft=draft, draft_tokens=1) as engine:
-        pieces = list(engine.stream("Once", sampling=GREEDY, max_tokens=100))
+        pieces = list(engine.generate_raw("Once", sampling=GREEDY, max_tokens=100))
     where = localspec.Provenance
     refused = [i for i, piece in enumerate(pieces) if piece.provenance is where.RECOVERED]
     # A token after an accepted draft token is not judged, so a segment may lack its first.

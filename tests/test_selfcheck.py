@@ -54,7 +54,7 @@ def test_the_demo_pair_is_lossless(pair):
     policy = pair.draft_policy
     report = run_check(pair, None, ("a fox", "rain", "an owl", "a whale", "two mice"))
     assert pair.draft_policy is policy
-    assert pair.generate("Once", max_tokens=3).token_ids
+    assert pair.generate_raw("Once", max_tokens=3).reply().token_ids
     assert report.finding is report.identity is report.statistics is Finding.LOSSLESS
     assert (report.identity_bugs, report.distribution_bugs) == ([], [])
     assert report.rounding.num_rows > 200
@@ -134,7 +134,7 @@ def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(pair, monkeypatch
         num_accepted = report.greedy.num_accepted + report.seeded.num_accepted
         words = f": {num_accepted} of {num_accepted} drafted tokens are the target's own."
         assert first.endswith(words if num_accepted else ": no drafted token was compared yet.")
-    assert pair.generate("Once", max_tokens=3).token_ids
+    assert pair.generate_raw("Once", max_tokens=3).reply().token_ids
 
 
 def test_a_cut_text_counts_as_far_as_it_goes(pair, monkeypatch):
@@ -204,7 +204,7 @@ def test_a_wish_reaches_a_check_in_another_process():
 
         late = Watch(end_soon)
         reports = [run_check(engine, 1_000_000, watch=watch) for watch in (early, late)]
-        assert engine.generate("Once", max_tokens=3).token_ids
+        assert engine.generate_raw("Once", max_tokens=3).reply().token_ids
     assert [report.ended_by for report in reports] == [EndedBy.INTERRUPT] * 2
     assert reports[0].greedy.num_tokens == 0
     assert reports[1].greedy.num_tokens > 0

@@ -49,7 +49,7 @@ def chunks_of(server, path="/v1/chat/completions", **fields):
 
 def test_it_answers_what_the_engine_answers(server, engine):
     found = server.chat(max_tokens=60)
-    plain = engine.complete(QUESTION, max_tokens=60, **STEADY)
+    plain = engine.generate(QUESTION, max_tokens=60, **STEADY).reply()
     choice = found["choices"][0]
     assert choice["message"]["content"] == plain.text
     assert choice["message"]["role"] == "assistant"

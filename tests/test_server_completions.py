@@ -39,7 +39,7 @@ def complete(server, **fields):
 
 def test_a_raw_prompt_is_gone_on_with(server, engine):
     found = complete(server)
-    plain = engine.generate(PROMPT, **STEADY)
+    plain = engine.generate_raw(PROMPT, **STEADY).reply()
     assert found["object"] == "text_completion"
     assert found["choices"] == [
         {"index": 0, "text": plain.text, "logprobs": None, "finish_reason": "length"}

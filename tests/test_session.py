@@ -43,7 +43,7 @@ def engine():
 def test_a_conversation_comes_back_as_it_was(engine):
     """Odd characters included, and its next answer is the one it would have had."""
     chat, other = engine.chat(system="S\ud800 ☃"), engine.chat()
-    chat.send("Hello \x1b\u202e", seed=4, max_tokens=5)
+    chat.send("Hello \x1b\u202e", seed=4, max_tokens=5).reply()
     path = save_session("first-1", chat, pending="And then?")
     found = read_session("first-1")
     found.resume(other)
@@ -51,7 +51,8 @@ def test_a_conversation_comes_back_as_it_was(engine):
     assert found.pending == "And then?"
     assert session_names() == ["first-1"]
     texts = [
-        each.send("Tell me a story.", seed=4, max_tokens=30).text for each in (chat, other)
+        each.send("Tell me a story.", seed=4, max_tokens=30).reply().text
+        for each in (chat, other)
     ]
     assert texts[0] == texts[1]
     if os.name == "posix":
@@ -62,13 +63,15 @@ def test_forgotten_turns_stay_in_the_file_and_forgotten(engine, demo_target):
     with localspec.load(target=demo_target, context_length=128) as small:
         chat, other = small.chat(), small.chat()
         for number in range(9):
-            chat.send(f"Tell me about number {number}.", seed=4, max_tokens=24)
+            chat.send(f"Tell me about number {number}.", seed=4, max_tokens=24).reply()
         assert chat.num_forgotten > 0
         save_session("x", chat)
         read_session("x").resume(other)
         assert (other.transcript, other.messages) == (chat.transcript, chat.messages)
         assert len(other.transcript) == 18
-        texts = [each.send("And?", seed=4, max_tokens=20).text for each in (chat, other)]
+        texts = [
+            each.send("And?", seed=4, max_tokens=20).reply().text for each in (chat, other)
+        ]
         assert texts[0] == texts[1]
         other.clear()
         assert (other.transcript, other.num_forgotten) == ((), 0)

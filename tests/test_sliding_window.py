@@ -66,7 +66,9 @@ def fresh_text(windowed):
         key = tuple(prompt_tokens)
         if key not in known:
             with localspec.load(target=windowed[0], draft_tokens=0) as other:
-                known[key] = other.generate(prompt_tokens, sampling=GREEDY, max_tokens=30)
+                known[key] = other.generate_raw(
+                    prompt_tokens, sampling=GREEDY, max_tokens=30
+                ).reply()
         return known[key].token_ids
 
     return text
@@ -75,7 +77,7 @@ def fresh_text(windowed):
 def ask(chat, text, fresh_text):
     """The next answer, which is that of a fresh engine to the same prompt."""
     prompt = chat.prompt_tokens(text)
-    reply = chat.send(text, sampling=GREEDY, max_tokens=30)
+    reply = chat.send(text, sampling=GREEDY, max_tokens=30).reply()
     assert reply.token_ids == fresh_text(prompt)
     return reply
 
@@ -93,13 +95,13 @@ def test_retry_undo_and_clear_behind_a_switch(engine, fresh_text):
     chat, other = engine.chat(), engine.chat(system="You are terse.")
 
     def interrupted():
-        other.send(LONG, sampling=GREEDY, max_tokens=3)
+        other.send(LONG, sampling=GREEDY, max_tokens=3).reply()
         other.clear()
 
     first = ask(chat, QUESTIONS[0], fresh_text)
     second = ask(chat, QUESTIONS[1], fresh_text)
     interrupted()
-    assert chat.send("", max_tokens=1).token_ids  # a turn that is taken back again
+    assert chat.send("", max_tokens=1).reply().token_ids  # a turn that is taken back again
     chat.undo()
     interrupted()
     again = chat.retry(sampling=GREEDY, max_tokens=30)

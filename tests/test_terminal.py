@@ -548,7 +548,7 @@ def test_thoughts_are_dimmed_hidden_or_shown(chat, tmp_path):
 def test_thoughts_end_without_their_blank_lines_and_are_told_at_once(capsys, think, shown):
     from localspec.cli.terminal.answer_view import RenderedView
     from localspec.speculative.metrics import Provenance
-    from localspec.streaming.stream import Piece
+    from localspec.streaming.reply import Piece
 
     view = RenderedView(think)
     for text in ("\nhm", "m.\n", "\n"):

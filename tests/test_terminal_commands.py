@@ -62,7 +62,7 @@ def test_an_answer_that_was_cut_goes_on(chat, tmp_path):
         if "there is no answer here that was cut" in unwrapped(terminal.say("/continue")):
             break
     with localspec.load(draft_tokens=3) as engine:
-        whole = engine.chat().send(STORY, temperature=0).text
+        whole = engine.chat().send(STORY, temperature=0).reply().text
     assert len(whole) > 100
     assert saved_messages(tmp_path, "s") == [("u", STORY), ("a", whole)]
 
@@ -77,7 +77,7 @@ def test_what_goes_on_is_wrapped_as_what_it_was(chat):
         assert [line for line in lines if line.startswith(" ")] == []
         shown += lines
     with localspec.load(draft_tokens=3) as engine:
-        whole = engine.chat().send(STORY, temperature=0, max_tokens=72).text.split()
+        whole = engine.chat().send(STORY, temperature=0, max_tokens=72).reply().text.split()
     words = " ".join(shown).split()
     assert len(whole) <= len(words) <= len(whole) + 3
     for number, word in enumerate(whole):  # a cut word stands there twice, first in part

@@ -18,7 +18,7 @@ from gguf_maker import write_scripted_model
 from localspec.cli.terminal.answer_view import MarkedView, RenderedView
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.answer_text import AnswerText
-from localspec.streaming.stream import Piece
+from localspec.streaming.reply import Piece
 from localspec.streaming.thinking import Thoughts
 from localspec.streaming.thought_families import FAMILIES
 
@@ -176,15 +176,15 @@ def spelled(engine, tokens) -> str:
 
 
 def check_turn(chat) -> None:
-    with chat.stream("hi", sampling=GREEDY, max_tokens=50) as stream:
+    with chat.send("hi", sampling=GREEDY, max_tokens=50) as stream:
         pieces = list(stream)
     thoughts = "".join(piece.text for piece in pieces if piece.is_thought)
     said = "".join(piece.text for piece in pieces if not piece.is_thought)
     assert (thoughts, said) == ("Hm.", "Hello.")
-    assert (stream.reply.thoughts, stream.reply.text) == ("Hm.", "Hello.")
-    assert stream.reply.finish_reason == "stop"
+    assert (stream.reply().thoughts, stream.reply().text) == ("Hm.", "Hello.")
+    assert stream.reply().finish_reason == "stop"
     tokens = tuple(token for piece in pieces for token in piece.token_ids)
-    assert tokens == stream.reply.token_ids
+    assert tokens == stream.reply().token_ids
     assert chat.messages[-1] == {"role": "assistant", "content": "Hello."}
 
 
@@ -212,7 +212,9 @@ def test_in_another_process(files):
 def test_a_raw_prompt_has_no_thoughts(files):
     """Whoever writes the prompt reads the answer: marks that libllama shows stand in it."""
     with localspec.load(target=files["gpt-oss"]) as engine:
-        reply = engine.generate("<|start|>assistant", sampling=GREEDY, max_tokens=50)
+        reply = engine.generate_raw(
+            "<|start|>assistant", sampling=GREEDY, max_tokens=50
+        ).reply()
         assert reply.text.startswith("<|channel|>analysis<|message|>Hm.")
         assert reply.thoughts == ""
 
@@ -221,9 +223,11 @@ def test_a_stop_string_is_not_found_in_a_mark_or_across(files):
     """And what it held back belongs to what stood before the mark."""
     with localspec.load(target=files["Mistral"]) as engine:
         chat = engine.chat(template=MODELS["Mistral"].template)
-        reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop=["[", ".Hello", ".["])
+        reply = chat.send(
+            "hi", sampling=GREEDY, max_tokens=50, stop=["[", ".Hello", ".["]
+        ).reply()
         assert (reply.thoughts, reply.text) == ("Hm.", "Hello.")
-        reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop="llo")
+        reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop="llo").reply()
         assert (reply.thoughts, reply.text, reply.finish_reason) == ("Hm.", "He", "stop")
 
 
@@ -240,13 +244,13 @@ def test_a_stop_string_is_not_found_in_the_head_of_a_message(files, name, words)
     with localspec.load(target=files[name]) as engine:
         chat = engine.chat(template=MODELS[name].template)
         for stop in [*words, words]:
-            reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop=stop)
+            reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop=stop).reply()
             assert (reply.thoughts, reply.text) == ("Hm.", "Hello.")
             assert chat.undo() == "hi"
-        reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop=[*words, "lo"])
+        reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop=[*words, "lo"]).reply()
         assert (reply.thoughts, reply.text, reply.finish_reason) == ("Hm.", "Hel", "stop")
         assert chat.undo() == "hi"
-        reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop=["m", "lo"])
+        reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop=["m", "lo"]).reply()
         assert (reply.thoughts, reply.text, reply.finish_reason) == ("H", "", "stop")
 
 
@@ -287,10 +291,10 @@ def test_an_answer_of_thoughts_alone_does_not_trap_the_chat(files):
     """The template refuses a turn in which nothing was said."""
     with localspec.load(target=files["Mistral"]) as engine:
         chat = engine.chat(template=MODELS["Mistral"].template)
-        reply = chat.send("hi", sampling=GREEDY, max_tokens=2)
+        reply = chat.send("hi", sampling=GREEDY, max_tokens=2).reply()
         assert (reply.thoughts, reply.text, reply.finish_reason) == ("Hm.", "", "length")
         assert chat.messages[0]["content"] == "hi"
-        assert chat.send("and", sampling=GREEDY, max_tokens=50).text == "Hello."
+        assert chat.send("and", sampling=GREEDY, max_tokens=50).reply().text == "Hello."
 
 
 @pytest.mark.process

@@ -32,9 +32,9 @@ def test_many_threads_get_whole_answers_or_a_refusal():
 
         def ask(number: int) -> localspec.Reply:
             if number % 2:
-                return engine.generate(prompt, sampling=GREEDY, max_tokens=30)
+                return engine.generate_raw(prompt, sampling=GREEDY, max_tokens=30).reply()
             question = "tips for sleeping better"
-            return engine.chat().send(question, sampling=GREEDY, max_tokens=30)
+            return engine.chat().send(question, sampling=GREEDY, max_tokens=30).reply()
 
         expected = [ask(0).text, ask(1).text]
         outcomes: list[tuple[int, localspec.Reply | Exception]] = []
@@ -68,10 +68,10 @@ def test_many_threads_get_whole_answers_or_a_refusal():
 
 def test_a_stream_may_move_from_thread_to_thread():
     with localspec.load(draft_tokens=0) as engine:
-        expected = engine.generate(STORY, sampling=GREEDY, max_tokens=20).text
+        expected = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20).reply().text
         with engine.exclusively():
             pass  # the same decodes again, so that nothing is rounded otherwise
-        stream = engine.stream(STORY, sampling=GREEDY, max_tokens=20)
+        stream = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20)
         texts: list[str] = []
         done = False
 
@@ -97,14 +97,17 @@ def test_a_fork_is_refused_and_harms_nothing(busy):
     # Its answer has no near ties.
     prompt = STORY.replace("Tell me a story about a fox.", "What is speculative decoding?")
     with localspec.load() as engine:
-        expected = engine.generate(prompt, sampling=GREEDY, max_tokens=20)
-        stream = engine.stream(prompt, sampling=GREEDY, max_tokens=20)
+        expected = engine.generate_raw(prompt, sampling=GREEDY, max_tokens=20).reply()
+        stream = engine.generate_raw(prompt, sampling=GREEDY, max_tokens=20)
         first = next(stream).text if busy else ""
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                for use in (lambda: engine.generate([5, 6]), lambda: engine.chat().send("x")):
+                for use in (
+                    lambda: engine.generate_raw([5, 6]).reply(),
+                    lambda: engine.chat().send("x").reply(),
+                ):
                     try:
                         use()
                     except EngineError as error:
@@ -116,7 +119,7 @@ def test_a_fork_is_refused_and_harms_nothing(busy):
             os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert first + "".join(piece.text for piece in stream) == expected.text
-        again = engine.generate(prompt, sampling=GREEDY, max_tokens=20)
+        again = engine.generate_raw(prompt, sampling=GREEDY, max_tokens=20).reply()
         assert again.token_ids == expected.token_ids
 
 
@@ -145,7 +148,7 @@ def test_a_spawned_process_loads_its_own():
     process.start()
     theirs.close()
     with localspec.load(**ALIKE) as engine:
-        expected = engine.generate(STORY, sampling=GREEDY, max_tokens=20)
+        expected = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20).reply()
         with pytest.raises(EngineError, match="cannot be sent"):
             pickle.dumps(engine)
     assert ours.recv().text == expected.text

@@ -73,7 +73,7 @@ def answers(engine):
         more = "--max-tokens; in a chat /continue, or /set max_tokens"
         cut = f"\nCut off after {max_tokens} tokens. For more: {more}."
         replies = [
-            conversation.send(message, sampling=sampling, max_tokens=max_tokens)
+            conversation.send(message, sampling=sampling, max_tokens=max_tokens).reply()
             for message in messages
         ]
         return [reply.text + cut * (reply.finish_reason == "length") for reply in replies]
@@ -88,10 +88,10 @@ def stopped_after(engine: localspec.Engine, num_tokens: int) -> str:
     text there are rows where two tokens are as good as tied, which then fall otherwise.
     """
     sampling = dataclasses.replace(engine.sampling, temperature=0.0, ignore_eos=True)
-    with engine.chat().stream(STORY, sampling=sampling) as stream:
+    with engine.chat().send(STORY, sampling=sampling) as stream:
         while num_tokens > 0:
             num_tokens -= len(next(stream).token_ids)
-    return stream.reply.text
+    return stream.reply().text
 
 
 def wrapped(text: str, columns: int = 80) -> str:

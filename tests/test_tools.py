@@ -15,6 +15,7 @@ from call_families import FAMILIES, write_calling_model
 import localspec
 from gguf_maker import with_template, write_scripted_model
 from localspec.chat.kept_calls import kept_calls
+from localspec.chat.messages import checked_messages
 from localspec.errors import ConstraintError, OptionError, TemplateError
 from localspec.tools.calls import whole_calls
 from localspec.tools.forms import form_of
@@ -82,16 +83,16 @@ def test_a_call_that_has_to_be_made(name, files, demo_draft):
         chat = engine.chat(system="Be brief.")
         for seed in range(3):
             options = {**STEADY, "seed": seed}
-            reply = chat.send("How is it?", **ONE, **options)
+            reply = chat.send("How is it?", **ONE, **options).reply()
             assert reply.finish_reason == "stop"
             assert reply.text == ""
             assert len(reply.tool_calls) == 1
             assert all(map(fits, reply.tool_calls))
             results = {call.id: "sunny" for call in reply.tool_calls}
             assert chat.messages[-1]["tool_calls"]
-            answer = chat.tool_results(
+            answer = chat.send_tool_results(
                 results, tool_choice="none", **{**options, "max_tokens": 9}
-            )
+            ).reply()
             assert answer.text
             assert answer.tool_calls == ()
             chat.clear()
@@ -101,7 +102,7 @@ def test_a_call_that_has_to_be_made(name, files, demo_draft):
 def test_the_law_of_a_call_does_not_depend_on_the_draft(engine):
     ask = {"tools": TOOLS, "tool_choice": "required", **STEADY}
     replies = [
-        engine.complete([QUESTION], rule="coupled", **{**ask, "draft_tokens": number})
+        engine.generate([QUESTION], rule="coupled", **{**ask, "draft_tokens": number}).reply()
         for number in (0, 1, 3)
     ]
     assert len({reply.token_ids for reply in replies}) == 1
@@ -112,24 +113,24 @@ def test_the_law_of_a_call_does_not_depend_on_the_draft(engine):
 def test_a_named_tool(engine):
     for seed in range(4):
         options = {**ONE, **STEADY, "seed": seed, "tool_choice": "now"}
-        (call,) = engine.complete([QUESTION], **options).tool_calls
+        (call,) = engine.generate([QUESTION], **options).reply().tool_calls
         assert (call.name, call.arguments) == ("now", {})
 
 
 @needs_grammar
 def test_a_stream_names_a_call_before_its_arguments(engine):
     ask = {"tools": TOOLS, "tool_choice": "get_weather", "parallel_tool_calls": False, **STEADY}
-    whole = engine.complete([QUESTION], **ask)
-    stream = engine.stream_complete([QUESTION], **ask)
+    whole = engine.generate([QUESTION], **ask).reply()
+    stream = engine.generate([QUESTION], **ask)
     pieces = list(stream)
     calls = [piece.call for piece in pieces if piece.call is not None]
     assert (calls[0].name, calls[0].json, calls[0].is_last) == ("get_weather", "", False)
     assert len(calls) > 3
     assert "".join(call.json for call in calls) == whole.tool_calls[0].json
     assert [call.is_last for call in calls] == [False] * (len(calls) - 1) + [True]
-    assert {call.id for call in calls} == {stream.reply.tool_calls[0].id}
+    assert {call.id for call in calls} == {stream.reply().tool_calls[0].id}
     assert not any(piece.is_thought for piece in pieces)
-    assert pickle.loads(pickle.dumps(stream.reply)) == stream.reply
+    assert pickle.loads(pickle.dumps(stream.reply())) == stream.reply()
 
 
 @pytest.fixture
@@ -148,17 +149,17 @@ def test_a_model_that_calls_by_itself(script):
     with localspec.load(target=path) as engine:
         assert engine.takes_tools
         chat = engine.chat()
-        reply = chat.send("hi", tools=TOOLS, temperature=0)
+        reply = chat.send("hi", tools=TOOLS, temperature=0).reply()
         assert reply.text == "Let me see."
         assert all(map(fits, reply.tool_calls))
         with pytest.raises(OptionError, match="has not been told what came of it"):
-            chat.send("and")
+            chat.send("and").reply()
         (call,) = reply.tool_calls
         with pytest.raises(OptionError, match="no result is given"):
-            chat.tool_results({})
+            chat.send_tool_results({}).reply()
         with pytest.raises(OptionError, match="there is no call 'x'"):
-            chat.tool_results({call.id: "", "x": ""})
-        answer = chat.tool_results({call.id: {"degrees": 21}}, temperature=0)
+            chat.send_tool_results({call.id: "", "x": ""}).reply()
+        answer = chat.send_tool_results({call.id: {"degrees": 21}}, temperature=0).reply()
         assert answer.text == "Done."
         roles = [message["role"] for message in chat.messages]
         assert roles == ["user", "assistant", "tool", "assistant"]
@@ -168,7 +169,7 @@ def test_a_model_that_calls_by_itself(script):
         assert other.messages == chat.messages
         assert chat.undo() == "hi"
         assert chat.messages == ()
-        plain = chat.send("hi", tools=[], temperature=0)
+        plain = chat.send("hi", tools=[], temperature=0).reply()
         assert plain.tool_calls == ()
         assert "get_weather" in plain.text
 
@@ -182,15 +183,15 @@ def test_a_call_that_has_to_be_made_is_the_only_one_unless_more_are_asked_for(sc
     with localspec.load(target=script(EQUAL)) as engine:
         ask = {"tools": TOOLS[1:], "temperature": 0, "max_tokens": 300}
         for choice in ("required", "now"):
-            reply = engine.complete([QUESTION], tool_choice=choice, **ask)
+            reply = engine.generate([QUESTION], tool_choice=choice, **ask).reply()
             assert (len(reply.tool_calls), reply.finish_reason) == (1, "stop")
-            many = engine.complete(
+            many = engine.generate(
                 [QUESTION], tool_choice=choice, parallel_tool_calls=True, **ask
-            )
+            ).reply()
             assert (len(many.tool_calls) > 3, many.finish_reason) == (True, "length")
-        free = engine.complete([QUESTION], **ask)
+        free = engine.generate([QUESTION], **ask).reply()
         assert len(free.tool_calls) > 3
-        one = engine.complete([QUESTION], parallel_tool_calls=False, **ask)
+        one = engine.generate([QUESTION], parallel_tool_calls=False, **ask).reply()
         assert (len(one.tool_calls), one.finish_reason) == (1, "stop")
 
 
@@ -205,28 +206,31 @@ def test_a_model_that_writes_its_calls_as_fenced_objects(script, monkeypatch, is
         monkeypatch.setattr("localspec.chat.kept_calls.is_installed", lambda: False)
     with localspec.load(target=script(FENCED)) as engine:
         chat = engine.chat()
-        reply = chat.send("hi", tools=TOOLS, temperature=0)
+        reply = chat.send("hi", tools=TOOLS, temperature=0).reply()
         assert (reply.text, reply.finish_reason) == ("", "stop")
         (call,) = reply.tool_calls
         assert fits(call)
-        assert chat.tool_results({call.id: "sunny"}, temperature=0).text == "Done."
+        assert chat.send_tool_results({call.id: "sunny"}, temperature=0).reply().text == "Done."
         prompt = engine.detokenize(chat.prompt_tokens("and"), special=True)
         assert "```" not in prompt
         assert '<tool_call>\n{"name": "get_weather", "arg' in prompt
-        assert "```json" in chat.send("hi", tools=[], temperature=0).text
-        assert "```json" in engine.complete([QUESTION], tools=TOOLS, tool_choice="none").text
+        assert "```json" in chat.send("hi", tools=[], temperature=0).reply().text
+        assert (
+            "```json"
+            in engine.generate([QUESTION], tools=TOOLS, tool_choice="none").reply().text
+        )
 
 
 def test_without_the_library_calls_are_free_and_none_can_be_forced(script, monkeypatch):
     monkeypatch.setattr("localspec.chat.kept_calls.is_installed", lambda: False)
     path = script(SAID)
     with localspec.load(target=path) as engine:
-        stream = engine.stream_complete([QUESTION], tools=TOOLS, temperature=0)
+        stream = engine.generate([QUESTION], tools=TOOLS, temperature=0)
         calls = [piece.call for piece in stream if piece.call is not None]
         assert [(call.name, call.is_last) for call in calls] == [("get_weather", True)]
-        assert stream.reply.tool_calls[0].arguments == {"city": "Rome", "days": 3}
+        assert stream.reply().tool_calls[0].arguments == {"city": "Rome", "days": 3}
         with pytest.raises(ConstraintError) as caught:
-            engine.complete([QUESTION], tools=TOOLS, tool_choice="required")
+            engine.generate([QUESTION], tools=TOOLS, tool_choice="required").reply()
         assert "localspec[grammar]" in caught.value.hint
 
 
@@ -234,7 +238,7 @@ def test_nonsense_is_text_where_nothing_keeps_a_call_to_its_form(script, monkeyp
     monkeypatch.setattr("localspec.chat.kept_calls.is_installed", lambda: False)
     said = [*SAID[:3], '": no', "</tool_call>"]
     with localspec.load(target=script(said)) as engine:
-        reply = engine.complete([QUESTION], tools=TOOLS, temperature=0)
+        reply = engine.generate([QUESTION], tools=TOOLS, temperature=0).reply()
         assert reply.tool_calls == ()
         assert reply.text == "".join(said)
 
@@ -265,12 +269,12 @@ def test_from_where_a_call_begins_nothing_else_is_said(tmp_path, name):
     )
     with localspec.load(target=path) as engine:
         ask = {"tools": TOOLS, "temperature": 0, "max_tokens": 200, "draft_tokens": 3}
-        reply = engine.complete([QUESTION], parallel_tool_calls=False, **ask)
+        reply = engine.generate([QUESTION], parallel_tool_calls=False, **ask).reply()
         assert reply.finish_reason == "stop"
         assert reply.text == ("Let me see." if begun else "")
         assert len(reply.tool_calls) == 1
         assert all(map(fits, reply.tool_calls))
-        must = engine.complete([QUESTION], **{**ONE, **ask})
+        must = engine.generate([QUESTION], **{**ONE, **ask}).reply()
         assert must.text == ""
         assert len(must.tool_calls) == 1
         assert all(map(fits, must.tool_calls))
@@ -288,7 +292,7 @@ def test_what_begins_a_call_in_a_head_is_a_text_elsewhere(tmp_path):
     said = ("final", "<|message|>", "Write to=functions.", "rm")
     path = write_channels(tmp_path / "model.gguf", *said)
     with localspec.load(target=path) as engine:
-        reply = engine.complete([QUESTION], tools=TOOLS, temperature=0, max_tokens=60)
+        reply = engine.generate([QUESTION], tools=TOOLS, temperature=0, max_tokens=60).reply()
         assert (reply.text, reply.tool_calls) == ("Write to=functions.rm", ())
 
 
@@ -298,9 +302,9 @@ def test_a_head_without_end_is_ended_where_the_answer_is_kept_to_something(tmp_p
     path = write_channels(tmp_path / "model.gguf", "garbage ", "garbage ")
     with localspec.load(target=path) as engine:
         for seed in range(3):
-            reply = engine.complete(
+            reply = engine.generate(
                 [QUESTION], choices=["yes", "no"], draft_tokens=seed, max_tokens=60
-            )
+            ).reply()
             assert (reply.text in ("yes", "no"), reply.finish_reason) == (True, "stop")
 
 
@@ -308,22 +312,26 @@ def test_a_head_without_end_is_ended_where_the_answer_is_kept_to_something(tmp_p
 def test_a_call_that_was_cut_is_none_until_it_is_whole(engine):
     chat = engine.chat()
     ask = {**ONE, **STEADY, "tool_choice": "get_weather", "rule": "coupled"}
-    whole = engine.complete([{"role": "user", "content": "How is it?"}], **ask)
+    whole = engine.generate([{"role": "user", "content": "How is it?"}], **ask).reply()
     short = whole.stats.completion_tokens - 16
-    stream = chat.stream("How is it?", **{**ask, "max_tokens": short})
+    stream = chat.send("How is it?", **{**ask, "max_tokens": short})
     pieces = [piece.call for piece in stream if piece.call is not None]
     assert pieces
     assert not pieces[-1].is_last
-    assert (stream.reply.finish_reason, stream.reply.tool_calls) == ("length", ())
+    assert (stream.reply().finish_reason, stream.reply().tool_calls) == ("length", ())
     assert "tool_calls" not in chat.messages[-1]
-    rest = chat.go_on(**{**ask, "max_tokens": 16})
+    rest = chat.continue_answer(**{**ask, "max_tokens": 16})
     pieces += [piece.call for piece in rest if piece.call is not None]
-    assert whole_calls(pieces) == rest.reply.tool_calls
-    assert [call.json for call in rest.reply.tool_calls] == [
+    assert whole_calls(pieces) == rest.reply().tool_calls
+    assert [call.json for call in rest.reply().tool_calls] == [
         call.json for call in whole.tool_calls
     ]
-    results = {call.id: "sunny" for call in rest.reply.tool_calls}
-    assert chat.tool_results(results, **{**ask, "tool_choice": "none", "max_tokens": 3}).text
+    results = {call.id: "sunny" for call in rest.reply().tool_calls}
+    assert (
+        chat.send_tool_results(results, **{**ask, "tool_choice": "none", "max_tokens": 3})
+        .reply()
+        .text
+    )
 
 
 @needs_grammar
@@ -332,8 +340,8 @@ def test_a_schema_that_cannot_be_kept_to(engine):
     tool = {"name": "odd", "parameters": strange}
     for ask in ({"tools": [tool], "tool_choice": "odd"}, {"tools": [{**tool, "strict": True}]}):
         with pytest.raises(ConstraintError, match=r"the tool odd: .*not"):
-            engine.complete([QUESTION], **ask)
-    assert engine.complete([QUESTION], tools=[tool], max_tokens=2).text
+            engine.generate([QUESTION], **ask).reply()
+    assert engine.generate([QUESTION], tools=[tool], max_tokens=2).reply().text
 
 
 @needs_grammar
@@ -353,17 +361,17 @@ def test_what_has_no_tools(engine, demo_target):
     with localspec.load(target=demo_target) as plain:
         assert not plain.takes_tools
         with pytest.raises(TemplateError, match="has no tools"):
-            plain.complete([QUESTION], tools=TOOLS)
+            plain.generate([QUESTION], tools=TOOLS).reply()
         unknown = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}"
         with pytest.raises(TemplateError, match="not known how"):
-            plain.complete([QUESTION], tools=TOOLS, template=unknown)
+            plain.generate([QUESTION], tools=TOOLS, template=unknown).reply()
         called = {"role": "assistant", "tool_calls": [{"name": "now", "arguments": "{}"}]}
         with pytest.raises(TemplateError, match="leaves out calls"):
-            plain.complete([QUESTION, called, QUESTION])
+            plain.generate([QUESTION, called, QUESTION]).reply()
     with pytest.raises(OptionError, match="raw prompt"):
-        engine.generate("Once", tools=TOOLS)
+        engine.generate_raw("Once", tools=TOOLS).reply()
     with pytest.raises(TemplateError, match="nothing has come of them"):
-        engine.complete([QUESTION, called])
+        engine.generate([QUESTION, called]).reply()
 
 
 @pytest.mark.parametrize(
@@ -393,7 +401,7 @@ def test_what_has_no_tools(engine, demo_target):
 @needs_grammar
 def test_what_is_refused(engine, options, what):
     with pytest.raises(OptionError) as caught:
-        engine.complete([QUESTION], **options)
+        engine.generate([QUESTION], **options).reply()
     assert what in f"{caught.value} {caught.value.hint}"
 
 
@@ -405,7 +413,7 @@ def test_a_schema_and_tools(engine):
     kinds = set()
     for seed in range(8):
         options = {**STEADY, "seed": seed, "max_tokens": 300}
-        reply = engine.complete([QUESTION], tools=TOOLS, json_schema=schema, **options)
+        reply = engine.generate([QUESTION], tools=TOOLS, json_schema=schema, **options).reply()
         assert reply.finish_reason == "stop"
         kinds.add(bool(reply.tool_calls))
         if reply.tool_calls:
@@ -419,15 +427,15 @@ def test_a_schema_and_tools(engine):
 @needs_grammar
 def test_another_process_calls_alike(files, demo_draft, engine):
     ask = {"tools": TOOLS, "tool_choice": "required", "rule": "coupled", **STEADY}
-    expected = engine.complete([QUESTION], **ask)
+    expected = engine.generate([QUESTION], **ask).reply()
     with localspec.IsolatedEngine(target=files["Qwen"], draft=demo_draft) as isolated:
         assert isolated.takes_tools
         chat = isolated.chat()
 
         async def talk():
-            reply = await chat.asend(QUESTION["content"], **ask)
+            reply = await chat.send(QUESTION["content"], **ask)
             results = {call.id: "sunny" for call in reply.tool_calls}
-            return reply, await chat.atool_results(results, tools=[], max_tokens=5)
+            return reply, await chat.send_tool_results(results, tools=[], max_tokens=5)
 
         reply, answer = asyncio.run(talk())
         assert [(c.name, c.json) for c in reply.tool_calls] == [
@@ -447,7 +455,9 @@ def test_no_text_of_a_tool_speaks_for_the_template(engine):
         {"role": "tool", "tool_call_id": "1", "content": evil},
     ]
     use = localspec.AnswerOptions(tools=tools).tool_use(())
-    prompt = engine.make_prompt(messages, use, lambda: False, template=None, think=True)
+    prompt = engine.make_prompt(
+        checked_messages(messages), use, lambda: False, template=None, think=True
+    )
     text = engine.detokenize(prompt.tokens, special=True)
     assert text.count(evil) == 1
     assert json.dumps(evil)[1:-1] in text  # in a description, as JSON

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Iterator
 
@@ -52,13 +51,11 @@ def test_of_answers(engine, wrong, hint):
     chat = engine.chat()
     messages = [{"role": "user", "content": "Hi"}]
     for ask in (
-        lambda: engine.stream("x", **{wrong: 1}),
+        lambda: engine.generate_raw("x", **{wrong: 1}),
         lambda: engine.generate("x", **{wrong: 1}),
-        lambda: engine.complete(messages, **{wrong: 1}),
+        lambda: engine.generate(messages, **{wrong: 1}),
         lambda: chat.send("x", **{wrong: 1}),
-        lambda: chat.stream("x", **{wrong: 1}),
-        lambda: asyncio.run(chat.asend("x", **{wrong: 1})),
-        lambda: asyncio.run(engine.agenerate("x", **{wrong: 1})),
+        lambda: chat.edit("x", **{wrong: 1}),
     ):
         with pytest.raises(localspec.UnknownKeywordError) as one:
             ask()
@@ -68,7 +65,9 @@ def test_of_answers(engine, wrong, hint):
 
 
 def test_every_keyword_is_known(engine):
-    reply = engine.generate("x", max_tokens=1, temperature=0, top_k=3, seed=1, stop="z")
+    reply = engine.generate_raw(
+        "x", max_tokens=1, temperature=0, top_k=3, seed=1, stop="z"
+    ).reply()
     assert len(reply.token_ids) == 1
     assert list(inspect.signature(localspec.load).parameters)[:2] == ["preset", "target"]
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from localspec.chat.control_guard import Tokenizer
-from localspec.chat.prompt import Prompt
+from localspec.streaming.answer import Answer
 from localspec.streaming.cancellation import Unwanted
+from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.stream import Exchange, Stream
 
 
 class ChatBackend(Protocol):
@@ -28,7 +28,7 @@ class ChatBackend(Protocol):
 
     def with_bos(self, tokens: list[int]) -> list[int]: ...
 
-    def answer(self, prompt: Prompt, options: AnswerOptions, exchange: Exchange) -> Stream: ...
+    def answer(self, exchange: Exchange, options: AnswerOptions) -> Answer: ...
 
     def prepare(
         self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object

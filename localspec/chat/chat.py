@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from localspec.chat.backend import ChatBackend
-from localspec.chat.prompt import Prompt, PromptMaker
+from localspec.chat.prompt import PromptMaker
 from localspec.chat.room import Asked, Room
 from localspec.chat.template import Message, template_source
 from localspec.chat.tool_messages import call_message
@@ -21,11 +21,13 @@ from localspec.chat.turns import (
     turns_of,
 )
 from localspec.errors import EngineError, OptionError
+from localspec.streaming.answer import Answer
 from localspec.streaming.answer_text import Said
-from localspec.streaming.async_stream import AsyncStream, awhole_reply
 from localspec.streaming.cancellation import Unwanted, never
+from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
-from localspec.streaming.stream import Exchange, Reply, Stream, whole_reply
+from localspec.streaming.prompt import Prompt
+from localspec.streaming.reply import Reply
 from localspec.tools.tool import Tool, ToolUse
 
 if TYPE_CHECKING:
@@ -114,191 +116,99 @@ class Chat:
             raise OptionError("there is no question yet", "Ask one.")
         return str(self._turns[-1][0]["content"])
 
-    def stream(self, text: str, **options: Unpack[AnswerKeywords]) -> Stream:
-        """The answer to `text`, piece by piece. Options as for `Engine.stream`.
+    def send(
+        self,
+        text: str,
+        options: AnswerOptions | None = None,
+        **keywords: Unpack[AnswerKeywords],
+    ) -> Answer:
+        """The answer to `text`. Options as for `Engine.generate`.
 
-        tools: that the model may call from now on, until others are given; see `tool_results`.
-        The conversation changes only when the answer is read: a stream that is never begun
-        leaves no trace. Raises ContextError if the message alone does not fit the context;
-        the conversation then goes on as if it had not been asked.
+        tools: that the model may call from now on, until others are given; see
+        `send_tool_results`. The conversation changes only when the answer is read: one that
+        is never read leaves no trace. Then ContextError is raised if the message alone does
+        not fit the context; the conversation goes on as if it had not been asked.
         """
-        return self.answer(text, AnswerOptions.of(**options))
-
-    def answer(self, text: str, options: AnswerOptions) -> Stream:
-        """`stream`, with the options as one object."""
         require_no_calls(self._turns)
-        return self._ask((question_message(text),), self._turns, options)
+        chosen = AnswerOptions.of(options, **keywords)
+        return self._ask((question_message(text),), self._turns, chosen)
 
-    def retry(self, **options: Unpack[AnswerKeywords]) -> Stream:
-        """Another answer to the last question, with the options of `stream`.
+    def send_tool_results(
+        self,
+        results: Mapping[str, object],
+        options: AnswerOptions | None = None,
+        **keywords: Unpack[AnswerKeywords],
+    ) -> Answer:
+        """The answer to what came of the calls that the last one asked for.
+
+        results: a text, or what JSON can hold, for each of its `tool_calls`, by their ids. It
+        may call tools again. Options as for `send`. Raises OptionError if a result is missing
+        or of no call.
+        """
+        found = result_messages(self._turns, results)
+        chosen = AnswerOptions.of(options, **keywords)
+        return self._ask((*self._turns[-1], *found), self._turns[:-1], chosen)
+
+    def retry(
+        self, options: AnswerOptions | None = None, **keywords: Unpack[AnswerKeywords]
+    ) -> Answer:
+        """Another answer to the last question, with the options of `send`.
 
         It is a turn of its own, with other random numbers, and takes the old answer's place
         as soon as it says anything. Raises OptionError if there was no question.
         """
-        return self.answer_again(AnswerOptions.of(**options))
+        return self.edit(self.last_question, options, **keywords)
 
-    def answer_again(self, options: AnswerOptions) -> Stream:
-        """`retry`, with the options as one object."""
-        return self.answer_instead(self.last_question, options)
-
-    def answer_instead(self, text: str, options: AnswerOptions) -> Stream:
+    def edit(
+        self,
+        text: str,
+        options: AnswerOptions | None = None,
+        **keywords: Unpack[AnswerKeywords],
+    ) -> Answer:
         """The answer to `text`, in place of the last question and its answer if there are any.
 
-        It takes their place as soon as it says anything. Raises what `stream` raises.
+        It takes their place as soon as it says anything. Options as for `send`.
         """
-        return self._ask((question_message(text),), self._turns[:-1], options)
+        chosen = AnswerOptions.of(options, **keywords)
+        return self._ask((question_message(text),), self._turns[:-1], chosen)
 
     @property
-    def can_go_on(self) -> bool:
-        """Whether the last answer was cut, by max_tokens or a stop, and `go_on` has more."""
+    def can_continue(self) -> bool:
+        """Whether the last answer was cut, by max_tokens or a stop, so that it has a rest."""
         unfinished = self._unfinished
         return unfinished is not None and unfinished.revision == self._revision
 
-    def go_on(self, **options: Unpack[AnswerKeywords]) -> Stream:
+    def continue_answer(
+        self, options: AnswerOptions | None = None, **keywords: Unpack[AnswerKeywords]
+    ) -> Answer:
         """More of the last answer, which was cut: from its last token on, with these options.
 
         It becomes the answer that would have come in one, with the same options: wherever it
         was cut, also in the midst of a character, a mark, a stop string or a call, and with a
-        seed. The stream has what is new. What was shown at the cut, and turns out to be the
-        begin of a mark or a stop string, is no longer part of the answer in `messages`.
+        seed. The answer returned has what is new. What was shown at the cut, and turns out to
+        be the begin of a mark or a stop string, is no longer part of the answer in `messages`.
 
         Nothing is forgotten to make room. Raises OptionError if the answer came to its own
-        end, was made elsewhere, or the conversation has changed; ContextError where there is
-        no room.
+        end, was made elsewhere, or the conversation has changed; ContextError, when it is
+        read, where there is no room.
         """
-        return self.answer_on(AnswerOptions.of(**options))
-
-    def answer_on(self, options: AnswerOptions) -> Stream:
-        """`go_on`, with the options as one object."""
-        if self._unfinished is None or not self.can_go_on:
+        chosen = AnswerOptions.of(options, **keywords)
+        if self._unfinished is None or not self.can_continue:
             raise OptionError(
                 "there is no answer here that was cut", "Ask the model to go on instead."
             )
-        return self._exchange(self._unfinished, self._turns[-1], self._turns[:-1], 0, options)
+        rest = _Exchange(self, self._turns[-1], self._turns[:-1], chosen, self._unfinished)
+        return self._engine.answer(rest, chosen)
 
-    def _ask(
-        self,
-        begun: Turn,
-        turns: list[Turn],
-        options: AnswerOptions,
-        is_unwanted: Unwanted = never,
-    ) -> Stream:
+    def _ask(self, begun: Turn, turns: list[Turn], options: AnswerOptions) -> Answer:
         """The answer to a turn without it, after `turns`, which are all or all but the last."""
-        use = options.tool_use(self._tools)
-        prompt, num_leaving = self._make_room(begun, turns, use, is_unwanted)
-        begun = (*begun, call_message("", (), ""))
-        asked = Unfinished(prompt, self._num_asked, self._revision)
-        return self._exchange(asked, begun, turns, num_leaving, options)
-
-    def _exchange(
-        self,
-        unfinished: Unfinished,
-        begun: Turn,
-        turns: list[Turn],
-        num_leaving: int,
-        options: AnswerOptions,
-    ) -> Stream:
-        """The answer to a prompt, or its rest, as a part of the conversation.
-
-        begun: its turn, with what is there of it. num_leaving: oldest turns that are forgotten.
-        """
-        prompt, turn, revision = unfinished
-        tools = options.tool_use(self._tools).tools
-        kept, replaced = turns[num_leaving:], self._turns[len(turns) :]
-
-        def begin() -> None:
-            if revision != self._revision:
-                raise EngineError(
-                    "the conversation has changed, or another answer of it came first",
-                    "Ask again.",
-                )
-            self._revision += 1
-            self._num_asked = max(self._num_asked, turn + 1)
-            self._tools = tools
-            # Both at once: an exception of a signal handler may come between two lines.
-            forgotten = self._forgotten + turns[:num_leaving]
-            vars(self).update(_forgotten=forgotten, _turns=kept + replaced)
-
-        def remember(reply: Reply, said: Said | None) -> None:
-            if self._revision != revision + 1:
-                return  # it was cleared, say, while the answer came
-            *asked, answer = begun
-            if said is None:
-                answer = {**answer, "content": answer["content"] + reply.text}
-            else:
-                answer = call_message(said.text, said.tool_calls, said.thoughts)
-            is_kept = prompt.num_said or answer["content"] or reply.tool_calls
-            if is_kept or reply.finish_reason != "cancelled":
-                self._turns = [*kept, (*asked, answer)]
-                if reply.finish_reason != "stop":
-                    longer = prompt._replace(
-                        tokens=[*prompt.tokens, *reply.token_ids],
-                        num_said=prompt.num_said + len(reply.token_ids),
-                    )
-                    self._unfinished = Unfinished(longer, turn, self._revision)
-
-        return self._engine.answer(prompt, options, Exchange(turn, self, begin, remember))
-
-    def send(self, text: str, **options: Unpack[AnswerKeywords]) -> Reply:
-        """The whole answer to `text`, with the options of `stream`."""
-        return whole_reply(self.stream(text, **options))
-
-    def astream(self, text: str, **options: Unpack[AnswerKeywords]) -> AsyncStream:
-        """`stream` for `async for`. A message too long is refused when it is read."""
-
-        def ask(is_unwanted: Unwanted) -> Stream:
-            require_no_calls(self._turns)
-            begun = (question_message(text),)
-            return self._ask(begun, self._turns, AnswerOptions.of(**options), is_unwanted)
-
-        return AsyncStream(ask)
-
-    async def asend(self, text: str, **options: Unpack[AnswerKeywords]) -> Reply:
-        """`send` without blocking the event loop."""
-        return await awhole_reply(self.astream(text, **options))
-
-    def tool_results(
-        self, results: Mapping[str, object], **options: Unpack[AnswerKeywords]
-    ) -> Reply:
-        """The answer to what came of the calls that the last one asked for.
-
-        results: a text, or what JSON can hold, for each of its `tool_calls`, by their ids. It
-        may call tools again. Options as for `stream`. Raises OptionError if a result is
-        missing or of no call, and what `stream` raises.
-        """
-        return whole_reply(self.stream_tool_results(results, **options))
-
-    def stream_tool_results(
-        self, results: Mapping[str, object], **options: Unpack[AnswerKeywords]
-    ) -> Stream:
-        """`tool_results`, piece by piece."""
-        return self._ask_on(results, AnswerOptions.of(**options), never)
-
-    def astream_tool_results(
-        self, results: Mapping[str, object], **options: Unpack[AnswerKeywords]
-    ) -> AsyncStream:
-        """`stream_tool_results` for `async for`. What is refused is so when it is read."""
-        return AsyncStream(
-            lambda is_unwanted: self._ask_on(results, AnswerOptions.of(**options), is_unwanted)
-        )
-
-    async def atool_results(
-        self, results: Mapping[str, object], **options: Unpack[AnswerKeywords]
-    ) -> Reply:
-        """`tool_results` without blocking the event loop."""
-        return await awhole_reply(self.astream_tool_results(results, **options))
-
-    def _ask_on(
-        self, results: Mapping[str, object], options: AnswerOptions, is_unwanted: Unwanted
-    ) -> Stream:
-        found = result_messages(self._turns, results)
-        begun = (*self._turns[-1], *found)
-        return self._ask(begun, self._turns[:-1], options, is_unwanted)
+        answer = call_message("", (), "")
+        return self._engine.answer(_Exchange(self, (*begun, answer), turns, options), options)
 
     def prompt_tokens(self, text: str) -> list[int]:
         """What the model would read if it were asked `text` now."""
-        begun, use = (question_message(text),), ToolUse(self._tools)
-        return self._make_room(begun, self._turns, use, never)[0].tokens
+        asked = Asked(self._system, (question_message(text),), ToolUse(self._tools))
+        return self._room.make(asked, self._turns, never)[0].tokens
 
     def prepare(self) -> None:
         """Use idle time, as while a person types: call it in a thread of its own.
@@ -310,7 +220,7 @@ class Chat:
         nothing that is said. While an answer is produced, or another chat prepares, it does
         nothing.
 
-        Raises what `stream` raises.
+        Raises what reading an answer raises.
         """
         self._engine.prepare(self._beginning, owner=self)
 
@@ -318,8 +228,9 @@ class Chat:
         """What the next prompt begins with, whatever is asked. Raises Interrupted."""
         first, second = map(question_message, _PROBES)
         turns, use = self._turns, ToolUse(self._tools)
-        prompt, num_leaving = self._make_room((first,), turns, use, is_unwanted)
-        asked = Asked(self._system, (second,), use)
+        asked = Asked(self._system, (first,), use)
+        prompt, num_leaving = self._room.make(asked, turns, is_unwanted)
+        asked = asked._replace(begun=(second,))
         other = self._room.prompt(asked, turns[num_leaving:], is_unwanted)
         pairs = zip(prompt.tokens, other.tokens, strict=False)
         return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
@@ -363,11 +274,76 @@ class Chat:
         self._forgotten, self._turns = turns[:num_forgotten], turns[num_forgotten:]
         self._num_asked = max(self._num_asked, num_asked)
 
-    def _make_room(
-        self, begun: Turn, turns: list[Turn], use: ToolUse, is_unwanted: Unwanted
-    ) -> tuple[Prompt, int]:
-        """See `Room.make`."""
-        return self._room.make(Asked(self._system, begun, use), turns, is_unwanted)
+
+class _Exchange(Exchange):
+    """An answer, or its rest, as a part of its conversation, as that was when it was asked for.
+
+    begun: its turn, with what is there of the answer. turns: those before it. unfinished: the
+    answer that is continued, if one is.
+    """
+
+    def __init__(
+        self,
+        chat: Chat,
+        begun: Turn,
+        turns: list[Turn],
+        options: AnswerOptions,
+        unfinished: Unfinished | None = None,
+    ) -> None:
+        self.owner: Chat = chat
+        self.turn = chat._num_asked if unfinished is None else unfinished.turn
+        self._begun, self._turns = begun, turns
+        self._replaced = chat._turns[len(turns) :]
+        self._revision = chat._revision
+        self._asked = Asked(chat._system, begun[:-1], options.tool_use(chat._tools))
+        self._prompt = None if unfinished is None else unfinished.prompt
+        self._num_leaving = 0  # oldest turns that are forgotten
+
+    def prompt(self, is_unwanted: Unwanted) -> Prompt:
+        """See `Exchange.prompt`. Raises ContextError, TemplateError."""
+        if self._prompt is None:
+            made = self.owner._room.make(self._asked, self._turns, is_unwanted)
+            self._prompt, self._num_leaving = made
+        return self._prompt
+
+    def begin(self) -> None:
+        """See `Exchange.begin`. Raises EngineError."""
+        chat = self.owner
+        if chat._revision != self._revision:
+            raise EngineError(
+                "the conversation has changed, or another answer of it came first",
+                "Ask again.",
+            )
+        chat._revision += 1
+        chat._num_asked = max(chat._num_asked, self.turn + 1)
+        chat._tools = self._asked.use.tools
+        # Both at once: an exception of a signal handler may come between two lines.
+        forgotten = chat._forgotten + self._turns[: self._num_leaving]
+        vars(chat).update(_forgotten=forgotten, _turns=self._kept + self._replaced)
+
+    def remember(self, reply: Reply, said: Said | None) -> None:
+        """See `Exchange.remember`."""
+        chat, prompt = self.owner, self._prompt
+        if prompt is None or chat._revision != self._revision + 1:
+            return  # it was cleared, say, while the answer came
+        *asked, answer = self._begun
+        if said is None:
+            answer = {**answer, "content": answer["content"] + reply.text}
+        else:
+            answer = call_message(said.text, said.tool_calls, said.thoughts)
+        is_kept = prompt.num_said or answer["content"] or reply.tool_calls
+        if is_kept or reply.finish_reason != "cancelled":
+            chat._turns = [*self._kept, (*asked, answer)]
+            if reply.finish_reason != "stop":
+                longer = prompt._replace(
+                    tokens=[*prompt.tokens, *reply.token_ids],
+                    num_said=prompt.num_said + len(reply.token_ids),
+                )
+                chat._unfinished = Unfinished(longer, self.turn, chat._revision)
+
+    @property
+    def _kept(self) -> list[Turn]:
+        return self._turns[self._num_leaving :]
 
 
 def is_count(value: object) -> TypeGuard[int]:

@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from localspec.chat.control_guard import ControlGuard, Hidden, Tokenizer
 from localspec.chat.kept_calls import kept_calls
@@ -21,6 +21,7 @@ from localspec.chat.template import ChatTemplate, Message
 from localspec.chat.tool_messages import fit_to_form
 from localspec.errors import TemplateError
 from localspec.streaming.cancellation import Unwanted, never
+from localspec.streaming.prompt import Prompt
 from localspec.streaming.thinking import Thoughts, said
 from localspec.streaming.thought_families import families_of
 from localspec.tools.calls import Calls
@@ -31,20 +32,6 @@ _USUAL_ROLES = ("system", "user", "assistant")  # which templates know, or refus
 
 
 _TOOLS = re.compile(r"\btools\b")  # the variable, in a template
-
-
-class Prompt(NamedTuple):
-    """What a model reads. thoughts: what tells them from speech in the answer to it.
-
-    By default, as for a text of the caller's own, all of the answer is speech. num_said: how
-    many of the tokens are the answer's own already, which goes on behind them. calls: which
-    calls of tools the answer can have; None for none.
-    """
-
-    tokens: list[int]
-    thoughts: Thoughts = Thoughts()
-    num_said: int = 0
-    calls: Calls | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from localspec.chat.backend import ChatBackend
 from localspec.chat.forgetting import num_to_forget
-from localspec.chat.prompt import Prompt, PromptMaker
+from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn, messages_of, turn_size
 from localspec.errors import ContextError, TemplateLimitError
 from localspec.streaming.cancellation import Unwanted
+from localspec.streaming.prompt import Prompt
 from localspec.tools.tool import ToolUse
 
 MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below this

@@ -61,7 +61,7 @@ def template_source(chosen: str | None, own: str | None) -> str:
     if own is None:
         raise TemplateError(
             "the model file has no chat template",
-            "A base model goes on with a text: engine.stream() or engine.generate(). For "
+            "A base model goes on with a text: engine.generate_raw(). For "
             f"questions give one, as template=chatml: {', '.join(BUILT_IN)}, or Jinja source.",
         )
     return own
@@ -129,6 +129,8 @@ class ChatTemplate:
         # The template is foreign code: whatever it raises is its own failure.
         except Exception as error:
             raise _unusable(error) from error
+        finally:
+            self._sandbox.restart()  # which keeps nothing of the caller's
 
 
 class _Metered(NodeTransformer):

@@ -72,7 +72,7 @@ def require_no_calls(turns: Sequence[Turn]) -> None:
     if pending_calls(turns):
         raise OptionError(
             "the last answer calls tools, and has not been told what came of it",
-            "Give their results with tool_results, or take the turn back with undo().",
+            "Give their results with send_tool_results, or take the turn back with undo().",
         )
 
 

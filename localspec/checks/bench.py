@@ -346,19 +346,18 @@ class _Run:
         with self.engine.exclusively():
             pass
         self.engine.draft_policy = policy
-        stream = self.engine.stream(
+        answer = self.engine.generate_raw(
             prompt,
             sampling=sampling,
             seed=None if sampling.is_greedy else seed,
             rule=None if sampling.is_greedy else "block",
             max_tokens=min(self.max_tokens, most_tokens or self.max_tokens),
         )
-        with self.ended.obeyed(stream.cancel), stream:
-            for _ in stream:
-                pass
-        if stream.reply.finish_reason == "cancelled":
+        with self.ended.obeyed(answer.cancel):
+            reply = answer.reply()
+        if reply.finish_reason == "cancelled":
             raise Interrupted("the measurement was ended")
-        return stream.reply.stats
+        return reply.stats
 
     def _pair_s(self) -> float | None:
         """Seconds of a pair of answers, as measured; at first as the costs promise."""

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localspec.chat.prompt import Prompt
 from localspec.checks.distribution_check import (
     BIAS,
     RULES,
@@ -32,6 +31,7 @@ from localspec.sampling.resolver import Resolver
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.rule_name import RuleName
 from localspec.streaming.options import AnswerOptions
+from localspec.streaming.prompt import Prompt
 
 GREEDY = SamplingParams(temperature=0)
 _IDENTITY_SHARE = 0.5  # of the time, that comparing texts may take

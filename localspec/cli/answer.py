@@ -14,10 +14,11 @@ from localspec.cli.screen import cut_line, has_all_tokens, mark, not_kept_line, 
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
-    from localspec.streaming.stream import Reply, Stream
+    from localspec.streaming.answer import Answer
+    from localspec.streaming.reply import Reply
 
 
-def write_answer(stream: Stream, *, show_draft: bool) -> Reply:
+def write_answer(answer: Answer, *, show_draft: bool) -> Reply:
     """Print an answer, harmless to a terminal; its thoughts go to stderr.
 
     Ctrl-C stops it and keeps what was said.
@@ -27,8 +28,8 @@ def write_answer(stream: Stream, *, show_draft: bool) -> Reply:
     are_one = _is_terminal(sys.stdout) and _is_terminal(sys.stderr)
     thought = said if are_one else text_writer(err=True)
     was_thought: bool | None = None
-    with cancel_on_interrupt(stream.cancel), stream:
-        for piece in stream:
+    with cancel_on_interrupt(answer.cancel), answer:
+        for piece in answer:
             if not piece.text:
                 continue
             is_other = was_thought is not None and was_thought != piece.is_thought
@@ -41,7 +42,7 @@ def write_answer(stream: Stream, *, show_draft: bool) -> Reply:
     if was_thought and not are_one:
         thought("\n", None)
     said("\n", None)
-    return stream.reply
+    return answer.reply()
 
 
 def tell_cut(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> None:

@@ -21,8 +21,9 @@ from localspec.errors import LocalspecError, OptionError
 if TYPE_CHECKING:
     from localspec.cli.conversation import Conversation
     from localspec.engine.base import BaseEngine
+    from localspec.streaming.answer import Answer
     from localspec.streaming.options import AnswerOptions
-    from localspec.streaming.stream import Reply, Stream
+    from localspec.streaming.reply import Reply
 
 
 @click.command(cls=Command)
@@ -153,8 +154,8 @@ def _answer_lines(conversation: Conversation) -> int:
     return num_failed
 
 
-def _write_plain(conversation: Conversation, stream: Stream) -> Reply:
-    reply = write_answer(stream, show_draft=conversation.show_draft)
+def _write_plain(conversation: Conversation, answer: Answer) -> Reply:
+    reply = write_answer(answer, show_draft=conversation.show_draft)
     if reply.finish_reason == "cancelled":
         raise click.Abort
     tell_cut(reply, conversation.options.max_tokens, conversation.engine)

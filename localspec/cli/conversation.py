@@ -25,8 +25,9 @@ from localspec.chat.session import (
 from localspec.cli.screen import error_lines, note
 from localspec.engine.base import BaseEngine
 from localspec.errors import CacheError, ContextError, SessionError
+from localspec.streaming.answer import Answer
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.stream import Reply, Stream
+from localspec.streaming.reply import Reply
 
 ThoughtView = Literal["show", "dim", "hide"]
 
@@ -48,7 +49,7 @@ class Conversation:
     engine: BaseEngine
     chat: Chat
     options: AnswerOptions
-    write: Callable[[Conversation, Stream], Reply]
+    write: Callable[[Conversation, Answer], Reply]
     show_draft: bool
     think: ThoughtView = "dim"
     is_quiet: bool = False
@@ -74,13 +75,13 @@ class Conversation:
         They stay attached for as long as no question with them is part of the conversation.
         Raises ContextError if it does not fit; the conversation then is as it was.
         """
-        question, answer = attached(text, self.attachments), self.chat.answer
+        question, ask = attached(text, self.attachments), self.chat.send
         if self.is_editing:
             files, _ = without_files(self.chat.last_question)
-            question, answer = files + question, self.chat.answer_instead
+            question, ask = files + question, self.chat.edit
             self.is_editing = False
         try:
-            self._answer(answer(question, self.options), text)
+            self._answer(ask(question, self.options), text)
         except ContextError as error:
             if not self.attachments:
                 raise
@@ -115,25 +116,28 @@ class Conversation:
 
     def retry(self) -> None:
         """Answer the last question again."""
-        self._answer(self.chat.answer_again(self.options), "")
+        self._answer(self.chat.retry(self.options), "")
 
     def go_on(self) -> None:
         """Answer on where the last answer was cut."""
-        stream = self.chat.answer_on(self.options)
+        answer = self.chat.continue_answer(self.options)
         self.begun = self.chat.messages[-1]["content"]
         try:
-            self._answer(stream, "")
+            self._answer(answer, "")
         finally:
             self.begun = ""
 
-    def _answer(self, stream: Stream, question: str) -> None:
-        num_forgotten = self.chat.num_forgotten
+    def _answer(self, answer: Answer, question: str) -> None:
+        num_forgotten, pending = self.chat.num_forgotten, self.pending
         if question:
             self.pending = ""  # what was asked now takes its place
         # Whatever happens while the answer comes, the question is not lost.
         self.save(pending=question)
         try:
-            self.last = self.write(self, stream)
+            self.last = self.write(self, answer)
+        except ContextError:
+            self.pending = pending  # it was not asked
+            raise
         finally:
             self.save()
         if num_forgotten == 0 and self.chat.num_forgotten:

@@ -22,7 +22,8 @@ from localspec.cli.standard_input import on_terminal, read_text
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
-    from localspec.streaming.stream import Reply, Stream
+    from localspec.streaming.answer import Answer
+    from localspec.streaming.reply import Reply
 
 
 @click.command(cls=Command)
@@ -89,26 +90,16 @@ def generate(  # noqa: PLR0913  each is an option of the command
     if raw and attachments:
         raise click.UsageError("--raw has no place for files or a pipe beside the prompt.")
     with options.open_engine() as engine:
-        asker = (
-            engine if raw else engine.chat(system=options.system, template=options.template())
-        )
-        stream = asker.stream(
-            attached(question, attachments),
-            sampling=options.sampling(engine),
-            seed=options.seed,
-            rule=options.rule,
-            max_tokens=options.max_tokens,
-            stop=stop,
-            logprobs=logprobs,
-            **fits,
-        )
+        asked = {"stop": stop, "logprobs": logprobs, **fits}
+        text = attached(question, attachments)
+        answer = _answer(options, engine, text, is_raw=raw, asked=asked)
         if as_json:
-            reply = _finish(stream)
+            reply = _finish(answer)
             write_json(_reply_json(reply, engine))
         else:
             if options.show_draft:
                 click.echo(legend(), err=True, color=use_colour())
-            reply = write_answer(stream, show_draft=options.show_draft)
+            reply = write_answer(answer, show_draft=options.show_draft)
         if reply.finish_reason == "cancelled":
             raise click.Abort
         tell_cut(reply, options.max_tokens, engine)
@@ -136,11 +127,26 @@ def _asked(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment],
     return given[:-1], given[-1].text
 
 
-def _finish(stream: Stream) -> Reply:
-    with cancel_on_interrupt(stream.cancel), stream:
-        for _ in stream:
-            pass
-    return stream.reply
+def _answer(
+    options: PairOptions, engine: BaseEngine, text: str, *, is_raw: bool, asked: dict[str, Any]
+) -> Answer:
+    from localspec.streaming.options import AnswerOptions  # loads NumPy
+
+    chosen = AnswerOptions(
+        sampling=options.sampling(engine),
+        seed=options.seed,
+        rule=options.rule,
+        max_tokens=options.max_tokens,
+        **asked,
+    )
+    if is_raw:
+        return engine.generate_raw(text, chosen)
+    return engine.generate(text, chosen, system=options.system, template=options.template())
+
+
+def _finish(answer: Answer) -> Reply:
+    with cancel_on_interrupt(answer.cancel), answer:
+        return answer.reply()
 
 
 def _reply_json(reply: Reply, engine: BaseEngine) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from localspec.speculative.reasons import why_mostly_off
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
-    from localspec.streaming.stream import Piece, Reply
+    from localspec.streaming.reply import Piece, Reply
 
 _STATUS_COLUMNS = 100  # of the window, at most
 _COLOURS = {
@@ -55,7 +55,7 @@ _WHOLE_FLAGS = {
     "draft_tokens=0": "--no-draft",
     "force=True": "--force",
     "think=False": "--no-think",
-    "engine.stream() or engine.generate()": "localspec generate --raw",
+    "engine.generate_raw()": "localspec generate --raw",
 }
 _ARGUMENT = re.compile(
     "|".join(map(re.escape, _WHOLE_FLAGS))

@@ -236,7 +236,7 @@ def _show_answer(text: str, write: Callable[[str, str | None], None]) -> None:
     # Here, so that a pipe does without the libraries that draw.
     from localspec.cli.terminal.answer_view import RenderedView
     from localspec.speculative.metrics import Provenance
-    from localspec.streaming.stream import Piece
+    from localspec.streaming.reply import Piece
 
     view = RenderedView("show")
     view.push(Piece(text, (), Provenance.PLAIN))

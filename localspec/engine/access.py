@@ -154,7 +154,7 @@ def busy() -> BusyError:
     """What whoever asks for an answer, and is refused, gets to know."""
     return BusyError(
         "the engine is producing another answer",
-        "Finish or close that stream first, or wait in line for it: queue=True.",
+        "Finish or close that answer first, or wait in line for it: queue=True.",
     )
 
 
@@ -162,19 +162,12 @@ def in_use() -> BusyError:
     """What whoever wants anything else of it gets to know."""
     return BusyError(
         "the engine is producing another answer",
-        "Finish or close that stream first; an engine does one at a time.",
-    )
-
-
-def still_answering() -> BusyError:
-    """What whoever would close it gets to know."""
-    return BusyError(
-        "the engine is producing an answer", "Close the stream first, or close(cancel=True)."
+        "Finish or close that answer first; an engine does one at a time.",
     )
 
 
 def _waits_for_itself() -> EngineError:
     return EngineError(
         "this thread waits for an answer that it has to read to its end itself",
-        "Finish or close that stream first, or read it in a thread of its own.",
+        "Finish or close that answer first, or read it in a thread of its own.",
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from localspec.chat.chat import Chat
 from localspec.chat.control_guard import Tokenizer
+from localspec.chat.messages import checked_messages
+from localspec.chat.template import Message
+from localspec.chat.turns import question_message, system_messages
 from localspec.errors import OptionError
 
 
@@ -22,6 +25,23 @@ def require_chat(chat: object) -> None:
     """Raise OptionError for what is no chat."""
     if not isinstance(chat, Chat):
         raise OptionError(f"the chat is {chat!r}", "Give one of this engine's chats.")
+
+
+def question_messages(
+    question: str | Sequence[Mapping[str, object]], system: str | None
+) -> list[Message]:
+    """Checked messages: those that are given, or one; after the system's, if there is one.
+
+    Raises OptionError for what are none, and where the system is given twice.
+    """
+    if isinstance(question, str):
+        return [*system_messages(system), question_message(question)]
+    messages, first = checked_messages(question), system_messages(system)
+    if first and messages[0]["role"] == "system":
+        raise OptionError(
+            "system is given, and the messages begin with one, too", "Give one of them."
+        )
+    return [*first, *messages]
 
 
 def token_ids(prompt: Sequence[int]) -> list[int]:

@@ -7,23 +7,29 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from localspec.chat.chat import Chat
-from localspec.chat.messages import checked_messages, merged_messages
-from localspec.chat.prompt import Prompt, PromptMaker, takes_tools
-from localspec.chat.template import template_source
-from localspec.engine.arguments import TextTokenizer, require_chat, token_ids
+from localspec.chat.messages import merged_messages
+from localspec.chat.prompt import PromptMaker, takes_tools
+from localspec.chat.template import Message, template_source
+from localspec.engine.access import Access, Turn
+from localspec.engine.arguments import TextTokenizer, question_messages, require_chat, token_ids
 from localspec.errors import ClosedError, EngineError, OptionError, TemplateError
 from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
-from localspec.streaming.async_stream import AsyncStream, awhole_reply
-from localspec.streaming.cancellation import Unwanted, never
+from localspec.speculative.randomness import Randomness
+from localspec.speculative.rules import make_rule
+from localspec.streaming.answer import Answer, PieceReader
+from localspec.streaming.answer_run import AnswerState
+from localspec.streaming.cancellation import Unwanted
+from localspec.streaming.exchange import Exchange, PlainExchange
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
-from localspec.streaming.stream import Exchange, Reply, Stream, whole_reply
+from localspec.streaming.prompt import Prompt
+from localspec.streaming.reply import Piece
 from localspec.tools.tool import ToolUse
 
 if TYPE_CHECKING:
@@ -35,14 +41,13 @@ if TYPE_CHECKING:
 
 
 class BaseEngine(abc.ABC):
-    """Streams, whole answers, their asynchronous twins and conversations, all from `answer`.
+    """Answers and conversations: the base of `Engine` and `IsolatedEngine`.
 
-    The base of `Engine` and `IsolatedEngine`. options: by keyword, the fields of
-    `options.AnswerOptions`: sampling, seed, rule, max_tokens, stop, logprobs; and those of
-    `SamplingParams`, each by itself: temperature, top_k …
+    Options of an answer: an `AnswerOptions`, or its fields by keyword: sampling, seed, rule,
+    max_tokens, stop, logprobs …; and those of `SamplingParams`, each by itself: temperature,
+    top_k …
 
-    Leaving its `with` block ends what is being answered, in any thread, and closes it; so
-    does the interpreter's end.
+    Leaving its `with` block closes it; so does the interpreter's end.
 
     shared_vocabulary: of target and draft, None without a draft. drafting: as it was loaded.
     trained_context_length: the longest context, in tokens, that the target was trained for.
@@ -55,7 +60,8 @@ class BaseEngine(abc.ABC):
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling
         self._own_process = OwnProcess()
-        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._access = Access()
+        self._readers: weakref.WeakSet[PieceReader] = weakref.WeakSet()
         self._listing = threading.Lock()  # of those
         self._is_ending = False
         self._maker: tuple[tuple[str, bool], PromptMaker] | None = None  # the last one used
@@ -122,8 +128,33 @@ class BaseEngine(abc.ABC):
         """What is behind `load_caches`, for whatever owns a text."""
 
     @abc.abstractmethod
-    def answer(self, prompt: Prompt, options: AnswerOptions, exchange: Exchange) -> Stream:
-        """The stream behind `stream` and `Chat.stream`."""
+    def _check_options(self, options: AnswerOptions) -> None:
+        """Refuse those that this engine cannot follow, or any once it is closed."""
+
+    @abc.abstractmethod
+    def _pieces(
+        self, turn: Turn, exchange: Exchange, state: AnswerState
+    ) -> Generator[Piece, None, None]:
+        """The pieces of an answer in its turn, which is over when this is."""
+
+    def answer(self, exchange: Exchange, options: AnswerOptions) -> Answer:
+        """What is behind every method that asks for an answer.
+
+        Raises OptionError for options that do not go together.
+        """
+        self._check_options(options)
+        sampling = options.sampling_from(self.sampling)
+        rule = make_rule(
+            options.rule,
+            is_greedy=sampling.is_greedy,
+            seed=options.seed,
+            randomness=Randomness(0 if options.seed is None else options.seed),
+        )
+        turn, state = self._access.turn(), AnswerState(options, sampling, rule.name)
+        reader = PieceReader(state, turn.of(self._pieces(turn, exchange, state)))
+        with self._listing:
+            self._readers.add(reader)  # which ends with the engine
+        return Answer(reader)
 
     @abc.abstractmethod
     def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
@@ -138,163 +169,107 @@ class BaseEngine(abc.ABC):
     def cancel(self) -> None:
         """End the running answer within one decode. From any thread; it keeps what was said.
 
-        Whichever runs, or idle work: without effect on a stream that has not begun, which its
-        own `Stream.cancel` ends.
+        Whichever runs, or idle work: without effect on an answer that has not begun, which its
+        own `Answer.cancel` ends.
         """
 
     @abc.abstractmethod
-    def _close(self, *, waits: bool) -> None:
-        """Free the models. Idempotent.
+    def _close(self) -> None:
+        """Free the models once nobody uses them. Idempotent."""
 
-        Raises BusyError while the engine is in use; with waits once nobody else uses it.
-        """
-
-    def close(self, *, cancel: bool = False) -> None:
+    def close(self) -> None:
         """Free the models, and give adopted ones back. Idempotent, from any thread.
 
-        Raises BusyError while a stream is unfinished; with cancel, as at the end of a `with`
-        block, those are ended first, whichever thread reads them, and keep what was said. Who
-        waits in line gets ClosedError.
+        What is being answered is cancelled first, whichever thread reads it, and keeps what was
+        said; who waits in line gets ClosedError. So does leaving the `with` block. Raises
+        EngineError in a signal handler that has interrupted the reading of an answer.
         """
-        if cancel:
-            self._is_ending = True
-            if self._own_process.is_this():  # a fork has no thread that could end one
-                with self._listing:
-                    streams = list(self._streams)
-                for stream in streams:
-                    stream.end()
-        self._close(waits=cancel)
+        self._is_ending = True
+        if self._own_process.is_this():  # a fork has no thread that could end one
+            with self._listing:
+                readers = list(self._readers)
+            for reader in readers:
+                reader.end()
+        self._close()
 
-    def stream(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Stream:
-        """Continue a raw prompt: text, in which special tokens count, or token ids.
+    def generate(
+        self,
+        question: str | Sequence[Mapping[str, object]],
+        options: AnswerOptions | None = None,
+        *,
+        system: str | None = None,
+        template: str | None = None,
+        think: bool = True,
+        **keywords: Unpack[AnswerKeywords],
+    ) -> Answer:
+        """The answer to a question, or to a list of messages, by the model's chat template.
 
-        Raises ContextError if the prompt does not fit, OptionError for a bad value.
+        The engine keeps nothing of it but caches; for a conversation see `chat`.
+        question: a text, or messages as the field writes them, each with a role and a content:
+        text, None, or a list of parts of text; calls of tools and what came of them as OpenAI
+        has them. Any roles that the chat template takes, in any order that it takes; if it
+        refuses several in a row of one role they become one. If the last is the assistant's,
+        the answer continues it: a beginning of your own, or one that ended by "length".
+        system, template, think: as for `chat`. options, keywords: see `AnswerOptions`.
+
+        Raises OptionError for bad options, and for what are no such messages. When it is read:
+        TemplateError where the template refuses the messages or would leave some out, and
+        ContextError if they do not fit: none is ever dropped.
         """
-        chosen = AnswerOptions.of(**options)
+        chosen = AnswerOptions.of(options, **keywords)
+        messages, use = question_messages(question, system), chosen.tool_use(())
+        return self.answer(
+            PlainExchange(
+                lambda is_unwanted: self.make_prompt(
+                    messages, use, is_unwanted, template=template, think=think
+                )
+            ),
+            chosen,
+        )
+
+    def generate_raw(
+        self,
+        prompt: str | Sequence[int],
+        options: AnswerOptions | None = None,
+        **keywords: Unpack[AnswerKeywords],
+    ) -> Answer:
+        """More of a raw prompt, without a chat template: text, in which special tokens count,
+        or token ids.
+
+        options, keywords: see `AnswerOptions`. Raises OptionError for a bad value; when it is
+        read, ContextError if the prompt does not fit.
+        """
+        chosen = AnswerOptions.of(options, **keywords)
         if chosen.tools:
-            raise OptionError("a raw prompt has tools", "Give messages: see complete and chat.")
-        return self.answer(self.raw_prompt(prompt), chosen, Exchange())
-
-    def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]) -> Reply:
-        """The whole answer of `stream`, with the same options."""
-        return whole_reply(self.stream(prompt, **options))
-
-    def astream(
-        self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]
-    ) -> AsyncStream:
-        """`stream` for `async for`. A bad prompt is refused when it is read."""
-        return AsyncStream(lambda _is_unwanted: self.stream(prompt, **options))
-
-    async def agenerate(
-        self, prompt: str | Sequence[int], **options: Unpack[AnswerKeywords]
-    ) -> Reply:
-        """`generate` without blocking the event loop."""
-        return await awhole_reply(self.astream(prompt, **options))
-
-    def complete(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        *,
-        template: str | None = None,
-        think: bool = True,
-        **options: Unpack[AnswerKeywords],
-    ) -> Reply:
-        """The answer to a list of messages, of which the engine keeps nothing but caches.
-
-        messages: as the field writes them, each with a role and a content: text, None, or a
-        list of parts of text; calls of tools and what came of them as OpenAI has them. Any
-        roles that the chat template takes, in any order that it takes; if it refuses several
-        in a row of one role they become one. If the last is the
-        assistant's, the answer goes on with it: with a beginning of your own, or with one
-        that ended by "length". template, think: as for `chat`; options as for `stream`.
-
-        Raises OptionError for what are no such messages, TemplateError where the template
-        refuses them or would leave some out, and ContextError if they do not fit: none is
-        ever dropped.
-        """
-        return whole_reply(
-            self.stream_complete(messages, template=template, think=think, **options)
-        )
-
-    def stream_complete(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        *,
-        template: str | None = None,
-        think: bool = True,
-        **options: Unpack[AnswerKeywords],
-    ) -> Stream:
-        """`complete`, piece by piece."""
-        chosen = AnswerOptions.of(**options)
-        return self._complete(messages, template, chosen, never, think=think)
-
-    async def acomplete(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        *,
-        template: str | None = None,
-        think: bool = True,
-        **options: Unpack[AnswerKeywords],
-    ) -> Reply:
-        """`complete` without blocking the event loop."""
-        return await awhole_reply(
-            self.astream_complete(messages, template=template, think=think, **options)
-        )
-
-    def astream_complete(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        *,
-        template: str | None = None,
-        think: bool = True,
-        **options: Unpack[AnswerKeywords],
-    ) -> AsyncStream:
-        """`stream_complete` for `async for`. What is refused is so when it is read."""
-        return AsyncStream(
-            lambda is_unwanted: self._complete(
-                messages, template, AnswerOptions.of(**options), is_unwanted, think=think
-            )
-        )
-
-    def _complete(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        template: str | None,
-        options: AnswerOptions,
-        is_unwanted: Unwanted,
-        *,
-        think: bool,
-    ) -> Stream:
-        use = options.tool_use(())
-        prompt = self.make_prompt(messages, use, is_unwanted, template=template, think=think)
-        return self.answer(prompt, options, Exchange())
+            raise OptionError("a raw prompt has tools", "Give messages: see generate and chat.")
+        return self.answer(PlainExchange(lambda _is_unwanted: self.raw_prompt(prompt)), chosen)
 
     def make_prompt(
         self,
-        messages: Sequence[Mapping[str, object]],
+        messages: Sequence[Message],
         use: ToolUse,
         is_unwanted: Unwanted,
         *,
         template: str | None,
         think: bool,
     ) -> Prompt:
-        """What `complete` has the model read. Raises as it does, but for ContextError.
+        """What `generate` has the model read. Raises as it does, but for ContextError.
 
-        is_unwanted: ends it soon with Interrupted once it is true.
+        messages: as `checked_messages` gives them. is_unwanted: ends it soon with Interrupted
+        once it is true.
         """
-        checked = checked_messages(messages)
         maker = self._prompt_maker(template, think=think)
         try:
-            prompt = maker.prompt(checked, use, is_unwanted)
+            prompt = maker.prompt(messages, use, is_unwanted)
         except TemplateError:
-            merged = merged_messages(checked)
-            if merged == checked:
+            merged = merged_messages(messages)
+            if merged == messages:
                 raise
             prompt = maker.prompt(merged, use, is_unwanted)
         return prompt._replace(tokens=self.with_bos(prompt.tokens))
 
     def raw_prompt(self, prompt: str | Sequence[int]) -> Prompt:
-        """What `stream` has the model read. Raises OptionError for what is no prompt."""
+        """What `generate_raw` has the model read. Raises OptionError for what is no prompt."""
         if isinstance(prompt, str):
             return Prompt(self.with_bos(self.vocabulary.tokenize(prompt, parse_special=True)))
         return Prompt(self._known_ids(prompt))
@@ -379,13 +354,7 @@ class BaseEngine(abc.ABC):
         # What went wrong in the block is what its owner has to hear of.
         masked = contextlib.nullcontext() if kind is None else contextlib.suppress(EngineError)
         with masked:
-            self.close(cancel=True)
-
-    def _listed(self, stream: Stream) -> Stream:
-        """The stream, which from now on ends with the engine."""
-        with self._listing:
-            self._streams.add(stream)
-        return stream
+            self.close()
 
     def _require_not_ending(self) -> None:
         if self._is_ending:
@@ -397,4 +366,4 @@ def _end_at_exit(engine: weakref.ref[BaseEngine]) -> None:
     alive = engine()
     if alive is not None:
         with contextlib.suppress(EngineError):
-            alive.close(cancel=True)
+            alive.close()

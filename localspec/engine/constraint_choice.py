@@ -16,9 +16,9 @@ from localspec.streaming.options import AnswerOptions, asked_by
 from localspec.streaming.thinking import HeadTrigger, Thoughts, ThoughtsEnd
 
 if TYPE_CHECKING:
-    from localspec.chat.prompt import Prompt
     from localspec.llama.vocabulary import Vocabulary
     from localspec.sampling.constraint import Constraint
+    from localspec.streaming.prompt import Prompt
     from localspec.tools.calls import Calls
 
 _MAX_CROSSINGS = 8  # that are kept: triggers come from requests

@@ -1,4 +1,4 @@
-"""Owns the models: streams answers, cancels, closes."""
+"""Owns the models: answers, cancels, closes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from localspec.chat.prompt import Prompt
 from localspec.chat.room import longer_context
 from localspec.constraints.guidance import not_kept
-from localspec.engine.access import Access, Turn, busy, in_use, still_answering
+from localspec.engine.access import Turn, busy, in_use
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
@@ -35,12 +34,15 @@ from localspec.sampling.params import SamplingParams
 from localspec.sampling.resolver import Resolver
 from localspec.speculative.lookup import LONGEST_MATCH, Lookup
 from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.policy_api import Drafting, DraftPolicy
+from localspec.speculative.policy_api import Drafting, DraftPolicy, ProposerKind
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
+from localspec.streaming.answer_run import AnswerRun, AnswerState
 from localspec.streaming.cancellation import Cancellation, Unwanted, never
+from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions, asked_by
-from localspec.streaming.stream import AnswerRun, Exchange, Piece, Stream
+from localspec.streaming.prompt import Prompt
+from localspec.streaming.reply import Piece
 
 if TYPE_CHECKING:
     from localspec.llama.vocabulary import Vocabulary
@@ -49,10 +51,9 @@ if TYPE_CHECKING:
 class Engine(BaseEngine):
     """A target, what may draft for it, and one text in their caches. Made by `localspec.load`.
 
-    From any thread, but one answer at a time: a second stream that starts while another is
-    unfinished raises EngineError. sampling: what an answer
-    uses by default. description: the pair, for people. kept_bytes: memory for the caches of
-    conversations that wait.
+    From any thread, but one answer at a time: reading a second one while another is
+    unfinished raises BusyError. sampling: what an answer uses by default. description: the
+    pair, for people. kept_bytes: memory for the caches of conversations that wait.
     """
 
     def __init__(
@@ -75,7 +76,6 @@ class Engine(BaseEngine):
         policies, self._profile = choose_policies(models, drafting, proposers)
         self._decoder = SpeculativeDecoder(target, proposers, *policies, off, time.perf_counter)
         self._cache_pool = CachePool(self._decoder, models.saved, kept_bytes)
-        self._access = Access()
         self._usual_policy: DraftPolicy | None = None  # while an answer has another
         self._is_settled = True  # whether the last work on the loop came to its end in order
 
@@ -123,7 +123,7 @@ class Engine(BaseEngine):
 
     @contextlib.contextmanager
     def exclusively(self) -> Iterator[SpeculativeDecoder]:
-        """The loop below the streams, its text empty, while no stream may run.
+        """The loop below the answers, its text empty, while no answer may run.
 
         For checks and measurements. Raises EngineError while an answer is produced.
         """
@@ -138,100 +138,99 @@ class Engine(BaseEngine):
                 self._decoder.truncate(0)
             self._is_settled = True
 
-    def answer(
-        self,
-        prompt: Prompt,
-        options: AnswerOptions,
-        exchange: Exchange,
-    ) -> Stream:
-        """See `BaseEngine.answer`."""
-        room = self.context_length - len(prompt.tokens)
-        if not prompt.tokens:
-            raise OptionError("the prompt is empty", "Give a token or more to go on from.")
-        if room < 1:
-            raise ContextError(
-                f"the prompt has {len(prompt.tokens)} tokens; "
-                f"the context holds {self.context_length}",
-                longer_context("Shorten it", self),
-            )
-        params = options.sampling_from(self.sampling)
-        seed = fresh_seed() if options.seed is None else options.seed
-        policy, kinds = answer_policy(options.drafting, self._decoder.proposers)
-        constraint = self.constraint(options, prompt)
-        request = Request(
-            chain=self._resolver.chain(
-                params, len(prompt.tokens) - prompt.num_said, constraint, prompt.num_said
-            ),
-            rule=make_rule(
-                options.rule,
-                is_greedy=params.is_greedy,
-                seed=options.seed,
-                randomness=Randomness(seed, exchange.turn, prompt.num_said),
-            ),
-            max_tokens=min(room, options.max_tokens or room),
-            is_end=self.vocabulary.is_end,
-            kinds=kinds,
-        )
-        turn = self._access.turn()
-        answer = AnswerRun(
-            decoder=self._decoder,
-            prompt_tokens=prompt.tokens,
-            thoughts=prompt.thoughts,
-            request=request,
-            vocabulary=self.vocabulary,
-            options=options,
-            interrupt=lambda: None if turn.is_over else self.cancel(),
-            num_said=prompt.num_said,
-            calls=prompt.calls,
-            not_kept=not_kept(asked_by(options)),
-        )
-        reference = self._reference(prompt, options)
-        pieces = self._pieces(turn, answer, exchange, policy, reference)
-        return self._listed(Stream(answer, turn.of(pieces)))
+    def _check_options(self, options: AnswerOptions) -> None:
+        """See `BaseEngine._check_options`."""
+        self._require_open()
+        answer_policy(options.drafting, self._decoder.proposers)
 
     def _pieces(
-        self,
-        turn: Turn,
-        answer: AnswerRun,
-        exchange: Exchange,
-        policy: DraftPolicy | None,
-        reference: list[int],
+        self, turn: Turn, exchange: Exchange, state: AnswerState
     ) -> Generator[Piece, None, None]:
-        """The pieces of an answer in its turn, which is over when this is."""
-        options, cancellation = answer.options, answer.cancellation
+        """See `BaseEngine._pieces`."""
+        options, cancellation = state.options, state.cancellation
 
         def is_unwanted() -> bool:
             self._require_not_ending()
             return cancellation.is_requested
 
         try:
+            self._require_open()
+            prompt = exchange.prompt(is_unwanted)
+            policy, kinds = answer_policy(options.drafting, self._decoder.proposers)
+            run = state.run = AnswerRun(
+                decoder=self._decoder,
+                prompt=prompt,
+                request=self._request(prompt, state, exchange.turn, kinds),
+                vocabulary=self.vocabulary,
+                options=options,
+                cancellation=cancellation,
+                interrupt=lambda: None if turn.is_over else self.cancel(),
+                not_kept=not_kept(asked_by(options)),
+            )
+            reference = self._reference(prompt, options)
             self._take(turn, busy, waits=options.queue, is_unwanted=is_unwanted)
         except Interrupted:
-            answer.abandon()
+            state.abandon()
             return
         self._is_settled = False
         try:
             exchange.begin()
-            self._cache_pool.switch_to(exchange.owner, answer.prompt_tokens)
-            self._use(answer, policy, reference)
-            yield from answer.pieces()
+            self._cache_pool.switch_to(exchange.owner, prompt.tokens)
+            self._use(run, policy, reference)
+            yield from run.pieces()
             self._is_settled = True
         except GeneratorExit:
             self._is_settled = True
             raise
         finally:
             try:
-                if answer.result is not None:
-                    exchange.remember(*answer.result)
+                if run.result is not None:
+                    state.result = run.result
+                    exchange.remember(*run.result)
                 self._use_usual()
             finally:
                 turn.end()
-            if answer.result is not None:
+            if run.result is not None:
                 self._save_profile()
+
+    def _request(
+        self,
+        prompt: Prompt,
+        state: AnswerState,
+        turn: int,
+        kinds: frozenset[ProposerKind] | None,
+    ) -> Request:
+        """What the loop is asked for. Raises ContextError, and what `constraint` does."""
+        options, sampling = state.options, state.sampling
+        num_tokens = len(prompt.tokens)
+        room = self.context_length - num_tokens
+        if not prompt.tokens:
+            raise OptionError("the prompt is empty", "Give a token or more to go on from.")
+        if room < 1:
+            raise ContextError(
+                f"the prompt has {num_tokens} tokens; the context holds {self.context_length}",
+                longer_context("Shorten it", self),
+            )
+        constraint = self.constraint(options, prompt)
+        seed = fresh_seed() if options.seed is None else options.seed
+        return Request(
+            chain=self._resolver.chain(
+                sampling, num_tokens - prompt.num_said, constraint, prompt.num_said
+            ),
+            rule=make_rule(
+                options.rule,
+                is_greedy=sampling.is_greedy,
+                seed=options.seed,
+                randomness=Randomness(seed, turn, prompt.num_said),
+            ),
+            max_tokens=min(room, options.max_tokens or room),
+            is_end=self.vocabulary.is_end,
+            kinds=kinds,
+        )
 
     def _use(self, answer: AnswerRun, policy: DraftPolicy | None, reference: list[int]) -> None:
         """What of the engine is an answer's own while it is produced."""
-        on_prompt, num_tokens = answer.options.on_prompt, len(answer.prompt_tokens)
+        on_prompt, num_tokens = answer.options.on_prompt, len(answer.prompt.tokens)
         if on_prompt is not None:
             self._target.on_batch = lambda num_cached: on_prompt(num_cached, num_tokens)
         if policy is not None:
@@ -324,16 +323,15 @@ class Engine(BaseEngine):
         """See `BaseEngine.cancel`."""
         self._interrupt()
 
-    def _close(self, *, waits: bool) -> None:
+    def _close(self) -> None:
         """See `BaseEngine._close`."""
         if not self._own_process.is_this():
             # Its copy of the lock may be taken, and no thread is there to give it back.
             self._free()
             return
-        if waits:
-            self._access.end_here()
+        self._access.end_here()
         with self._access.turn() as turn, turn:
-            self._access.take(turn, still_answering, waits=waits)
+            self._access.take(turn, in_use, waits=True)
             self._free()
 
     def _free(self) -> None:

@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localspec.chat.prompt import Prompt
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load
 from localspec.isolated.watch import Watch
@@ -27,10 +26,13 @@ from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Provenance
 from localspec.speculative.policy_api import Drafting
 from localspec.speculative.shared_vocabulary import SharedVocabulary
+from localspec.streaming.answer import Answer, close_behind
 from localspec.streaming.answer_text import Said
 from localspec.streaming.cancellation import Cancellation
+from localspec.streaming.exchange import PlainExchange
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.stream import Exchange, Piece, Reply, Stream, close_behind
+from localspec.streaming.prompt import Prompt
+from localspec.streaming.reply import Piece, Reply
 
 if TYPE_CHECKING:
     from localspec.engine.memory import EngineMemory
@@ -64,7 +66,7 @@ class _Owner:
 
 
 class Served:
-    """An engine, and at most one stream: the one that is being read."""
+    """An engine, and at most one answer: the one that is being read."""
 
     def __init__(
         self, engine: Engine, servers: Sequence[str], report: Callable[[Any], None]
@@ -72,15 +74,15 @@ class Served:
         self._engine = engine
         self._servers = servers
         self._report = report  # how far a prompt is, or a measurement
-        self._stream: Stream | None = None
+        self._answer: Answer | None = None
         self._measurement: Cancellation | None = None  # of what is measured
-        self._number = 0  # of the stream or the measurement
+        self._number = 0  # of the answer or the measurement
         self._cancelled_number = 0  # that came last
         self._idle_work: threading.Thread | None = None
         self._changing = threading.Lock()  # what can be cancelled
         self._owners: dict[int, _Owner] = {}
         self._clock = time.monotonic
-        self._sent_s = 0.0  # when text of the stream was sent last
+        self._sent_s = 0.0  # when text of the answer was sent last
 
     def vocabulary(self, method: str, arguments: Sequence[Any], **keywords: Any) -> Any:
         """What a method of the vocabulary returns."""
@@ -94,23 +96,23 @@ class Served:
         turn: int,
         owner: int | None,
     ) -> None:
-        """Make an answer the stream. owner: a number for the conversation."""
+        """Make an answer the one that is read. owner: a number for the conversation."""
         self.end(0)  # of one that was left, perhaps
         if self._servers:
             from localspec.llama.library import touch_servers  # loads libllama
 
             touch_servers(self._servers)  # one may have gone since it was used last
-        stream = self._engine.answer(
-            prompt,
+        owned = None if owner is None else self._owner(owner)
+        answer = self._engine.answer(
+            PlainExchange(lambda _is_unwanted: prompt, turn=turn, owner=owned),
             dataclasses.replace(options, on_prompt=lambda *reading: self._report(reading)),
-            Exchange(turn, None if owner is None else self._owner(owner)),
         )
         with self._changing:
-            self._stream, self._number = stream, number
+            self._answer, self._number = answer, number
         self._sent_s = 0.0
 
     def next_pieces(self) -> list[Piece]:
-        """The stream's next pieces, those of a step together; none at its end.
+        """The answer's next pieces, those of a step together; none at its end.
 
         Of several steps where they are short: a message costs as much as a small model's token,
         since it wakes a process that sleeps.
@@ -127,22 +129,22 @@ class Served:
         return pieces
 
     def _add_step(self, pieces: list[Piece]) -> bool:
-        """Read the pieces of a step; False at the stream's end."""
-        for piece in self._stream or ():
+        """Read the pieces of a step; False at the answer's end."""
+        for piece in self._answer or ():
             pieces.append(piece)
             # What a draft proposed comes before the token that ends the step.
             if piece.provenance is not Provenance.ACCEPTED:
                 return True
         return False
 
-    def end(self, num_read: int) -> tuple[Reply, Said] | None:
-        """Close the stream. What came of the tokens of it that were read, if it had begun.
+    def end(self, num_read: int) -> tuple[Reply, Said | None] | None:
+        """Close the answer. What came of the tokens of it that were read, if it had begun.
 
         See `Exchange.remember`.
         """
         with self._changing:
-            stream, self._stream = self._stream, None
-        return None if stream is None else close_behind(stream, num_read)
+            answer, self._answer = self._answer, None
+        return None if answer is None else close_behind(answer, num_read)
 
     def measure(
         self, number: int, function: Callable[..., Any], *arguments: Any, **keywords: Any
@@ -230,12 +232,12 @@ class Served:
         """
         with self._changing:
             self._cancelled_number = number
-            if self._stream is None and self._measurement is None:
+            if self._answer is None and self._measurement is None:
                 if self.is_preparing():
                     self._engine.cancel()
             elif number == self._number:
-                if self._stream is not None:
-                    self._stream.cancel()
+                if self._answer is not None:
+                    self._answer.cancel()
                 if self._measurement is not None:
                     self._measurement.request()
 

@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localspec.chat.prompt import Prompt
-from localspec.engine.access import Access, Turn, busy, in_use, still_answering
+from localspec.engine.access import Access, Turn, busy, in_use
 from localspec.engine.arguments import TextTokenizer
 from localspec.engine.base import BaseEngine
 from localspec.engine.loading import OTHER_KEYWORDS
@@ -32,12 +31,12 @@ from localspec.isolated.read_pieces import ReadPieces
 from localspec.isolated.remote_vocabulary import RemoteVocabulary
 from localspec.isolated.watch import Watch
 from localspec.presets.preset import Preset
-from localspec.speculative.randomness import Randomness
-from localspec.speculative.rules import make_rule
-from localspec.streaming.answer_text import Said
-from localspec.streaming.cancellation import Cancellation, Unwanted
+from localspec.streaming.answer_run import AnswerState
+from localspec.streaming.cancellation import Unwanted
+from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.stream import Exchange, Piece, Reply, Stream
+from localspec.streaming.prompt import Prompt
+from localspec.streaming.reply import Piece
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -48,14 +47,14 @@ _POLL_S = 0.02  # between two looks at whether idle work goes on
 
 
 class IsolatedEngine(BaseEngine):
-    """An `Engine` in a child process, with the same streams, chats and asynchronous twins.
+    """An `Engine` in a child process, with the same answers and chats.
 
-    If libllama crashes, whoever reads the answer gets EngineError, the stream's reply and the
+    If libllama crashes, whoever reads the answer gets EngineError, the answer's reply and the
     conversation keep what was said, and the next question starts the process again. Its
     models may be on RPC servers, of which the error names those that do not answer; where the
-    process says nothing for ten minutes it is taken for lost. An answer's options
-    are checked when it is read. preset, arguments: as for `localspec.load`, but for
-    `llama_cpp.Llama` objects, which belong to this process.
+    process says nothing for ten minutes it is taken for lost. Whether an answer's
+    proposer is there is checked when it is read. preset, arguments: as for `localspec.load`,
+    but for `llama_cpp.Llama` objects, which belong to this process.
 
     The process is started by spawn: a script needs its `if __name__ == "__main__":`.
     Raises what `localspec.load` raises.
@@ -81,9 +80,8 @@ class IsolatedEngine(BaseEngine):
         super().__init__(self._facts.sampling)
         self._preset, self._arguments = preset, arguments
         self._starting = Access()
-        self._access = Access()
         self._closed = False
-        self._num_streams = 0
+        self._num_answers = 0
         self._num_cancels = 0
         self._owner_numbers: weakref.WeakKeyDictionary[object, int] = (
             weakref.WeakKeyDictionary()
@@ -137,8 +135,8 @@ class IsolatedEngine(BaseEngine):
             watch.progress(*told)
 
         with self._exclusively() as process:
-            self._num_streams += 1  # it is cancelled as a stream is
-            number = self._num_streams
+            self._num_answers += 1  # it is cancelled as an answer is
+            number = self._num_answers
             with watch.cancellation.obeyed(lambda: process.cancel(number)):
                 return process.watched(
                     show, "measure", number, function, *arguments, **keywords
@@ -189,42 +187,44 @@ class IsolatedEngine(BaseEngine):
         is_ours = self._own_process.is_this()
         return is_ours and process.is_running() and not process.is_in_call
 
-    def answer(
-        self,
-        prompt: Prompt,
-        options: AnswerOptions,
-        exchange: Exchange,
-    ) -> Stream:
+    def _check_options(self, options: AnswerOptions) -> None:
+        # Who may propose is known in the child alone.
+        self._own_process.require("the isolated engine")
+        self._require_not_ending()
 
-        def begin(process: ChildProcess) -> int:
-            self._num_streams += 1
-            gone = self._gone_owners[:]
-            process.call("forget", gone)
-            del self._gone_owners[: len(gone)]
-            number = None if exchange.owner is None else self._owner_number(exchange.owner)
-            # What is set here, and without a function of this process.
-            sampling = options.sampling or self.sampling
-            told = replace(options, sampling=sampling, on_prompt=None)
-            process.call("begin", self._num_streams, prompt, told, exchange.turn, number)
-            try:
-                exchange.begin()  # once it is clear that the child refuses nothing
-            except BaseException:
-                process.call("end", 0)
-                raise
-            return self._num_streams
+    def _pieces(
+        self, turn: Turn, exchange: Exchange, state: AnswerState
+    ) -> Generator[Piece, None, None]:
+        return _RemoteAnswer(self, exchange, state).pieces(turn)
 
-        turn = self._access.turn()
-        answer = _RemoteAnswer(self, prompt, options, begin, exchange.remember)
-        return self._listed(Stream(answer, turn.of(answer.pieces(turn))))
+    def _begin(
+        self, process: ChildProcess, exchange: Exchange, state: AnswerState, prompt: Prompt
+    ) -> int:
+        """Have the child begin an answer; its number."""
+        self._num_answers += 1
+        gone = self._gone_owners[:]
+        process.call("forget", gone)
+        del self._gone_owners[: len(gone)]
+        owner = None if exchange.owner is None else self._owner_number(exchange.owner)
+        # What is set here, and without a function of this process.
+        sampling = state.options.sampling or self.sampling
+        told = replace(state.options, sampling=sampling, on_prompt=None)
+        process.call("begin", self._num_answers, prompt, told, exchange.turn, owner)
+        try:
+            exchange.begin()  # once it is clear that the child refuses nothing
+        except BaseException:
+            process.call("end", 0)
+            raise
+        return self._num_answers
 
     def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
         if not self._access.is_free:
             return
         process = self._running()
-        before = self._num_streams, self._num_cancels
+        before = self._num_answers, self._num_cancels
 
         def is_unwanted() -> bool:
-            return before != (self._num_streams, self._num_cancels)
+            return before != (self._num_answers, self._num_cancels)
 
         try:
             tokens = make_tokens(is_unwanted)
@@ -258,15 +258,14 @@ class IsolatedEngine(BaseEngine):
     def cancel(self) -> None:
         if self._own_process.is_this():
             self._num_cancels += 1
-            self._process.cancel(self._num_streams)
+            self._process.cancel(self._num_answers)
 
-    def _close(self, *, waits: bool) -> None:
+    def _close(self) -> None:
         if not self._own_process.is_this():
             return
-        if waits:
-            self._access.end_here()
+        self._access.end_here()
         with self._access.turn() as turn, turn:
-            self._access.take(turn, still_answering, waits=waits)
+            self._access.take(turn, in_use, waits=True)
             with self._starting.turn() as starting, starting:
                 # `_running` may be about to start another process.
                 self._starting.take(starting, in_use, waits=True)
@@ -277,38 +276,27 @@ class IsolatedEngine(BaseEngine):
 class _RemoteAnswer:
     """An answer whose pieces come from the child, those of a few milliseconds together."""
 
-    def __init__(
-        self,
-        engine: IsolatedEngine,
-        prompt: Prompt,
-        options: AnswerOptions,
-        begin: Callable[[ChildProcess], int],
-        remember: Callable[[Reply, Said | None], None],
-    ) -> None:
+    def __init__(self, engine: IsolatedEngine, exchange: Exchange, state: AnswerState) -> None:
         self._engine = engine
-        self._prompt = prompt
-        self._options = options
-        self._begin = begin
-        self._remember = remember
-        self._result: tuple[Reply, Said | None] | None = None
-        self._read = ReadPieces(options)
-        self.cancellation = Cancellation()
+        self._exchange = exchange
+        self._state = state
+        self._read = ReadPieces(state.options)
 
     def pieces(self, turn: Turn) -> Generator[Piece, None, None]:
         """The answer, token by token, in its turn, which is over when this is."""
-        engine = self._engine
+        engine, state, cancellation = self._engine, self._state, self._state.cancellation
         try:
-            engine._access.take(
-                turn, busy, waits=self._options.queue, is_unwanted=self._is_unwanted
-            )
+            prompt = self._exchange.prompt(self._is_unwanted)
+            waits = state.options.queue
+            engine._access.take(turn, busy, waits=waits, is_unwanted=self._is_unwanted)
         except Interrupted:
-            self._conclude()
+            state.abandon()
             return
-        process, number = self._begun(engine._running())
+        process, number = self._begun(engine._running(), prompt)
         try:
-            if self.cancellation.is_requested:
+            if cancellation.is_requested:
                 process.call("cancel", number)  # on this line it comes before the first
-            with self.cancellation.obeyed(lambda: process.cancel(number)):
+            with cancellation.obeyed(lambda: process.cancel(number)):
                 report = functools.partial(self._report, process, number)
                 while pieces := process.watched(report, "next_pieces"):
                     for piece in pieces:
@@ -317,61 +305,40 @@ class _RemoteAnswer:
         finally:
             try:
                 if engine._can_ask(process):
-                    self._result = process.call("end", self._read.num_tokens)
-                    if self._result is not None:
-                        reply, said = self._result
-                        self._result = self._read.counted(reply), said
+                    result = process.call("end", self._read.num_tokens)
+                    if result is not None:
+                        state.result = self._read.counted(result[0]), result[1]
             finally:
-                if self._result is None:  # the child is lost, or its answer
-                    self._conclude()
-                if self._result is not None:
-                    self._remember(*self._result)
+                if state.result is None:  # the child is lost, or its answer
+                    state.result = self._read.alone(prompt, state.rule)
+                self._exchange.remember(*state.result)
                 turn.end()
 
     def _is_unwanted(self) -> bool:
         self._engine._require_not_ending()
-        return self.cancellation.is_requested
+        return self._state.cancellation.is_requested
 
-    def _begun(self, process: ChildProcess) -> tuple[ChildProcess, int]:
+    def _begun(self, process: ChildProcess, prompt: Prompt) -> tuple[ChildProcess, int]:
         """The child that has begun the answer: a new one, if this one had gone unnoticed.
 
         As one that has lost an RPC server while it was idle.
         """
+        begin = functools.partial(
+            self._engine._begin, exchange=self._exchange, state=self._state, prompt=prompt
+        )
         try:
-            return process, self._begin(process)
+            return process, begin(process)
         except CrashedError:
             process = self._engine._running()
-            return process, self._begin(process)
+            return process, begin(process)
 
     def _report(self, process: ChildProcess, number: int, reading: tuple[int, int]) -> None:
         """Take notice of how far the prompt is."""
         self._engine._reading = reading
-        if self._options.on_prompt is not None:
+        on_prompt = self._state.options.on_prompt
+        if on_prompt is not None:
             try:
-                self._options.on_prompt(*reading)
+                on_prompt(*reading)
             except BaseException:
                 process.cancel(number)  # the child goes on reading otherwise
                 raise
-
-    def abandon(self) -> None:
-        """See `stream.Produced.abandon`. Raises OptionError for a bad option."""
-        self._conclude()
-
-    def _conclude(self) -> None:
-        """A reply of the pieces that came, the child's own being lost or none."""
-        options = self._options
-        params = options.sampling_from(self._engine.sampling)
-        rule = make_rule(
-            options.rule,
-            is_greedy=params.is_greedy,
-            seed=options.seed,
-            randomness=Randomness(0),
-        )
-        self._result = self._read.alone(self._prompt, rule.name)
-
-    def final_reply(self) -> Reply:
-        if self._result is None:
-            raise EngineError(
-                "the answer has not been produced yet", "Iterate over the stream, or close it."
-            )
-        return self._result[0]

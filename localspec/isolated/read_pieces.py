@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from localspec.chat.prompt import Prompt
 from localspec.speculative.metrics import Meter, Provenance
 from localspec.speculative.rule_name import RuleName
 from localspec.streaming.answer_text import Said
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.stream import Piece, Reply
+from localspec.streaming.prompt import Prompt
+from localspec.streaming.reply import Piece, Reply
 from localspec.streaming.thinking import Part
 
 
@@ -68,5 +68,6 @@ class ReadPieces:
             logprobs=None if self._options.logprobs is None else logprobs,
             thoughts=said.thoughts,
             tool_calls=() if prompt.num_said else said.tool_calls,
+            num_thought_tokens=sum(len(each.token_ids) for each in pieces if each.is_thought),
         )
         return reply, None if prompt.num_said else said

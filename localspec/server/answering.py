@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -14,14 +14,16 @@ from typing import NamedTuple
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.event_loop import in_thread
 from localspec.server.line import WaitingLine
+from localspec.server.prefixes import AnsweredText, AnsweredTexts
 from localspec.server.prompting import prompt_of
 from localspec.server.question import Input, Question, RawPrompt
 from localspec.server.refusal import stopping
 from localspec.server.served_models import ServedModels
-from localspec.streaming.cancellation import Cancellation
+from localspec.streaming.cancellation import Cancellation, Unwanted
+from localspec.streaming.exchange import PlainExchange
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.stops import checked_stop_strings
-from localspec.streaming.stream import Exchange, Piece, Reply
+from localspec.streaming.prompt import Prompt
+from localspec.streaming.reply import Piece, Reply
 
 
 class Waiting(NamedTuple):
@@ -46,15 +48,10 @@ class NewPiece(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """One of the answers is whole.
-
-    num_thought: how many of its tokens are thoughts. stopped_by: the stop string that ended it.
-    """
+    """One of the answers is whole."""
 
     number: int
     reply: Reply
-    num_thought: int
-    stopped_by: str | None
 
 
 Event = Waiting | ReadingPrompt | NewPiece | Finished
@@ -181,29 +178,21 @@ class Answering:
         wish: Cancellation,
     ) -> None:
         """Give one of the answers; in a thread of its own. wish: that it ends early."""
-        if isinstance(given, RawPrompt):
-            prompt = engine.raw_prompt(given.prompt)
-        else:
-            use, think = options.tool_use(()), self._question.think
-            prompt = prompt_of(engine, given, use, lambda: wish.is_requested, think=think)
-        num_prompt, num_thought = len(prompt.tokens), 0
-        text = self.model.prefixes.text_for(prompt.tokens)
 
-        def remember(reply: Reply, _said: object) -> None:
-            text.tokens = [*prompt.tokens, *reply.token_ids]
-            text.num_asked = num_prompt
+        def make_prompt(is_unwanted: Unwanted) -> Prompt:
+            if isinstance(given, RawPrompt):
+                return engine.raw_prompt(given.prompt)
+            use = options.tool_use(())
+            return prompt_of(engine, given, use, is_unwanted, think=self._question.think)
 
-        with engine.answer(prompt, options, Exchange(owner=text, remember=remember)) as stream:
-            # Also if it ends early: a client that asks again finds what was read of it.
-            text.tokens, text.num_asked = prompt.tokens, num_prompt
-            with wish.obeyed(stream.cancel):
-                for piece in stream:
-                    num_thought += piece.is_thought and len(piece.token_ids)
-                    self._tell(NewPiece(number, piece, num_prompt))
-        if stream.reply.finish_reason == "cancelled":
+        exchange = _Exchange(make_prompt, self.model.prefixes)
+        with engine.answer(exchange, options) as answer, wish.obeyed(answer.cancel):
+            for piece in answer:
+                self._tell(NewPiece(number, piece, exchange.text.num_asked))
+        reply = answer.reply()
+        if reply.finish_reason == "cancelled":
             raise stopping()  # unless the client is gone, who hears nothing of it
-        stopped_by = _stopped_by(engine, stream.reply, options)
-        self._tell(Finished(number, stream.reply, num_thought, stopped_by))
+        self._tell(Finished(number, reply))
 
     def _report(self, num_decoded: int, num_tokens: int) -> None:
         self._tell(ReadingPrompt(num_decoded, num_tokens))
@@ -229,11 +218,23 @@ class Answering:
         self._news.set()
 
 
-def _stopped_by(engine: IsolatedEngine, reply: Reply, options: AnswerOptions) -> str | None:
-    """Which stop string ended an answer; its tokens still hold it."""
-    stop = checked_stop_strings(options.stop)
-    if not stop or reply.finish_reason != "stop":
-        return None
-    said = engine.detokenize(reply.token_ids)
-    found = [text for text in stop if text in said]
-    return min(found, key=said.index, default=None)
+class _Exchange(PlainExchange):
+    """A question whose caches continue those of the prompt that it has most in common with."""
+
+    def __init__(
+        self, make_prompt: Callable[[Unwanted], Prompt], prefixes: AnsweredTexts
+    ) -> None:
+        super().__init__(make_prompt)
+        self._prefixes = prefixes
+        self.text: AnsweredText  # once there is a prompt
+
+    def prompt(self, is_unwanted: Unwanted) -> Prompt:
+        prompt = super().prompt(is_unwanted)
+        self.owner = self.text = self._prefixes.text_for(prompt.tokens)
+        # Also if it ends early: a client that asks again finds what was read of it.
+        self.text.tokens, self.text.num_asked = prompt.tokens, len(prompt.tokens)
+        return prompt
+
+    def remember(self, reply: Reply, said: object) -> None:
+        prompt = self.text.tokens[: self.text.num_asked]
+        self.text.tokens = [*prompt, *reply.token_ids]

@@ -25,7 +25,7 @@ from localspec.server.question import (
 from localspec.server.refusal import RequestError, openai_error
 from localspec.server.served_models import ServedModel
 from localspec.server.tool_fields import answer_form, openai_tools, own_form
-from localspec.streaming.stream import Reply
+from localspec.streaming.reply import Reply
 from localspec.tools.calls import CallPiece
 
 

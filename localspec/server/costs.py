@@ -10,7 +10,7 @@ from localspec.server.answering import Finished
 from localspec.speculative.metrics import Stats
 from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.reasons import why_mostly_off
-from localspec.streaming.stream import Reply
+from localspec.streaming.reply import Reply
 
 LOWEST_LOGPROB = -9999.0  # stands for that of an impossible token: JSON has no infinity
 
@@ -41,7 +41,7 @@ def usage_of(finished: Sequence[Finished], num_answers: int, *, has_prediction: 
         prompt=sum(each.prompt_tokens for each in firsts),
         cached=sum(each.cached_prompt_tokens for each in firsts),
         completion=sum(each.completion_tokens for each in stats),
-        thought=sum(each.num_thought for each in finished),
+        thought=sum(each.reply.num_thought_tokens for each in finished),
         predicted=predicted if has_prediction else 0,
         mispredicted=proposed - predicted if has_prediction else 0,
     )

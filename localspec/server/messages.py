@@ -19,7 +19,7 @@ from localspec.server.question import Question, answer_options, max_tokens
 from localspec.server.refusal import RequestError, anthropic_error
 from localspec.server.served_models import ServedModel
 from localspec.server.tool_fields import answer_form, anthropic_tools
-from localspec.streaming.stream import Piece
+from localspec.streaming.reply import Piece
 
 # A line of a coding agent's, with numbers that change from one request or session to the next.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
@@ -261,9 +261,9 @@ def _stop_fields(finished: Finished) -> dict[str, Any]:
     reason = "tool_use" if finished.reply.tool_calls else "end_turn"
     if finished.reply.finish_reason == "length":
         reason = "max_tokens"
-    if finished.stopped_by is not None:
+    if finished.reply.stopped_by is not None:
         reason = "stop_sequence"
-    return {"stop_reason": reason, "stop_sequence": finished.stopped_by}
+    return {"stop_reason": reason, "stop_sequence": finished.reply.stopped_by}
 
 
 def _message_usage(usage: Usage) -> dict[str, Any]:

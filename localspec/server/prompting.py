@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from localspec.chat.prompt import Prompt
 from localspec.chat.template import Message
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.event_loop import in_thread
 from localspec.server.refusal import RequestError
 from localspec.streaming.cancellation import Unwanted, never
 from localspec.streaming.options import AnswerOptions
+from localspec.streaming.prompt import Prompt
 from localspec.tools.tool import ToolUse
 
 

@@ -26,7 +26,7 @@ from localspec.server.question import (
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
 from localspec.server.tool_fields import answer_form, openai_tools
-from localspec.streaming.stream import Piece
+from localspec.streaming.reply import Piece
 from localspec.tools.calls import CallPiece
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class ResponseForm(Form):
                 output.append(_TextItem("reasoning", reply.thoughts).object())
             if reply.text or not reply.tool_calls:
                 message = _TextItem("message", reply.text)
-                said = (reply.logprobs or ())[each.num_thought :]
+                said = (reply.logprobs or ())[reply.num_thought_tokens :]
                 message.logprobs += map(logprob_object, said)
                 output.append(message.object())
             for call in reply.tool_calls:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import math
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -203,7 +202,7 @@ class ServedModels:
         engine, model.engine = model.engine, None
         model.prefixes, model.keep_s = AnsweredTexts(), None
         if engine is not None:
-            await asyncio.to_thread(functools.partial(engine.close, cancel=True))
+            await asyncio.to_thread(engine.close)
 
     async def close(self) -> None:
         """Free all of them, also one that is being loaded."""

@@ -80,6 +80,11 @@ class AnswerText:
         return self._search.stopped or (self._calls is not None and self._calls.has_ended)
 
     @property
+    def stopped_by(self) -> str | None:
+        """The stop string, if there was one."""
+        return self._search.stopped_by
+
+    @property
     def is_thinking(self) -> bool:
         """Whether what comes next is not for the user, unless a mark ends it."""
         is_calling = self._calls is not None and self._calls.is_calling

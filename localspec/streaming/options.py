@@ -71,7 +71,7 @@ class AnswerOptions:
     prediction: what the answer is expected to be for the most part, as an edited text: it is
     proposed where the answer follows it, by the lookup, and changes nothing that is said.
     queue: whether to wait in line where the engine is producing another answer, first come,
-    first served, instead of BusyError; the stream's `cancel` ends the wait, too.
+    first served, instead of BusyError; the answer's `cancel` ends the wait, too.
 
     Where there are messages, tools: functions that the model may ask for, each a dict with a
     name, a description and parameters (the JSON schema of an object), or as OpenAI has them;
@@ -141,13 +141,26 @@ class AnswerOptions:
         return (self.trigger,) if isinstance(self.trigger, str) else tuple(self.trigger)
 
     @classmethod
-    def of(cls, **keywords: Unpack[AnswerKeywords]) -> Self:
-        """What the keywords of a method say. Raises OptionError as the class does."""
+    def of(cls, options: Self | None = None, /, **keywords: Unpack[AnswerKeywords]) -> Self:
+        """The options of a method: the keywords, and for the rest `options`.
+
+        Raises OptionError as the class does.
+        """
         check_keywords(keywords, answer_keywords())
+        if not isinstance(options, cls | None):
+            raise OptionError(
+                f"the options are {options!r:.80}",
+                "Give an AnswerOptions, or each option by its name: temperature=0.2.",
+            )
+        if options is not None and not keywords:
+            return options
         rest: dict[str, Any] = {**keywords}
         names = SamplingKeywords.__annotations__.keys() & rest.keys()
         changes = {name: rest.pop(name) for name in names}
-        return cls(**rest, changes=changes)
+        if options is None:
+            return cls(**rest, changes=changes)
+        before = {} if "sampling" in rest else options.changes
+        return replace(options, **rest, changes={**before, **changes})
 
     def sampling_from(self, default: SamplingParams) -> SamplingParams:
         """How to sample where `default` is what the engine does by itself."""

@@ -17,11 +17,16 @@ class StopSearch:
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
         self._held = ""
-        self.stopped = False
+        self.stopped_by: str | None = None
         self.passes = False  # over stop strings that are whole: text from before they were set
 
+    @property
+    def stopped(self) -> bool:
+        """Whether there was a stop string."""
+        return self.stopped_by is not None
+
     def push(self, text: str) -> str:
-        """Text that is decided now. Sets `stopped` when a stop string is complete."""
+        """Text that is decided now. Sets `stopped_by` when a stop string is complete."""
         return "" if self.stopped else self._decide(self._held + text)
 
     def finish(self) -> str:
@@ -30,12 +35,12 @@ class StopSearch:
         return text
 
     def _decide(self, text: str) -> str:
-        found = min((at for at in map(text.find, self._stop) if at >= 0), default=-1)
-        if found >= 0 and not self.passes:
+        found = min(filter(text.__contains__, self._stop), key=text.find, default=None)
+        if found is not None and not self.passes:
             # The stop string and what follows it are not part of the answer.
-            self.stopped = True
+            self.stopped_by = found
             self._held = ""
-            return text[:found]
+            return text[: text.find(found)]
         waits = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - waits :]
         return text[: len(text) - waits]

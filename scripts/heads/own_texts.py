@@ -31,9 +31,9 @@ def write_texts(target: Path, prompts: list[str], seconds: float) -> list[list[i
             tokens = engine.with_bos(
                 maker.prompt([{"role": "user", "content": question}], ToolUse()).tokens
             )
-            reply = engine.generate(
+            reply = engine.generate_raw(
                 tokens, sampling=sampling, seed=len(texts), max_tokens=_ANSWER
-            )
+            ).reply()
             texts.append([*tokens, *reply.token_ids])
     return texts
 

@@ -28,7 +28,6 @@ from typing import NamedTuple
 import numpy as np
 
 import localspec
-from localspec.chat.prompt import Prompt
 from localspec.constraints.asked import Asked, schema_text
 from localspec.constraints.guidance import Guide
 from localspec.constraints.spelling import Spelling
@@ -45,6 +44,7 @@ from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.streaming.options import AnswerOptions
+from localspec.streaming.prompt import Prompt
 from shape_pair.blocks import fitting, head_kind
 from shape_pair.model_file import Contents, Parts, write_model
 from shape_pair.shapes import SHAPES

@@ -203,7 +203,7 @@ def _timed(
     for engine in engines:
         with engine.exclusively():
             pass  # nothing is cached
-        stream = engine.stream(prompt, sampling=SETTINGS["greedy"], max_tokens=num_tokens)
+        stream = engine.generate_raw(prompt, sampling=SETTINGS["greedy"], max_tokens=num_tokens)
         sides.append(Timed(stream))
     read_in_turn(sides[::-1] if number % 2 else sides)
     with_head, without = sides
@@ -224,7 +224,7 @@ def measure(asked: argparse.Namespace) -> None:
     with load(head=head, proposer="head") as resting, load(proposer="none") as alone:
         engines = Engines(resting, alone)
         for engine in engines:
-            for _ in engine.stream(
+            for _ in engine.generate_raw(
                 prompt_of(NUM_PROMPT_TOKENS, 0), max_tokens=NUM_WARM_UP_TOKENS
             ):
                 pass  # the first time takes longer

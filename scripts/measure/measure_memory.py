@@ -47,7 +47,7 @@ def measured_peak_bytes(target: Path, draft: Path, context_length: int) -> int:
         force=True,
     ) as engine:
         prompt = [token % 1000 + 300 for token in range(context_length - _ANSWER_TOKENS)]
-        engine.generate(prompt, max_tokens=_ANSWER_TOKENS)
+        engine.generate_raw(prompt, max_tokens=_ANSWER_TOKENS).reply()
     return peak_memory_bytes() - before
 
 

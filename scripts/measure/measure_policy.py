@@ -46,7 +46,8 @@ from localspec.speculative.policy_api import (
     PolicyContext,
 )
 from localspec.speculative.proposers import DraftModel
-from localspec.streaming.stream import Reply, Stream
+from localspec.streaming.answer import Answer
+from localspec.streaming.reply import Reply
 from shape_pair.bigrams import TextSpec
 from shape_pair.blocks import QUANTIZATIONS
 from shape_pair.pair import HeadSpec, PairSpec, make_pair, make_with_head
@@ -128,12 +129,12 @@ class Bench:
 
     def _stream(
         self, engine: Engine, policy: DraftPolicy, prompt: list[int], num_tokens: int
-    ) -> Stream:
+    ) -> Answer:
         """A greedy answer, with nothing cached before."""
         with engine.exclusively():
             pass
         engine.draft_policy = policy
-        return engine.stream(prompt, sampling=GREEDY, max_tokens=num_tokens)
+        return engine.generate_raw(prompt, sampling=GREEDY, max_tokens=num_tokens)
 
     def costs(self, policy: DraftPolicy) -> StepCosts:
         """Of steps of every size; the policy learns them."""
@@ -146,7 +147,7 @@ class Bench:
         self.engine.draft_policy = policy
         chat = self.engine.chat(template="chatml")
         for _ in range(NUM_CHAT_TURNS):
-            chat.send("Go on.", sampling=GREEDY, max_tokens=SEGMENT)
+            chat.send("Go on.", sampling=GREEDY, max_tokens=SEGMENT).reply()
             chat.prepare()
 
     def pauses(self, policy: AdaptiveDraftPolicy) -> list[float]:
@@ -181,7 +182,7 @@ class Bench:
             our, their = sides
             total.append(their.total_s / our.total_s)
             decoding.append((their.total_s - their.first_s) / (our.total_s - our.first_s))
-        return Rounds(total, decoding, our.stream.reply)
+        return Rounds(total, decoding, our.stream.reply())
 
 
 def positive(text: str) -> int:
@@ -330,7 +331,7 @@ def _kept_tokens(bench: Bench, num_tokens: int) -> list[bool]:
     with engine.exclusively():
         pass
     engine.draft_policy = FixedDraftPolicy(1)
-    for piece in engine.stream(bench.prompt(32), sampling=GREEDY, max_tokens=num_tokens):
+    for piece in engine.generate_raw(bench.prompt(32), sampling=GREEDY, max_tokens=num_tokens):
         if piece.provenance is not localspec.Provenance.BONUS:
             kept.append(piece.provenance is localspec.Provenance.ACCEPTED)
         else:
@@ -342,7 +343,11 @@ def copy(asked: argparse.Namespace) -> None:
     """The text repeats itself after 64 words, which the prompt holds already."""
     with opened(asked, (0.8,), SEGMENT) as bench:
         start = bench.prompt(8)
-        source = bench.engine.generate(start, sampling=GREEDY, max_tokens=SEGMENT + 8).token_ids
+        source = (
+            bench.engine.generate_raw(start, sampling=GREEDY, max_tokens=SEGMENT + 8)
+            .reply()
+            .token_ids
+        )
         prompts = [[*start, *source]] * asked.rounds
         found = bench.rounds(bench.fresh, plain, prompts, asked.copy_tokens)
         print("| what | plain ÷ automatic, total time | after the prompt |\n|---|---|---|")

@@ -39,7 +39,7 @@ def answer(engine: localspec.Engine, count: int, max_tokens: int) -> Stats:
     """Of a greedy answer with so many draft tokens a step."""
     engine.draft_policy = FixedDraftPolicy(count)
     sampling = localspec.SamplingParams(temperature=0, ignore_eos=True)
-    return engine.generate(_PROMPT, sampling=sampling, max_tokens=max_tokens).stats
+    return engine.generate_raw(_PROMPT, sampling=sampling, max_tokens=max_tokens).reply().stats
 
 
 def row(asked: argparse.Namespace, round_trip_ms: float, program: Path) -> str:

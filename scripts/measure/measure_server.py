@@ -62,12 +62,12 @@ def be_engine(line: Connection, preset: Preset, options: dict[str, Any], threads
         while (seed := line.recv()) is not None:
             started = time.perf_counter()
             first_s = 0.0
-            stream = engine.stream_complete(MESSAGES, seed=seed, **options)
+            stream = engine.generate(MESSAGES, seed=seed, **options)
             for piece in stream:
                 if piece.text and not first_s:
                     first_s = time.perf_counter() - started
             total_s = time.perf_counter() - started
-            line.send(Timed(len(stream.reply.token_ids), first_s, total_s))
+            line.send(Timed(len(stream.reply().token_ids), first_s, total_s))
 
 
 def be_server(line: Connection, preset: Preset, threads: int) -> None:

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from localspec.streaming.stream import Stream
+from localspec.streaming.answer import Answer
 
 
 class Timed:
@@ -15,7 +15,7 @@ class Timed:
     first_s: seconds until the first piece, the prompt's reading among them. total_s: of all.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Answer) -> None:
         self.stream = stream
         self.first_s = 0.0
         self.total_s = 0.0

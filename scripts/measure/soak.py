@@ -45,14 +45,16 @@ def roll(num_turns: int) -> None:
         for turn in range(1, num_turns + 1):
             num_before, question = chat.num_forgotten, QUESTIONS[turn % len(QUESTIONS)]
             prompt = chat.prompt_tokens(question)
-            reply = chat.send(question, sampling=GREEDY, max_tokens=40)
+            reply = chat.send(question, sampling=GREEDY, max_tokens=40).reply()
             rolled = chat.num_forgotten > num_before
             forgotten += rolled
             seconds[rolled].append(reply.stats.time_to_first_token_s)
             if turn % EVERY == 0:
                 with alone.exclusively():
                     pass  # nothing is cached there
-                fresh = alone.generate(prompt, sampling=GREEDY, max_tokens=40, logprobs=5)
+                fresh = alone.generate_raw(
+                    prompt, sampling=GREEDY, max_tokens=40, logprobs=5
+                ).reply()
                 same += fresh.token_ids == reply.token_ids
                 if fresh.token_ids != reply.token_ids:
                     gaps.append(_gap(fresh, reply))
@@ -81,7 +83,7 @@ def first_tokens(num_conversations: int, target: str | None, draft: str | None) 
         for _ in range(num_conversations):
             chat = engine.chat()
             times = [
-                chat.send("What is 7 times 8?", sampling=GREEDY, max_tokens=16).stats
+                chat.send("What is 7 times 8?", sampling=GREEDY, max_tokens=16).reply().stats
                 for _ in range(20)
             ]
             ratios.append(times[19].time_to_first_token_s / times[1].time_to_first_token_s)

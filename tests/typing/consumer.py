@@ -14,7 +14,7 @@ def show(share: float) -> None:
 
 def stream_and_chat() -> float:
     with localspec.load(target=Path("t.gguf"), draft="d.gguf", progress=show) as engine:
-        stream: localspec.Stream = engine.stream([1, 2, 3], max_tokens=5, logprobs=2)
+        stream: localspec.Answer = engine.generate_raw([1, 2, 3], max_tokens=5, logprobs=2)
         for piece in stream:
             text: str = piece.text
             kind: localspec.Provenance = piece.provenance
@@ -24,8 +24,8 @@ def stream_and_chat() -> float:
                 print(token + 1, logprob / 2, piece.logprobs.after, spelled.upper())
         chat: localspec.Chat = engine.chat(system="Be brief.")
         params = localspec.SamplingParams(temperature=0.5, logit_bias={3: -1.0})
-        reply = chat.send("Hello", sampling=params, seed=7, rule="coupled", stop="\n")
-        reply = chat.retry(queue=True).reply
+        reply = chat.send("Hello", sampling=params, seed=7, rule="coupled", stop="\n").reply()
+        reply = chat.retry(queue=True).reply()
         roles = [message["role"] for message in chat.messages]
         print(roles, reply.finish_reason == "stop", engine.vocabulary.size)
         engine.cancel()
@@ -33,17 +33,17 @@ def stream_and_chat() -> float:
 
 
 async def in_a_loop(engine: localspec.Engine | localspec.IsolatedEngine) -> str:
-    async with engine.astream("Hello", max_tokens=3) as stream:
+    async with engine.generate_raw("Hello", max_tokens=3) as stream:
         async for piece in stream:
             print(piece.text)
-    reply: localspec.Reply = await engine.chat().asend("Hello")
-    return stream.reply.text + reply.text + reply.thoughts
+    reply: localspec.Reply = await engine.chat().send("Hello")
+    return stream.reply().text + reply.text + reply.thoughts
 
 
 def in_another_process() -> tuple[int | None, localspec.Reply]:
     try:
         with localspec.IsolatedEngine("demo", context_length=512, progress=show) as engine:
-            return engine.process_id, engine.generate("Hello")
+            return engine.process_id, engine.generate_raw("Hello").reply()
     except localspec.EngineError as error:
         raise SystemExit(f"{error} {error.hint}") from error
 
@@ -51,13 +51,13 @@ def in_another_process() -> tuple[int | None, localspec.Reply]:
 def tools(engine: localspec.Engine) -> str:
     chat = engine.chat()
     now = {"name": "now", "description": "The time.", "parameters": {"type": "object"}}
-    reply = chat.send("What time is it?", tools=[now], tool_choice="now")
+    reply = chat.send("What time is it?", tools=[now], tool_choice="now").reply()
     calls: tuple[localspec.ToolCall, ...] = reply.tool_calls
-    for piece in chat.stream_tool_results({call.id: call.arguments for call in calls}):
+    for piece in chat.send_tool_results({call.id: call.arguments for call in calls}):
         if piece.call is not None:
             more: localspec.CallPiece = piece.call
             print(more.name.upper(), more.json, more.number + 1, not more.is_last)
-    return chat.tool_results({}, tools=[]).text
+    return chat.send_tool_results({}, tools=[]).reply().text
 
 
 def presets(file: Path) -> int:

@@ -13,7 +13,8 @@ from localspec.cli.terminal.modes import echo_off
 from localspec.cli.terminal.wrapping import Style, terminal_writer
 from localspec.cli.waiting import waiting
 from localspec.engine.base import BaseEngine
-from localspec.streaming.stream import Piece, Reply, Stream
+from localspec.streaming.answer import Answer
+from localspec.streaming.reply import Piece, Reply
 
 
 class AnswerView(Protocol):
@@ -26,22 +27,22 @@ class AnswerView(Protocol):
         """Show what waits, and end the line."""
 
 
-def show_answer(engine: BaseEngine, stream: Stream, view: AnswerView) -> Reply:
+def show_answer(engine: BaseEngine, answer: Answer, view: AnswerView) -> Reply:
     """Show the answer as it comes. Ctrl-C stops it at once and keeps what was said."""
 
     def progress() -> str:
         num_decoded, num_tokens = engine.reading
         return f"Reading {num_decoded} of {num_tokens} tokens …"
 
-    with cancel_on_interrupt(stream.cancel), echo_off(), stream:
+    with cancel_on_interrupt(answer.cancel), echo_off(), answer:
         with waiting(progress):
-            first = next(stream, None)
+            first = next(answer, None)
         if first is not None:
             view.push(first)
-        for piece in stream:
+        for piece in answer:
             view.push(piece)
     view.finish()
-    return stream.reply
+    return answer.reply()
 
 
 class MarkedView:

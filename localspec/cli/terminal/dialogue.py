@@ -21,7 +21,8 @@ from localspec.cli.terminal.line_editor import LineEditor
 from localspec.cli.terminal.modes import modes_kept
 from localspec.engine.base import BaseEngine
 from localspec.errors import ContextError, LocalspecError
-from localspec.streaming.stream import Reply, Stream
+from localspec.streaming.answer import Answer
+from localspec.streaming.reply import Reply
 
 logger = logging.getLogger(__name__)
 
@@ -71,12 +72,12 @@ def _begun(conversation: Conversation, *, was_emptied: bool) -> str:
     return conversation.pending
 
 
-def write_rendered(conversation: Conversation, stream: Stream) -> Reply:
+def write_rendered(conversation: Conversation, answer: Answer) -> Reply:
     """Show an answer, and a line about it."""
     view: AnswerView = MarkedView()
     if not conversation.show_draft:
         view = RenderedView(conversation.think, conversation.begun)
-    reply = show_answer(conversation.engine, stream, view)
+    reply = show_answer(conversation.engine, answer, view)
     if reply.finish_reason == "cancelled":
         note("(stopped)")
     if cut := cut_line(reply, conversation.options.max_tokens, conversation.engine):

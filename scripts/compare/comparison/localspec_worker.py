@@ -23,12 +23,16 @@ def make(options: dict[str, Any]) -> Callable[[Request], Answer]:
         sampling = SamplingParams(
             temperature=request.temperature, top_k=0, top_p=1.0, min_p=0.0
         )
-        stats = engine.generate(
-            request.prompt,
-            sampling=sampling,
-            seed=request.seed,
-            max_tokens=request.max_tokens,
-        ).stats
+        stats = (
+            engine.generate_raw(
+                request.prompt,
+                sampling=sampling,
+                seed=request.seed,
+                max_tokens=request.max_tokens,
+            )
+            .reply()
+            .stats
+        )
         seconds = stats.total_time_s - stats.time_to_first_token_s
         return Answer(
             num_tokens=stats.completion_tokens,

@@ -75,7 +75,7 @@ class Text:
         first = 300 + 11 * self._num_answers % 700
         prompt = [first + 3 * index for index in range(NUM_PROMPT_TOKENS)]
         self._num_answers += 1
-        self._stream = self._engine.stream(prompt, sampling=GREEDY)
+        self._stream = self._engine.generate_raw(prompt, sampling=GREEDY)
         next(self._stream)
 
 

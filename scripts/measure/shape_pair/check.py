@@ -73,7 +73,9 @@ def measure_head(target: Path, head: Path | None, seed: int) -> MeasuredHead:
     ) as engine:
         start = engine.vocabulary.tokenize("Once", parse_special=False)
         kept = _kept(engine, start[-1], seed)
-        reply = engine.generate(start, sampling=_OPEN, seed=seed, max_tokens=_NUM_TOKENS)
+        reply = engine.generate_raw(
+            start, sampling=_OPEN, seed=seed, max_tokens=_NUM_TOKENS
+        ).reply()
     pairs = _drafted_along(target, head, [*start, *reply.token_ids])
     entropy, agreement, overlap = _compared(pairs[::_CHAIN])
     chained = [pair for place in range(1, _CHAIN) for pair in pairs[place::_CHAIN]]
@@ -83,7 +85,9 @@ def measure_head(target: Path, head: Path | None, seed: int) -> MeasuredHead:
 def _kept(engine: Engine, start: int, seed: int) -> list[float]:
     """Accepted ÷ proposed, greedy and sampled."""
     replies = [
-        engine.generate([start], sampling=sampling, seed=seed, max_tokens=_NUM_TOKENS)
+        engine.generate_raw(
+            [start], sampling=sampling, seed=seed, max_tokens=_NUM_TOKENS
+        ).reply()
         for sampling in (_GREEDY, _OPEN)
     ]
     return [reply.stats.acceptance_rate for reply in replies]

@@ -1,0 +1,223 @@
+"""Steps of the loop → pieces of an answer, and the reply they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from localspec.errors import EngineError, Interrupted
+from localspec.sampling.logprobs import TokenLogprobs, token_logprobs
+from localspec.sampling.params import SamplingParams
+from localspec.speculative.loop import Request, SpeculativeDecoder
+from localspec.speculative.metrics import Meter, Provenance, Stats, Step
+from localspec.speculative.rule_name import RuleName
+from localspec.streaming.answer_text import AnswerText, Pieces, Said
+from localspec.streaming.cancellation import Cancellation
+from localspec.streaming.options import AnswerOptions
+from localspec.streaming.prompt import Prompt
+from localspec.streaming.reply import FinishReason, Piece, Reply
+from localspec.streaming.stops import checked_stop_strings
+from localspec.streaming.thinking import Part
+
+
+@dataclass(slots=True)
+class AnswerState:
+    """What is known of an answer from when it is asked for; its producer and reader share it.
+
+    sampling, rule: those of the options, or by default. run: what produces it, once it does, in
+    this process. result: what came of it, see `Exchange.remember`.
+    """
+
+    options: AnswerOptions
+    sampling: SamplingParams
+    rule: RuleName
+    cancellation: Cancellation = field(default_factory=Cancellation)
+    run: AnswerRun | None = None
+    result: tuple[Reply, Said | None] | None = None
+
+    def abandon(self) -> None:
+        """It ends without having begun: an empty reply, and no trace anywhere else."""
+        reply = Reply(
+            text="",
+            token_ids=(),
+            finish_reason="cancelled",
+            stats=Meter(0, 0, 0.0).stats(0.0, None, None),
+            seed=self.options.seed,
+            rule=self.rule,
+            logprobs=None if self.options.logprobs is None else (),
+        )
+        self.result = (reply, Said.of([]))
+
+    def reply(self) -> Reply:
+        """The reply, once it has ended. Raises EngineError where there is none."""
+        result = self.result
+        if result is None and self.run is not None:
+            result = self.run.result  # something came between it and here
+        if result is None:
+            raise EngineError(
+                "there is no reply: the answer was refused, or failed, before it began",
+                "See the error that its first reader got, and ask again.",
+            )
+        return result[0]
+
+
+@dataclass(slots=True)
+class AnswerRun:
+    """Everything one answer needs while it is produced, apart from the iterator itself.
+
+    The two are kept apart so that dropping an unfinished `Answer` frees it at once, which
+    ends its generator, which frees the engine. interrupt: ends what the models do for this
+    answer, and no other, within one decode; from any thread.
+    """
+
+    decoder: SpeculativeDecoder
+    prompt: Prompt
+    request: Request
+    vocabulary: Pieces
+    options: AnswerOptions
+    cancellation: Cancellation
+    interrupt: Callable[[], None]
+    not_kept: tuple[str, ...]  # of what the answer was to fit
+    before: list[Part] = field(default_factory=list)  # what was certain where it goes on
+    parts: list[Part] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason = "cancelled"
+    num_thought_tokens: int = 0
+    stopped_by: str | None = None
+    result: tuple[Reply, Said] | None = None
+
+    def pieces(self) -> Generator[Piece, None, None]:
+        """The answer, token by token. Whatever ends it, caches and reply are left right."""
+        started = self.decoder.clock()
+        cached = self.decoder.start(self.prompt.tokens)
+        meter = Meter(len(self.prompt.tokens), cached, started)
+        text = self._text()
+        try:
+            with self.cancellation.obeyed(self.interrupt):
+                yield from self._decode(meter, text)
+        finally:
+            try:
+                # A closed stream or a stop string leaves the rest of a step behind.
+                self.decoder.truncate(len(self.prompt.tokens) + len(self.token_ids))
+                self._finish(text)
+                self._conclude(self._stats(meter))
+            finally:
+                if self.result is None:  # a signal handler raised: what was said stays
+                    meter = Meter(len(self.prompt.tokens), 0, 0.0)
+                    self._conclude(meter.stats(0.0, None, None))
+
+    def _text(self) -> AnswerText:
+        """Behind what was said already, if anything."""
+        prompt, stop = self.prompt, checked_stop_strings(self.options.stop)
+        text = AnswerText(self.vocabulary, prompt.thoughts, stop, prompt.calls)
+        num_before = len(prompt.tokens) - prompt.num_said
+        self.before = text.resume(prompt.tokens[num_before:])
+        return text
+
+    def _decode(self, meter: Meter, text: AnswerText) -> Generator[Piece, None, None]:
+        provenance = Provenance.PLAIN
+        try:
+            for step in self.decoder.steps(self.request):
+                meter.add(step, self.decoder.clock())
+                for index, (token, provenance) in enumerate(
+                    zip(step.tokens, step.provenance, strict=True)
+                ):
+                    meter.deliver(provenance)
+                    self.token_ids.append(token)
+                    logprobs = self._logprobs(step, index)
+                    first, *more = self._pushed(text, token)
+                    # Before it is handed on, behind which the answer may be closed.
+                    if text.stopped or self.request.is_end(token):
+                        self.finish_reason, self.stopped_by = "stop", text.stopped_by
+                    yield _piece(first, provenance, (token,), logprobs)
+                    for part in more:
+                        yield _piece(part, provenance)
+                    if text.stopped:
+                        yield from self._tail(text, provenance)
+                        return
+            if self.finish_reason != "stop":
+                self.finish_reason = "length"
+        except Interrupted:
+            pass
+        yield from self._tail(text, provenance)
+
+    def _pushed(self, text: AnswerText, token: int) -> list[Part]:
+        """What is new with a token: a part or more."""
+        parts = self._new(text.push(token)) or [Part("", text.is_thinking)]
+        self.num_thought_tokens += parts[0].is_thought
+        return parts
+
+    def _tail(self, text: AnswerText, provenance: Provenance) -> Generator[Piece, None, None]:
+        for part in self._finish(text):
+            yield _piece(part, provenance)
+
+    def _finish(self, text: AnswerText) -> list[Part]:
+        """What waited for tokens that do not come."""
+        return self._new(text.finish(is_cut=self.finish_reason != "stop"))
+
+    def _new(self, parts: list[Part]) -> list[Part]:
+        """Those of the answer's next parts that were not shown before."""
+        self.parts += parts
+        return [part for part in parts if not part.is_again]
+
+    def _logprobs(self, step: Step, index: int) -> TokenLogprobs | None:
+        if self.options.logprobs is None:
+            return None
+        logits, distribution = step.logits[index], step.distributions[index]
+        found = token_logprobs(
+            step.tokens[index],
+            logits,
+            distribution,
+            self.options.logprobs,
+            lambda token: self.vocabulary.detokenize([token], special=True),
+        )
+        self.logprobs.append(found)
+        return found
+
+    def _stats(self, meter: Meter) -> Stats:
+        decoder = self.decoder
+        estimate = decoder.draft_policy.estimate()
+        return meter.stats(decoder.clock(), estimate, decoder.thread_policy.use())
+
+    def _conclude(self, stats: Stats) -> None:
+        new = Said.of([part for part in self.parts if not part.is_again])
+        said = Said.of([*self.before, *self.parts]) if self.prompt.num_said else new
+        reply = Reply(
+            text=new.text,
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason,
+            stats=stats,
+            seed=self.options.seed,
+            rule=self.request.rule.name,
+            logprobs=None if self.options.logprobs is None else tuple(self.logprobs),
+            thoughts=new.thoughts,
+            tool_calls=said.tool_calls,
+            not_kept=self.not_kept,
+            stopped_by=self.stopped_by,
+            num_thought_tokens=self.num_thought_tokens,
+        )
+        self.result = (reply, said)
+
+    def cut(self, num_tokens: int) -> tuple[Reply, Said] | None:
+        """What came of it, as if no more than so many tokens had been produced."""
+        if self.result is not None and num_tokens < len(self.token_ids):
+            del self.token_ids[num_tokens:], self.logprobs[num_tokens:]
+            self.finish_reason, self.stopped_by = "cancelled", None
+            self.parts, self.num_thought_tokens = [], 0
+            text = self._text()
+            for token in self.token_ids:
+                self._pushed(text, token)
+            self._finish(text)
+            self._conclude(self.result[0].stats)
+        return self.result
+
+
+def _piece(
+    part: Part,
+    provenance: Provenance,
+    token_ids: tuple[int, ...] = (),
+    logprobs: TokenLogprobs | None = None,
+) -> Piece:
+    """A part as it is handed on; the first that came of a token has that."""
+    return Piece(part.text, token_ids, provenance, logprobs, part.is_thought, part.call)

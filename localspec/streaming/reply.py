@@ -1,0 +1,66 @@
+"""What an answer is made of, and what it adds up to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from localspec.sampling.logprobs import TokenLogprobs
+from localspec.speculative.metrics import Provenance, Stats
+from localspec.speculative.rule_name import RuleName
+from localspec.tools.calls import CallPiece
+from localspec.tools.tool import ToolCall
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one token adds to an answer.
+
+    text is whatever became certain with this token: it is empty while a character is
+    incomplete or a stop string is possible, and then comes with a later token. The last
+    piece may bring such text without a token of its own. logprobs: the token's, if asked for.
+    is_thought: whether the model thought it rather than said it, where the prompt was made
+    from messages. The marks between the two are in no text. A token that ends the one and
+    begins the other gives two pieces, the second without a token. call: more of a call of a
+    tool, in a piece without text.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    provenance: Provenance
+    logprobs: TokenLogprobs | None = None
+    is_thought: bool = False
+    call: CallPiece | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer.
+
+    text: what was said, without half a character where it was cut. thoughts: what the model
+    thought, where the prompt was made from messages. token_ids include the end token, if the
+    model ended the answer itself. finish_reason: "stop" (end token or stop string), "length"
+    (max_tokens or the context), "cancelled". seed: the one that was given, or None. rule: the
+    one that accepted draft tokens. logprobs: one for each of token_ids, or None if they were
+    not asked for. tool_calls: those that the model asks for, whole. not_kept: what of the JSON
+    schema that was given the answer was not kept to, by keyword, as ("format path",
+    "uniqueItems"). stopped_by: the stop string that ended it, or None. num_thought_tokens: how
+    many of token_ids are thoughts.
+
+    Of an answer that was continued it has what is new, but all of the answer's tool_calls.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+    seed: int | None
+    rule: RuleName
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    thoughts: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    not_kept: tuple[str, ...] = ()
+    stopped_by: str | None = None
+    num_thought_tokens: int = 0
