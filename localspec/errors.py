@@ -4,7 +4,7 @@
     ├── OptionError        a value outside its range (also a ValueError)
     │   ├── UnknownKeywordError  a keyword that there is not (also a TypeError)
     │   └── ConstraintError    what an answer is to fit cannot be kept to
-    ├── ModelFileError     a path that holds no model we can run
+    ├── ModelFileError     a path without a model that can be run
     │   └── ModelNotFoundError  there is no file (also an OptionError)
     ├── MemoryLimitError   models that need more memory than there is
     ├── PairError          target and draft do not fit together
@@ -58,11 +58,11 @@ class OptionError(LocalspecError, ValueError):
 
 
 class UnknownKeywordError(OptionError, TypeError):
-    """A keyword that a function of ours does not take."""
+    """A keyword that the function does not take."""
 
 
 class ConstraintError(OptionError):
-    """A schema, regex or grammar that cannot be kept to: unknown, too much, or no way on."""
+    """A schema, regex or grammar that cannot be enforced: unknown, too large, or a dead end."""
 
 
 def require_unicode(what: str, text: str, error: type[OptionError] = OptionError) -> None:
@@ -78,7 +78,7 @@ def require_unicode(what: str, text: str, error: type[OptionError] = OptionError
 
 
 class ModelFileError(LocalspecError):
-    """A path that holds no model we can run."""
+    """A path without a model that can be run."""
 
 
 class ModelNotFoundError(ModelFileError, OptionError):
@@ -102,7 +102,7 @@ class UnknownPresetError(PresetError, OptionError):
 
 
 class DownloadError(LocalspecError):
-    """A file could not be fetched, or what arrived is not what was asked for."""
+    """A file could not be downloaded, or its content is wrong."""
 
 
 class TemplateError(LocalspecError):
@@ -110,7 +110,7 @@ class TemplateError(LocalspecError):
 
 
 class TemplateLimitError(TemplateError):
-    """A chat template does more work than any may: it might cope with fewer messages."""
+    """A chat template exceeds its bounds of work: fewer messages may help."""
 
 
 class ContextError(LocalspecError):
@@ -122,7 +122,7 @@ class SessionError(LocalspecError):
 
 
 class DecodeError(LocalspecError):
-    """libllama refused or failed a decode; the cache was cut back to what is whole of it."""
+    """libllama refused or failed a decode; the cache was cut back to its whole part."""
 
 
 class Interrupted(DecodeError):
@@ -134,7 +134,7 @@ class CacheError(LocalspecError):
 
 
 class EngineError(LocalspecError):
-    """An engine cannot do what it is asked for now."""
+    """An engine cannot do this now."""
 
 
 class BusyError(EngineError):
@@ -146,7 +146,7 @@ class ClosedError(EngineError):
 
 
 class RpcError(EngineError):
-    """A server of llama.cpp's RPC back-end does not answer, or not as it should."""
+    """A server of llama.cpp's RPC backend does not answer, or answers wrongly."""
 
 
 class CrashedError(EngineError):

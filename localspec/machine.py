@@ -43,7 +43,7 @@ def memory_here(control_group: Path = _CONTROL_GROUP) -> Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
-    """The machine's processor cores, and which of them are of use to a model.
+    """The machine's processor cores, and those that a model should use.
 
     physical: None where the system does not say. logical: hyperthreads count. allowed: logical
     ones that this process may run on. Of those, efficiency: on cores that are made to save

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Boundary(Protocol):
-    """Watches an answer for where it goes on under a constraint.
+    """Watches an answer for the place where its constraint begins.
 
     Texts have a byte a character (latin-1).
     """
@@ -34,7 +34,7 @@ class Boundary(Protocol):
         """Whether what it waits for is to come with the next token: it has waited long."""
 
     def push(self, text: str) -> str | None:
-        """What of the text stands behind the boundary, if it has come; else None."""
+        """The text after the boundary, if that has come; else None."""
 
     def copy(self) -> Self:
         """One that watches by itself from here."""

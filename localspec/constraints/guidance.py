@@ -58,7 +58,7 @@ def problem_with(asked: Asked) -> ConstraintError | None:
 
 @functools.lru_cache(maxsize=16)
 def not_kept(asked: Asked | None) -> tuple[str, ...]:
-    """What of a JSON schema no answer is kept to: its keywords, and formats by their names.
+    """The parts of a JSON schema that are not enforced: keywords, and formats by name.
 
     Empty for anything else, and for a schema that is refused.
     """

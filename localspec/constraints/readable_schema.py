@@ -25,7 +25,7 @@ _MOST_OF_NUMBER = 64  # characters of a number that is a text
 
 
 class Readable(NamedTuple):
-    """A schema that can be read. passed_over: what of the original it does not say."""
+    """A schema that can be read. passed_over: the parts of the original that it lacks."""
 
     schema: Node
     passed_over: tuple[str, ...]

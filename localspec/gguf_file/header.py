@@ -147,12 +147,12 @@ def read_source_header(source: ByteSource) -> Header:
             if wanted > _LAST_READ:
                 raise ModelFileError(
                     f"the header of {source.name} is longer than {len(data)} bytes",
-                    "This is no model file that localspec knows how to read.",
+                    "localspec cannot read this as a model file.",
                 ) from error
 
 
 class _PrefixTooShortError(Exception):
-    """The header goes on after the bytes that were read of the file."""
+    """The header continues after the bytes that were read."""
 
 
 class _HeaderReader:

@@ -168,7 +168,7 @@ class HubCache:
         return named
 
     def owned(self, file: HubFile) -> list[Path]:
-        """What of the file localspec put here: its name and content, or what was received."""
+        """The parts that localspec put here: name and content, or the received bytes."""
         named = self.find(file)
         if named is not None:
             return [named] if _claim(named.resolve()).exists() else []

@@ -73,7 +73,7 @@ class HubFile:
 class HubModel:
     """A model on the hub: one file, or all parts of a split one in their order.
 
-    Raises OptionError for no file at all.
+    Raises OptionError without a file.
     """
 
     files: tuple[HubFile, ...]
@@ -142,7 +142,7 @@ def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[
 
 
 def _is_beside(file: str, *signs: str) -> bool:
-    """Whether a file is no model by itself, but of a kind that its name has a sign of."""
+    """Whether the file's name marks it as no model of its own, such as a head."""
     return any(sign in PurePosixPath(file).name for sign in signs)
 
 

@@ -230,7 +230,7 @@ def cache_bytes(header: Header, options: LlamaOptions) -> int:
 
 
 def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
-    """What of `cache_bytes` each layer has, those of a head in use last."""
+    """The part of `cache_bytes` of each layer, those of a head in use last."""
     shape = ModelShape(header)
     width = shape.key_width * bytes_per_value(options.cache_type_k or "f16")
     if not shape.is_latent:

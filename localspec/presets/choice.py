@@ -52,7 +52,7 @@ def choose_model(
 
 
 def usual_model() -> Named | None:
-    """What is used where no model is named; None is the demo pair.
+    """The default model's name; None is the demo pair.
 
     Raises PresetError if the file of names is malformed.
     """
@@ -66,7 +66,7 @@ def usual_model() -> Named | None:
 
 
 def set_default(name: str | None) -> None:
-    """Keep what is used where no model is named; None is the demo pair again.
+    """Keep the default model's name; None is the demo pair again.
 
     Raises what naming a model raises, ModelFileError for a file that holds none, PresetError
     if the file of names is malformed.
@@ -78,7 +78,7 @@ def set_default(name: str | None) -> None:
 def set_alias(alias: str, name: str) -> str:
     """Let a short name stand for a preset or a model; what it stands for.
 
-    Raises OptionError for what is no name, PresetError if it is a preset's, and what
+    Raises OptionError for an invalid name, PresetError if it is a preset's, and what
     `set_default` raises.
     """
     if not PRESET_NAME.fullmatch(alias):

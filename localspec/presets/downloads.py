@@ -192,7 +192,7 @@ def _files_of(source: str | Preset, on_progress: OnProgress) -> list[HubFile]:
 
 
 def _place_for(local_dir: str | os.PathLike[str] | None) -> FileStore:
-    """A folder of the user's, or else the hub's cache. Raises OptionError for no path."""
+    """A folder of the user's, or the hub's cache. Raises OptionError for an invalid path."""
     if local_dir is None:
         return HubCache()
     try:

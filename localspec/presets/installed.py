@@ -1,4 +1,4 @@
-"""What of the presets is on this machine: its state, whether it is whole, how to remove it."""
+"""Which presets are on this machine, whether they are whole, and how to remove them."""
 
 from __future__ import annotations
 

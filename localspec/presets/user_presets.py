@@ -68,7 +68,7 @@ def add_preset(new: NewPreset) -> Preset:
     """Write the preset after the others in the user's file, models of the hub pinned.
 
     Asks the hub about files that it names, and reads the headers of all. Raises OptionError
-    for a name that is none, a text that no file can hold, or a context that is longer than the
+    for an invalid name, a text that no file can hold, or a context that is longer than the
     target was trained for; PresetError if there is a preset or an alias of that name, or the
     user's file is malformed; ModelFileError for a path without a model; PairError for a draft
     or a head that is not the target's; DownloadError if the hub does not know a file.

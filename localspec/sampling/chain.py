@@ -64,7 +64,7 @@ class SamplerChain:
         return None if self._prefixes is None else self._prefixes.settled
 
     def settle(self, tokens: Sequence[int]) -> None:
-        """The answer goes on with these. Raises ConstraintError if they are forbidden."""
+        """The answer continues with these. Raises ConstraintError if they are forbidden."""
         if self._prefixes is not None:
             self._prefixes.commit(tokens)
             self._num_settled += len(tokens)

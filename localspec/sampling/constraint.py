@@ -42,7 +42,7 @@ class Constraint(Protocol):
         """
 
     def copy(self) -> Self:
-        """One that goes on by itself from here."""
+        """A copy that continues from here by itself."""
 
     def forced(self) -> list[int]:
         """Tokens that spell what has to come next, perhaps not as the only ones that do.
@@ -60,7 +60,7 @@ class Prefixes:
         self._state: Constraint | None = None  # behind those, if they may come
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these."""
+        """The text continues with these."""
         self._drafted, self._state = [], None
         self.settled.commit(tokens)
 

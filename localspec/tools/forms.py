@@ -29,7 +29,7 @@ class CallForm:
     """How the models of a family write calls.
 
     signs: texts that a template of the family has. openings, closing: around a call, or a list
-    of calls; without a closing it goes on to the answer's end. before … after: see the module;
+    of calls; without a closing it extends to the answer's end. before … after: see the module;
     NAME stands for the tool's. marks: texts in these that may be entries of the vocabulary.
     is_bare: an answer may begin with a call without an opening. recipient: matches the head of
     a message that is a call. is_single: templates take one call a message. has_ids: whether

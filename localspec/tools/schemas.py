@@ -1,4 +1,4 @@
-"""What a JSON schema says, as far as the notations that are no JSON need it."""
+"""The parts of a JSON schema that notations other than JSON need."""
 
 from __future__ import annotations
 
