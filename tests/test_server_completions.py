@@ -169,3 +169,20 @@ def test_names_of_models():
 
 def test_another_name_stands_for_the_loaded_model(server):
     assert server.chat(model="gpt-9", max_tokens=1)["model"] == "demo"
+
+
+def test_several_answers_with_the_greatest_seed(server):
+    """The seeds of the later ones begin anew at 0."""
+    found = server.ask("/v1/completions", prompt="Once", max_tokens=1, n=2, seed=2**63 - 1)
+    assert found.status_code == 200, found.text
+    assert [choice["index"] for choice in found.json()["choices"]] == [0, 1]
+
+
+def test_every_piece_has_a_usage_if_it_is_asked_for(server):
+    """Null but for the last, as OpenAI has it."""
+    body = {"prompt": "Once", "max_tokens": 3, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    lines = server.client.post("/v1/completions", json=body).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert all(event["usage"] is None for event in events[:-1])
+    assert events[-1]["usage"]["completion_tokens"] == 3

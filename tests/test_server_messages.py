@@ -209,3 +209,18 @@ def test_thoughts_are_blocks_of_their_own(tmp_path, monkeypatch):
         last = json.loads(streamed.rpartition("data: ")[2])
         assert last["response"]["output"][1]["content"][0]["logprobs"] == logprobs
         assert response["usage"]["output_tokens_details"]["reasoning_tokens"] >= 2
+
+
+def test_max_tokens_may_be_left_out(server):
+    """As in the other protocols here, and in llama-server."""
+    found = server.ask("/v1/messages", messages=QUESTION, stop_sequences=["e"])
+    assert found.status_code == 200
+    assert found.json()["stop_reason"] == "stop_sequence"
+
+
+def test_an_error_names_the_message_by_its_number(server):
+    messages = [*QUESTION, {"role": "assistant", "content": "Yes."}, {"role": "user"}]
+    messages[2]["content"] = [{"type": "image", "source": {}}]
+    refused = server.ask("/v1/messages", messages=messages, max_tokens=1)
+    assert refused.status_code == 400
+    assert "message 2 has an image in it" in refused.json()["error"]["message"]

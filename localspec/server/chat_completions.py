@@ -2,104 +2,81 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from localspec.chat.messages import checked_messages
 from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
-from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
-from localspec.server.costs import LOWEST_LOGPROB, openai_usage, own_fields, usage_of
-from localspec.server.encoding import sse_event
+from localspec.server.answering import Finished, NewPiece
+from localspec.server.completions import OpenAIForm
+from localspec.server.costs import LOWEST_LOGPROB
 from localspec.server.fields import Fields
-from localspec.server.form import Form
 from localspec.server.question import (
     Question,
     answer_options,
     max_tokens,
     num_answers,
     num_logprobs,
-    wants_usage,
 )
-from localspec.server.refusal import RequestError, openai_error
-from localspec.server.served_models import ServedModel
+from localspec.server.refusal import RequestError
 from localspec.server.tool_fields import answer_form, openai_tools, own_form
 from localspec.streaming.reply import Reply
 from localspec.tools.calls import CallPiece
 
 
-class ChatCompletion(Form):
+class ChatCompletion(OpenAIForm):
     """A request to /v1/chat/completions, and its answer."""
 
     example: ClassVar = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 5}
+    id_prefix = "chatcmpl"
+    objects = ("chat.completion", "chat.completion.chunk")
 
     def __init__(self, fields: Fields) -> None:
-        self.question = _chat_question(fields)
-        self._has_usage = wants_usage(fields)
+        super().__init__(fields, _chat_question(fields))
         self._has_role: set[int] = set()
         self._begun_calls: set[tuple[int, int]] = set()  # numbers of an answer and its call
-        self._finished: list[Finished] = []
 
-    def begin(self, model: ServedModel) -> None:
-        self._head = {
-            "id": f"chatcmpl-{secrets.token_hex(12)}",
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": model.name,
-            "system_fingerprint": None,
-        }
-
-    def whole(self, finished: Sequence[Finished]) -> Any:
+    def _whole_choice(self, finished: Finished) -> dict[str, Any]:
+        reply = finished.reply
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+        if reply.thoughts:
+            message["reasoning_content"] = reply.thoughts
+        if reply.tool_calls:
+            message["content"] = reply.text or None
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.json},
+                }
+                for call in reply.tool_calls
+            ]
         return {
-            **self._head,
-            "object": "chat.completion",
-            "choices": [_chat_choice(each) for each in finished],
-            "usage": self._usage(finished),
-            **own_fields(finished[-1].reply),
+            "index": finished.number,
+            "message": message,
+            "logprobs": _logprob_content(reply.logprobs),
+            "finish_reason": _finish_reason(reply),
         }
 
-    def told(self, event: Event) -> str:
-        if isinstance(event, NewPiece):
-            return self._piece(event)
-        if isinstance(event, Finished):
-            self._finished.append(event)
-            own = own_fields(event.reply)
-            return self._chunk(event.number, {}, _finish_reason(event.reply), **own)
-        if isinstance(event, ReadingPrompt):
-            progress = {"processed": event.num_decoded, "total": event.num_tokens}
-            return self._chunk(0, {}, None, prompt_progress=progress)
-        return self._chunk(0, {}, None, queue_position=event.position)
-
-    def end(self) -> str:
-        usage = {**self._head, "choices": [], "usage": self._usage(self._finished)}
-        return (sse_event(usage) if self._has_usage else "") + sse_event("[DONE]")
-
-    def failure(self, error: RequestError) -> str:
-        return sse_event(openai_error(error))
-
-    def _usage(self, finished: Sequence[Finished]) -> dict[str, Any]:
-        asked = self.question
-        return openai_usage(
-            usage_of(
-                finished,
-                asked.num_answers,
-                has_prediction=asked.options.prediction is not None,
-            )
-        )
-
-    def _piece(self, said: NewPiece) -> str:
-        piece = said.piece
+    def _piece(self, new: NewPiece) -> str:
+        piece = new.piece
         if not piece.text and piece.logprobs is None and piece.call is None:
             return ""
-        name = "reasoning_content" if piece.is_thought else "content"
-        delta: dict[str, Any] = {name: piece.text}
+        choice = self._empty_choice(new.number, None)
         if piece.call is not None:
-            delta = {"tool_calls": [self._call(said.number, piece.call)]}
-        logprobs = None
-        if piece.logprobs is not None:
-            logprobs = {"content": [logprob_object(piece.logprobs)], "refusal": None}
-        return self._chunk(said.number, delta, None, logprobs=logprobs)
+            choice["delta"]["tool_calls"] = [self._call(new.number, piece.call)]
+        else:
+            name = "reasoning_content" if piece.is_thought else "content"
+            choice["delta"][name] = piece.text
+        logprobs = _logprob_content(None if piece.logprobs is None else [piece.logprobs])
+        return self._chunk([{**choice, "logprobs": logprobs}])
+
+    def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
+        """The first of an answer says whose it is."""
+        delta = {} if number in self._has_role else {"role": "assistant", "content": ""}
+        self._has_role.add(number)
+        reason = None if finished is None else _finish_reason(finished.reply)
+        return {"index": number, "delta": delta, "logprobs": None, "finish_reason": reason}
 
     def _call(self, answer: int, call: CallPiece) -> dict[str, Any]:
         """More of a call; the first time with what it is."""
@@ -109,27 +86,6 @@ class ChatCompletion(Form):
         self._begun_calls.add((answer, call.number))
         function = {"name": call.name, **arguments}
         return {"index": call.number, "id": call.id, "type": "function", "function": function}
-
-    def _chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        finish_reason: str | None,
-        *,
-        logprobs: Any = None,
-        **more: Any,
-    ) -> str:
-        if index not in self._has_role:
-            self._has_role.add(index)
-            delta = {"role": "assistant", "content": "", **delta}
-        choice = {
-            "index": index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-        usage = {"usage": None} if self._has_usage else {}
-        return sse_event({**self._head, "choices": [choice], **usage, **more})
 
 
 def _chat_question(fields: Fields) -> Question:
@@ -174,33 +130,10 @@ def _prediction(fields: Fields) -> str | None:
     return str(checked_messages([{"role": "user", "content": content}])[0]["content"])
 
 
-def _chat_choice(finished: Finished) -> dict[str, Any]:
-    reply = finished.reply
-    logprobs = None
-    if reply.logprobs is not None:
-        logprobs = {
-            "content": [logprob_object(each) for each in reply.logprobs],
-            "refusal": None,
-        }
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
-    if reply.thoughts:
-        message["reasoning_content"] = reply.thoughts
-    if reply.tool_calls:
-        message["content"] = reply.text or None
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.json},
-            }
-            for call in reply.tool_calls
-        ]
-    return {
-        "index": finished.number,
-        "message": message,
-        "logprobs": logprobs,
-        "finish_reason": _finish_reason(reply),
-    }
+def _logprob_content(found: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {"content": [logprob_object(each) for each in found], "refusal": None}
 
 
 def _finish_reason(reply: Reply) -> str:

@@ -1,7 +1,8 @@
-"""OpenAI's Completions: raw prompts that are continued."""
+"""OpenAI's Completions, which continue raw prompts, and what Chat Completions share."""
 
 from __future__ import annotations
 
+import abc
 import secrets
 import time
 from collections.abc import Sequence
@@ -22,57 +23,65 @@ from localspec.server.question import (
     max_tokens,
     num_answers,
     num_logprobs,
-    wants_usage,
 )
 from localspec.server.refusal import RequestError, openai_error
 from localspec.server.served_models import ServedModel
 from localspec.server.tool_fields import own_form
 
 
-class Completion(Form):
-    """A request to /v1/completions, and its answer."""
+class OpenAIForm(Form):
+    """What Completions and Chat Completions have in common.
 
-    example: ClassVar = {"prompt": "Hello", "max_tokens": 5}
+    A subclass says how a choice looks: a whole one, a piece of one, and one without anything.
+    """
 
-    def __init__(self, fields: Fields) -> None:
-        self.question = _raw_question(fields)
-        self._has_usage = wants_usage(fields)
+    id_prefix: ClassVar[str]
+    objects: ClassVar[tuple[str, str]]  # names of a whole answer and of a piece
+
+    def __init__(self, fields: Fields, question: Question) -> None:
+        self.question = question
+        options = fields.object("stream_options")
+        self._has_usage = options is not None and bool(options.flag("include_usage"))
         self._finished: list[Finished] = []
 
     def begin(self, model: ServedModel) -> None:
         self._head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
+            "id": f"{self.id_prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": model.name,
+            "system_fingerprint": None,
         }
 
+    @abc.abstractmethod
+    def _whole_choice(self, finished: Finished) -> dict[str, Any]: ...
+
+    @abc.abstractmethod
+    def _piece(self, new: NewPiece) -> str: ...
+
+    @abc.abstractmethod
+    def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]: ...
+
     def whole(self, finished: Sequence[Finished]) -> Any:
-        choices = [
-            _text_choice(
-                each.number, each.reply.text, each.reply.logprobs, each.reply.finish_reason
-            )
-            for each in finished
-        ]
-        own, usage = own_fields(finished[-1].reply), self._usage(finished)
-        return {**self._head, "choices": choices, "usage": usage, **own}
+        return {
+            **self._head,
+            "object": self.objects[0],
+            "choices": [self._whole_choice(each) for each in finished],
+            "usage": self._usage(finished),
+            **own_fields(finished[-1].reply),
+        }
 
     def told(self, event: Event) -> str:
         if isinstance(event, NewPiece):
-            piece = event.piece
-            if not piece.text and piece.logprobs is None:
-                return ""
-            logprobs = None if piece.logprobs is None else [piece.logprobs]
-            return self._chunk([_text_choice(event.number, piece.text, logprobs, None)])
+            return self._piece(event)
         if isinstance(event, Finished):
             self._finished.append(event)
-            reply = event.reply
-            choice = _text_choice(event.number, "", None, reply.finish_reason)
-            return self._chunk([choice], **own_fields(reply))
+            choice = self._empty_choice(event.number, event)
+            return self._chunk([choice], **own_fields(event.reply))
+        choice = self._empty_choice(0, None)
         if isinstance(event, ReadingPrompt):
             progress = {"processed": event.num_decoded, "total": event.num_tokens}
-            return self._chunk([_text_choice(0, "", None, None)], prompt_progress=progress)
-        return self._chunk([_text_choice(0, "", None, None)], queue_position=event.position)
+            return self._chunk([choice], prompt_progress=progress)
+        return self._chunk([choice], queue_position=event.position)
 
     def end(self) -> str:
         usage = self._chunk([], usage=self._usage(self._finished)) if self._has_usage else ""
@@ -82,10 +91,42 @@ class Completion(Form):
         return sse_event(openai_error(error))
 
     def _usage(self, finished: Sequence[Finished]) -> dict[str, Any]:
-        return openai_usage(usage_of(finished, self.question.num_answers, has_prediction=False))
+        has_prediction = self.question.options.prediction is not None
+        num_answers = self.question.num_answers
+        return openai_usage(usage_of(finished, num_answers, has_prediction=has_prediction))
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
-        return sse_event({**self._head, "choices": choices, **more})
+        usage = {"usage": None} if self._has_usage else {}
+        chunk = {**self._head, "object": self.objects[1], "choices": choices}
+        return sse_event({**chunk, **usage, **more})
+
+
+class Completion(OpenAIForm):
+    """A request to /v1/completions, and its answer."""
+
+    example: ClassVar = {"prompt": "Hello", "max_tokens": 5}
+    id_prefix = "cmpl"
+    objects = ("text_completion", "text_completion")
+
+    def __init__(self, fields: Fields) -> None:
+        super().__init__(fields, _raw_question(fields))
+
+    def _whole_choice(self, finished: Finished) -> dict[str, Any]:
+        reply = finished.reply
+        choice = self._empty_choice(finished.number, finished)
+        return {**choice, "text": reply.text, "logprobs": _logprob_lists(reply.logprobs)}
+
+    def _piece(self, new: NewPiece) -> str:
+        piece = new.piece
+        if not piece.text and piece.logprobs is None:
+            return ""
+        logprobs = _logprob_lists(None if piece.logprobs is None else [piece.logprobs])
+        choice = self._empty_choice(new.number, None)
+        return self._chunk([{**choice, "text": piece.text, "logprobs": logprobs}])
+
+    def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
+        reason = None if finished is None else finished.reply.finish_reason
+        return {"index": number, "text": "", "logprobs": None, "finish_reason": reason}
 
 
 def _raw_question(fields: Fields) -> Question:
@@ -127,21 +168,9 @@ def _is_tokens(value: object) -> bool:
     )
 
 
-def _text_choice(
-    index: int,
-    text: str,
-    logprobs: Sequence[TokenLogprobs] | None,
-    finish_reason: str | None,
-) -> dict[str, Any]:
-    return {
-        "index": index,
-        "text": text,
-        "logprobs": None if logprobs is None else _logprob_lists(logprobs),
-        "finish_reason": finish_reason,
-    }
-
-
-def _logprob_lists(found: Sequence[TokenLogprobs]) -> dict[str, Any]:
+def _logprob_lists(found: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
     return {
         "tokens": [each.text for each in found],
         "token_logprobs": [max(each.before, LOWEST_LOGPROB) for each in found],

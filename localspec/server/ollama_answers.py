@@ -67,7 +67,7 @@ class OllamaForm(Form):
         """What the client sends back to continue the conversation."""
 
     def whole(self, finished: Sequence[Finished]) -> Any:
-        """See `writing.Form.whole`. Of no question: whether the model is loaded."""
+        """Without a question: whether the model is loaded."""
         if not finished:
             reason = "unload" if self.question.keep_s == 0 else "load"
             return {**self._part(""), "done": True, "done_reason": reason}
@@ -83,7 +83,7 @@ class OllamaForm(Form):
         return {**part, **self._end_of(answer)}
 
     def told(self, event: Event) -> str:
-        """See `writing.Form.told`. While a client waits it gets empty pieces: some hang up."""
+        """While a client waits it gets empty pieces: without any, some hang up."""
         if isinstance(event, Finished):
             return _json_line({**self._part(""), **self._end_of(event)})
         if not isinstance(event, NewPiece):
@@ -187,7 +187,7 @@ class OllamaGenerate(OllamaForm):
         return {"response": text, **more}
 
     def _context_behind(self, text: str) -> dict[str, Any]:
-        """See `_said_before`. A raw prompt has none."""
+        """As `_said_before` reads it. A raw prompt has none."""
         (given,) = self.question.inputs
         if isinstance(given, RawPrompt):
             return {}

@@ -142,12 +142,6 @@ def num_logprobs(fields: Fields, name: str) -> int | None:
     return value
 
 
-def wants_usage(fields: Fields) -> bool:
-    """Whether a stream of Chat Completions or Completions is to end with what it cost."""
-    options = fields.object("stream_options")
-    return options is not None and bool(options.flag("include_usage"))
-
-
 def _logit_bias(fields: Fields) -> dict[Any, Any] | None:
     """A map of token ids to numbers, or llama.cpp's list of pairs, where false is a ban."""
     value = fields.any("logit_bias")
