@@ -18,7 +18,7 @@ import pytest
 from examples import num_examples
 
 if TYPE_CHECKING:
-    from localspec.llama.vocabulary import Vocabulary
+    from localspec.llama.vocabulary import LlamaVocabulary
     from standin_hub import StandinHub
 
 TARGET_FILE = "qwen2-7b-instruct-q4_k_m.gguf"
@@ -177,15 +177,15 @@ def demo_vocab(demo_target: Path) -> Iterator[int]:
 
 
 @pytest.fixture(scope="session")
-def demo_vocabulary(demo_vocab: int) -> Vocabulary:
+def demo_vocabulary(demo_vocab: int) -> LlamaVocabulary:
     """The demo pair's tokens, without its weights."""
     import threading
 
     import llama_cpp
 
-    from localspec.llama.vocabulary import Vocabulary
+    from localspec.llama.vocabulary import LlamaVocabulary
 
-    return Vocabulary(llama_cpp, demo_vocab, lambda: None, threading.Lock())
+    return LlamaVocabulary(llama_cpp, demo_vocab, lambda: None, threading.Lock())
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ PACKAGES = [
     ["policy", "constraints", "hub"],
     ["speculative", "gguf_file", "tools"],
     ["sampling", "machine", "atomic_write", "fork_guard", "rpc_address"],
-    ["processors", "cpu_quota", "errors", "_version"],
+    ["processors", "cpu_quota", "errors", "vocabulary", "_version"],
 ]
 
 

@@ -11,7 +11,7 @@ from llama_chain import vocabulary_of
 from gguf_maker import write_random_model, write_spm_model
 from localspec.gguf_file.header import read_header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
-from localspec.llama.vocabulary import Vocabulary
+from localspec.llama.vocabulary import LlamaVocabulary
 
 BEGINS = "tokenizer.ggml.add_bos_token"
 
@@ -36,7 +36,7 @@ def test_the_facts_are_libllamas(tmp_path, demo_target, name, drop, extra):
         )
     found = HeaderVocabulary(read_header(path))
     with vocabulary_of(path) as pointer:
-        real = Vocabulary(llama_cpp, pointer, lambda: None, threading.Lock())
+        real = LlamaVocabulary(llama_cpp, pointer, lambda: None, threading.Lock())
         assert (found.kind, found.size, found.add_bos) == (real.kind, real.size, real.add_bos)
         assert found.bos == real.bos
         assert found.entries() == real.entries()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from localspec.chat.control_guard import Tokenizer
 from localspec.streaming.answer import Answer
 from localspec.streaming.cancellation import Unwanted
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
+from localspec.vocabulary import Vocabulary
 
 
 class ChatBackend(Protocol):
@@ -18,7 +18,7 @@ class ChatBackend(Protocol):
     trained_context_length: int
 
     @property
-    def vocabulary(self) -> Tokenizer: ...
+    def vocabulary(self) -> Vocabulary: ...
 
     @property
     def context_length(self) -> int: ...

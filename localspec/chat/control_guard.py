@@ -14,36 +14,12 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+
+from localspec.vocabulary import Vocabulary
 
 _MARK_DIGITS, _INDEX_DIGITS = 20, 8
 
 Span = tuple[int, int]  # first character, and the one after the last
-
-
-class Tokenizer(Protocol):
-    """The vocabulary facts a prompt is made with."""
-
-    bos: int
-    eos: int
-    add_bos: bool
-
-    def tokenize(
-        self, text: str, *, parse_special: bool, after: int | None = None
-    ) -> list[int]:
-        """Ids of `text`, cut out after a token; only parse_special names control tokens."""
-
-    def text(self, token: int) -> str:
-        """The vocabulary's entry for a token."""
-
-    def control_texts(self) -> list[str]:
-        """Texts that name control tokens."""
-
-    def is_control(self, token: int) -> bool:
-        """Whether the token is one of those."""
-
-    def max_text_bytes(self, num_tokens: int) -> int:
-        """The longest text that so many tokens could spell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +47,7 @@ class ControlGuard:
     surroundings as they stand. texts: those that are hidden, sorted.
     """
 
-    def __init__(self, vocabulary: Tokenizer) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self.texts = sorted(vocabulary.control_texts())
         self._reversed = sorted(text[::-1] for text in self.texts)

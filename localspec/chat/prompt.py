@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localspec.chat.control_guard import ControlGuard, Hidden, Tokenizer
+from localspec.chat.control_guard import ControlGuard, Hidden
 from localspec.chat.kept_calls import kept_calls
 from localspec.chat.nested import texts_in, with_texts
 from localspec.chat.template import ChatTemplate, Message
@@ -27,6 +27,7 @@ from localspec.streaming.thought_families import families_of
 from localspec.tools.calls import Calls
 from localspec.tools.forms import CallForm, form_of, known_families
 from localspec.tools.tool import ToolUse
+from localspec.vocabulary import Vocabulary
 
 _USUAL_ROLES = ("system", "user", "assistant")  # which templates know, or refuse in words
 
@@ -71,7 +72,7 @@ class PromptMaker:
     knows no such switch.
     """
 
-    def __init__(self, vocabulary: Tokenizer, source: str, *, think: bool) -> None:
+    def __init__(self, vocabulary: Vocabulary, source: str, *, think: bool) -> None:
         bos, eos = vocabulary.text(vocabulary.bos), vocabulary.text(vocabulary.eos)
         self._template = ChatTemplate(source, bos=bos, eos=eos, think=think)
         variables = {"bos_token": bos, "eos_token": eos}
@@ -244,7 +245,7 @@ def takes_tools(source: str | None) -> bool:
     return _TOOLS.search(source) is not None and "tool_calls" in source
 
 
-def _thoughts(vocabulary: Tokenizer, source: str, texts: Sequence[str]) -> Thoughts:
+def _thoughts(vocabulary: Vocabulary, source: str, texts: Sequence[str]) -> Thoughts:
     families = families_of(source, texts)
     marks = [mark for family in families for mark in family.marks]
     among = (text for text in texts if any(text in mark for mark in marks))

@@ -5,35 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from localspec.vocabulary import WholeVocabulary
+
 # As much of a number as a text begins with, without its sign.
 _NUMBER = re.compile(r"(?=[0-9.eE+-])[+-]?([0-9]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]*)?)")
 _DIGITS = frozenset("0123456789")
-
-
-class Vocabulary(Protocol):
-    """The tokens of a model."""
-
-    size: int
-    eos: int
-
-    def tokenize(
-        self, text: str, *, parse_special: bool, after: int | None = None
-    ) -> list[int]:
-        """Ids of `text`, cut out after a token."""
-
-    def spelled_out(self) -> list[bytes]:
-        """Bytes of every token as they stand in an answer, control tokens by their entries."""
-
-    def control_ids(self) -> list[int]:
-        """Tokens that steer the model."""
-
-    def ends(self) -> list[int]:
-        """Every token that ends an answer."""
 
 
 class Crossing(NamedTuple):
@@ -63,7 +44,7 @@ class Spelling:
     num_logits: the width of a row of logits, which may be more than the vocabulary has tokens.
     """
 
-    def __init__(self, vocabulary: Vocabulary, num_logits: int) -> None:
+    def __init__(self, vocabulary: WholeVocabulary, num_logits: int) -> None:
         self.num_logits = num_logits
         self._vocabulary = vocabulary
 

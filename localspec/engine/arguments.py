@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from localspec.chat.chat import Chat
-from localspec.chat.control_guard import Tokenizer
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
 from localspec.chat.turns import question_message, system_messages
 from localspec.errors import OptionError
-
-
-class TextTokenizer(Tokenizer, Protocol):
-    """The vocabulary facts that a prompt is made with, and text made of tokens."""
-
-    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Their text; with special, also that of control tokens."""
 
 
 def require_chat(chat: object) -> None:

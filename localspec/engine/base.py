@@ -17,7 +17,7 @@ from localspec.chat.messages import merged_messages
 from localspec.chat.prompt import PromptMaker, takes_tools
 from localspec.chat.template import Message, template_source
 from localspec.engine.access import Access, Turn
-from localspec.engine.arguments import TextTokenizer, question_messages, require_chat, token_ids
+from localspec.engine.arguments import question_messages, require_chat, token_ids
 from localspec.errors import ClosedError, EngineError, OptionError, TemplateError
 from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
@@ -31,6 +31,7 @@ from localspec.streaming.options import AnswerKeywords, AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece
 from localspec.tools.tool import ToolUse
+from localspec.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
@@ -69,7 +70,7 @@ class BaseEngine(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def vocabulary(self) -> TextTokenizer:
+    def vocabulary(self) -> Vocabulary:
         """The target's tokens."""
 
     @property

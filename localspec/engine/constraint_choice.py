@@ -16,10 +16,10 @@ from localspec.streaming.options import AnswerOptions, asked_by
 from localspec.streaming.thinking import HeadTrigger, Thoughts, ThoughtsEnd
 
 if TYPE_CHECKING:
-    from localspec.llama.vocabulary import Vocabulary
     from localspec.sampling.constraint import Constraint
     from localspec.streaming.prompt import Prompt
     from localspec.tools.calls import Calls
+    from localspec.vocabulary import WholeVocabulary
 
 _MAX_CROSSINGS = 8  # that are kept: triggers come from requests
 
@@ -27,7 +27,7 @@ _MAX_CROSSINGS = 8  # that are kept: triggers come from requests
 class Constrainer:
     """Makes the constraints of a target's answers; what they share when it is needed."""
 
-    def __init__(self, vocabulary: Vocabulary, num_logits: int) -> None:
+    def __init__(self, vocabulary: WholeVocabulary, num_logits: int) -> None:
         self._spelling = Spelling(vocabulary, num_logits)
         self._crossings: dict[tuple[str, ...], Crossing] = {}  # of each family's marks
 

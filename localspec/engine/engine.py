@@ -45,7 +45,7 @@ from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece
 
 if TYPE_CHECKING:
-    from localspec.llama.vocabulary import Vocabulary
+    from localspec.llama.vocabulary import LlamaVocabulary
 
 
 class Engine(BaseEngine):
@@ -85,7 +85,7 @@ class Engine(BaseEngine):
         return self._description
 
     @property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> LlamaVocabulary:
         """The target's tokens."""
         return self._target.vocabulary
 

@@ -20,7 +20,7 @@ _BEGINNING = frozenset(
 
 
 class HeaderVocabulary:
-    """The facts a pair is compared by: `shared_vocabulary.Tokens`."""
+    """The facts a pair is compared by: a `TokenTable`."""
 
     def __init__(self, header: Header) -> None:
         self._tokens = list(header.tokens)

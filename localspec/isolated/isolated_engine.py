@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.engine.access import Access, Turn, busy, in_use
-from localspec.engine.arguments import TextTokenizer
 from localspec.engine.base import BaseEngine
 from localspec.engine.loading import OTHER_KEYWORDS
 from localspec.engine.sources import LoadKeywords
@@ -37,6 +36,7 @@ from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece
+from localspec.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -95,7 +95,7 @@ class IsolatedEngine(BaseEngine):
         self.drafting = self._facts.drafting
 
     @property
-    def vocabulary(self) -> TextTokenizer:
+    def vocabulary(self) -> Vocabulary:
         """The target's tokens."""
         return RemoteVocabulary(self._ask_vocabulary, self._facts)  # kept it would keep this
 

@@ -9,7 +9,7 @@ from localspec.isolated.child import EngineFacts
 
 
 class RemoteVocabulary:
-    """The vocabulary's methods. ask: what one returns, by its name and arguments."""
+    """A `Vocabulary`. ask: what one returns, by its name and arguments."""
 
     def __init__(self, ask: Callable[..., Any], facts: EngineFacts) -> None:
         self._ask = ask

@@ -44,7 +44,7 @@ from localspec.llama.native import LoadWatch
 from localspec.llama.opening import load_weights, new_context, open_watched
 from localspec.llama.options import LlamaOptions
 from localspec.llama.thread_count import ThreadCount
-from localspec.llama.vocabulary import Vocabulary
+from localspec.llama.vocabulary import LlamaVocabulary
 from localspec.sampling.distribution import Logits
 
 _adopted: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
@@ -77,7 +77,7 @@ class LlamaModel:
         self._setting = f"{self._threads.of_steps} threads · {setting}"
         llama_params.check_pools_nothing(llama_cpp, context, name)
         vocab = llama_cpp.llama_model_get_vocab(model)
-        self.vocabulary = Vocabulary(llama_cpp, vocab, handle.require_open, handle.in_use)
+        self.vocabulary = LlamaVocabulary(llama_cpp, vocab, handle.require_open, handle.in_use)
         template: bytes | None = llama_cpp.llama_model_chat_template(model, None)
         self.chat_template = template.decode("utf-8", errors="replace") if template else None
         self.trained_context_length: int = llama_cpp.llama_model_n_ctx_train(model)

@@ -34,12 +34,12 @@ _HTML_TAG = re.compile(
 )
 
 
-class Vocabulary:
+class LlamaVocabulary:
     """Token ids, their texts and bytes, and which of them end an answer.
 
-    From any thread. lib: the llama_cpp module. vocab: a pointer of libllama. require_open:
-    raises EngineError once that points to nothing; asked before each use. in_use: a lock to be
-    held by whoever frees what it points to.
+    A `WholeVocabulary`, from any thread. lib: the llama_cpp module. vocab: a pointer of
+    libllama. require_open: raises EngineError once that points to nothing; asked before each
+    use. in_use: a lock to be held by whoever frees what it points to.
     """
 
     def __init__(

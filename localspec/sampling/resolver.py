@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from localspec.errors import OptionError
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.penalties import Breakers
+from localspec.vocabulary import WholeVocabulary
 
 _LONGEST_TAIL = 20  # tokens of a breaker after its first; llama.cpp's bound
-
-
-class Tokens(Protocol):
-    """The vocabulary, as far as options refer to it."""
-
-    size: int
-
-    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
-        """Ids of `text`."""
-
-    def spellings(self) -> list[bytes]:
-        """Bytes of every token, control tokens spelled out."""
-
-    def ends(self) -> list[int]:
-        """Every token that ends an answer."""
 
 
 class Resolver:
     """Resolves options against the target's vocabulary, and remembers what took a scan."""
 
-    def __init__(self, vocabulary: Tokens) -> None:
+    def __init__(self, vocabulary: WholeVocabulary) -> None:
         self._vocabulary = vocabulary
         self._ends: list[int] | None = None
         # Those that were used last, alone: whoever asks may choose others each time.
@@ -87,7 +71,7 @@ class Resolver:
         return self._breakers[1]
 
 
-def find_breakers(texts: tuple[str, ...], vocabulary: Tokens) -> Breakers:
+def find_breakers(texts: tuple[str, ...], vocabulary: WholeVocabulary) -> Breakers:
     """Every way in which tokens can spell one of `texts`, perhaps with more around it.
 
     After llama.cpp: a token that contains the text is a breaker by itself; one that ends in

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from localspec.errors import PairError
+from localspec.vocabulary import TokenTable
 
 _NUM_SHOWN = 5
 # A renamed special token here and there is a matter of taste, and costs acceptance at most;
 # where more differs it is another tokenizer, and a draft would hardly ever be right.
 _MAX_DIFFERENT = 0.01
-
-
-class Tokens(Protocol):
-    """The vocabulary facts a pair is compared by."""
-
-    kind: int
-    size: int
-    bos: int
-    add_bos: bool
-
-    def entries(self) -> list[bytes]:
-        """The text of every id, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +46,7 @@ class SharedVocabulary:
         return "; ".join(parts)
 
 
-def shared_vocabulary(target: Tokens, draft: Tokens) -> SharedVocabulary:
+def shared_vocabulary(target: TokenTable, draft: TokenTable) -> SharedVocabulary:
     """What the vocabularies of a pair have in common, by the texts of their ids.
 
     Vocabularies of one tokenizer may be padded to different sizes (152 064 and 151 936,

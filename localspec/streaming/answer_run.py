@@ -11,13 +11,14 @@ from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Meter, Provenance, Stats, Step
 from localspec.speculative.rule_name import RuleName
-from localspec.streaming.answer_text import AnswerText, Pieces, Said
+from localspec.streaming.answer_text import AnswerText, Said
 from localspec.streaming.cancellation import Cancellation
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import FinishReason, Piece, Reply
 from localspec.streaming.stops import checked_stop_strings
 from localspec.streaming.thinking import Part
+from localspec.vocabulary import WholeVocabulary
 
 
 @dataclass(slots=True)
@@ -73,7 +74,7 @@ class AnswerRun:
     decoder: SpeculativeDecoder
     prompt: Prompt
     request: Request
-    vocabulary: Pieces
+    vocabulary: WholeVocabulary
     options: AnswerOptions
     cancellation: Cancellation
     interrupt: Callable[[], None]

@@ -5,26 +5,14 @@ from __future__ import annotations
 import codecs
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from localspec.streaming.calls import CallStream
 from localspec.streaming.stops import StopSearch
 from localspec.streaming.thinking import Part, Thoughts, ThoughtStream
 from localspec.tools.calls import Calls, whole_calls
 from localspec.tools.tool import ToolCall
-
-
-class Pieces(Protocol):
-    """Token ids → their bytes."""
-
-    def piece(self, token: int) -> bytes:
-        """Bytes of a token as they stand in an answer."""
-
-    def text(self, token: int) -> str:
-        """The vocabulary's entry for a token."""
-
-    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Their text; with special, also that of control tokens."""
+from localspec.vocabulary import WholeVocabulary
 
 
 class Said(NamedTuple):
@@ -58,7 +46,7 @@ class AnswerText:
 
     def __init__(
         self,
-        vocabulary: Pieces,
+        vocabulary: WholeVocabulary,
         thoughts: Thoughts,
         stop: Sequence[str],
         calls: Calls | None,

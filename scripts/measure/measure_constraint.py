@@ -33,7 +33,7 @@ from localspec.constraints.guidance import Guide
 from localspec.constraints.spelling import Spelling
 from localspec.engine.engine import Engine
 from localspec.llama.library import llama_cpp
-from localspec.llama.vocabulary import Vocabulary
+from localspec.llama.vocabulary import LlamaVocabulary
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
@@ -88,7 +88,7 @@ def masks(path: Path, num_answers: int) -> None:
     options.vocab_only = True
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), options)
     pointer = llama_cpp.llama_model_get_vocab(model)
-    vocabulary = Vocabulary(llama_cpp, pointer, lambda: None, threading.Lock())
+    vocabulary = LlamaVocabulary(llama_cpp, pointer, lambda: None, threading.Lock())
     started = time.perf_counter()
     spelling = Spelling(vocabulary, vocabulary.size)
     guide = Guide(spelling)

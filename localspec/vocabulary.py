@@ -1,0 +1,76 @@
+"""A model's tokens, as all rooms ask for them: one interface, as far as each source knows it.
+
+The header of a file has a `TokenTable`, an engine in another process a `Vocabulary`, and
+libllama all of it, a `WholeVocabulary`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class TokenTable(Protocol):
+    """The entries of a vocabulary, and how it begins a text.
+
+    kind: libllama's number of the tokenizer. size: number of ids. bos: the token that begins a
+    text, -1 for none. add_bos: whether every text begins with it.
+    """
+
+    kind: int
+    size: int
+    bos: int
+    add_bos: bool
+
+    def entries(self) -> list[bytes]:
+        """The vocabulary's own entry for every id, in order: (size,)."""
+
+
+class Vocabulary(Protocol):
+    """Text as tokens, and back. bos, eos: the tokens that begin a text and end an answer."""
+
+    bos: int
+    eos: int
+    add_bos: bool
+
+    def tokenize(
+        self, text: str, *, parse_special: bool, after: int | None = None
+    ) -> list[int]:
+        """Ids of `text`, cut out after a token; only parse_special names control tokens."""
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Their text; with special, also that of control tokens."""
+
+    def text(self, token: int) -> str:
+        """The vocabulary's entry for a token."""
+
+    def control_texts(self) -> list[str]:
+        """Texts that name control tokens."""
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token is one of those: it steers the model."""
+
+    def max_text_bytes(self, num_tokens: int) -> int:
+        """The longest text that so many tokens could spell."""
+
+
+class WholeVocabulary(TokenTable, Vocabulary, Protocol):
+    """Every token by itself, too. Lists are (size,), in the order of the ids."""
+
+    def piece(self, token: int) -> bytes:
+        """Bytes of a token as they stand in an answer: none for a control token."""
+
+    def spellings(self) -> list[bytes]:
+        """Bytes of every token as a text of its own, control tokens spelled out."""
+
+    def spelled_out(self) -> list[bytes]:
+        """Bytes of every token as they stand in an answer, control tokens by their entries."""
+
+    def control_ids(self) -> list[int]:
+        """Tokens that steer the model."""
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends an answer."""
+
+    def ends(self) -> list[int]:
+        """Every token that ends an answer."""
