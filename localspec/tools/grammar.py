@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from localspec.tools.forms import CallForm
+from localspec.tools.schemas import Schema
 from localspec.tools.tool import Tool, ToolUse
-from localspec.tools.values import Spelling, gemma_rules, json_rule, tag_rules
-
-Schema = Mapping[str, Any]
+from localspec.tools.values import GrammarTexts, gemma_rules, json_rule, tag_rules
 
 
 class CallGrammar(NamedTuple):
@@ -41,7 +40,7 @@ def call_grammar(
     tokens: ids of the form's marks that are entries of the vocabulary. schema_of: what a
     tool's arguments are kept to.
     """
-    spell = Spelling(tokens)
+    spell = GrammarTexts(tokens)
     heads = range(len(use.callable))
     rules = []
     for number, tool in enumerate(use.callable):
@@ -66,7 +65,9 @@ def call_grammar(
     return CallGrammar("\n".join([*start, *rules]) + "\n", triggers)
 
 
-def _start(form: CallForm, use: ToolUse, spell: Spelling) -> tuple[list[str], tuple[str, ...]]:
+def _start(
+    form: CallForm, use: ToolUse, spell: GrammarTexts
+) -> tuple[list[str], tuple[str, ...]]:
     """What an answer is, and behind which texts that begins."""
     if use.must:
         return [f"start: {spell.of(form.before)} calls"], ()
@@ -103,7 +104,7 @@ def _objects(use: ToolUse, schema_of: Callable[[Tool], Schema]) -> str:
     return json_rule("start", {"anyOf": [*calls, answer], "x-guidance": wishes}) + "\n"
 
 
-def _messages(use: ToolUse, spell: Spelling) -> tuple[list[str], tuple[str, ...]]:
+def _messages(use: ToolUse, spell: GrammarTexts) -> tuple[list[str], tuple[str, ...]]:
     """The same where a call is a message: gpt-oss's channels."""
     channel, message = spell.of("<|channel|>"), spell.of("<|message|>")
     kind = f'(" json" | " "? {spell.of("<|constrain|>")} "json")?'
@@ -127,7 +128,7 @@ def _messages(use: ToolUse, spell: Spelling) -> tuple[list[str], tuple[str, ...]
     ], ()
 
 
-def _arguments(form: CallForm, number: int, schema: Schema, spell: Spelling) -> list[str]:
+def _arguments(form: CallForm, number: int, schema: Schema, spell: GrammarTexts) -> list[str]:
     name = f"args_{number}"
     if form.notation == "gemma":
         return gemma_rules(name, schema, spell)

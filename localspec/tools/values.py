@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from localspec.errors import ConstraintError
 from localspec.tools.schemas import (
+    Schema,
     alternatives,
     branches,
     choices,
@@ -29,10 +29,8 @@ _QUOTE = '<|"|>'
 _MAX_DEPTH = 32
 _DEFINITIONS = ("$defs", "definitions")
 
-Schema = Mapping[str, Any]
 
-
-class Spelling:
+class GrammarTexts:
     """How texts stand in a grammar. tokens: ids of marks that are entries of the vocabulary."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
@@ -74,7 +72,7 @@ def json_rule(name: str, schema: Schema) -> str:
     return f"{name}: %json {json.dumps({**schema, 'x-guidance': ours})}"
 
 
-def tag_rules(name: str, schema: Schema, spell: Spelling) -> list[str]:
+def tag_rules(name: str, schema: Schema, spell: GrammarTexts) -> list[str]:
     """Each argument between tags of its own: required ones, then any of the others.
 
     Raises ConstraintError for a required one that cannot be written.
@@ -128,7 +126,7 @@ def _unwritable(name: str) -> ConstraintError:
     )
 
 
-def gemma_rules(name: str, schema: Schema, spell: Spelling) -> list[str]:
+def gemma_rules(name: str, schema: Schema, spell: GrammarTexts) -> list[str]:
     """Gemma 4's notation, in which only texts are quoted, by <|"|>."""
     quote = spell.of(_QUOTE)
     rules = [
