@@ -24,7 +24,7 @@ _LOOK_S = 0.05  # between two looks at whether a turn has come or is unwanted, i
 Work = TypeVar("Work", bound=Generator[Any, None, None])
 
 
-class Turn:
+class EngineTurn:
     """A place in the line for an engine, and the right to work once it is the first.
 
     Over when it was ended, or when the generator that it is for has come to its end in any way:
@@ -34,7 +34,7 @@ class Turn:
     make_way: ends the work of this turn soon, for whoever comes; None if others have to wait.
     """
 
-    def __init__(self, line: deque[Turn], make_way: Callable[[], None] | None) -> None:
+    def __init__(self, line: deque[EngineTurn], make_way: Callable[[], None] | None) -> None:
         self._line = line
         self.make_way = make_way
         self.called: SimpleQueue[None] = SimpleQueue()
@@ -82,7 +82,7 @@ class Turn:
         for other in tuple(self._line):
             other.called.put(None)
 
-    def __enter__(self) -> Turn:
+    def __enter__(self) -> EngineTurn:
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -93,20 +93,20 @@ class Access:
     """The line for an engine: whoever is its first may work. First come, first served."""
 
     def __init__(self) -> None:
-        self._line: deque[Turn] = deque()  # of which every change is one call of C
+        self._line: deque[EngineTurn] = deque()  # of which every change is one call of C
 
     @property
     def is_free(self) -> bool:
         """Whether nobody works or waits."""
         return self._first() is None
 
-    def turn(self, make_way: Callable[[], None] | None = None) -> Turn:
-        """One that is not in the line yet. make_way: see `Turn`."""
-        return Turn(self._line, make_way)
+    def turn(self, make_way: Callable[[], None] | None = None) -> EngineTurn:
+        """One that is not in the line yet. make_way: see `EngineTurn`."""
+        return EngineTurn(self._line, make_way)
 
     def take(
         self,
-        turn: Turn,
+        turn: EngineTurn,
         refusal: Callable[[], BusyError],
         *,
         waits: bool = False,
@@ -141,7 +141,7 @@ class Access:
             if turn.is_of_this_call:
                 turn.end()
 
-    def _first(self) -> Turn | None:
+    def _first(self) -> EngineTurn | None:
         for turn in tuple(self._line):
             if not turn.is_over:
                 return turn

@@ -16,7 +16,7 @@ from localspec.chat.chat import Chat
 from localspec.chat.messages import merged_messages
 from localspec.chat.prompt import PromptMaker, takes_tools
 from localspec.chat.template import Message, template_source
-from localspec.engine.access import Access, Turn
+from localspec.engine.access import Access, EngineTurn
 from localspec.engine.arguments import question_messages, require_chat, token_ids
 from localspec.errors import ClosedError, EngineError, OptionError, TemplateError
 from localspec.fork_guard import OwnProcess
@@ -134,7 +134,7 @@ class BaseEngine(abc.ABC):
 
     @abc.abstractmethod
     def _pieces(
-        self, turn: Turn, exchange: Exchange, state: AnswerState
+        self, turn: EngineTurn, exchange: Exchange, state: AnswerState
     ) -> Generator[Piece, None, None]:
         """The pieces of an answer in its turn, which is over when this is."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from localspec.chat.room import longer_context
 from localspec.constraints.guidance import not_kept
-from localspec.engine.access import Turn, busy, in_use
+from localspec.engine.access import EngineTurn, busy, in_use
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
@@ -144,7 +144,7 @@ class Engine(BaseEngine):
         answer_policy(options.drafting, self._decoder.proposers)
 
     def _pieces(
-        self, turn: Turn, exchange: Exchange, state: AnswerState
+        self, turn: EngineTurn, exchange: Exchange, state: AnswerState
     ) -> Generator[Piece, None, None]:
         """See `BaseEngine._pieces`."""
         options, cancellation = state.options, state.cancellation
@@ -368,7 +368,7 @@ class Engine(BaseEngine):
 
     def _take(
         self,
-        turn: Turn,
+        turn: EngineTurn,
         refusal: Callable[[], BusyError],
         *,
         waits: bool = False,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localspec.engine.access import Access, Turn, busy, in_use
+from localspec.engine.access import Access, EngineTurn, busy, in_use
 from localspec.engine.base import BaseEngine
 from localspec.engine.loading import OTHER_KEYWORDS
 from localspec.engine.sources import LoadKeywords
@@ -193,7 +193,7 @@ class IsolatedEngine(BaseEngine):
         self._require_not_ending()
 
     def _pieces(
-        self, turn: Turn, exchange: Exchange, state: AnswerState
+        self, turn: EngineTurn, exchange: Exchange, state: AnswerState
     ) -> Generator[Piece, None, None]:
         return _RemoteAnswer(self, exchange, state).pieces(turn)
 
@@ -282,7 +282,7 @@ class _RemoteAnswer:
         self._state = state
         self._read = ReadPieces(state.options)
 
-    def pieces(self, turn: Turn) -> Generator[Piece, None, None]:
+    def pieces(self, turn: EngineTurn) -> Generator[Piece, None, None]:
         """The answer, token by token, in its turn, which is over when this is."""
         engine, state, cancellation = self._engine, self._state, self._state.cancellation
         try:
