@@ -136,10 +136,12 @@ def signatures_of(public: Any) -> Iterator[tuple[str, set[str]]]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["index", "tutorial", "applications"])
+@pytest.mark.parametrize(
+    "name", ["README", "docs/tutorial", "docs/applications", "docs/constrained"]
+)
 def test_the_code_on_a_page_runs(name, tmp_path):
     """All blocks of a page, one after the other, as a reader would type them."""
-    text = (ROOT / f"docs/{name}.md").read_text("utf-8")
+    text = (ROOT / f"{name}.md").read_text("utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
     assert blocks
     script = tmp_path / "page.py"
