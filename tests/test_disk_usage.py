@@ -5,14 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 import localspec
 from gguf_maker import write_random_model
 from localspec.chat.session import caches_file, save_session, session_file
+from localspec.cli import main
+from localspec.cli.bars import readable_bytes
 from localspec.policy.profile import profiles_folder
 from standin_hub import StandinHub
 
 DRAFT = "qwen2-0_5b-instruct-q4_k_m.gguf"
+
+
+def run(*arguments: object, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
 
 
 @pytest.fixture(autouse=True)
@@ -116,13 +123,54 @@ def test_kept_caches_and_costs_are_those_of_the_models(tmp_path, demo_target, pr
     assert len(list(profiles_folder().glob("*.json"))) == 1
 
 
+def test_removing_a_preset_frees_its_caches_and_costs_too(hub: StandinHub, preset):
+    """Not the conversation, and not what is kept for other models."""
+    for model in (preset.target, preset.draft):
+        hub.add("o/m", model.path.name, model.path.read_bytes())
+    names = [f"hf:o/m/{model.path.name}" for model in (preset.target, preset.draft)]
+    assert run("models", "add", "mine", "--target", names[0], "--draft", names[1])
+    assert run("download", "mine").exit_code == 0
+    use(localspec.find_preset("mine"), "mine")
+    use(localspec.find_preset("demo"), "other")
+    kept = localspec.disk_usage("mine")
+    assert all((kept.files, kept.caches, kept.costs))
+    refused = run("models", "remove", "mine", stdin="n\n")
+    assert refused.exit_code == 130
+    assert "caches of sessions: " in refused.stderr
+    assert "measured costs: " in refused.stderr
+    assert localspec.disk_usage("mine") == kept
+    done = run("models", "remove", "mine", "--yes")
+    assert done.exit_code == 0, done.stderr
+    assert f"{readable_bytes(kept.num_bytes)} freed" in done.stderr
+    assert not any(path.exists() for path in (*kept.files, *kept.caches, *kept.costs))
+    assert session_file("mine").exists()
+    assert caches_file("other").exists()
+    assert len(list(profiles_folder().glob("*.json"))) == 1
+
+
+def test_what_another_preset_with_the_same_models_has_stays(preset):
+    for name in ("mine", "twin"):
+        models = (f"--{role}={model.path}" for role, model in preset.by_role().items())
+        assert run("models", "add", name, *models).exit_code == 0
+    use(localspec.find_preset("mine"), "mine")
+    assert localspec.disk_usage("mine").num_bytes == 0
+    assert run("models", "remove", "twin", "--yes").exit_code == 0
+    assert caches_file("mine").exists()
+    kept = localspec.disk_usage("mine")
+    assert all((kept.caches, kept.costs))
+    done = run("models", "remove", "mine", "--yes")
+    assert f"{readable_bytes(kept.num_bytes)} freed" in done.stderr
+    assert not caches_file("mine").exists()
+    assert preset.target.path.exists()
+
+
 def test_damaged_leftovers_are_nobodys(preset):
     use(preset, "mine")
     caches_file("mine").write_bytes(b"{")
     (profiles_folder() / "x.json").write_text('{"version": 6, "identity": 3, "learned": {}}')
     assert localspec.disk_usage(preset).caches == {}
     preset.draft.path.unlink()
-    assert localspec.disk_usage(preset).costs == {}
+    assert localspec.disk_usage(preset).num_bytes == 0
 
 
 def test_fetched_files_are_freed(hub: StandinHub):

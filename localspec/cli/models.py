@@ -12,6 +12,7 @@ from localspec.cli.help import Group
 from localspec.cli.json_output import to_json, write_json
 from localspec.cli.own_models import add, alias, default, import_models
 from localspec.cli.screen import note, printable
+from localspec.engine.disk_usage import DiskUsage, disk_usage, free_disk
 from localspec.errors import DownloadError, PresetError
 from localspec.hub.hub_file import HubModel
 from localspec.preflight.fit import fits_by_size, room_here
@@ -21,7 +22,7 @@ from localspec.presets.choice import usual_model
 from localspec.presets.installed import PresetState, damaged_files, list_models, preset_state
 from localspec.presets.located import locate
 from localspec.presets.names import read_names
-from localspec.presets.preset import LocalModel, PackagedModel, Role
+from localspec.presets.preset import LocalModel, PackagedModel, Preset, Role
 from localspec.presets.presets import (
     DEFAULT_PRESET,
     find_preset,
@@ -99,21 +100,24 @@ def path(*, preset: str) -> None:
 def remove(*, preset: str, yes: bool) -> None:
     """Delete the fetched files of a preset, and a preset of your own.
 
-    Files that another preset uses, that another tool put into the cache, or that lie in
-    folders of yours stay. A preset that you added is asked about by itself.
+    With them go the kept caches of its sessions, not the conversations, and what its decodes
+    cost here. Files that another preset uses, that another tool put into the cache, or that lie
+    in folders of yours stay. A preset that you added is asked about by itself.
     """
     chosen = find_preset(preset)
     is_own = _is_own(chosen.name)
-    removal = installed.removal_of(chosen)
+    removal, kept = installed.removal_of(chosen), disk_usage(chosen)
     for file, users in removal.shared.items():
         click.echo(f"{file.name} stays: {', '.join(users)} uses it", err=True)
     for file in removal.foreign:
         click.echo(f"{file.name} stays: another tool put it there", err=True)
-    if removal.owned:
-        _remove_files(removal, yes=yes)
+    for file, size in removal.owned.items():
+        click.echo(f"{file.repo} {file.file}: {readable_bytes(size)}", err=True)
+    if kept.num_bytes:
+        _free(chosen, kept, yes=yes)
     if is_own:
         _remove_preset(chosen.name, yes=yes)
-    elif not removal.owned:
+    elif not kept.num_bytes:
         click.echo("Nothing to remove.", err=True)
 
 
@@ -125,13 +129,16 @@ def _is_own(name: str) -> bool:
         return False
 
 
-def _remove_files(removal: installed.Removal, *, yes: bool) -> None:
-    for file, size in removal.owned.items():
-        click.echo(f"{file.repo} {file.file}: {readable_bytes(size)}", err=True)
+def _free(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
+    """Delete all that is kept for a preset, unless the user does not want it."""
+    for what, sizes in (("caches of sessions", kept.caches), ("measured costs", kept.costs)):
+        if sizes:
+            click.echo(f"{what}: {readable_bytes(sum(sizes.values()))}", err=True)
     if not yes:
-        question = f"Remove and free {readable_bytes(removal.num_bytes)}?"
+        question = f"Remove and free {readable_bytes(kept.num_bytes)}?"
         click.confirm(question, abort=True, err=True)
-    click.echo(f"{readable_bytes(installed.remove_preset(removal))} freed", err=True)
+    freed = free_disk(preset, "files", "caches", "costs")
+    click.echo(f"{readable_bytes(freed)} freed", err=True)
 
 
 def _remove_preset(name: str, *, yes: bool) -> None:

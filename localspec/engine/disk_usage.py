@@ -18,7 +18,7 @@ from localspec.preflight.content import FileContent, are_of
 from localspec.presets import installed
 from localspec.presets.located import locate
 from localspec.presets.preset import Preset
-from localspec.presets.presets import as_preset
+from localspec.presets.presets import as_preset, load_presets
 
 DiskUse = Literal["files", "caches", "costs"]
 
@@ -29,7 +29,8 @@ class DiskUsage:
 
     files: models that localspec fetched and no other preset uses, and what was received of
     them. caches: those kept of sessions. costs: what decodes cost here, learned while it ran.
-    The last two are found by the content of the models, so while their files are here.
+    The last two are found by the content of the models, so while their files are here, and
+    count for no preset where another one has the same models.
     """
 
     files: Mapping[Path, int]
@@ -48,10 +49,13 @@ def disk_usage(preset: str | Preset) -> DiskUsage:
     Raises UnknownPresetError for a name that nothing has.
     """
     preset = as_preset(preset)
-    contents = _contents(preset)
     cache, removal = HubCache(), installed.removal_of(preset)
+    files = {cache.owned(file)[0]: size for file, size in removal.owned.items()}
+    contents = _contents(preset)
+    if not contents:
+        return DiskUsage(files=files, caches={}, costs={})
     return DiskUsage(
-        files={cache.owned(file)[0]: size for file, size in removal.owned.items()},
+        files=files,
         caches=_sizes(p for p in _caches() if are_of(identities_in(p), contents)),
         costs=_sizes(p for p, identity, _ in kept_profiles() if are_of(identity, contents)),
     )
@@ -81,13 +85,28 @@ def free_disk(preset: str | Preset, *uses: DiskUse) -> int:
 
 
 def _contents(preset: Preset) -> list[str]:
-    """Of the models, see `content.FileContent`; none where a file is missing or is no model."""
+    """Of the models, see `content.FileContent`.
+
+    None where a file is missing or is no model, or where another preset has the same models.
+    """
+    paths = _paths(preset)
+    others = [other for other in load_presets().values() if other.name != preset.name]
+    if any(_paths(other) == paths for other in others):
+        return []
     try:
-        headers = [check_model_file(path) for path in locate(preset).by_role().values()]
+        headers = [check_model_file(path) for path in paths]
     except LocalspecError:
         return []
     contents = [FileContent(header).digest() for header in headers]
     return [] if None in contents else [content for content in contents if content]
+
+
+def _paths(preset: Preset) -> list[Path]:
+    """Where the models are, the target first; none where one is missing."""
+    try:
+        return list(locate(preset).by_role().values())
+    except LocalspecError:
+        return []
 
 
 def _caches() -> Iterator[Path]:
