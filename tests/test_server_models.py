@@ -10,8 +10,8 @@ import pytest
 from localspec.errors import ClosedError, MemoryLimitError
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.presets.presets import find_preset
+from localspec.server.answered_texts import AnsweredTexts
 from localspec.server.app import Limits
-from localspec.server.prefixes import AnsweredTexts
 from localspec.server.served_models import ServedModel, ServedModels
 from localspec.speculative.prefix import common_length
 from server_runner import running_server

@@ -6,22 +6,22 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
 from localspec.isolated.isolated_engine import IsolatedEngine
+from localspec.server.answered_texts import AnsweredText, AnsweredTexts
 from localspec.server.event_loop import in_thread
 from localspec.server.line import WaitingLine
-from localspec.server.prefixes import AnsweredText, AnsweredTexts
 from localspec.server.prompting import prompt_of
 from localspec.server.question import Input, Question, RawPrompt
 from localspec.server.refusal import stopping
 from localspec.server.served_models import ServedModels
-from localspec.streaming.cancellation import Cancellation, Unwanted
+from localspec.streaming.answer import Answer
+from localspec.streaming.cancellation import Unwanted
 from localspec.streaming.exchange import PlainExchange
-from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece, Reply
 
@@ -162,31 +162,17 @@ class Answering:
                 for number, (given, repetition) in enumerate(asks):
                     seed = asked.seed_of(repetition)
                     options = replace(asked.options, seed=seed, on_prompt=self._report)
-                    wish = Cancellation()
-                    answer = partial(self._answer, engine, number, given, options, wish)
-                    await in_thread(answer, wish.request)
+                    exchange = _TextExchange(engine, given, asked, model.texts)
+                    answer = engine.answer(exchange, options)
+                    read = partial(self._read, number, answer, exchange)
+                    await in_thread(read, answer.cancel)
         if asked.keep_s == 0 and model.engine is not None:
             model.keep_s = 0.0
             await models.close_unused(math.inf)
 
-    def _answer(
-        self,
-        engine: IsolatedEngine,
-        number: int,
-        given: Input,
-        options: AnswerOptions,
-        wish: Cancellation,
-    ) -> None:
-        """Give one of the answers; in a thread of its own. wish: that it ends early."""
-
-        def make_prompt(is_unwanted: Unwanted) -> Prompt:
-            if isinstance(given, RawPrompt):
-                return engine.raw_prompt(given.prompt)
-            use = options.tool_use(())
-            return prompt_of(engine, given, use, is_unwanted, think=self._question.think)
-
-        exchange = _Exchange(make_prompt, self.model.prefixes)
-        with engine.answer(exchange, options) as answer, wish.obeyed(answer.cancel):
+    def _read(self, number: int, answer: Answer, exchange: _TextExchange) -> None:
+        """Make an answer, the prompt for it included; in a thread of its own."""
+        with answer:
             for piece in answer:
                 self._tell(NewPiece(number, piece, exchange.text.num_asked))
         reply = answer.reply()
@@ -218,19 +204,19 @@ class Answering:
         self._news.set()
 
 
-class _Exchange(PlainExchange):
-    """A question whose caches continue those of the prompt that it has most in common with."""
+class _TextExchange(PlainExchange):
+    """A question whose prompt continues one of the texts that were answered before, or none."""
 
     def __init__(
-        self, make_prompt: Callable[[Unwanted], Prompt], prefixes: AnsweredTexts
+        self, engine: IsolatedEngine, given: Input, question: Question, texts: AnsweredTexts
     ) -> None:
-        super().__init__(make_prompt)
-        self._prefixes = prefixes
+        super().__init__(partial(_prompt_for, engine, given, question))
+        self._texts = texts
         self.text: AnsweredText  # once there is a prompt
 
     def prompt(self, is_unwanted: Unwanted) -> Prompt:
         prompt = super().prompt(is_unwanted)
-        self.owner = self.text = self._prefixes.text_for(prompt.tokens)
+        self.owner = self.text = self._texts.text_for(prompt.tokens)
         # Also if it ends early: a client that asks again finds what was read of it.
         self.text.tokens, self.text.num_asked = prompt.tokens, len(prompt.tokens)
         return prompt
@@ -238,3 +224,12 @@ class _Exchange(PlainExchange):
     def remember(self, reply: Reply, said: object) -> None:
         prompt = self.text.tokens[: self.text.num_asked]
         self.text.tokens = [*prompt, *reply.token_ids]
+
+
+def _prompt_for(
+    engine: IsolatedEngine, given: Input, question: Question, is_unwanted: Unwanted
+) -> Prompt:
+    if isinstance(given, RawPrompt):
+        return engine.raw_prompt(given.prompt)
+    use = question.options.tool_use(())
+    return prompt_of(engine, given, use, is_unwanted, think=question.think)

@@ -61,7 +61,7 @@ class OpenAIForm(Form):
     @abc.abstractmethod
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]: ...
 
-    def whole(self, finished: Sequence[Finished]) -> Any:
+    def body(self, finished: Sequence[Finished]) -> Any:
         return {
             **self._head,
             "object": self.objects[0],
@@ -70,7 +70,7 @@ class OpenAIForm(Form):
             **own_fields(finished[-1].reply),
         }
 
-    def told(self, event: Event) -> str:
+    def text_for(self, event: Event) -> str:
         if isinstance(event, NewPiece):
             return self._piece(event)
         if isinstance(event, Finished):
@@ -155,7 +155,7 @@ def _prompts(fields: Fields) -> list[Input]:
     is_list = isinstance(value, list) and 0 < len(value) <= MOST_ANSWERS
     if not is_list or not all(isinstance(each, str) or _is_tokens(each) for each in value):
         fields.refuse(
-            "prompt", f"Give a text, a list of token ids, or up to {MOST_ANSWERS} of these."
+            "prompt", f"Give a string, a list of token ids, or up to {MOST_ANSWERS} of these."
         )
     return [RawPrompt(each) for each in value]
 

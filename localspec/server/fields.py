@@ -44,7 +44,7 @@ class Fields:
         """A str."""
         value = self._value(name)
         if value is not None and not isinstance(value, str):
-            self.refuse(name, "Give a text.")
+            self.refuse(name, "Give a string.")
         return value
 
     def flag(self, name: str) -> bool | None:
@@ -77,7 +77,7 @@ class Fields:
             return None
         is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
         if not is_list or len(value) > MOST_TEXTS:
-            self.refuse(name, f"Give a text, or up to {MOST_TEXTS} of them.")
+            self.refuse(name, f"Give a string, or up to {MOST_TEXTS} of them.")
         return value
 
     def object(self, name: str) -> Fields | None:

@@ -33,11 +33,11 @@ class Form(abc.ABC):
         """The answer comes from this model. Called before what is below."""
 
     @abc.abstractmethod
-    def whole(self, finished: Sequence[Finished]) -> Any:
+    def body(self, finished: Sequence[Finished]) -> Any:
         """The JSON of an answer that is not streamed."""
 
     @abc.abstractmethod
-    def told(self, event: Event) -> str:
+    def text_for(self, event: Event) -> str:
         """What the client of a stream gets for an event; "" for nothing."""
 
     @abc.abstractmethod

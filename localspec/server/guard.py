@@ -65,7 +65,7 @@ class Guard:
         host = headers.get("host", "")
         if not _is_allowed_host(host, self._access.hosts):
             raise RequestError(
-                f"the host {host!r:.80} is none of this server's",
+                f"the host {host!r:.80} is not one of this server's",
                 "Use localhost or an address, or start it with --allowed-host NAME.",
                 status=403,
                 code="forbidden_host",

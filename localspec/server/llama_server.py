@@ -42,7 +42,7 @@ class Tokenize(Aside):
         if len(tokens) > engine.context_length:  # each is asked for by itself
             raise RequestError(
                 f"the text has {len(tokens)} tokens",
-                f"With pieces, send up to {engine.context_length}.",
+                f"with_pieces takes up to {engine.context_length}.",
                 param="with_pieces",
             )
         return [

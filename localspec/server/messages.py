@@ -47,7 +47,7 @@ class MessageForm(Form):
     def begin(self, model: ServedModel) -> None:
         self._model = model.name
 
-    def whole(self, finished: Sequence[Finished]) -> Any:
+    def body(self, finished: Sequence[Finished]) -> Any:
         (answer,) = finished
         content: list[dict[str, Any]] = []
         if answer.reply.thoughts:
@@ -64,7 +64,7 @@ class MessageForm(Form):
             **own_fields(answer.reply),
         }
 
-    def told(self, event: Event) -> str:
+    def text_for(self, event: Event) -> str:
         if isinstance(event, NewPiece):
             piece = event.piece
             if not piece.text and piece.call is None:

@@ -66,7 +66,7 @@ class OllamaForm(Form):
     def _context_behind(self, text: str) -> dict[str, Any]:
         """What the client sends back to continue the conversation."""
 
-    def whole(self, finished: Sequence[Finished]) -> Any:
+    def body(self, finished: Sequence[Finished]) -> Any:
         """Without a question: whether the model is loaded."""
         if not finished:
             reason = "unload" if self.question.keep_s == 0 else "load"
@@ -82,7 +82,7 @@ class OllamaForm(Form):
             part["logprobs"] = [logprob_object(each) for each in reply.logprobs]
         return {**part, **self._end_of(answer)}
 
-    def told(self, event: Event) -> str:
+    def text_for(self, event: Event) -> str:
         """While a client waits it gets empty pieces: without any, some hang up."""
         if isinstance(event, Finished):
             return _json_line({**self._part(""), **self._end_of(event)})
@@ -334,7 +334,7 @@ def _keep_s(fields: Fields) -> float | None:
         seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
         value = -seconds if value.startswith("-") else seconds
     if isinstance(value, bool) or not isinstance(value, int | float):
-        fields.refuse("keep_alive", 'Give seconds, or a text such as "10m"; -1 is for ever.')
+        fields.refuse("keep_alive", 'Give seconds, or a string such as "10m"; -1 is for ever.')
     return math.inf if value < 0 else float(min(value, 1e18))
 
 

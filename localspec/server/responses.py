@@ -64,7 +64,7 @@ class ResponseForm(Form):
     def begin(self, model: ServedModel) -> None:
         self._model = model.name
 
-    def whole(self, finished: Sequence[Finished]) -> Any:
+    def body(self, finished: Sequence[Finished]) -> Any:
         output = []
         for each in finished:
             reply = each.reply
@@ -81,7 +81,7 @@ class ResponseForm(Form):
                 output.append(item.object())
         return self._response("completed", output, finished)
 
-    def told(self, event: Event) -> str:
+    def text_for(self, event: Event) -> str:
         begun = self._begin()
         if isinstance(event, NewPiece):
             return begun + self._say(event.piece)
@@ -227,7 +227,7 @@ def _response_question(fields: Fields) -> Question:
     """An empty input loads the model. Raises RequestError."""
     for name in ("previous_response_id", "conversation", "prompt"):
         if name in fields:
-            fields.refuse(name, "Send all that was said as input: nothing is kept here.")
+            fields.refuse(name, "Send the whole conversation as input.")
     if fields.flag("background"):
         fields.refuse("background", "Leave it out: answers are given at once.")
     reasoning = fields.object("reasoning")
@@ -254,7 +254,7 @@ def _input_messages(fields: Fields) -> list[Message]:
     given = fields.any("input")
     messages: list[Message] = []
     if given is None:
-        fields.refuse("input", "Give a text, or a list of all that was said.")
+        fields.refuse("input", "Give a string, or the conversation as a list.")
     if isinstance(given, str):
         messages += [{"role": "user", "content": given}] if given else []
     else:

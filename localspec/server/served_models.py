@@ -21,7 +21,7 @@ from localspec.preflight.fit import target_context_length
 from localspec.preflight.room import PairMemory
 from localspec.presets.preset import LocalModel, Preset, Role
 from localspec.presets.source import parse_source
-from localspec.server.prefixes import AnsweredTexts
+from localspec.server.answered_texts import AnsweredTexts
 from localspec.server.refusal import RequestError
 
 _KEPT_PART = 8  # caches of texts that wait take up to this part of the machine's memory
@@ -72,7 +72,7 @@ class ServedModel:
         self.memory: PairMemory | None = None
         self.load_s = 0.0
         self.engine: IsolatedEngine | None = None
-        self.prefixes = AnsweredTexts()
+        self.texts = AnsweredTexts()
         self.loading: asyncio.Task[IsolatedEngine] | None = None
         self.num_users = 0
         self.used_s = 0.0
@@ -200,7 +200,7 @@ class ServedModels:
     async def close_one(self, model: ServedModel) -> None:
         """Free a model; the next question loads it again."""
         engine, model.engine = model.engine, None
-        model.prefixes, model.keep_s = AnsweredTexts(), None
+        model.texts, model.keep_s = AnsweredTexts(), None
         if engine is not None:
             await asyncio.to_thread(engine.close)
 

@@ -33,11 +33,11 @@ async def write_form(
     try:
         if form.question.streams:
             async for events in answering.events():
-                await writer.write("".join(map(form.told, events)))
+                await writer.write("".join(map(form.text_for, events)))
             await writer.write(form.end())
         else:
             finished = [each async for each in _finished(answering)]
-            await json_response(form.whole(finished), headers=headers)(scope, receive, send)
+            await json_response(form.body(finished), headers=headers)(scope, receive, send)
     except _ClientGoneError:
         return
     except Exception as error:
