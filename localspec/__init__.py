@@ -3,9 +3,7 @@
     import localspec
 
     with localspec.load() as engine:
-        chat = engine.chat()
-        for piece in chat.send("Tell me a story about a fox."):
-            print(piece.text, end="", flush=True)
+        print(engine.generate("Name three rivers.").reply().text)
 
 Everything is loaded on first use: importing this package is quick.
 """
