@@ -49,6 +49,28 @@ def test_every_package_imports_only_packages_below_it():
             assert imports[room] <= below, room
 
 
+def test_the_pages_about_the_house_name_what_is_there():
+    """The modules of a room in its row of ARCHITECTURE.md; paths of files on both pages."""
+    root = Path(__file__).parent.parent
+    pages = [
+        (root / name).read_text("utf-8") for name in ("ARCHITECTURE.md", "CONTRIBUTING.md")
+    ]
+    rows = re.findall(r"^\| `(\w+)/` \| (.*) \|$", pages[0], re.M)
+    rooms = {name.split(".")[0] for name in MODULES if "." in name}
+    assert {room for room, _ in rows} == rooms - {"__pyinstaller"}
+    named = {
+        f"{room}.{name}" for room, text in rows for name in re.findall("`([a-z_]+)`", text)
+    }
+    assert named - set(MODULES) == set()
+    paths = {path for page in pages for path in re.findall(r"`([\w/]+/\w+\.(?:py|md))`", page)}
+    assert paths
+    assert [path for path in paths if not _is_there(root, path)] == []
+
+
+def _is_there(root: Path, path: str) -> bool:
+    return (root / path).exists() or (PACKAGE / path).exists()
+
+
 def test_no_modules_import_each_other_in_a_circle():
     """Not inside a room either, and not for types alone; imports within functions are late."""
     imports = {
