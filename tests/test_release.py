@@ -39,14 +39,14 @@ def test_no_two_workflows_pin_an_action_differently():
 
 @in_the_repository
 def test_a_released_package_links_to_its_repository():
-    project, readme = with_home(ROOT, HOME, "v1").values()
-    assert PLACEHOLDER not in project
+    project, readme, *pages = with_home(ROOT, HOME, "v1").values()
+    assert all(PLACEHOLDER not in text for text in (project, readme, *pages))
+    assert any(f"git clone {HOME} " in page for page in pages)
     assert project.count(HOME) == 4
     targets = re.findall(r"\]\(([^)]+)\)", readme)
     assert f"{HOME}/blob/v1/docs/performance.md" in targets
     assert all(target.startswith(("https://", "#")) for target in targets)
     assert f"git clone {HOME} " in readme
-    assert PLACEHOLDER not in readme
 
 
 @in_the_repository

@@ -2,8 +2,8 @@
 
     python scripts/develop/set_home.py https://github.com/someone/localspec v0.1.0
 
-In the checkout README.md links to files beside it, and `[project.urls]` and the command that
-clones the repository have OWNER for whose it is. On PyPI all of these have to be addresses. The
+In the checkout README.md links to files beside it, and `[project.urls]`, README.md and pages of
+docs/ have OWNER for whose repository it is. On PyPI all of these have to be addresses. The
 second argument is the tag that the links go to.
 """
 
@@ -19,13 +19,13 @@ RELATIVE = re.compile(r"\]\((?!https?:|#)([^)]+)\)")  # the target of a Markdown
 
 
 def with_home(folder: Path, home: str, tag: str) -> dict[Path, str]:
-    """The text of pyproject.toml and README.md in `folder` with addresses below `home`."""
+    """pyproject.toml, README.md and pages of docs/ in `folder` with addresses below `home`."""
     project, readme = folder / "pyproject.toml", folder / "README.md"
     linked = RELATIVE.sub(rf"]({home}/blob/{tag}/\1)", readme.read_text("utf-8"))
-    return {
-        project: project.read_text("utf-8").replace(PLACEHOLDER, home),
-        readme: linked.replace(PLACEHOLDER, home),
-    }
+    texts = {project: project.read_text("utf-8"), readme: linked}
+    pages = {page: page.read_text("utf-8") for page in sorted(folder.glob("docs/*.md"))}
+    texts |= {page: text for page, text in pages.items() if PLACEHOLDER in text}
+    return {path: text.replace(PLACEHOLDER, home) for path, text in texts.items()}
 
 
 if __name__ == "__main__":
