@@ -124,6 +124,8 @@ def test_a_model_of_the_hub_is_served_under_the_name_that_it_was_given(hub):
         (listed,) = server.client.get("/v1/models").json()["data"]
         assert listed["id"] == name
         assert server.client.get(f"/v1/models/{name}").json() == listed
+        (tag,) = server.client.get("/api/tags").json()["models"]
+        assert tag["name"] == name  # which has a tag
         assert server.chat(model=name, max_tokens=1)["model"] == name
 
 

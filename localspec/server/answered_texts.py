@@ -18,7 +18,7 @@ class AnsweredText:
         self.tokens: Sequence[int] = ()
         self.num_asked = 0  # of these the prompt's
 
-    def goes_on_in(self, prompt: Sequence[int]) -> bool:
+    def is_continued_by(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt repeats all of this one's; without its thoughts, perhaps."""
         num_needed = max(self.num_asked - _ASKING, self.num_asked // 2)
         return common_length(self.tokens, prompt) >= num_needed
@@ -31,12 +31,12 @@ class AnsweredTexts:
         self._texts: list[AnsweredText] = []
 
     def text_for(self, prompt: Sequence[int]) -> AnsweredText:
-        """The longest of the texts that the prompt goes on with, or else a new one.
+        """The longest of the texts that the prompt continues, or else a new one.
 
         So a conversation finds its own again, and a question beside it, which begins alike at
         most, does not take its place.
         """
-        candidates = [text for text in self._texts if text.goes_on_in(prompt)]
+        candidates = [text for text in self._texts if text.is_continued_by(prompt)]
         if candidates:
             found = max(candidates, key=lambda text: common_length(text.tokens, prompt))
             self._texts.remove(found)

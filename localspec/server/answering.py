@@ -21,7 +21,7 @@ from localspec.server.refusal import stopping
 from localspec.server.served_models import ServedModels
 from localspec.streaming.answer import Answer
 from localspec.streaming.cancellation import Unwanted
-from localspec.streaming.exchange import PlainExchange
+from localspec.streaming.exchange import Exchange
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece, Reply
 
@@ -204,32 +204,32 @@ class Answering:
         self._news.set()
 
 
-class _TextExchange(PlainExchange):
+class _TextExchange(Exchange):
     """A question whose prompt continues one of the texts that were answered before, or none."""
 
     def __init__(
         self, engine: IsolatedEngine, given: Input, question: Question, texts: AnsweredTexts
     ) -> None:
-        super().__init__(partial(_prompt_for, engine, given, question))
+        self._engine = engine
+        self._given = given
+        self._question = question
         self._texts = texts
         self.text: AnsweredText  # once there is a prompt
 
     def prompt(self, is_unwanted: Unwanted) -> Prompt:
-        prompt = super().prompt(is_unwanted)
+        if isinstance(self._given, RawPrompt):
+            prompt = self._engine.raw_prompt(self._given.prompt)
+        else:
+            use, think = self._question.options.tool_use(()), self._question.think
+            prompt = prompt_of(self._engine, self._given, use, is_unwanted, think=think)
         self.owner = self.text = self._texts.text_for(prompt.tokens)
         # Also if it ends early: a client that asks again finds what was read of it.
         self.text.tokens, self.text.num_asked = prompt.tokens, len(prompt.tokens)
         return prompt
 
+    def begin(self) -> None:
+        pass
+
     def remember(self, reply: Reply, said: object) -> None:
         prompt = self.text.tokens[: self.text.num_asked]
         self.text.tokens = [*prompt, *reply.token_ids]
-
-
-def _prompt_for(
-    engine: IsolatedEngine, given: Input, question: Question, is_unwanted: Unwanted
-) -> Prompt:
-    if isinstance(given, RawPrompt):
-        return engine.raw_prompt(given.prompt)
-    use = question.options.tool_use(())
-    return prompt_of(engine, given, use, is_unwanted, think=question.think)

@@ -204,7 +204,7 @@ class Server:
 
 
 class _PostApp:
-    """ASGI for the requests of one kind: what is no function Starlette calls so."""
+    """A route for requests of one kind. Starlette calls it as ASGI: it is not a function."""
 
     def __init__(
         self, answer: Callable[..., Awaitable[None]], kind: type[Form | Aside]

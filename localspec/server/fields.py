@@ -23,7 +23,7 @@ _MOST_TOLD = 1000  # names that a client makes up cost memory, too
 
 
 class Fields:
-    """An object of a request. A field that is null is as one that is not there.
+    """An object of a request. A field that is null counts as missing.
 
     path: where in the request it stands, as "stream_options."
     """
@@ -37,11 +37,11 @@ class Fields:
         return self._value(name) is not None
 
     def any(self, name: str) -> Any:
-        """The field as it is."""
+        """The field, of any type."""
         return self._value(name)
 
     def text(self, name: str) -> str | None:
-        """A str."""
+        """A string."""
         value = self._value(name)
         if value is not None and not isinstance(value, str):
             self.refuse(name, "Give a string.")
@@ -69,7 +69,7 @@ class Fields:
         return None if value is None else int(value)
 
     def texts(self, name: str) -> list[str] | None:
-        """A short list of str; a single one is a list of one."""
+        """A short list of strings; a single string is a list of one."""
         value: list[str] | str | None = self._value(name)
         if isinstance(value, str):
             return [value]

@@ -102,7 +102,8 @@ def _loaded(model: ServedModel, unload_s: float) -> dict[str, Any]:
 
 
 def _tag(model: ServedModel) -> dict[str, Any]:
-    name = f"{model.name}:latest"  # some clients put the tag there, and look for it
+    # Some clients put the tag there, and look for it.
+    name = model.name if ":" in model.name else f"{model.name}:latest"
     return {
         "name": name,
         "model": name,

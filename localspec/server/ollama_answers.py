@@ -44,7 +44,7 @@ _LONGEST_DURATION = 64  # characters: the longer, the longer it would be looked 
 class OllamaForm(Form):
     """A request for an answer in Ollama's protocol, and the answer, in lines of JSON.
 
-    num_ctx: tokens of context that the client counts on.
+    num_ctx: tokens of context that the client expects.
     """
 
     content_type = OLLAMA_STREAM
@@ -140,7 +140,7 @@ class OllamaForm(Form):
         }
 
     def _warning(self) -> dict[str, str]:
-        """That the context is shorter than the client counts on: Ollama would load anew."""
+        """A warning if the context is shorter than the client expects; Ollama loads anew."""
         num_tokens = self._model.context_length
         if (self._num_ctx or 0) <= num_tokens:
             return {}
@@ -198,7 +198,7 @@ class OllamaGenerate(OllamaForm):
 def _ollama_question(
     fields: Fields, inputs: Sequence[Input], tools: Mapping[str, Any]
 ) -> tuple[Question, int | None]:
-    """What is asked, and the tokens of context that the client counts on."""
+    """What is asked, and the tokens of context that the client expects."""
     given = fields.object("options") or Fields({}, "options.")
     options = {**answer_options(given), **_format_options(fields), **tools}
     options["max_tokens"] = _most_tokens(given)

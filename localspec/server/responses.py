@@ -1,4 +1,4 @@
-"""OpenAI's Responses, without a memory: each request brings all that was said."""
+"""OpenAI's Responses, of which the server stores none: each request has the conversation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CALLS = {
     "custom_tool_call": "input",
     "local_shell_call": "action",
 }
-_LOGPROBS = "message.output_text.logprobs"  # what is included if that is asked for
+_LOGPROBS = "message.output_text.logprobs"  # what a request includes to ask for them
 _ONLY_THOUGHT = {"role", "content", "reasoning_content"}
 _RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 

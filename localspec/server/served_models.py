@@ -107,7 +107,7 @@ def _served_name(model: Preset | str, path: Path) -> str:
 class ServedModels:
     """The models of a server, the default first.
 
-    takes_any_name: whether the name of a model that is not there means one that is.
+    takes_any_name: whether an unknown name means a model that is here.
     """
 
     def __init__(self, models: Sequence[ServedModel], *, takes_any_name: bool) -> None:
