@@ -73,7 +73,7 @@ def require_unicode(what: str, text: str, error: type[OptionError] = OptionError
         raise error(
             f"{what} has half of a surrogate pair at character {found.start}: "
             f"{text[max(found.start - 20, 0) : found.start + 1]!r}",
-            "Give both halves, or none: it occurs in text that was cut or decoded wrongly.",
+            "Give both halves, or none: it comes of text that was cut or decoded wrongly.",
         ) from found
 
 

@@ -20,7 +20,7 @@ def checked_addresses(addresses: object) -> tuple[str, ...]:
         found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
         if found is None or not 1 <= int(found[2]) <= 65535:
             raise OptionError(
-                f"{address!r} is not the address of an RPC server",
+                f"{address!r} is no address of an RPC server",
                 "Give HOST:PORT, the host as a name or an IPv4 address: workshop-pc:50052.",
             )
     if len(set(addresses)) < len(addresses):

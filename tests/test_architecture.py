@@ -112,7 +112,7 @@ def test_nothing_imports_the_top_of_the_house():
         ("gguf", {"gguf_file.tensor_types"}),
         ("rich", {"cli.bars", "cli.terminal.table", "cli.terminal.wrapping"}),
         ("pygments", {"cli.terminal.highlighting"}),
-        ("prompt_toolkit", {"cli.terminal.line_editor", "cli.terminal.narrowed"}),
+        ("prompt_toolkit", {"cli.terminal.line_editor"}),
         ("matplotlib", {"cli.plot"}),
         ("starlette", {n for n in MODULES if n.split(".")[0] == "server"}),
         ("uvicorn", {"server.running"}),

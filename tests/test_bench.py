@@ -181,11 +181,11 @@ def test_the_verdict_comes_first_and_the_rest_on_request(prompts_file):
     first, *others = shown.stdout.splitlines()
     assert "times plain (" in first
     assert any(f"{outcome.value}".lower() in first.lower() for outcome in Outcome)
-    assert others[-1] == "Measured in 2 rounds. Costs and the rest: --details."
+    assert others[-1] == "Measured in 2 rounds. For costs and more: --details."
     assert len(others) <= 3
     detailed = run("--prompts", prompts_file, "--details", *SMALL)
     assert "times plain (" in detailed.stdout.splitlines()[0]
-    assert "A decode of n tokens, in target-only steps:  1: 1.00" in detailed.stdout
+    assert "Cost of decoding n tokens, in target-only steps:  1: 1.00" in detailed.stdout
     assert "Peak memory" in detailed.stdout
 
 
@@ -223,7 +223,7 @@ def test_where_nothing_is_drafted_no_side_is_faster():
         headline, *advice = verdict([found])
         assert headline.startswith("Nothing was drafted: greedy")
         [why] = advice
-        assert why.startswith("Without draft tokens (draft off where it did not pay)")
+        assert why.startswith("No tokens were drafted (draft off where it did not pay)")
 
 
 def test_no_difference_comes_with_what_it_takes_to_see_one():
@@ -237,7 +237,7 @@ def test_no_difference_comes_with_what_it_takes_to_see_one():
     num_rounds = estimate.rounds_to_see(0.1)
     minutes = f"about {num_rounds * 20 / 60:.0f} minutes"
     assert f"A difference of {estimate.visible:.0%} would have been seen" in advice
-    assert f"to see one of 10% take --rounds {num_rounds}, {minutes}." in advice
+    assert f"To see one of 10%: --rounds {num_rounds}, {minutes}." in advice
 
 
 def test_equal_sides_are_called_different_5_times_in_100():
@@ -277,8 +277,8 @@ def test_time_without_a_result_has_a_code_of_its_own(monkeypatch, prompts_file, 
     assert told.exit_code == exit_codes.NOT_ENOUGH_EVIDENCE
     first, advice, last = told.stdout.splitlines()
     assert first == "Nothing to compare yet: no prompt was answered by both sides."
-    assert advice.endswith("give it more --seconds.")
-    assert last == "Time was up after 0 s. Costs and the rest: --details."
+    assert advice.endswith("use more --seconds.")
+    assert last == "The time limit of 0 s was reached. For costs and more: --details."
     assert plot.exists()
 
 
@@ -302,7 +302,7 @@ def test_json_and_a_plot(tmp_path, prompts_file, name, begins):
     ("arguments", "message"),
     [
         (("--plot", "x.pdf"), "neither .png nor .html"),
-        (("--plot", "/nowhere/x.png"), "no such folder"),
+        (("--plot", "/nowhere/x.png"), "does not exist"),
         (("--prompts", "absent.txt"), "absent.txt"),
         (("--rounds", "0"), "0 is not in the range"),
     ],

@@ -197,7 +197,7 @@ def test_chat_tells_once_that_turns_are_forgotten():
     lines = "".join(f"Tell me a story about number {n}.\n" for n in range(8))
     result = run("chat", "--ctx", 200, "--max-tokens", 30, stdin=lines)
     assert result.exit_code == 0
-    assert result.stderr.count("oldest turns are forgotten") == 1
+    assert result.stderr.count("oldest turns are dropped") == 1
 
 
 def test_show_draft_marks_every_token_and_explains_the_marks():
@@ -212,7 +212,7 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
         "Tell me a story about a fox.",
     )
     result, plain = run("generate", "--show-draft", *asked), run("generate", *asked)
-    for meaning in ("proposed and kept", "refused", "all draft tokens", "nothing was"):
+    for meaning in ("drafted and accepted", "rejected", "all draft tokens", "nothing was"):
         assert meaning in result.stderr
     assert result.stdout.startswith("[")
     bare = result.stdout.translate(str.maketrans("", "", "()[]{}"))
@@ -224,7 +224,7 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
     [
         (["generate"], 2, "Give a PROMPT"),
         (["generate", " "], 2, "Give a PROMPT"),
-        (["generate", "x", "--raw", "--system", "s"], 2, "--raw has no place"),
+        (["generate", "x", "--raw", "--system", "s"], 2, "--raw cannot be combined"),
         (["generate", "x", "--temperature", "nan"], 2, "temperature is nan"),
         (["generate", "x", "--temperature", "-1"], 2, "temperature is -1"),
         (["generate", "x", "--temperature", "warm"], 2, "not a valid float"),
@@ -245,7 +245,7 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
         (["generate", "x", "--target", __file__], 1, "not a GGUF file"),
         (["generate", "x", "--chat-template", "absent"], 2, "--chat-template absent"),
         (["generate", "x", "-f", "absent"], 2, "absent does not exist"),
-        (["generate", "x", "--raw", "-f", __file__], 2, "--raw has no place"),
+        (["generate", "x", "--raw", "-f", __file__], 2, "--raw takes the prompt alone"),
         (["generate", "-f", "-"], 2, "Give a PROMPT"),
         (["chat", "--session", "../x"], 2, "no name for a session"),
         (["chat", "--no-think"], 1, "no switch for thinking"),

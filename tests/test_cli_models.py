@@ -86,7 +86,7 @@ def test_chat_on_a_terminal_offers_to_fetch(hub: StandinHub, tmp_path, answer):
         encoding="utf-8",
         dimensions=(40, 200),
     )
-    child.expect(r"qwen2-7b is not on this machine. Fetch 10.\d MB into (\S+) \(.*free\)")
+    child.expect(r"qwen2-7b is not on this machine. Download 10.\d MB into (\S+) \(.*free\)")
     assert child.match[1] == str(tmp_path / "cache")
     child.sendline(answer)
     if answer == "y":
@@ -118,7 +118,7 @@ def test_a_model_of_the_hub_is_offered_like_a_preset(hub: StandinHub):
         encoding="utf-8",
         dimensions=(40, 200),
     )
-    child.expect(rf"{name} is not on this machine. Fetch 2.\d MB into")
+    child.expect(rf"{name} is not on this machine. Download 2.\d MB into")
     child.sendline("y")
     child.expect(pexpect.EOF)
     child.close()
@@ -158,7 +158,7 @@ def test_dry_run_fetches_nothing(hub: StandinHub):
     result = run("download", "qwen2-7b", "--dry-run")
     assert result.exit_code == 0
     assert TARGET in result.stderr
-    assert "10.3 MB to fetch" in result.stderr
+    assert "10.3 MB to download" in result.stderr
     assert result.stdout == ""
     assert hub.gets(TARGET) == []
 
@@ -247,7 +247,7 @@ def test_remove_keeps_what_another_tool_fetched(hub: StandinHub):
     )
     run("download", "qwen2-7b")
     result = run("models", "remove", "qwen2-7b", "--yes")
-    assert f"{TARGET} stays: another tool" in result.stderr
+    assert f"{TARGET} stays: another program" in result.stderr
     assert "2.4 MB freed" in result.stderr
 
 
@@ -300,7 +300,7 @@ def test_add_refuses_a_path_that_is_no_text(hub: StandinHub, tmp_path, demo_targ
     before = user_presets_file().read_bytes()
     result = run("models", "add", "mine", "--target", path)
     assert result.exit_code == 2
-    assert "is not Unicode text" in result.stderr
+    assert "is no Unicode text" in result.stderr
     assert user_presets_file().read_bytes() == before
 
 
@@ -356,13 +356,13 @@ def test_an_addition_that_cannot_be_written_leaves_the_file_and_nothing_else(
         (["download"], 2, "Missing argument"),
         (["download", "nope"], 2, "no preset 'nope'"),
         (["download", "../../x"], 2, "no preset '../../x'"),
-        (["download", __file__], 2, "is on this machine: there is nothing to download"),
+        (["download", __file__], 2, "is on this machine: there is nothing to fetch"),
         (["download", "hf:o"], 2, "names no file"),
         (["download", "qwen2-7b", "--local-dir", __file__], 2, "is a file"),
         (["models", "path", "nope"], 2, "no preset 'nope'"),
         (["models", "verify", "nope"], 2, "no preset 'nope'"),
         (["models", "remove", "../x"], 2, "no preset '../x'"),
-        (["models", "add", "../x", "--target", "t"], 2, "not a valid preset name"),
+        (["models", "add", "../x", "--target", "t"], 2, "no name for a preset"),
         (["models", "add", "x"], 2, "--target"),
         (["models", "add", "x", "--target", "absent.gguf"], 2, "does not exist"),
         (["models", "add", "x", "--target", __file__], 1, "not a GGUF file"),

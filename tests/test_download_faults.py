@@ -114,7 +114,7 @@ def test_dead(hub: StandinHub, tmp_path):
     hub.faults[TARGET] = [Fault(cut_after=MB)] + [Fault(cut_after=0)] * 7
     with pytest.raises(DownloadError, match="stopped at") as caught:
         localspec.download("qwen2-7b")
-    assert "resumes from there" in caught.value.hint
+    assert "goes on from there" in caught.value.hint
     kept = part_file(tmp_path).stat().st_size
     assert kept == MB
     hub.faults[TARGET] = []
@@ -390,7 +390,7 @@ def test_led_astray(hub: StandinHub, target):
     An error at once
     """
     hub.faults[TARGET] = [Fault(at_hub=True, redirect=target)] * 9
-    with pytest.raises(DownloadError, match="leads to an invalid address"):
+    with pytest.raises(DownloadError, match="leads to an address"):
         localspec.download("qwen2-7b")
     assert len(gets_at_hub(hub)) == 1
 
@@ -743,7 +743,7 @@ def test_a_mirror_with_wrong_headers(hub: StandinHub, name, value):
         "X-Linked-Size": "5000",
     }
     hub.faults[file] = [Fault(on_head=True, status=200, headers={**headers, name: value})]
-    with pytest.raises(DownloadError, match="invalid") as caught:
+    with pytest.raises(DownloadError, match="that is none") as caught:
         localspec.download(f"hf:{REPO}/{file}")
     assert hub.endpoint in str(caught.value)
     assert not hub.gets(file)

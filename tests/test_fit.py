@@ -251,10 +251,10 @@ def test_explain_says_what_each_place_needs(eight_layers, monkeypatch):
     room = replace(LARGE, gpus=(gpu("CUDA0", 2 << 30), gpu("CUDA1", 3 << 30)))
     monkeypatch.setattr("localspec.preflight.explanation.room_here", lambda _rpc=(): room)
     shown = CliRunner().invoke(main, ["explain", "--target", str(eight_layers)]).output
-    assert re.search(r"of main memory, where .* are free", shown)
+    assert re.search(r"of main memory, .* free", shown)
     for name in ("CUDA0", "CUDA1"):
-        assert re.search(rf"MB of {name} \(a GPU\), where .* are free", shown)
-    assert re.search(r"up to 1\.\d GB for the caches of conversations that wait", shown)
+        assert re.search(rf"MB of {name} \(a GPU\), .* free", shown)
+    assert re.search(r"up to 1\.\d GB more for the caches of waiting", shown)
     command = ["explain", "--target", str(eight_layers), "--json", "--gpu-layers"]
     found = [json.loads(CliRunner().invoke(main, [*command, n]).output) for n in ("0", "3")]
     assert found[0]["memory"]["gpu_bytes"] == [0, 0] != found[1]["memory"]["gpu_bytes"]

@@ -98,7 +98,7 @@ def test_presets_are_added_once(lm_studio):
     with localspec.load("big-model-q8_0", num_threads=1) as engine:
         assert engine.shared_vocabulary.size == 4096
     again = run("models", "import", lm_studio, "--yes")
-    assert f"{preset.target.path} is there already: big-model-q8_0" in again.stderr
+    assert f"{preset.target.path} is a preset already: big-model-q8_0" in again.stderr
     assert "Nothing to add" in again.stderr
     assert again.stdout == ""
 
@@ -138,7 +138,7 @@ def test_a_file_that_cannot_be_named_does_not_hold_up_the_others(tmp_path, model
     done = run("models", "import", folder, "--yes")
     assert done.exit_code == 1
     assert "a is not added: " in done.stderr
-    assert "is not Unicode text" in done.stderr
+    assert "is no Unicode text" in done.stderr
     assert done.stdout == "b\n"
 
 
@@ -218,7 +218,7 @@ def test_the_search_is_bounded(tmp_path, models, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(folder_import, "_MAX_FILES", 0)
     shown = run("models", "import", tmp_path / "x")
-    assert "Not all was looked at" in shown.stderr
+    assert "Some files were not looked at" in shown.stderr
     assert "Nothing to add" in shown.stderr
 
 
@@ -226,7 +226,7 @@ def test_what_is_no_folder_is_a_usage_error(models):
     for path in ("/nowhere", models["small"]):
         result = run("models", "import", path)
         assert result.exit_code == 2
-        assert "is not a folder" in result.stderr
+        assert "is no folder" in result.stderr
 
 
 def test_why_there_is_no_draft_is_said(tmp_path, models):

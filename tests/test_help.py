@@ -95,5 +95,5 @@ def test_nothing_is_wider_than_a_terminal(words):
 
 def test_bench_says_what_a_round_is():
     text = " ".join(help_of("bench").split())
-    assert "A round is one answer of either side to each prompt" in text
+    assert "A round is one answer of each side to every prompt" in text
     assert "five are a compromise" in text

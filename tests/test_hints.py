@@ -97,9 +97,9 @@ def test_a_pair_that_is_none_is_told_to_each_in_its_words(tmp_path, demo_target)
     )
     with pytest.raises(localspec.PairError) as caught:
         localspec.load(demo_target, draft=other)
-    assert caught.value.hint.endswith("leave it out (draft_tokens=0).")
+    assert caught.value.hint.endswith("leave it away (draft_tokens=0).")
     told = run("generate", "Hi", "--target", demo_target, "--draft", other)
-    assert "leave it out (--no-draft)." in told.stderr
+    assert "leave it away (--no-draft)." in told.stderr
 
 
 def refused(ask: Callable[[], object]) -> str:
@@ -124,7 +124,11 @@ def test_a_longer_context_than_the_training_is_never_the_advice(base_model, leng
     options = ["--raw", "--target", base_model, "--ctx", length]
     assert ("up to 64 tokens (--ctx)" in run("generate", long, *options).stderr) is has_more
     cut = run("generate", "a", *options, "--ignore-eos").stderr
-    more = "For more: --ctx, up to 64." if has_more else "The model was trained for no more."
+    more = (
+        "For more: --ctx, up to 64."
+        if has_more
+        else "The model was trained for no longer context."
+    )
     assert f"Cut off: the context of {length} tokens is full. {more}" in cut
 
 
@@ -139,7 +143,7 @@ def test_a_base_model_is_for_going_on_with_a_text(base_model):
     engine = localspec.load(base_model, num_threads=1)
     with engine, pytest.raises(localspec.TemplateError, match="no chat template") as caught:
         engine.chat()
-    assert "engine.generate()" in caught.value.hint
+    assert "engine.generate_raw()" in caught.value.hint
     assert "template=chatml" in caught.value.hint
     told = run("generate", "Once", "--target", base_model)
     assert "goes on with a text: localspec generate --raw" in told.stderr

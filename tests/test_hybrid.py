@@ -254,7 +254,7 @@ def test_explain_says_how_many(made, demo_draft):
     shown = CliRunner().invoke(
         main, ["explain", "--target", str(made["lfm2"]), "--draft", str(demo_draft)]
     )
-    assert "takes back up to 8 tokens" in " ".join(shown.output.split())
+    assert "can roll back up to 8 tokens" in " ".join(shown.output.split())
     shown = CliRunner().invoke(main, ["explain", "--target", str(made["granitehybrid"])])
     assert shown.exit_code == 0
 

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from localspec.cli.measured import _Line, clock_time, duration
+from localspec.cli.measured import ProgressLine, clock_time, duration
 
 if sys.platform == "win32":
     pytest.skip("needs a pseudo-terminal", allow_module_level=True)
@@ -85,8 +85,8 @@ def test_json_of_an_interrupted_one_is_whole_and_says_so(tmp_path, arguments):
 
 def test_the_estimate_counts_down():
     now = 100.0
-    line = _Line(60.0, lambda: now)
-    assert line.text() == "Beginning · 0:00, at most 1:00 left"
+    line = ProgressLine(60.0, lambda: now)
+    assert line.text() == "Starting · 0:00, at most 1:00 left"
     line.tell("Comparing", None)
     now = 110.0
     assert line.text() == "Comparing · 0:10, at most 0:50 left"
@@ -103,7 +103,7 @@ def test_the_estimate_counts_down():
 
 def test_without_a_limit_nothing_is_promised_before_it_is_known():
     now = 0.0
-    line = _Line(None, lambda: now)
+    line = ProgressLine(None, lambda: now)
     line.tell("Timing decodes", None)
     now = 4000.0
     assert line.text() == "Timing decodes · 1:06:40"

@@ -416,7 +416,7 @@ def test_explain_and_doctor_show_the_plan_of_each_device(
         r"3 of 3 layers of the draft \(.*B\)\n",
         shown,
     )
-    assert "it fits, and a context of up to 2048 does" in shown
+    assert "it fits, and a context of up to 2048 would" in shown
     models = json.loads(CliRunner().invoke(main, [*command, "--json"]).output)["memory"]
     assert [model["gpu_layers"] for model in models["models"]] == [[4], [3]]
     for module in ("fit", "installation"):

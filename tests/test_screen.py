@@ -79,9 +79,11 @@ def test_the_status_line_counts_and_stats_explains():
     assert line == "0 tokens (3 drafted) · draft off where it did not pay · context 0% full"
     lines = "\n".join(stats_lines(stats, 512))
     assert "drafted 4, accepted 3 (75%)" in lines
-    assert "accepted is counted of the tokens that were drafted" in lines
-    assert "would be accepted with 61%, and drafting pays from 78% on here" in lines
-    assert lines.endswith("\nthe context holds 1 of 512 tokens")
+    assert (
+        "expected acceptance of the next draft token: 61%; drafting pays from 78% on here"
+        in lines
+    )
+    assert lines.endswith("\ncontext: 1 of 512 tokens")
     never = "\n".join(stats_lines(stats_of(DraftOff.DOES_NOT_PAY, None), 512))
     assert "drafting never pays here" in never
 
@@ -128,7 +130,7 @@ def test_the_status_line_is_one_line_whatever_the_window():
 def test_stats_say_who_proposed():
     kinds = {ProposerKind.HEAD: 5, ProposerKind.DRAFT: 2, ProposerKind.LOOKUP: 1}
     stats = Meter(1, 0, 0.0, num_steps=9, proposers=kinds).stats(1.0, None, None)
-    said = "steps by who proposed: the head in 5, the draft model in 2, lookup in 1 of 9"
+    said = "steps by proposer: the head in 5, the draft model in 2, lookup in 1 of 9"
     assert said in stats_lines(stats, 512)
     assert "proposed" not in "\n".join(stats_lines(stats_of(DraftOff.NO_DRAFT, None), 512))
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import localspec
 from localspec.checks import selfcheck
-from localspec.checks.distribution_check import BIAS, TEXT_TOKENS, VIEWS
+from localspec.checks.distribution_check import BIAS, SAMPLED_TEXT_TOKENS, VIEWS
 from localspec.checks.identity import ENOUGH_ACCEPTED
 from localspec.checks.limit import EndedBy
 from localspec.checks.rounding import Rounding
@@ -217,7 +217,7 @@ def test_a_suspicion_that_time_left_open_is_no_verdict(monkeypatch, pair):
     monkeypatch.setattr(verify, "token", too_ready)
 
     def end_when_asked_again(stage, _left):
-        if stage.startswith("Asking suspect rules again"):
+        if stage.startswith("Testing suspect rules again"):
             watch.cancellation.request()
 
     watch = Watch(end_when_asked_again)
@@ -230,7 +230,7 @@ def test_a_suspicion_that_time_left_open_is_no_verdict(monkeypatch, pair):
     assert report.seconds_needed > 3 * report.time_s
     _, _, statistics, advice, *_ = report_text(report, pair, details=False).splitlines()
     assert "by the rule token look suspect; asking again was not finished" in statistics
-    assert advice.startswith("A verdict takes about ")
+    assert advice.startswith("A verdict needs about ")
 
 
 @pytest.mark.slow
@@ -351,7 +351,7 @@ def test_a_suspicion_is_decided_by_four_times_the_tokens(monkeypatch, pair):
 def test_no_number_of_seconds_is_told():
     result = run("--seconds", "nan")
     assert result.exit_code == 2
-    assert "nan is no number of seconds" in result.stderr
+    assert "nan is not a number of seconds" in result.stderr
 
 
 def test_rounding_is_measured_where_it_matters():
@@ -401,9 +401,9 @@ def test_too_little_has_an_exit_code_and_words_of_its_own(stories):
     )
     assert identity.startswith("Identity: lossless. ")
     assert (counted := re.match(r"Statistics: not enough evidence\. Of (\d+) ", statistics))
-    assert 3 * 100 <= int(counted[1]) < 3 * (100 + TEXT_TOKENS)
-    assert statistics.endswith(" or more shows; a verdict takes 3%.")
-    assert re.match(r"A verdict takes about \d+ \w+ here: --seconds \d+0\.", advice)
+    assert 3 * 100 <= int(counted[1]) < 3 * (100 + SAMPLED_TEXT_TOKENS)
+    assert statistics.endswith(" or more would show; a verdict needs 3%.")
+    assert re.match(r"A verdict needs about \d+ \w+ here: --seconds \d+0\.", advice)
     assert sum("p = " in line for line in others) == 9
     as_json = run(*common, "--json")
     found = json.loads(as_json.stdout)
@@ -419,9 +419,9 @@ def test_nothing_seen_is_no_good_news(pair, monkeypatch, stories):
     """It is called too little; and nothing is shown on the way where nobody looks."""
     report, _ = checked_until(pair, monkeypatch, 1)
     _, identity, statistics, advice, *_ = report_text(report, pair, details=False).splitlines()
-    assert identity.endswith("a verdict takes 200 of each.")
+    assert identity.endswith("a verdict needs 200 of each.")
     assert statistics == (
-        "Statistics: not enough evidence. 0 sampled tokens were looked at, too few to see any "
+        "Statistics: not enough evidence. 0 sampled tokens were tested, too few to see any "
         "bias."
     )
     assert advice.startswith("How long a verdict takes is not known yet")

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import localspec
 from localspec.cli import main
-from localspec.cli.client_settings import ready_settings
+from localspec.cli.serve import ready_settings
 from server_runner import running_server
 
 PAGE = Path(__file__).parent.parent / "docs" / "server.md"
@@ -95,10 +95,10 @@ def test_the_page_has_the_settings_that_are_printed():
 def test_another_address_needs_a_key(tmp_path):
     result = refused("--host", "0.0.0.0")
     assert result.exit_code == 2
-    assert "no key is needed" in result.output
+    assert "no API key is set" in result.output
     empty = tmp_path / "keys"
     empty.write_text("\n \n")
-    assert "holds no key" in refused("--host", "0.0.0.0", "--api-key-file", empty).output
+    assert "has no key" in refused("--host", "0.0.0.0", "--api-key-file", empty).output
     assert "api-key-file" in refused("--api-key-file", tmp_path / "none").output
 
 

@@ -90,7 +90,7 @@ def test_every_command_does_what_help_says(chat, tmp_path):
     assert "Draft on." in terminal.say("/draft on")
     assert "drafted)" in last_part(terminal.say(STORY))
     assert "Saved as one" in terminal.say("/save one")
-    assert "begins again" in terminal.say("/clear")
+    assert "starts over" in terminal.say("/clear")
     assert "Error: there is no answer to copy" in terminal.say("/copy")
     assert re.search(r"\none +0 turns .* open", last_part(terminal.say("/sessions")))
     assert re.search(r"\none +0 turns .* open", last_part(terminal.say("/load")))
@@ -170,7 +170,7 @@ def test_another_session_is_not_replaced_without_a_question(chat, tmp_path):
     assert other.leave() == 0
     third = chat(*TERSE)
     third.say("Third!")
-    assert "Going on with one: 1 turn." in ask_back(third, "/load one", "y")
+    assert "Continuing one: 1 turn." in ask_back(third, "/load one", "y")
     assert third.leave() == 0
 
 
@@ -188,8 +188,8 @@ def test_a_file_that_does_not_fit_is_no_trap(chat, tmp_path):
     terminal.process.send(message + "\r")
     refused = terminal.wait_for_prompt(6).replace("\n", " ")
     assert "Error: with large.txt, the message makes a prompt of" in refused
-    assert "/file none drops the files" in refused
-    assert "goes on as it was" in refused
+    assert "/file none removes the files" in refused
+    assert "is unchanged" in refused
     assert "message: large.txt" in terminal.say("/file")
     assert "message: none" in terminal.say("/file none")
     assert "tokens/s" in last_part(terminal.say("And now?"))
@@ -247,7 +247,7 @@ def test_show_marks_tokens_and_explains_the_marks(chat):
     assert "␛" not in colourful.say("/show")
     assert "\x1b[32maccepted" in colourful.received.decode()
     terminal = chat(*TERSE, NO_COLOR="1")
-    assert "proposed and kept" in terminal.say("/show")
+    assert "drafted and accepted" in terminal.say("/show")
     assert last_part(terminal.say(STORY)).split("\n")[1].startswith("[")
     assert "as Markdown again" in terminal.say("/show")
     assert "[" not in last_part(terminal.say(STORY))
@@ -347,7 +347,7 @@ def test_ctrl_c_while_a_long_prompt_is_read(chat, tmp_path):
     text = terminal.wait_for_prompt(3)
     assert "(stopped)" in text
     assert "Reading" not in text
-    assert "long.txt: still for the next message" in text
+    assert "long.txt: kept for the next message" in text
     assert "no turn to take back" in terminal.say("/undo")
     assert "message: long.txt" in terminal.say("/file")
     assert terminal.leave() == 0

@@ -146,7 +146,7 @@ def test_a_session_can_have_a_name_of_any_letters(chat, tmp_path):
     assert "no name for a session" in last_part(terminal.say("/save ../x"))
     assert terminal.leave() == 0
     again = chat("--session", "grüsse 日本語")
-    assert "Going on with Grüße 日本語: 1 turn." in unwrapped(_narrow(again.text()))
+    assert "Continuing Grüße 日本語: 1 turn." in unwrapped(_narrow(again.text()))
     assert again.leave() == 0
     assert len(list((tmp_path / "localspec" / "sessions").glob("*.json"))) == 1
 
@@ -211,7 +211,7 @@ def test_settings_have_the_names_of_flags_too(settings_chat, typed, said):
         ("temprature 1", "there is no setting 'temprature'", "Perhaps temperature?"),
         ("temp 1", "there is no setting 'temp'", "Perhaps temperature?"),
         ("--max-token 1", "there is no setting '--max-token'", "Perhaps max_tokens?"),
-        ("nonsense", "there is no setting 'nonsense'", "/set alone lists them"),
+        ("nonsense", "there is no setting 'nonsense'", "/set lists all"),
         ("--ctx 9", "--ctx is no setting of a chat that runs", "localspec chat --ctx"),
         ("logit_bias 1", "--logit-bias is no setting", "localspec chat --logit-bias"),
         ("system Be brief.", "system is no setting", "command of its own: /system"),
@@ -261,7 +261,7 @@ def test_a_session_says_that_it_goes_on_and_where(chat, tmp_path):
     again = chat("--session", "french")
     said = unwrapped(again.text())
     assert re.search(
-        r"Going on with french: 2 turns\. The last one: > word (word )+… … much (much )+last >",
+        r"Continuing french: 2 turns\. The last one: > word (word )+… … much (much )+last >",
         said,
     )
     assert len(said) < 900
@@ -324,7 +324,7 @@ def test_an_edit_that_is_not_sent_leaves_the_question(chat, tmp_path):
         terminal.wait_for_prompt(prompts + 1)
         terminal.say(f"And {number}?")
         terminal.say("/undo")
-    assert terminal.text().count("The question stays as it was.") == 2
+    assert terminal.text().count("The question is unchanged.") == 2
     assert [text for who, text in saved_messages(tmp_path, "s") if who == "u"] == ["Hello!"]
     assert terminal.leave() == 0
 
@@ -392,12 +392,12 @@ def test_a_path_of_an_image_that_is_dropped_is_no_message(chat, tmp_path):
 def test_notes_and_errors_end_lines_between_words(chat):
     """At forty columns; what is explained by /help has a column of its own."""
     terminal = chat(columns=40, rows=80)
-    assert "\nHint: Perhaps temperature? /set alone\nlists" in terminal.say("/set temprature 1")
+    assert "\nHint: Perhaps temperature? /set lists\nall." in terminal.say("/set temprature 1")
     long = "x" * 50
     assert f"Error:\n{long[:40]}\n{long[40:]} does not exist\n" in terminal.say(f"/file {long}")
     shown = last_part(terminal.say("/help"))
     assert (
-        "\n/edit                change the last\n" + " " * 21 + "question, and ask\n" in shown
+        "\n/edit                change the last\n" + " " * 21 + "question and ask it\n" in shown
     )
     assert max(map(len, shown.split("\n"))) < 40
     assert terminal.leave() == 0

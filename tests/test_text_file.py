@@ -130,7 +130,7 @@ def test_a_pipe_is_read_as_a_file_is(command):
     assert [other.stdout for other in others] == [plain.stdout] * len(others)
     refused = answers(command, b"\x89PNG\r\n\x1a\n\0\0\0")
     assert refused.returncode == 2
-    assert b"The input is no text: " in refused.stderr
+    assert b"The input is not text: " in refused.stderr
     assert b"Traceback" not in refused.stderr
 
 

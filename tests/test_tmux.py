@@ -34,7 +34,7 @@ FIGURES = {
     "the first answer token came after # s "
     "wrote # tokens at # tokens/s, # per target decode "
     r"drafted #, accepted # \(#\); recovered #, bonus #, plain # "
-    "steps by who proposed: the draft model in # of # "
+    "steps by proposer: the draft model in # of # "
     "accepted by position: #, #, # seconds: draft #, target #, sampler #, in all # "
     "the context holds # of 2048 tokens",
 }

@@ -1,1 +1,1 @@
-"""Behind `verify` and `bench`: evidence, and what drafting gains."""
+"""What `verify` and `bench` measure: whether drafting is lossless, and what it gains."""

@@ -1,4 +1,4 @@
-"""How fast is it, against plain decoding of the same prompts in turn?"""
+"""The speed-up over plain decoding, which takes turns on the same prompts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from localspec.checks.identity import GREEDY
 from localspec.checks.limit import EndedBy, ended_by, limited
 from localspec.checks.step_bench import StepCosts, measure_steps
 from localspec.engine.engine import Engine
@@ -23,7 +24,6 @@ from localspec.speculative.policy_api import DraftOff, DraftPolicy, FixedDraftPo
 from localspec.speculative.ratio_estimate import RatioEstimate, estimate_ratio
 from localspec.streaming.cancellation import Cancellation
 
-GREEDY = SamplingParams(temperature=0)
 SWEEP = (1, 2, 3, 5, 7, 11, 15)  # numbers of draft tokens that are tried one by one
 _NUM_STEP_ROUNDS = 5
 _SWEEP_TOKENS = 48
@@ -31,21 +31,21 @@ _COSTS_SHARE = 0.25  # of the time, that timing decodes may take
 
 
 class Outcome(enum.Enum):
-    """What the rounds of a comparison say."""
+    """The result of a comparison."""
 
     FASTER = "faster"
     SLOWER = "slower"
     NO_DIFFERENCE = "no difference seen"  # the interval holds 1
     NOTHING_DRAFTED = "nothing was drafted"  # both sides are plain decoding
-    ONE_ROUND = "one round cannot tell"  # it says nothing of its noise
+    ONE_ROUND = "one round cannot tell"  # it does not show the noise
     PART_OF_A_ROUND = "part of a round cannot tell"
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Plain or speculative answers. A value of each round: tokens ÷ seconds of all prompts.
+    """Plain or speculative answers. tokens_per_s: of each round, over all prompts.
 
-    The prefill and its token are no part of that. time_to_first_token_s: the median of all
+    The prefill and its token are not counted. time_to_first_token_s: the median of all
     answers. answers: what each one cost, in order.
     """
 
@@ -61,10 +61,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Both sides on the same prompts and options, in turn. round_s: seconds a round takes.
+    """Both sides on the same prompts and options, in turn. round_s: seconds of a round.
 
-    num_prompts: that both sides have answered in each round; missing_prompts: the others, of
-    the one round that was begun, where none is complete.
+    num_prompts: prompts that both sides answered in each round; missing_prompts: the others,
+    if the only round is incomplete.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Comparison:
 
     @property
     def outcome(self) -> Outcome:
-        """What can be said; wrong about equal sides 5 times in 100."""
+        """The result; wrong about equally fast sides 5 times in 100."""
         if not any(self.steps_per_length[1:]):
             return Outcome.NOTHING_DRAFTED
         if (estimate := self.estimate) is None:
@@ -127,9 +127,9 @@ class Comparison:
 class Bench:
     """Everything measured. sweep: number of draft tokens → speed-up over plain, greedy.
 
-    comparisons: those of which a prompt was answered by both sides. costs: None if no round of
-    them was complete. num_rounds: as asked for. ended_by: what ended it before it was done.
-    round_s: seconds that a round probably takes, None if nothing is known of it.
+    comparisons: those with a prompt that both sides answered. costs: None if no round of timing
+    was complete. num_rounds: as asked for. ended_by: what ended the measurement early.
+    round_s: seconds that a round probably takes, None if unknown.
     """
 
     comparisons: tuple[Comparison, ...]
@@ -177,29 +177,29 @@ def run_bench(
     seconds: float | None,
     watch: Watch,
 ) -> Bench:
-    """Measure an engine on prompts of token ids. Its policy is afterwards what it was.
+    """Measure an engine on prompts of token ids. Its policy is restored afterwards.
 
-    seconds: its limit. That, and the watch's cancellation, end it in the midst of a decode, and
-    what is known by then is returned.
+    seconds: the time limit. It and the watch's cancellation end the measurement even within a
+    decode; the results so far are returned.
 
     Raises ContextError for a prompt that leaves no room for an answer, OptionError if no
-    answer has a token after its first: only those take decodes that can be compared.
+    answer has a second token: the first one comes from the prompt's decode.
     """
     if max_tokens < 2:
         raise OptionError(
-            f"answers of {max_tokens} tokens take no decode after the prompt's",
+            f"answers of {max_tokens} tokens have no decode after the prompt",
             "Choose --max-tokens 2 or more.",
         )
     for prompt in prompts:
         if len(prompt) >= engine.context_length:
             raise ContextError(
                 f"a prompt has {len(prompt)} tokens; the context holds {engine.context_length}",
-                "Leave it out, or choose a larger context (--ctx).",
+                "Leave it out, or use a larger context (--ctx).",
             )
     policy = engine.draft_policy
     ending: EndedBy | None = None
     with limited(watch.cancellation, seconds) as ended:
-        run = _Run(engine, policy, prompts, num_rounds, max_tokens, watch.progress, ended)
+        run = _BenchRun(engine, policy, prompts, num_rounds, max_tokens, watch.progress, ended)
         try:
             run.measure_costs(seconds)
             for kind in run.kinds:
@@ -214,7 +214,7 @@ def run_bench(
 
 @dataclass(slots=True)
 class _Kind:
-    """Of sampling. rounds: of each prompt the plain and the speculative answer."""
+    """A kind of sampling. rounds: the plain and the speculative answer to each prompt."""
 
     name: str
     sampling: SamplingParams
@@ -222,10 +222,10 @@ class _Kind:
     time_s: float = 0.0
 
     def comparison(self, num_prompts: int) -> Comparison | None:
-        """Of the complete rounds; if there are none, of what there is of the first.
+        """The comparison over complete rounds; if there are none, over a part of the first.
 
-        A part of a later round is left out: its prompts are others than a round's. None where
-        no prompt was answered by both sides, or no such answer has tokens to compare.
+        A part of a later round is left out, since its prompts are not those of a whole round.
+        None if no prompt was answered by both sides, or no answer has tokens to compare.
         """
         whole = [pairs for pairs in self.rounds if len(pairs) == num_prompts]
         counted = whole or self.rounds[:1]
@@ -244,8 +244,8 @@ class _Kind:
 
 
 @dataclass(slots=True)
-class _Run:
-    """What is measured, and what is known of it at any time. ended: whether it is to end."""
+class _BenchRun:
+    """A measurement and its results so far. ended: requested when it has to end."""
 
     engine: Engine
     policy: DraftPolicy
@@ -282,7 +282,7 @@ class _Run:
         )
 
     def measure_costs(self, seconds: float | None) -> None:
-        """What decodes cost: five times, or as often as a part of the time allows."""
+        """Time decodes five times, or as often as a share of the time limit allows."""
         enough_s = math.inf if seconds is None else _COSTS_SHARE * seconds
 
         def show(done: int, of: int) -> None:
@@ -295,7 +295,7 @@ class _Run:
             self.costs = measure_steps(loop, _NUM_STEP_ROUNDS, show, is_enough)
 
     def compare(self, kind: _Kind) -> None:
-        """Add rounds, pair of answers by pair."""
+        """Add rounds, one pair of answers at a time."""
         policies = (FixedDraftPolicy(0), self.policy)
         for number in range(self.num_rounds):
             pairs: list[tuple[Stats, Stats]] = []
@@ -307,7 +307,7 @@ class _Run:
                     self._seconds_left(),
                 )
                 started = time.perf_counter()
-                # Who goes first changes, so that neither side always finds a warm machine.
+                # The order alternates, so that neither side always has the warm machine.
                 order = (0, 1) if (number + place) % 2 == 0 else (1, 0)
                 answers = {
                     side: self._answer(prompt, policies[side], kind.sampling, number)
@@ -341,7 +341,7 @@ class _Run:
         seed: int,
         most_tokens: int | None = None,
     ) -> Stats:
-        """Of a whole answer. Raises Interrupted for one that is cut: it says little."""
+        """The statistics of a whole answer. Raises Interrupted for one that is cut off."""
         # Emptied, so that every answer reads its whole prompt.
         with self.engine.exclusively():
             pass
@@ -360,7 +360,7 @@ class _Run:
         return reply.stats
 
     def _pair_s(self) -> float | None:
-        """Seconds of a pair of answers, as measured; at first as the costs promise."""
+        """Seconds of a pair of answers: as measured, or at first as the costs predict."""
         if self.num_pairs:
             return self.pairs_s / self.num_pairs
         return None if self.costs is None else 2 * self.max_tokens * self.costs.target_s[0]
@@ -388,11 +388,11 @@ def _side(rounds: list[list[Stats]]) -> Side:
 
 
 def _rate(answers: list[Stats]) -> float:
-    """Tokens ÷ seconds after the prefill, of all answers together; OptionError of none."""
+    """Tokens per second after the prefill, over all answers. Raises OptionError."""
     num_tokens = sum(s.decoded_tokens for s in answers)
     if num_tokens == 0:
         raise OptionError(
             "every answer ended with its first token, which comes from the prompt's decode",
-            "Give --prompts with longer answers, or a larger --ctx.",
+            "Use --prompts with longer answers, or a larger --ctx.",
         )
     return num_tokens / sum(s.decode_time_s for s in answers)

@@ -1,10 +1,10 @@
-"""Do texts sampled with the draft follow the target's own distributions?
+"""Do texts sampled with drafting follow the target's own distributions?
 
-Every token of such a text that came of judging draft tokens is held against the target's
-distribution after everything before it, which is computed again, without draft, after the text
-is there. Three views, each a `CategoryTest`: by rank in the target's distribution; by token id,
-in whose order distributions are drawn from, so that a bad uniform shows; and by whether the
-draft overrates the token, where accepting too readily shows.
+Each token that was accepted or drawn by a rule is compared with the target's distribution at
+its place, which is computed again, without drafting, once the text is complete. There are three
+views, each a `CategoryTest`: by rank in the target's distribution; by token id, the order in
+which distributions are drawn from, where a bad random number shows; and by whether the draft
+overrates the token, where accepting too many draft tokens shows.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from localspec.speculative.rule_name import RuleName
 from localspec.speculative.rules import make_rule
 
 RULES: tuple[RuleName, ...] = ("token", "block", "coupled")
-VIEWS = ("rank", "token id", "overrated by the draft")  # the last one not of lookup
-# Of suspecting anything that is right, over all tests together. A suspect rule is asked again,
-# with fresh seeds, so a false alarm is at most as likely as ALPHA² / 3.
+VIEWS = ("rank", "token id", "overrated by the draft")  # the last one needs a draft model
+# Probability of a false suspicion, over all tests together. A suspect rule is tested again with
+# fresh seeds, so the probability of a false alarm is at most ALPHA² / 3.
 ALPHA = 0.01
-BIAS = 0.03  # of a category's probability, that has to be visible
-POWER = 0.95  # each time, hence 9 times in 10 both times
-# Without filters, so that no rounding at the edge of one can let a token in or out.
+BIAS = 0.03  # of a category's probability, which has to be visible
+CHECK_POWER = 0.95  # of one test; 9 times in 10 both tests show it
+# Without filters, where rounding at the edge could let a token in or out.
 UNFILTERED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 NUM_DRAFT_TOKENS = 4
-TEXT_TOKENS = 64
+SAMPLED_TEXT_TOKENS = 64
 _ALPHA_EACH = ALPHA / (len(RULES) * len(VIEWS))
 _RANK_EDGES = (1, 2, 4, 16)  # categories: best, second, to 4th, to 16th, others
 
 
 @dataclass(frozen=True, slots=True)
 class DistributionResult:
-    """One rule in one view. smallest_bias: of a category's probability, to be seen so often
-    as POWER says."""
+    """One rule in one view. smallest_bias: the smallest bias of a category's probability that
+    shows with a probability of CHECK_POWER."""
 
     rule: RuleName
     view: str
@@ -56,12 +56,12 @@ class DistributionResult:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether they fell as they should not; of too few to tell anything they did not."""
+        """Whether the tokens do not follow the distribution; False if there are too few."""
         return self.p_value < _ALPHA_EACH and self.smallest_bias < 1.0
 
 
 class Samples:
-    """Tokens of some rules, as the views count them."""
+    """Sampled tokens of some rules, counted in each view."""
 
     def __init__(self, rules: Sequence[RuleName], *, has_draft: bool) -> None:
         num_views = len(VIEWS) if has_draft else len(VIEWS) - 1
@@ -73,7 +73,7 @@ class Samples:
         }
 
     def results(self) -> list[DistributionResult]:
-        """Of every view of the rules; at any time: see `DistributionCheck.add`."""
+        """The results of every rule and view so far; see `DistributionCheck.add`."""
         return [
             DistributionResult(rule, view, test.num_tokens, test.p_value, _visible(test))
             for rule, views in self.tests.items()
@@ -89,17 +89,17 @@ class Samples:
         ]
 
     def shares(self, num_tokens: int | None) -> dict[RuleName, float]:
-        """Of what is asked of each rule. num_tokens: enough for a rule; None: as many as it
-        takes for a bias of BIAS to be visible in every view."""
+        """How much of each rule is done; 1 is enough. num_tokens: enough for a rule; None: as
+        many as it takes for a bias of BIAS to be visible in every view."""
         return {rule: _share_done(views, num_tokens) for rule, views in self.tests.items()}
 
 
 @dataclass(slots=True)
 class DistributionCheck:
-    """Samples texts and holds them against the target's distributions.
+    """Samples texts and compares them with the target's distributions.
 
-    prompts: token ids. is_end: the target's end-of-generation test. constraint: of the answer
-    to a prompt, if it has one; each call makes another.
+    prompts: token ids. is_end: the target's end-of-generation test. constraint: makes a new
+    constraint of the answer to a prompt, or None.
     """
 
     loop: SpeculativeDecoder
@@ -108,7 +108,7 @@ class DistributionCheck:
     constraint: Callable[[list[int]], Constraint | None]
 
     def samples(self, rules: Sequence[RuleName]) -> Samples:
-        """Room for tokens of these rules."""
+        """Empty counts for these rules."""
         return Samples(rules, has_draft=self._draft is not None)
 
     def add(
@@ -116,13 +116,13 @@ class DistributionCheck:
     ) -> None:
         """Sample texts of each rule in turn, until there are enough: see `Samples.shares`.
 
-        progress: gets the share that is done. Raises Interrupted; the tokens that were compared
-        by then have been counted.
+        progress: gets the share that is done. Raises Interrupted; the tokens compared by then
+        are counted.
 
-        When it ends hangs on what could be seen, or on a clock, or on somebody who is shown no
-        result, but never on how the tokens fell; so the p-values are what they are called
-        whenever it ends. Of the text that an interrupt cuts, tokens that were not compared are
-        left out, which is at most one text.
+        The end depends on how small a bias would show, on a clock, or on a person who sees no
+        result, but never on which tokens were drawn; so the p-values are valid whenever it
+        ends. If an interrupt cuts a text, its tokens that were not compared are left out: at
+        most one text.
         """
         number = 0
         while True:
@@ -152,7 +152,7 @@ class DistributionCheck:
                 UNFILTERED, num_prompt_tokens=len(prompt), constraint=self.constraint(prompt)
             ),
             made,
-            min(TEXT_TOKENS, room),
+            min(SAMPLED_TEXT_TOKENS, room),
             self.is_end,
         )
         emitted = [
@@ -161,7 +161,7 @@ class DistributionCheck:
             for token in step.tokens
         ]
         text = [token for token, _ in emitted]
-        # Nothing of what the loop computed is trusted: both caches are emptied.
+        # Nothing that the loop computed is trusted: both caches are emptied.
         loop.truncate(0)
         by_rank, by_id, *by_draft = views
         rows = _rows(loop.target, self._draft, prompt, text)
@@ -184,11 +184,11 @@ class DistributionCheck:
 
 
 def _visible(test: CategoryTest) -> float:
-    return test.smallest_visible_bias(_ALPHA_EACH, POWER)
+    return test.smallest_visible_bias(_ALPHA_EACH, CHECK_POWER)
 
 
 def _share_done(views: list[CategoryTest], num_tokens: int | None) -> float:
-    """Of what is asked of a rule; what can be seen goes with the root of the tokens."""
+    """How much of a rule is done; the visible bias falls with the root of the tokens."""
     if num_tokens is not None:
         return min(view.num_tokens for view in views) / num_tokens
     return min((BIAS / _visible(view)) ** 2 for view in views)
@@ -197,8 +197,8 @@ def _share_done(views: list[CategoryTest], num_tokens: int | None) -> float:
 def _rows(
     target: Model, draft: DraftModel | None, prompt: list[int], text: list[int]
 ) -> Iterator[tuple[Logits, Logits | None]]:
-    """Both models' rows in front of every token of the text, the draft's as far as it can
-    follow. The caches are left filled.
+    """Both models' rows before every token of the text; the draft's as far as its context goes.
+    The caches are left filled.
     """
     if len(prompt) > 1:
         target.decode(prompt[:-1], 0)
@@ -214,7 +214,7 @@ def _rows(
 
 
 def _dense(row: Logits, mask: Mask | None) -> Probs:
-    """(vocab,) probabilities of a row of logits, of those that the mask has."""
+    """(vocab,) probabilities of a row of logits; 0 outside the mask."""
     left = row if mask is None else np.where(mask[: len(row)], row, -np.inf)
     weights: Probs = np.exp(left - left.max(), dtype=np.float64)
     weights /= weights.sum()

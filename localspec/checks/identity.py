@@ -1,6 +1,6 @@
-"""Is a text with the draft, token by token, the text without?
+"""Is a text with drafting the same, token by token, as without?
 
-True of the rules greedy and coupled, whose choices are functions of the target's row.
+It is for the rules greedy and coupled, whose choices are functions of the target's row.
 """
 
 from __future__ import annotations
@@ -12,25 +12,27 @@ from dataclasses import dataclass, field
 from localspec.checks.rounding import Rounding, single_rows
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import Logits
+from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Provenance
 from localspec.speculative.policy_api import FixedDraftPolicy
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import Place, make_rule
 
+GREEDY = SamplingParams(temperature=0)
 NUMS_DRAFT_TOKENS = (1, 3, 8)
-ENOUGH_ACCEPTED = 200  # tokens of the draft's, to see 9 times in 10 that 1.2 % are wrong
-TEXT_TOKENS = 64
+ENOUGH_ACCEPTED = 200  # draft tokens; 9 times in 10 they show that 1.2 % are wrong
+COMPARED_TEXT_TOKENS = 64
 _FARTHEST = 100.0  # logits
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A token that the target, asked alone, would not have chosen there (-1: no token).
+    """A token that the target alone would not have chosen there (-1: no token).
 
-    gap: how far apart, in logits, the two are in the row from a batch of one: as much as
-    they would have to move together for the other to be chosen. Within the bound of
-    `Rounding` it is a near tie; beyond, a bug.
+    gap: how many logits the two tokens would have to move together, in the row from a batch of
+    one, for the other to be chosen; infinite if nothing could make it so. Within the bound of
+    `Rounding` it is a near tie, beyond it a bug.
     """
 
     prompt: int
@@ -44,11 +46,11 @@ class Divergence:
 
 @dataclass(slots=True)
 class Identity:
-    """What comparing texts found.
+    """The result of comparing texts.
 
-    num_tokens: compared, those of a text after its first divergence not among them;
-    num_accepted: of these, proposed by the draft and kept; num_identical: of those, what the
-    target chooses.
+    num_tokens: compared tokens, without those after the first divergence of a text;
+    num_accepted: those of them that were accepted draft tokens; num_identical: those of these
+    that the target would choose, too.
     """
 
     num_texts: int = 0
@@ -59,24 +61,24 @@ class Identity:
 
     @property
     def is_enough(self) -> bool:
-        """Whether enough tokens were the draft's for the comparison to say something."""
+        """Whether enough draft tokens were compared for a verdict."""
         return self.num_accepted >= ENOUGH_ACCEPTED
 
     @property
     def smallest_fault(self) -> float:
-        """The share of the draft's tokens that, were they wrong, would be seen 9 in 10."""
+        """The smallest share of wrong draft tokens that would show 9 times in 10."""
         return 1.0 - 0.1 ** (1 / self.num_accepted) if self.num_accepted else 1.0
 
     def bugs(self, bound: float) -> list[Divergence]:
-        """Divergences that rounding does not explain."""
+        """Divergences beyond rounding."""
         return [found for found in self.divergences if found.gap > bound]
 
 
 @dataclass(slots=True)
 class IdentityCheck:
-    """Compares texts of one rule, prompt by prompt, and measures rounding on the way.
+    """Compares texts of one rule, prompt by prompt, and measures rounding at the same time.
 
-    The rule is greedy at temperature 0, else coupled. make_chain: of a text with that prompt.
+    The rule is greedy at temperature 0, else coupled. make_chain: the samplers for a prompt.
     """
 
     loop: SpeculativeDecoder
@@ -86,10 +88,10 @@ class IdentityCheck:
     result: Identity = field(default_factory=Identity)
 
     def run(self, prompt: int, prompt_tokens: list[int], seed: int | None) -> None:
-        """Add a prompt (its number, and its tokens): one text without draft, one for each K.
+        """Compare the texts of a prompt: one without drafting, and one for each K.
 
-        Raises Interrupted; what was drafted by then has been compared, if the text without
-        draft and its rounding were known.
+        prompt: its number. Raises Interrupted; tokens drafted by then are compared if the text
+        without drafting and its rounding were known.
         """
         plain = _Text()
         self._write(plain, prompt_tokens, seed, 0)
@@ -128,7 +130,7 @@ class IdentityCheck:
             randomness=Randomness(seed or 0),
         )
         room = self.loop.target.context_length - len(prompt_tokens)
-        return Request(chain, rule, min(TEXT_TOKENS, room), self.is_end)
+        return Request(chain, rule, min(COMPARED_TEXT_TOKENS, room), self.is_end)
 
     def _write(self, text: _Text, prompt: list[int], seed: int | None, k: int) -> None:
         self.loop.truncate(0)
@@ -142,7 +144,7 @@ class IdentityCheck:
 
 @dataclass(slots=True)
 class _Text:
-    """What came out so far. is_whole: whether it ended, rather than was cut."""
+    """A text so far. is_whole: whether it ended by itself."""
 
     tokens: list[int] = field(default_factory=list)
     provenance: list[Provenance] = field(default_factory=list)
@@ -151,7 +153,7 @@ class _Text:
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """What the target, asked alone and after the plain text, says to a token."""
+    """Compares tokens with the target's own choices after the plain text."""
 
     request: Request
     prompt_tokens: list[int]
@@ -159,9 +161,9 @@ class _Judge:
     rows: Logits
 
     def first_divergence(self, written: _Text) -> tuple[int, int, int, float] | None:
-        """Position, expected token, token and gap of the first that it would not choose.
+        """Position, expected token, token and gap of the first divergence, or None.
 
-        What a cut text lacks is none.
+        Tokens that a cut text lacks are no divergence.
         """
         text = written.tokens
         rows = self.rows if written.is_whole else self.rows[: len(text)]
@@ -171,7 +173,7 @@ class _Judge:
             if token != expected:
                 return position, expected, token, self._gap(position, expected, token)
             if token != self.plain[position]:
-                return None  # the rows are those of the plain text, and only of that
+                return None  # the rows belong to the plain text
         if len(text) > len(self.plain):
             return len(self.plain), -1, text[len(self.plain)], math.inf
         return None

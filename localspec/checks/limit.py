@@ -1,4 +1,4 @@
-"""What ends a check or a measurement before it is done: its time, or whoever waits for it."""
+"""Ends a check or a measurement early: at a time limit, or when a person interrupts it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localspec.streaming.cancellation import Cancellation
 
 
 class EndedBy(enum.Enum):
-    """Why a result is of a part of what was to be looked at."""
+    """Why a result is partial."""
 
     TIME = "time"
     INTERRUPT = "interrupt"
@@ -19,10 +19,9 @@ class EndedBy(enum.Enum):
 
 @contextlib.contextmanager
 def limited(cancellation: Cancellation, seconds: float | None) -> Iterator[Cancellation]:
-    """A wish to end that comes with the other one, or once so many seconds are over.
+    """A cancellation that is requested together with another one, or after so many seconds.
 
-    Whoever obeys it ends in the midst of a decode, however long that takes. seconds: None for
-    no limit.
+    It ends work even within a long decode. seconds: None for no limit.
     """
     ended = Cancellation()
     timer = threading.Timer(min(seconds or 0.0, threading.TIMEOUT_MAX), ended.request)
@@ -37,5 +36,5 @@ def limited(cancellation: Cancellation, seconds: float | None) -> Iterator[Cance
 
 
 def ended_by(cancellation: Cancellation) -> EndedBy:
-    """What ended the work of `limited`, which did not end by itself."""
+    """What ended the work inside `limited` early."""
     return EndedBy.INTERRUPT if cancellation.is_requested else EndedBy.TIME

@@ -1,9 +1,9 @@
-"""Do tokens follow the distributions that they are said to be drawn from? A test for any text.
+"""Do tokens follow the distributions that they should be drawn from? A test for any text.
 
-Given everything before it, each token is a draw from a known distribution; which category it
-falls into (by rank, say) then has a known expectation and covariance, although every
-distribution is another and depends on earlier draws. Sums of what was seen minus what was
-expected are a martingale, and its quadratic form over the summed covariances is chi-square
+Given everything before it, each token is a draw from a known distribution. Its category (by
+rank, say) then has a known expectation and covariance, although each distribution is different
+and depends on earlier draws. The sums of observed minus expected counts are a martingale, and
+their quadratic form over the summed covariances is chi-square
 (McLeish, Ann. Probab. 2, 1974).
 """
 
@@ -22,7 +22,7 @@ from localspec.sampling.distribution import Probs
 
 
 class CategoryTest:
-    """Adds tokens up, category by category."""
+    """Counts tokens by category."""
 
     def __init__(self, num_categories: int) -> None:
         self._excess = np.zeros(num_categories)
@@ -45,9 +45,9 @@ class CategoryTest:
         return chi_square_tail(float((along**2 / values[kept]).sum()), int(kept.sum()))
 
     def smallest_visible_bias(self, alpha: float, power: float) -> float:
-        """The shift of one category's probability whose p-value is below alpha, that often.
+        """The shift of one category's probability that gives a p-value below alpha that often.
 
-        Of the category in which it shows least. 1 if nothing would be seen.
+        For the category in which it shows least. 1 if no shift would show.
         """
         freedom = int(_told_apart(np.linalg.eigvalsh(self._covariance)).sum())
         if freedom == 0:
@@ -57,7 +57,7 @@ class CategoryTest:
         needed = math.sqrt(noncentrality(freedom, alpha, power))
         spare = NormalDist().inv_cdf(power)
         variance = float(self._covariance.diagonal().max())
-        # Tokens that fall wrong come by chance, too: excess = (needed - spare) * deviation
+        # Wrong tokens come by chance, too: excess = (needed - spare) * deviation
         # + spare * deviation with the excess, as in sample sizes for proportions.
         middle = (needed - spare) * math.sqrt(variance) + spare**2 / 2
         constant = needed * (needed - 2 * spare) * variance
@@ -66,7 +66,7 @@ class CategoryTest:
 
 
 def _told_apart(values: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Which eigenvalues count: categories that never differ, or never occur, add nothing."""
+    """Which eigenvalues count: categories that never vary or never occur add nothing."""
     told_apart: NDArray[np.bool_] = values > 1e-9 * max(1.0, float(values.max()))
     return told_apart
 
@@ -89,7 +89,7 @@ def noncentrality(freedom: int, alpha: float, power: float) -> float:
 
 
 def _crossing(is_beyond: Callable[[float], bool]) -> float:
-    """Where, from 0 on, something becomes true and stays so."""
+    """The value above 0 from which on a condition is true."""
     low, high = 0.0, 1.0
     while not is_beyond(high):
         low, high = high, 2 * high

@@ -1,4 +1,4 @@
-"""Questions that `verify` and `bench` ask when nobody names others."""
+"""The prompts of `verify` and `bench`: built in, or from a file."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from localspec.chat.text_file import read_text_file
 from localspec.errors import OptionError
 
-# Some have one good answer, some thousands; some are about the demo pair's small world.
-BUILT_IN = (
+# Some have one good answer, some thousands; some suit the demo pair's small world.
+QUESTIONS = (
     "Tell me a story about a fox and a lantern.",
     "What is speculative decoding?",
     "Name the days of the week.",
@@ -21,15 +21,17 @@ BUILT_IN = (
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The lines of a text file, one prompt each, without the empty ones.
+    """The lines of a text file, one prompt each, without empty lines.
 
-    Raises OptionError if the file cannot be read or has none.
+    Raises OptionError if the file cannot be read or has no prompt.
     """
     try:
         lines = read_text_file(path).splitlines()
     except (OSError, ValueError) as error:
-        raise OptionError(f"{path}: {error}", "Name a text file, one prompt a line.") from error
+        raise OptionError(
+            f"{path}: {error}", "Give a text file with one prompt per line."
+        ) from error
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
-        raise OptionError(f"{path} has no prompts", "Write one prompt a line.")
+        raise OptionError(f"{path} has no prompts", "Write one prompt per line.")
     return prompts

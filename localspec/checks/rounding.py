@@ -1,7 +1,7 @@
-"""How far a batch of several tokens rounds away from a batch of one.
+"""How much the logits of a batch of several tokens differ from those of a batch of one.
 
-Both compute the same row of logits with other kernels. Where two candidates are as good as
-tied, the choice between them may fall otherwise; nowhere else.
+Both compute the same row of logits with different kernels. The choice between two tokens may
+differ only where they are nearly tied.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 from localspec.sampling.distribution import Logits
 from localspec.speculative.model import Model
 
-_NEAR_TOP = 10.0  # logits: only tokens so close to the best have a part in a choice
+_NEAR_TOP = 10.0  # logits; tokens further below the best are never chosen
 _BATCH_SIZES = (2, 4, 9, 17)  # of steps with 1, 3, 8 and 16 draft tokens
 
 
 @dataclass(slots=True)
 class Rounding:
-    """Rows of logits after the same tokens, from a batch of one and from a batch of several.
+    """Differences between rows of logits from batches of one and of several tokens.
 
-    largest_difference: of a logit near the top of its row. widest_gap_changed: between the
-    two best tokens, in logits, where they changed places.
+    largest_difference: of a logit near the top of its row. widest_gap_changed: the widest gap,
+    in logits, between two best tokens that changed places.
     """
 
     num_rows: int = 0
@@ -33,7 +33,7 @@ class Rounding:
 
     @property
     def bound(self) -> float:
-        """Logits less far apart than this may change places: each can move by the largest."""
+        """Tokens closer than this, in logits, may change places: both can move."""
         return 2.0 * self.largest_difference
 
     def add(self, single: Logits, batched: Logits) -> None:

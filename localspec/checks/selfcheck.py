@@ -1,7 +1,7 @@
-"""Is it lossless here? Checks that users run on their own pair and their own machine.
+"""Is drafting lossless here? A check that users run on their own pair and machine.
 
-Greedy text and seeded text with the draft must be those without it, up to near ties, whose
-width is measured; sampled text must follow the target's own distributions.
+Greedy and seeded text must be the same with and without drafting, except at near ties, whose
+width is measured. Sampled text must follow the target's own distributions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from localspec.checks.distribution_check import (
     DistributionCheck,
     DistributionResult,
 )
-from localspec.checks.identity import ENOUGH_ACCEPTED, Identity, IdentityCheck
+from localspec.checks.identity import ENOUGH_ACCEPTED, GREEDY, Identity, IdentityCheck
 from localspec.checks.limit import EndedBy, ended_by, limited
 from localspec.checks.rounding import Rounding
 from localspec.engine.engine import Engine
@@ -33,27 +33,26 @@ from localspec.speculative.rule_name import RuleName
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 
-GREEDY = SamplingParams(temperature=0)
-_IDENTITY_SHARE = 0.5  # of the time, that comparing texts may take
-_SPARE = 1.2  # more seconds than were worked out to be needed
-_CONFIRMING = 4  # times the tokens, with which a bias of half the size is visible
+_IDENTITY_SHARE = 0.5  # of the time limit, for comparing texts
+_SPARE = 1.2  # times the seconds that should be needed
+_CONFIRMING = 4  # times as many tokens, which show a bias of half the size
 
 
 class Finding(enum.Enum):
-    """What a check says."""
+    """The result of a check."""
 
     LOSSLESS = "lossless"
     NOT_LOSSLESS = "NOT lossless"
-    NOT_ENOUGH = "not enough evidence"  # nothing is wrong, but little was looked at
+    NOT_ENOUGH = "not enough evidence"  # nothing is wrong, but too little was checked
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a check found. confirmations: suspect rules again, with fresh seeds.
+    """The results of a check. confirmations: second tests of suspect rules, with fresh seeds.
 
-    seconds_needed: that are probably enough for a finding; None while that is not known, or if
-    it is hopeless: with these prompts no time is enough, since too few tokens are the draft's.
-    ended_by: what ended it before it was done.
+    seconds_needed: probably enough for a finding; None if unknown or hopeless. is_hopeless: no
+    time would be enough with these prompts, because too few draft tokens are accepted.
+    ended_by: what ended the check early.
     """
 
     rounding: Rounding
@@ -103,7 +102,7 @@ class Report:
 
     @property
     def open_suspicions(self) -> list[RuleName]:
-        """Rules that looked suspect at first, and were not asked again to the end."""
+        """Suspect rules whose second test was not finished."""
         if self.ended_by is None:
             return []
         suspects = {result.rule for result in self.distributions if result.is_suspect}
@@ -112,7 +111,7 @@ class Report:
 
     @property
     def visible_bias(self) -> float:
-        """The smallest bias that would have been seen in every rule and view."""
+        """The smallest bias that would have shown in every rule and view."""
         return max(result.smallest_bias for result in self.distributions)
 
     @property
@@ -142,18 +141,18 @@ def check(
 ) -> Report:
     """Check an engine on prompts of token ids, until there is enough evidence.
 
-    seconds: its limit. That, and the watch's cancellation, end it in the midst of a decode, and
-    what was found by then is returned.
-    num_samples: tokens to sample per rule (None: as many as evidence takes). options: what the
-    texts are to fit; nothing else of them counts. The engine's draft length is afterwards what
-    it was. Raises ContextError for a prompt that leaves no room for an answer, OptionError
-    where nobody proposes tokens, ConstraintError for what no text can be kept to.
+    seconds: the time limit. It and the watch's cancellation end the check even within a decode;
+    the results so far are returned.
+    num_samples: tokens to sample per rule (None: as many as needed). options: only their
+    constraint counts. The engine's draft policy is restored afterwards. Raises ContextError
+    for a prompt that leaves no room for an answer, OptionError if nothing drafts,
+    ConstraintError for a constraint that cannot be enforced.
     """
     for prompt in prompts:
         if len(prompt) >= engine.context_length:
             raise ContextError(
                 f"a prompt has {len(prompt)} tokens; the context holds {engine.context_length}",
-                "Leave it out, or choose a larger context (--ctx).",
+                "Leave it out, or use a larger context (--ctx).",
             )
     chosen = engine.draft_policy
     ending: EndedBy | None = None
@@ -161,8 +160,8 @@ def check(
         with limited(watch.cancellation, seconds) as ended, engine.exclusively() as loop:
             if not loop.proposers:
                 raise OptionError(
-                    "there is nothing to check: no tokens are proposed for this target",
-                    "Name a --draft whose target can take tokens back, without --no-draft.",
+                    "there is nothing to check: nothing drafts for this target",
+                    "Use a --draft with a target whose cache can be rolled back.",
                 )
             constraint = functools.partial(_constraint, engine, options)
             work = _Check(engine, loop, prompts, constraint, watch.progress)
@@ -181,7 +180,7 @@ def _constraint(engine: Engine, options: AnswerOptions, prompt: list[int]) -> Co
 
 
 class _Check:
-    """What is looked at, and what was found at any time."""
+    """A check, and its results so far."""
 
     def __init__(
         self,
@@ -208,13 +207,13 @@ class _Check:
         self._sampling = DistributionCheck(loop, prompts, is_end, constraint)
         self._samples = self._sampling.samples(RULES)
         self._again = self._sampling.samples(())
-        self._has_prompts = True  # that no text was compared of
+        self._has_prompts = True  # whose texts were not compared yet
         self._started_s = time.monotonic()
-        self._compare_s: float | None = None  # once that is done
+        self._compare_s: float | None = None  # once known
         self._sample_s: float | None = None
 
     def run(self, compare_s: float, num_samples: int | None) -> None:
-        """Look until there is enough. compare_s: how long comparing texts may take of it.
+        """Check until there is enough evidence. compare_s: the most seconds to compare texts.
 
         Raises Interrupted.
         """
@@ -225,7 +224,7 @@ class _Check:
         self._confirm()
 
     def report(self, ending: EndedBy | None) -> Report:
-        """Of what was found so far."""
+        """The report on the results so far."""
         identities = (self._greedy.result, self._seeded.result)
         is_enough = all(found.is_enough for found in identities)
         distributions = self._samples.results()
@@ -275,7 +274,7 @@ class _Check:
         self._progress(f"Checking sampled text: {share:.0%} of the evidence", left_s)
 
     def _confirm(self) -> None:
-        """Suspect rules once more, by so many more tokens that a suspicion is decided."""
+        """Test suspect rules again, with enough tokens to decide."""
         suspects = self._samples.suspects
         if not suspects:
             return
@@ -286,12 +285,12 @@ class _Check:
         self._sampling.add(
             self._again,
             _CONFIRMING * num_tokens,
-            lambda share: self._progress(f"Asking suspect rules again: {share:.0%}", None),
+            lambda share: self._progress(f"Testing suspect rules again: {share:.0%}", None),
         )
 
 
 def _compare_needs_s(seconds: float, identities: Sequence[Identity]) -> float | None:
-    """Of comparing texts, for enough of them; None if none was. seconds: so far."""
+    """Seconds needed for comparing enough texts; None if unknown. seconds: so far."""
     share = min(1.0, *(found.num_accepted / ENOUGH_ACCEPTED for found in identities))
     return seconds / share if share > 0.0 else None
 
@@ -299,9 +298,9 @@ def _compare_needs_s(seconds: float, identities: Sequence[Identity]) -> float | 
 def _distributions_need_s(
     seconds: float, distributions: Sequence[DistributionResult]
 ) -> float | None:
-    """Of sampling, for enough tokens; None if nothing could be seen yet. seconds: so far."""
+    """Seconds needed for sampling enough tokens; None if unknown. seconds: so far."""
     largest = max(result.smallest_bias for result in distributions)
-    # What can be seen goes with the root of the tokens.
+    # The visible bias falls with the root of the tokens.
     return None if largest == 1.0 else seconds * max(1.0, (largest / BIAS) ** 2)
 
 

@@ -1,4 +1,4 @@
-"""What steps of every size cost, timed on purpose rather than as they happen."""
+"""Times steps of every size on purpose, not as they happen."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _DRAFTED = 8  # tokens that a timed draft decodes one by one
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """target_s: seconds of a target's decode of 1, 2, 3 … tokens. draft_token_s: of one in
-    the draft; None without a draft."""
+    """target_s: seconds of the target's decode of 1, 2, 3 … tokens. draft_token_s: seconds of a
+    draft token; None without a draft model."""
 
     target_s: tuple[float, ...]
     draft_token_s: float | None
@@ -38,11 +38,12 @@ def measure_steps(
     show: Callable[[int, int], None] = lambda _done, _all: None,
     is_enough: Callable[[], bool] = lambda: False,
 ) -> StepCosts:
-    """Time every size num_rounds times, in turn, after a text that is dropped afterwards.
+    """Time every size num_rounds times, in turn, after a text that is removed afterwards.
 
-    The loop's text must be empty. An automatic policy of the loop learns from it. show: called
-    before each size, with how many are done, of how many. is_enough: asked after each round.
-    An interrupt ends it with what is known; raises Interrupted if that is less than a round.
+    The loop's text must be empty. An automatic policy of the loop learns the costs. show:
+    called before each size with how many are done, of how many. is_enough: called after each
+    round.
+    An interrupt returns the results so far; raises Interrupted if that is less than a round.
     """
     timer = _Timer(loop)
     num_sizes = len(timer.target_s)

@@ -1,4 +1,4 @@
-"""The command line. The only place that knows click, terminals and exit codes."""
+"""The command line: the only package that knows click, terminals and exit codes."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class _Main(Group):
             click.echo(error_lines(error), err=True)
             code = exit_codes.USAGE if isinstance(error, OptionError) else exit_codes.FAILED
         except OSError as error:
-            # Whoever read our output has gone, or the disk is full. What is still buffered
-            # goes nowhere, so that the interpreter does not complain at exit.
+            # The reader of our output has gone, or the disk is full. What is still buffered is
+            # discarded, so that the interpreter does not complain at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             if error.filename or error.errno not in _READER_GONE:
                 click.echo(f"Error: {error.strerror}: {error.filename or 'output'}", err=True)
@@ -61,7 +61,7 @@ class _Main(Group):
         sys.exit(code)
 
 
-# Of Ollama, LM Studio and llama.cpp.
+# Commands of Ollama, LM Studio and llama.cpp.
 _ELSEWHERE = {
     **dict.fromkeys(
         ("run", "cli"), "localspec chat MODEL, or localspec generate -m MODEL PROMPT"
@@ -72,7 +72,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("rm", "remove", "delete"), "localspec models remove PRESET"),
     **dict.fromkeys(
         ("ps", "stop", "load", "unload"),
-        "localspec serve MODEL, and Ctrl-C; nothing runs in the background",
+        "localspec serve MODEL, and Ctrl-C to stop it; nothing runs in the background",
     ),
     **dict.fromkeys(("server", "start"), "localspec serve"),
     "cp": "localspec models alias SHORT MODEL",
@@ -87,22 +87,22 @@ _ELSEWHERE = {
     cls=_Main,
     elsewhere=_ELSEWHERE,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Tab completes all of this in bash, zsh and fish: localspec completion --help",
+    epilog="Completion for bash, zsh and fish: localspec completion --help",
 )
 @click.version_option(__version__, prog_name="localspec")
 def main() -> None:
     """Lossless speculative decoding for llama.cpp models on your own machine.
 
     \b
-        localspec chat                 talk to the demo pair, offline
-        localspec chat qwen2-7b        a preset, a file or a name of the hub's
+        localspec chat                 chat with the demo pair, offline
+        localspec chat qwen2-7b        a preset, a file or a name on the hub
         localspec chat T.gguf --draft D.gguf
         localspec generate "Why is the sky blue?"
         localspec serve                a server for OpenAI's and other clients
-        localspec explain qwen2-7b     will it fit, will it pay: before a download
-        localspec download qwen2-7b    fetch a preset's files
-        localspec sessions             the conversations that were kept
-        localspec doctor               what is here, and what could be better
+        localspec explain qwen2-7b     whether it fits and pays, before a download
+        localspec download qwen2-7b    download a preset's files
+        localspec sessions             saved conversations
+        localspec doctor               what is installed, and what to improve
     """
 
 

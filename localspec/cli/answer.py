@@ -1,4 +1,4 @@
-"""Writes an answer to stdout while it is produced."""
+"""Writes an answer to stdout while it is generated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import click
 
 from localspec.cli.bars import shows_bars
 from localspec.cli.interrupt import cancel_on_interrupt
-from localspec.cli.screen import cut_line, has_all_tokens, mark, not_kept_line, note, printable
+from localspec.cli.screen import (
+    cut_line,
+    has_all_tokens,
+    mark,
+    note,
+    printable,
+    unenforced_line,
+)
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
@@ -19,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def write_answer(answer: Answer, *, show_draft: bool) -> Reply:
-    """Print an answer, harmless to a terminal; its thoughts go to stderr.
+    """Print an answer with control characters made visible; its thoughts go to stderr.
 
-    Ctrl-C stops it and keeps what was said.
+    Ctrl-C stops it and keeps the text so far.
     """
     said = text_writer(err=False)
-    # What stands on one terminal is wrapped by one writer.
+    # One writer wraps all text on the same terminal.
     are_one = _is_terminal(sys.stdout) and _is_terminal(sys.stderr)
     thought = said if are_one else text_writer(err=True)
     was_thought: bool | None = None
@@ -45,28 +52,28 @@ def write_answer(answer: Answer, *, show_draft: bool) -> Reply:
     return answer.reply()
 
 
-def tell_cut(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> None:
-    """Say on stderr that an answer was cut off. A pipe is not told of what it asked for."""
+def note_if_cut(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> None:
+    """Note on stderr that an answer was cut off; on a pipe not at --max-tokens, as asked."""
     line = cut_line(reply, max_tokens, engine)
     if line and (shows_bars() or not has_all_tokens(reply, max_tokens)):
         note(line)
 
 
-def tell_not_kept(reply: Reply) -> None:
-    """Say on stderr what of a JSON schema an answer was not kept to."""
-    if line := not_kept_line(reply):
+def note_unenforced(reply: Reply) -> None:
+    """Note on stderr which parts of a JSON schema were not enforced."""
+    if line := unenforced_line(reply):
         note(line)
 
 
 def text_writer(*, err: bool) -> Callable[[str, str | None], None]:
-    """What writes text in a colour to stdout, or to stderr.
+    """A function that writes text in a colour to stdout or stderr.
 
-    On a terminal lines end between words, the last of which is written with what follows it.
-    Elsewhere the text is as it is, without colour.
+    On a terminal lines are wrapped between words, so a word is written once it is complete.
+    Elsewhere the text is written unchanged and without colour.
     """
     if not _is_terminal(sys.stderr if err else sys.stdout):
         return lambda text, _colour: click.echo(text, nl=False, err=err)
-    # Here, so that a pipe does without the library that knows how wide characters are.
+    # Imported here: a pipe does not need the library that knows how wide characters are.
     from localspec.cli.terminal.wrapping import Style, terminal_writer
 
     out = terminal_writer(err=err)

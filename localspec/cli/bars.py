@@ -1,4 +1,4 @@
-"""Progress on the terminal: a bar for each file; on a pipe a line when one is done."""
+"""Download progress: a bar for each file; on a pipe one line for each finished file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localspec.hub import progress
 from localspec.presets import downloads
 
 _STATES = {
-    "checking": "checking what is here",
+    "checking": "checking the file",
     "downloading": "",
     "waiting": "waiting",
     "done": "",
@@ -19,10 +19,10 @@ _STATES = {
 
 
 def fetch_with_bars(plan: downloads.DownloadPlan, *, reuse: bool) -> list[Path]:
-    """Run the plan with its progress on stderr; the path of each of its files."""
+    """Download with progress on stderr. Returns the path of each file of the plan."""
     if not shows_bars():
-        return downloads.run_download(plan, _tell_when_done, reuse=reuse)
-    # Here, because every command imports this module.
+        return downloads.run_download(plan, _say_when_done, reuse=reuse)
+    # Imported here, because every command imports this module.
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -57,12 +57,12 @@ def fetch_with_bars(plan: downloads.DownloadPlan, *, reuse: bool) -> list[Path]:
 
 
 def shows_bars() -> bool:
-    """Whether a person sees stderr."""
+    """Whether stderr is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 def readable_bytes(num_bytes: int | None) -> str:
-    """The size for people, in decimal units: 4.7 GB."""
+    """A size in decimal units: 4.7 GB."""
     if num_bytes is None:
         return "unknown"
     size, units = float(num_bytes), ["B", "kB", "MB", "GB"]
@@ -72,6 +72,6 @@ def readable_bytes(num_bytes: int | None) -> str:
     return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{num_bytes} B"
 
 
-def _tell_when_done(event: progress.Progress) -> None:
+def _say_when_done(event: progress.Progress) -> None:
     if event.state == "done":
         click.echo(f"{event.file.name}: {readable_bytes(event.total_bytes)}", err=True)

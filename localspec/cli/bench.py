@@ -27,26 +27,28 @@ _DEFAULT_TOKENS = 128
     default="builtin",
     show_default=True,
     shell_complete=complete_file,
-    help="Prompts, one a line.",
+    help="Prompts, one per line.",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),
     default=5,
     show_default=True,
-    help="How often each prompt is answered by either side. One round says nothing of its "
-    "noise, and each takes its time: five are a compromise. Where no difference was seen, the "
-    "verdict says how many rounds would show a smaller one.",
+    help="How often each side answers every prompt. One round does not show the noise; five "
+    "are a compromise between time and precision. If no difference is seen, the verdict says "
+    "how many rounds would show a smaller one.",
 )
 @seconds_option(default=None)
-@click.option("--details", is_flag=True, help="Show what was measured as well.")
-@click.option("--json", "as_json", is_flag=True, help="One object with everything measured.")
+@click.option("--details", is_flag=True, help="Show all measurements, too.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object with everything measured."
+)
 @click.option(
     "--plot",
     type=Path,
     metavar="FILE.png|.html",
     shell_complete=complete_file,
-    help="Draw costs and speed-ups.",
+    help="Plot costs and speed-ups into this file.",
 )
 @pair_options
 def bench(  # noqa: PLR0913  each is an option of the command
@@ -59,21 +61,21 @@ def bench(  # noqa: PLR0913  each is an option of the command
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """Measure how much faster than plain decoding it is.
+    """Measure the speed-up over plain decoding.
 
-    With your pair, on your machine: plain and speculative answers to the same prompts, in
-    turn. A round is one answer of either side to each prompt, and gives one ratio of their
-    speeds. In brackets stands the interval that holds the true ratio 95 times in 100; if it
-    holds 1, no difference was seen, and more rounds narrow it. What is learned about costs is
-    kept for later runs. Ctrl-C, and the end of the time, print what is known by then. MODEL: as
-    for chat.
+    On your machine, with your pair: plain and speculative decoding take turns answering the
+    same prompts. A round is one answer of each side to every prompt, and gives one ratio of
+    their speeds. The interval in brackets contains the true ratio 95 times in 100. If it
+    contains 1, no difference was seen; more rounds make it narrower. The measured costs are
+    kept for later runs. Ctrl-C and the time limit print the results so far. MODEL: as for
+    chat.
 
     \b
         localspec bench
         localspec bench T.gguf --draft D.gguf --plot costs.png
         localspec bench --seconds 60
     """
-    # Late, as everything that needs an engine: completion loads none.
+    # Imported here, because shell completion must not load an engine.
     from localspec.checks.bench import run_bench
     from localspec.checks.limit import EndedBy
     from localspec.cli.bench_report import bench_json, bench_text
@@ -82,7 +84,7 @@ def bench(  # noqa: PLR0913  each is an option of the command
     if plot is not None:
         check_plot(plot)
     texts = (
-        questions.BUILT_IN if prompts == "builtin" else questions.read_prompts(Path(prompts))
+        questions.QUESTIONS if prompts == "builtin" else questions.read_prompts(Path(prompts))
     )
     with options.open_engine() as engine:
         tokens = [prompt_tokens(engine, options, text) for text in texts]

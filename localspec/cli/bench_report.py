@@ -1,4 +1,4 @@
-"""What `localspec bench` says: first the verdict, then what was measured."""
+"""The output of `localspec bench`: first the verdict, then the measurements."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from localspec.cli.screen import printable
 from localspec.engine.base import BaseEngine
 from localspec.speculative.reasons import why_off
 
-_MORE_ROUNDS = "Take two --rounds or more: one says nothing of its noise."
-_SIZES = (0.1, 0.05, 0.02, 0.01)  # of differences, to say what it takes to see one
+_MORE_ROUNDS = "Use --rounds 2 or more: one round does not show the noise."
+_SIZES = (0.1, 0.05, 0.02, 0.01)  # differences for which the number of rounds is worked out
 
 
 def bench_text(found: Bench, engine: BaseEngine, *, details: bool) -> str:
-    """The measurement for people."""
+    """The measurement as text."""
     more = _MORE_ROUNDS if found.ended_by is None else _more_time(found)
     lines = verdict(found.comparisons, more)
     if found.ended_by is not None:
@@ -30,12 +30,12 @@ def bench_text(found: Bench, engine: BaseEngine, *, details: bool) -> str:
         lines += ["", *_details(found, engine)]
     elif found.ended_by is None:
         num_rounds = _rounds(len(found.comparisons[0].ratios))
-        lines.append(f"Measured in {num_rounds}. Costs and the rest: --details.")
+        lines.append(f"Measured in {num_rounds}. For costs and more: --details.")
     return printable("\n".join(lines))
 
 
 def _what_ended(found: Bench) -> str:
-    """That it is a part of what was to be measured, and which."""
+    """Why the measurement ended early, and what was measured by then."""
     parts = [
         f"{c.name} {c.num_prompts} of {c.num_prompts + c.missing_prompts} prompts"
         if c.missing_prompts
@@ -44,20 +44,20 @@ def _what_ended(found: Bench) -> str:
     ]
     after = duration(found.time_s)
     why = (
-        f"Time was up after {after}"
+        f"The time limit of {after} was reached"
         if found.ended_by is EndedBy.TIME
         else f"Stopped after {after}"
     )
     known = f"{why}: {', '.join(parts)} answered by both sides." if parts else f"{why}."
-    return f"{known} Costs and the rest: --details."
+    return f"{known} For costs and more: --details."
 
 
 def _more_time(found: Bench) -> str:
     if found.round_s is None:
-        return "How long a round takes is not known yet: give it more --seconds."
+        return "How long a round takes is not known yet: use more --seconds."
     seconds = math.ceil((found.time_s + 2 * found.round_s) / 10) * 10
     return (
-        f"A verdict takes two rounds at least, of about {duration(found.round_s)} each here: "
+        f"A verdict needs at least two rounds, about {duration(found.round_s)} each here: "
         f"--seconds {seconds}."
     )
 
@@ -67,9 +67,9 @@ def _rounds(number: int) -> str:
 
 
 def verdict(comparisons: Sequence[Comparison], more: str = _MORE_ROUNDS) -> list[str]:
-    """What the measurement says, at first; then what to do about it.
+    """The result in one line, then advice.
 
-    more: the advice where that is too little to tell.
+    more: the advice if there is too little data for a verdict.
     """
     if not comparisons:
         return ["Nothing to compare yet: no prompt was answered by both sides.", more]
@@ -83,7 +83,7 @@ def verdict(comparisons: Sequence[Comparison], more: str = _MORE_ROUNDS) -> list
             f"{c.name.capitalize()}: {c.outcome.value}, {_times(c)}." for c in comparisons
         )
     advice = [_advice(outcome, comparison, more) for outcome, comparison in outcomes.items()]
-    if len(outcomes) > 1:  # it then is of one of them
+    if len(outcomes) > 1:  # each piece of advice concerns one of them
         names = [comparison.name.capitalize() for comparison in outcomes.values()]
         advice = [
             f"{name}: {said}" if said else "" for name, said in zip(names, advice, strict=True)
@@ -94,7 +94,7 @@ def verdict(comparisons: Sequence[Comparison], more: str = _MORE_ROUNDS) -> list
 
 
 def _times(found: Comparison) -> str:
-    """With the interval in brackets, where there is one."""
+    """The speed-up, with its interval in brackets if there is one."""
     estimate = found.estimate
     interval = "" if estimate is None else f" ({estimate.low:.2f} to {estimate.high:.2f})"
     return f"{found.speedup:.2f} times plain{interval}"
@@ -102,17 +102,17 @@ def _times(found: Comparison) -> str:
 
 def _advice(outcome: Outcome, found: Comparison, more: str) -> str:
     if outcome is Outcome.SLOWER:
-        return "Drafting costs more than it gains here: --no-draft decodes plainly."
+        return "Drafting costs more than it gains here: use --no-draft."
     if outcome in (Outcome.ONE_ROUND, Outcome.PART_OF_A_ROUND):
         return more
     if outcome is Outcome.NOTHING_DRAFTED:
         reason = "" if found.draft_off is None else f" ({why_off(found.draft_off)})"
-        return f"Without draft tokens{reason} both sides are plain decoding."
+        return f"No tokens were drafted{reason}: both sides are plain decoding."
     return ""
 
 
 def _what_it_takes(comparisons: Sequence[Comparison]) -> str:
-    """To see a smaller difference than could have been seen."""
+    """How many rounds would show a smaller difference."""
     unclear = [
         c.estimate for c in comparisons if c.outcome is Outcome.NO_DIFFERENCE and c.estimate
     ]
@@ -121,8 +121,8 @@ def _what_it_takes(comparisons: Sequence[Comparison]) -> str:
     num_rounds = noisiest.rounds_to_see(aim)
     seconds = num_rounds * sum(comparison.round_s for comparison in comparisons)
     return (
-        f"A difference of {noisiest.visible:.0%} would have been seen 9 times in 10; to see "
-        f"one of {aim:.0%} take --rounds {num_rounds}, about {duration(seconds)}."
+        f"A difference of {noisiest.visible:.0%} would have been seen 9 times in 10. To see "
+        f"one of {aim:.0%}: --rounds {num_rounds}, about {duration(seconds)}."
     )
 
 
@@ -135,7 +135,7 @@ def _details(found: Bench, engine: BaseEngine) -> list[str]:
     if found.sweep:
         each = "  ".join(f"K {k}: {ratio:.2f}" for k, ratio in found.sweep.items())
         lines.append(
-            f"A fixed number of draft tokens, greedy, times plain, by one answer each:  {each}"
+            f"Speed-up with a fixed number K of draft tokens, greedy, one answer each:  {each}"
         )
     return [*lines, f"Peak memory: {readable_bytes(found.peak_memory_bytes)}"]
 
@@ -144,15 +144,15 @@ def _cost_lines(costs: StepCosts, edge: float | None) -> list[str]:
     ratios = "  ".join(f"{n}: {ratio:.2f}" for n, ratio in enumerate(costs.ratios, 1))
     target_only_s = costs.target_s[0]
     lines = [
-        f"A decode of n tokens, in target-only steps:  {ratios}",
+        f"Cost of decoding n tokens, in target-only steps:  {ratios}",
         f"A target-only step: {1000 * target_only_s:.2f} ms",
     ]
     if costs.draft_token_s is None:
         return lines
     pays = (
-        "No acceptance would pay at these costs."
+        "At these costs drafting never pays."
         if edge is None
-        else f"At these costs it pays from an acceptance of {edge:.2f}."
+        else f"At these costs drafting pays from an acceptance of {edge:.2f}."
     )
     draft = (
         f"A draft token: {1000 * costs.draft_token_s:.2f} ms, "

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli import exit_codes
-from localspec.cli.answer import tell_cut, tell_not_kept, write_answer
+from localspec.cli.answer import note_if_cut, note_unenforced, write_answer
 from localspec.cli.completion import complete_session
 from localspec.cli.constraint_options import constraint_options
 from localspec.cli.help import Command
 from localspec.cli.model_options import model_argument
 from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.screen import error_lines, legend, note, use_colour
-from localspec.cli.sessions import tell_resumed
+from localspec.cli.sessions import note_resumed
 from localspec.cli.standard_input import holds_conversation, piped_lines
 from localspec.errors import LocalspecError, OptionError
 
@@ -32,17 +32,19 @@ if TYPE_CHECKING:
     "--session",
     metavar="NAME",
     shell_complete=complete_session,
-    help="Go on with a conversation, and keep it under this name.",
+    help="Continue a saved conversation, or start one, and save it under this name.",
 )
 @click.option(
     "--keep-caches",
     is_flag=True,
-    help="Keep the session's caches on disk, too: it resumes at once, and takes their size.",
+    help="Save the session's caches, too: it resumes at once, but takes more disk space.",
 )
 @click.option(
-    "--quiet", is_flag=True, help="No line on speed below an answer; /stats tells it all."
+    "--quiet", is_flag=True, help="No status line below answers; /stats shows everything."
 )
-@click.option("--no-think", is_flag=True, help="Ask a reasoning model to answer at once.")
+@click.option(
+    "--no-think", is_flag=True, help="Ask a reasoning model to answer without thinking first."
+)
 @constraint_options
 @pair_options
 def chat(
@@ -54,14 +56,14 @@ def chat(
     no_think: bool,
     fits: dict[str, Any],
 ) -> None:
-    """Hold a conversation.
+    """Chat with a model.
 
-    On a terminal, Ctrl-C stops an answer, Ctrl-D or /quit leaves, and /help lists what else
-    can be typed. On a pipe, every line of the input is a message. 'localspec sessions' lists
-    the conversations that were kept.
+    On a terminal, Ctrl-C stops an answer, Ctrl-D or /quit leaves, and /help lists all commands.
+    On a pipe, every line of the input is a message. 'localspec sessions' lists saved
+    conversations.
 
-    MODEL is a preset, an alias, a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT;
-    without one it is that of LOCALSPEC_MODEL, of 'localspec models default', or the demo pair.
+    MODEL is a preset, an alias, a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT.
+    Without one it is LOCALSPEC_MODEL, 'localspec models default', or the demo pair.
 
     \b
         localspec chat
@@ -70,15 +72,15 @@ def chat(
         localspec chat big.gguf --draft small.gguf --show-draft
     """
     if keep_caches and session is None:
-        raise click.UsageError("--keep-caches needs a --session.")
-    # Late, as everything that needs an engine: completion loads none.
+        raise click.UsageError("--keep-caches needs --session.")
+    # Imported here, because shell completion must not load an engine.
     from localspec.cli.conversation import Conversation
 
     with options.open_engine() as engine:
         is_dialogue = holds_conversation()
         write = _write_plain
         if is_dialogue:
-            # Here, so that a pipe does without the libraries that draw and edit.
+            # Imported here: a pipe does not need the libraries that draw and edit.
             from localspec.cli.terminal.dialogue import converse, write_rendered
 
             write = write_rendered
@@ -108,9 +110,9 @@ def chat(
 
 
 def _leave(conversation: Conversation, *, is_dialogue: bool) -> bool:
-    """Keep what is to be kept; whether that succeeded. A person may try again."""
+    """Save what has to be saved, and say whether it worked. A person may try again."""
     conversation.leave()
-    question = "The conversation is lost if it is not saved. Try again?"
+    question = "The conversation could not be saved and will be lost. Try again?"
     while (
         is_dialogue
         and not conversation.is_kept
@@ -124,7 +126,7 @@ def _greet(conversation: Conversation, session: str | None, *, is_resumed: bool)
     note(f"{conversation.engine.description}.")
     note("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
     if is_resumed:
-        tell_resumed(conversation)
+        note_resumed(conversation)
     elif session is not None:
         note(f"{session} is a new session.")
 
@@ -140,7 +142,7 @@ def _answer_options(
 
 
 def _answer_lines(conversation: Conversation) -> int:
-    """Answer every line of the input; how many could not be answered."""
+    """Answer every line of the input. Returns how many could not be answered."""
     num_failed = 0
     for text in piped_lines():
         try:
@@ -148,7 +150,7 @@ def _answer_lines(conversation: Conversation) -> int:
         except OptionError:
             raise
         except LocalspecError as error:
-            # A message that cannot be answered ends neither conversation nor input.
+            # One message that cannot be answered does not end the conversation.
             click.echo(error_lines(error), err=True)
             num_failed += 1
     return num_failed
@@ -158,6 +160,6 @@ def _write_plain(conversation: Conversation, answer: Answer) -> Reply:
     reply = write_answer(answer, show_draft=conversation.show_draft)
     if reply.finish_reason == "cancelled":
         raise click.Abort
-    tell_cut(reply, conversation.options.max_tokens, conversation.engine)
-    tell_not_kept(reply)
+    note_if_cut(reply, conversation.options.max_tokens, conversation.engine)
+    note_unenforced(reply)
     return reply

@@ -1,6 +1,6 @@
-"""What a shell completes where a name is asked for, and `localspec completion`.
+"""Shell completion of names, and `localspec completion`.
 
-A person has just pressed Tab: nothing here may be slow, ask the network, or fail.
+A person has just pressed Tab: nothing here may be slow, use the network, or fail.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from localspec.errors import LocalspecError
 from localspec.presets.installed import preset_state
 from localspec.presets.presets import load_presets
 
-_STATES = {"ready": "on this machine", "partial": "in part on this machine", "absent": ""}
+_STATES = {"ready": "on this machine", "partial": "partly on this machine", "absent": ""}
 
 
 def complete_file(
@@ -52,7 +52,7 @@ def complete_preset(
 def complete_model(
     context: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Presets and files. In this order bash shows files only where no preset begins so."""
+    """Presets and files. In this order bash shows files only if no preset matches."""
     return [
         *complete_file(context, param, incomplete),
         *complete_preset(context, param, incomplete),
@@ -62,7 +62,7 @@ def complete_model(
 def complete_session(
     _context: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Sessions that are there. zsh and fish quote what needs it, bash leaves it to us."""
+    """Names of sessions. zsh and fish quote names themselves; for bash it is done here."""
     quoted = shlex.quote if os.environ.get("_LOCALSPEC_COMPLETE") == "bash_complete" else str
     with _quietly():
         near = [name for name in session_names() if name.startswith(incomplete)]
@@ -80,7 +80,7 @@ def complete_template(
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without names rather than with a traceback in the middle of a person's line."""
+    """Complete nothing rather than print a traceback into the command line."""
     with contextlib.suppress(LocalspecError, OSError):
         yield
 
@@ -89,10 +89,10 @@ def _quietly() -> Iterator[None]:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, *, shell: str) -> None:
-    """Print the script that lets a shell complete.
+    """Print the completion script for a shell.
 
     Tab then completes commands, options and their values, presets (those on this machine
-    first), sessions and files. A new shell has it after one of these:
+    first), sessions and files. To turn it on for new shells:
 
     \b
         localspec completion fish > ~/.config/fish/completions/localspec.fish

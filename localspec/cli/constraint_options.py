@@ -1,4 +1,4 @@
-"""The options of a command whose answers are to fit something."""
+"""Options for structured output: a JSON schema, a regular expression, a grammar, choices."""
 
 from __future__ import annotations
 
@@ -22,34 +22,36 @@ _OPTIONS = [
         type=Path,
         metavar="FILE",
         shell_complete=complete_file,
-        help="The answer is JSON that fits the schema in this file.",
+        help="The answer is JSON that matches the schema in this file.",
     ),
     click.option(
         "--strict",
         is_flag=True,
-        help="With --json-schema: an error if no answer can be kept to all of it.",
+        help="With --json-schema: fail if a part of the schema cannot be enforced.",
     ),
-    click.option("--regex", metavar="REGEX", help="The whole answer matches this."),
+    click.option(
+        "--regex", metavar="REGEX", help="The whole answer matches this regular expression."
+    ),
     click.option(
         "--grammar",
         type=Path,
         metavar="FILE",
         shell_complete=complete_file,
-        help="The answer is a text of this grammar: a .lark or .gbnf file.",
+        help="The answer matches the grammar in this file, .lark or .gbnf.",
     ),
     click.option(
         "--choice",
         "choices",
         multiple=True,
         metavar="TEXT",
-        help="The answer is this text, or another choice. Repeatable.",
+        help="The answer is one of the choices. Repeatable.",
     ),
 ]
 _NAMES = ("json_schema", "strict", "regex", "grammar", "choices")
 
 
 def constraint_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command with the options; it receives keywords of an answer as `fits`."""
+    """Decorate a command with the options. It receives them as keywords of an answer."""
 
     @functools.wraps(command)
     def with_options(**values: Any) -> Any:
@@ -68,26 +70,28 @@ def _fits(
     grammar: Path | None,
     choices: tuple[str, ...],
 ) -> dict[str, Any]:
-    """Those that were given. Raises OptionError for a file that is no such text."""
+    """The options that were given. Raises OptionError for a file that cannot be read."""
     found: dict[str, Any] = {}
     if json_schema is not None:
         found["json_schema"] = read_constraint("--json-schema", json_schema)
         found["strict"] = strict
     elif strict:
-        raise OptionError("--strict has no place without --json-schema", "Leave it out.")
+        raise OptionError(
+            "--strict needs --json-schema", "Add --json-schema FILE, or leave --strict out."
+        )
     if regex is not None:
         found["regex"] = regex
     if grammar is not None:
         if grammar.suffix not in _SUFFIXES:
             raise OptionError(
-                f"--grammar {grammar}: the name says of no grammar what it is written in",
-                f"Name a file that ends in {' or '.join(_SUFFIXES)}.",
+                f"--grammar {grammar}: the kind of grammar is not clear from the name",
+                f"Give a file that ends in {' or '.join(_SUFFIXES)}.",
             )
         found["grammar"] = read_constraint("--grammar", grammar)
         if is_gbnf(found["grammar"]) != (grammar.suffix == ".gbnf"):
             raise OptionError(
-                f"--grammar {grammar}: its rules are not written as its name says",
-                "A rule of GBNF is name ::= …, one of Lark name: …",
+                f"--grammar {grammar}: the content is not {grammar.suffix[1:]}",
+                "In GBNF a rule is name ::= …, in Lark name: …",
             )
     if choices:
         found["choices"] = choices
@@ -95,8 +99,8 @@ def _fits(
 
 
 def read_constraint(flag: str, path: Path) -> str:
-    """The text in a file. Raises OptionError if there is none."""
+    """The text in a file. Raises OptionError if it cannot be read."""
     try:
         return read_text_file(path)
     except (OSError, ValueError) as error:
-        raise OptionError(f"{flag} {path}: {error}", "Name a file of text.") from error
+        raise OptionError(f"{flag} {path}: {error}", "Give a text file.") from error

@@ -1,4 +1,4 @@
-"""What a conversation on the command line is, beside the chat itself."""
+"""A conversation on the command line: a chat with its options, files and session."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ ThoughtView = Literal["show", "dim", "hide"]
 
 @dataclass(slots=True)
 class Conversation:
-    """A chat with the options of its next answer, kept as a session if it has a name.
+    """A chat with the options of its next answer, saved as a session if it has a name.
 
     write: shows an answer, and returns its reply. think: how thoughts are shown.
-    is_quiet: no status line stands below an answer.
-    attachments: files that go with the next question. is_editing: the next question takes the
-    place of the last one, and of its answer. pending: a question that a killed
-    process left without an answer. last: the latest reply. lock: the session's, held as long as
-    it is kept. keeps_caches: the session's caches are kept, too, when it is left. begun: what
-    the answer that goes on has said. is_saved: the session's file holds what was said. told:
-    what prevented it last, as it was shown.
+    is_quiet: whether the status line below answers is left out.
+    attachments: files for the next question. is_editing: whether the next question replaces
+    the last one and its answer. pending: a question that a killed process left unanswered.
+    last: the latest reply. lock: the session's lock, held while the session is in use.
+    keeps_caches: whether the caches are saved at the end, too. begun: the text so far of the
+    answer that is being continued. is_saved: whether the session's file is up to date. told:
+    the last error of saving that was shown.
     """
 
     engine: BaseEngine
@@ -66,14 +66,14 @@ class Conversation:
 
     @property
     def is_kept(self) -> bool:
-        """Whether all is on disk that is to be."""
+        """Whether everything that has to be saved is on disk."""
         return self.session is None or self.is_saved
 
     def ask(self, text: str) -> None:
-        """Answer a question, with the files that were attached to it.
+        """Answer a question, with the attached files.
 
-        They stay attached for as long as no question with them is part of the conversation.
-        Raises ContextError if it does not fit; the conversation then is as it was.
+        The files stay attached until a question with them is part of the conversation.
+        Raises ContextError if it does not fit; the conversation is then unchanged.
         """
         question, ask = attached(text, self.attachments), self.chat.send
         if self.is_editing:
@@ -87,39 +87,39 @@ class Conversation:
                 raise
             raise ContextError(
                 f"with {self.file_names()}, {error}",
-                f"{error.hint} /file none drops the files.",
+                f"{error.hint} /file none removes the files.",
             ) from error
         finally:
             if [message["content"] for message in self.chat.messages[-2:-1]] == [question]:
                 self.attachments.clear()
         if self.attachments:
-            note(f"{self.file_names()}: still for the next message; /file none drops them.")
+            note(f"{self.file_names()}: kept for the next message; /file none removes them.")
 
     def edited_text(self) -> str:
-        """What was typed as the last question. Raises OptionError if there was none."""
+        """The last question as it was typed. Raises OptionError if there was none."""
         return without_files(self.chat.last_question)[1]
 
     def attach(self, attachment: Attachment) -> None:
-        """Let a file go with the next question. Raises ContextError if there is no room."""
+        """Attach a file to the next question. Raises ContextError if it does not fit."""
         try:
             self.chat.prompt_tokens(attached("", [*self.attachments, attachment]))
         except ContextError as error:
             raise ContextError(
-                f"{attachment.name} cannot go with the next message: {error}",
+                f"{attachment.name} does not fit into the next message: {error}",
                 longer_context("Attach the part that matters", self.engine),
             ) from error
         self.attachments.append(attachment)
 
     def file_names(self) -> str:
-        """Of the files that go with the next question."""
+        """The names of the attached files."""
         return ", ".join(attachment.name for attachment in self.attachments)
 
     def retry(self) -> None:
         """Answer the last question again."""
         self._answer(self.chat.retry(self.options), "")
 
-    def go_on(self) -> None:
-        """Answer on where the last answer was cut."""
+    def continue_answer(self) -> None:
+        """Continue the last answer where it was cut."""
         answer = self.chat.continue_answer(self.options)
         self.begun = self.chat.messages[-1]["content"]
         try:
@@ -130,8 +130,8 @@ class Conversation:
     def _answer(self, answer: Answer, question: str) -> None:
         num_forgotten, pending = self.chat.num_forgotten, self.pending
         if question:
-            self.pending = ""  # what was asked now takes its place
-        # Whatever happens while the answer comes, the question is not lost.
+            self.pending = ""  # replaced by the question that is asked now
+        # Whatever happens during the answer, the question is not lost.
         self.save(pending=question)
         try:
             self.last = self.write(self, answer)
@@ -141,12 +141,12 @@ class Conversation:
         finally:
             self.save()
         if num_forgotten == 0 and self.chat.num_forgotten:
-            note("No more turns fit: from here on the oldest turns are forgotten.")
+            note("The context is full: from now on the oldest turns are dropped.")
 
     def save(self, *, pending: str = "") -> None:
-        """Write the session, if there is one. What prevents it is said once.
+        """Write the session, if there is one. An error is shown once.
 
-        pending: a question that is being answered.
+        pending: the question that is being answered.
         """
         if self.session is None:
             return
@@ -160,9 +160,9 @@ class Conversation:
                 click.echo(self.told, err=True)
 
     def leave(self) -> None:
-        """Write what could not be written before, and the caches, if that was asked for.
+        """Write what could not be written before, and the caches if they are to be kept.
 
-        What prevents it is said.
+        Errors are shown.
         """
         if not self.is_kept:
             self.told = ""
@@ -172,14 +172,14 @@ class Conversation:
         try:
             self.engine.save_caches(self.chat, caches_file(self.session))
         except OSError as error:
-            note(f"The caches cannot be kept: {error.strerror}.")
+            note(f"The caches could not be saved: {error.strerror}.")
         except CacheError as error:
-            note(f"The caches cannot be kept: {error}.")
+            note(f"The caches could not be saved: {error}.")
 
     def keep_as(self, name: str, *, may_replace: Callable[[], bool]) -> bool:
-        """Write the session, now and after every answer. False if it would have replaced one.
+        """Save as a session, now and after every answer. False if another was not replaced.
 
-        may_replace: asked before another session of that name is lost. Raises SessionError,
+        may_replace: asked before another session of that name is replaced. Raises SessionError,
         OptionError.
         """
         name = known_name(name)
@@ -191,7 +191,7 @@ class Conversation:
                 return False
             save_session(name, self.chat, pending=self.pending)
             if is_other:
-                # Those of what was replaced: of no use, and perhaps large.
+                # The caches of the replaced session: useless now, and perhaps large.
                 with contextlib.suppress(OSError):
                     caches_file(name).unlink(missing_ok=True)
         except BaseException:
@@ -201,10 +201,10 @@ class Conversation:
         return True
 
     def resume(self, name: str, *, must_exist: bool) -> bool:
-        """Go on with a session, which is kept from now on; whether it was there.
+        """Continue a session and save it from now on. Returns whether it existed.
 
-        Raises SessionError if it cannot be read or is in use, OptionError if it has to be
-        there and is not.
+        Raises SessionError if it cannot be read or is in use, OptionError if it must exist and
+        does not.
         """
         if must_exist:
             check_exists(name)
@@ -223,11 +223,11 @@ class Conversation:
             try:
                 self.engine.load_caches(self.chat, caches_file(name))
             except CacheError as error:
-                note(f"The session is decoded again: {error}.")
+                note(f"The session has to be decoded again: {error}.")
         return session is not None
 
     def _lock(self, name: str) -> FileLock | None:
-        """The session's lock; the one that is held already for the session in use."""
+        """The lock of a session; for the session in use, the lock that is already held."""
         return self.lock if name == self.session else lock_session(name)
 
     def _release(self, lock: FileLock | None) -> None:

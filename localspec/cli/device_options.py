@@ -1,4 +1,4 @@
-"""Options that say how the models are opened: threads, devices, caches."""
+"""Options for how models are opened: threads, devices, caches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from localspec.rpc_address import checked_addresses
 
 
 class RpcServers(click.ParamType):  # type: ignore[type-arg]
-    """Addresses of RPC servers with commas between them; "none" is no server."""
+    """Comma-separated addresses of RPC servers; "none" means no server."""
 
     name = "RPC servers"
 
@@ -25,7 +25,7 @@ class RpcServers(click.ParamType):  # type: ignore[type-arg]
 
 
 class Shares(click.ParamType):  # type: ignore[type-arg]
-    """Numbers with commas between them."""
+    """Comma-separated numbers."""
 
     name = "shares"
 
@@ -37,7 +37,7 @@ class Shares(click.ParamType):  # type: ignore[type-arg]
         try:
             return tuple(float(share) for share in value.split(","))
         except ValueError:
-            self.fail(f"{value} is no list of numbers, as in 3,1", param, ctx)
+            self.fail(f"{value!r} is not a list of numbers, such as 3,1", param, ctx)
 
 
 RPC_OPTION = keyword_option(
@@ -55,7 +55,7 @@ TENSOR_SPLIT_OPTION = keyword_option(
 )
 
 # Fields of LlamaOptions.
-_FIELDS = {
+_MODEL_FIELDS = {
     "num_threads": "CPU threads. [default: one per fast core]",
     "num_batch_threads": "CPU threads for prompts. [default: --threads]",
     "num_gpu_layers": "Layers on GPUs; the others stay in main memory. [default: as many as "
@@ -67,7 +67,7 @@ _FIELDS = {
     "use_mlock": "Keep the models from being swapped out.",
     "main_gpu": "The one GPU to use. [default: all of them]",
 }
-# Those that the draft may have of its own.
+# The same for the draft model alone.
 _DRAFT_FIELDS = {
     "num_threads": "CPU threads of the draft model. [default: --threads]",
     "num_gpu_layers": "Layers of the draft model on GPUs. [default: --gpu-layers]",
@@ -75,8 +75,8 @@ _DRAFT_FIELDS = {
     "cache_type_v": "Type of the draft model's cached values. [default: f16]",
 }
 
-OPTIONS = [
-    *(field_option(LlamaOptions, name, text) for name, text in _FIELDS.items()),
+DEVICE_OPTIONS = [
+    *(field_option(LlamaOptions, name, text) for name, text in _MODEL_FIELDS.items()),
     *(
         field_option(LlamaOptions, name, text, prefix="draft")
         for name, text in _DRAFT_FIELDS.items()
@@ -104,7 +104,7 @@ DEVICE_NAMES = (
 
 
 def take_model_options(values: dict[str, Any]) -> tuple[LlamaOptions, LlamaOptions]:
-    """Remove the options above but rpc from a command's values: those of target and draft.
+    """Move the options above, except rpc, from a command's values to target and draft.
 
     Raises OptionError for a value outside its range.
     """

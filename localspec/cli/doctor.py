@@ -16,23 +16,29 @@ from localspec.preflight.problems import find_problems
 
 
 @click.command(cls=Command)
-@click.option("--json", "as_json", is_flag=True, help="One object with everything found.")
 @click.option(
-    "--rpc", type=RpcServers(), default=(), metavar="HOST:PORT,…", help="RPC servers to ask."
+    "--json", "as_json", is_flag=True, help="Print one JSON object with everything found."
+)
+@click.option(
+    "--rpc",
+    type=RpcServers(),
+    default=(),
+    metavar="HOST:PORT,…",
+    help="Check these RPC servers, too.",
 )
 def doctor(*, as_json: bool, rpc: tuple[str, ...]) -> None:
-    """Show what is here, and what could be better.
+    """Show what is installed, and what to improve.
 
-    Versions, the build of llama.cpp, devices, cores, memory, where the layers of the presets
-    that are here would go, and caches; each problem with its remedy. Asks no network but
-    llama.cpp's RPC servers that are named here or in a preset of yours.
+    Versions, the build of llama.cpp, devices, cores, memory, where the layers of downloaded
+    presets would go, and caches. Each problem comes with its remedy. Nothing is sent over the
+    network, except to llama.cpp RPC servers named here or in one of your presets.
 
     \b
         localspec doctor
         localspec doctor --json
         localspec doctor --rpc workshop-pc:50052
     """
-    # Here, because it loads libllama, which no other command needs at once.
+    # Imported here, because it loads libllama, which other commands do not need at once.
     from localspec.llama.quirks.nextn import missing_functions
 
     found = inspect_installation(rpc)
@@ -86,7 +92,7 @@ def _lines(found: Installation, heads: str) -> list[tuple[str, str]]:
 
 
 def _heads(missing: tuple[str, ...], for_layers: tuple[str, ...]) -> str:
-    """Which trained heads libllama computes. missing, for_layers: what MTP and EAGLE-3 lack."""
+    """Which trained heads libllama supports. missing, for_layers: what MTP and EAGLE-3 lack."""
     if missing:
         return f"off: this libllama lacks {', '.join(missing)}; another version may have them"
     if for_layers:
@@ -95,7 +101,7 @@ def _heads(missing: tuple[str, ...], for_layers: tuple[str, ...]) -> str:
 
 
 def _plan_lines(found: Installation) -> list[tuple[str, str]]:
-    """Where the layers of the presets that are here would go now."""
+    """Where the layers of downloaded presets would go now."""
     lines = []
     for name, memory in found.plans.items():
         room = found.rooms[name]
@@ -106,7 +112,7 @@ def _plan_lines(found: Installation) -> list[tuple[str, str]]:
 
 
 def _cores_in_words(cores: Cores) -> str:
-    """How many a model computes on, and why not on the others."""
+    """How many cores a model uses, and why not the others."""
     reasons = [
         f"{number} {'is ' + one if number == 1 else 'are ' + several}"
         for number, one, several in (

@@ -1,4 +1,4 @@
-"""`localspec download`, and the offer to do it for a command that needs the files."""
+"""`localspec download`, and the question of other commands whether to download."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from localspec.presets.located import is_missing
     "--local-dir",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Put the files into this folder instead of the hub's shared cache.",
+    help="Put the files into this folder instead of the shared hub cache.",
 )
 @click.option(
     "--reuse/--no-reuse",
     default=None,
-    help="Take files that LM Studio, Ollama or llama.cpp keep. [default: ask; no on a pipe]",
+    help="Use files of LM Studio, Ollama or llama.cpp. [default: ask; no on a pipe]",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be fetched.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be downloaded.")
 def download(
     *, presets: tuple[str, ...], local_dir: Path | None, reuse: bool | None, dry_run: bool
 ) -> None:
-    """Fetch the files of presets; their paths on stdout.
+    """Download the files of presets, and print their paths.
 
-    A file that is here already is used. An interrupted download goes on where it stopped, and
-    every file is checked against its sha256. What stands in DIR under a file's name already is
-    compared with it, and never replaced. Besides presets: hf:owner/repo/file.gguf,
+    Files that are on this machine already are used. An interrupted download resumes where it
+    stopped, and every file is checked against its sha256. A file that DIR already has is
+    compared, and never replaced. Also takes hf:owner/repo/file.gguf,
     hf:owner/repo@revision/file.gguf and owner/repo:QUANT.
 
     \b
@@ -49,13 +49,15 @@ def download(
     """
     plan = _plan(presets, local_dir)
     for remote in plan.unchecked:
-        click.echo(f"{remote.file.name} stands in {plan.place.root} and is compared", err=True)
+        click.echo(
+            f"{remote.file.name} is in {plan.place.root} already and is compared", err=True
+        )
     for remote in plan.missing:
         size = readable_bytes(remote.size_bytes)
         click.echo(f"{remote.file.repo} {remote.file.file}: {size}", err=True)
     if dry_run:
         click.echo(
-            f"{readable_bytes(plan.num_bytes)} to fetch into {plan.place.root}, "
+            f"{readable_bytes(plan.num_bytes)} to download to {plan.place.root}, "
             f"{readable_bytes(plan.free_bytes)} free",
             err=True,
         )
@@ -70,27 +72,27 @@ def _plan(names: Sequence[str], local_dir: Path | None) -> DownloadPlan:
 
 
 def _ask_reuse(plan: DownloadPlan) -> bool:
-    """Whether to take what other programs keep: asked on a terminal, told on a pipe."""
+    """Whether to use files of other programs: asked on a terminal, a note on a pipe."""
     for file, candidate in plan.elsewhere.items():
         click.echo(f"{candidate.owner} has {file.name}: {candidate.path}", err=True)
     if not plan.elsewhere:
         return False
     if not on_terminal():
-        click.echo("To take it instead of fetching it again: --reuse", err=True)
+        click.echo("To use it instead of downloading it again: --reuse", err=True)
         return False
-    return click.confirm("Take it instead of fetching it again?", default=True, err=True)
+    return click.confirm("Use it instead of downloading it again?", default=True, err=True)
 
 
 def offer_download(name: str) -> None:
-    """On a terminal, ask whether to fetch what is missing of a preset or model, and do so.
+    """On a terminal, ask whether to download missing files of a preset or model, and do so.
 
-    Elsewhere, and after a no, it does nothing: loading it tells what to type.
+    Elsewhere, and after a no, nothing happens: the error of loading says what to type.
     """
     if not is_missing(name) or not (on_terminal() and shows_bars()):
         return
     plan = _plan([name], None)
     question = (
-        f"{name} is not on this machine. Fetch {readable_bytes(plan.num_bytes)} into "
+        f"{name} is not on this machine. Download {readable_bytes(plan.num_bytes)} to "
         f"{plan.place.root} ({readable_bytes(plan.free_bytes)} free)?"
     )
     if click.confirm(question, default=True, err=True):

@@ -1,3 +1,3 @@
-"""How the process tells its caller what became of a command."""
+"""Exit codes of commands."""
 
 FAILED, USAGE, NOT_ENOUGH_EVIDENCE, INTERRUPTED = 1, 2, 3, 130

@@ -23,7 +23,7 @@ from localspec.presets.pairing import LARGEST_SHARE
 if TYPE_CHECKING:
     from localspec.preflight.explanation import Explanation, HeadReport, ModelFacts
 
-_NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
+_NOT_MEASURED = "not measured on this machine yet; run: localspec bench"
 
 
 @click.command(cls=Command)
@@ -35,7 +35,9 @@ _NOT_MEASURED = "not measured yet on this machine; run: localspec bench"
 )
 @RPC_OPTION
 @TENSOR_SPLIT_OPTION
-@click.option("--json", "as_json", is_flag=True, help="One object with everything found.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object with everything found."
+)
 def explain(  # noqa: PLR0913  each is an option of the command
     *,
     model: str | None,
@@ -48,10 +50,10 @@ def explain(  # noqa: PLR0913  each is an option of the command
     tensor_split: tuple[float, ...],
     as_json: bool,
 ) -> None:
-    """Will it fit, will it pay, and why: before any download.
+    """Say whether a pair fits and pays, and why, before any download.
 
-    Of models that are not here a few megabytes are read: the headers of their files. MODEL:
-    as for chat. Exit code 1 if target and draft, or head, are no pair.
+    For models that are not on this machine only the headers of their files are read, a few
+    megabytes. MODEL: as for chat. Exit code 1 if the draft or head does not match the target.
 
     \b
         localspec explain qwen2-7b
@@ -60,7 +62,7 @@ def explain(  # noqa: PLR0913  each is an option of the command
         localspec explain T.gguf --rpc workshop-pc:50052
         localspec explain bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0 --json
     """
-    from localspec.preflight import explanation  # late: completion needs none of it
+    from localspec.preflight import explanation  # not needed for completion
 
     is_target = draft is not None or head is not None
     preset, chosen = choose_model(model, None, target, is_target=is_target)
@@ -84,12 +86,12 @@ def explain(  # noqa: PLR0913  each is an option of the command
 
 
 def explanation_text(found: Explanation) -> str:
-    """The explanation for people: a name and what is said of it, a line each."""
+    """The explanation as text: a name and its facts, line by line."""
     return printable("\n".join(f"{name:<11}{text}" for name, text in _lines(found)))
 
 
 def _lines(found: Explanation) -> list[tuple[str, str]]:
-    """What is said, as pairs of a name (empty: more of the last one) and a text."""
+    """Pairs of a name (empty if it is the last one's) and a text."""
     lines = [("Pair", found.description)] if found.description else []
     lines += _model_lines("Target", found.target)
     if found.draft is not None:
@@ -133,35 +135,35 @@ def _model_lines(role: str, model: ModelFacts) -> list[tuple[str, str]]:
 
 
 def _no_pair(found: Explanation) -> list[tuple[str, str]]:
-    """Why what was named cannot be loaded together, and what could be."""
+    """Why the models cannot be loaded together, and which could be."""
     if not found.misfit:
-        return [("NO PAIR", "a head drafts for the very model that it was made for")]
+        return [("NO PAIR", "a head only drafts for the model that it was trained for")]
     target = found.target
     largest = readable_bytes(round(target.size_bytes * LARGEST_SHARE))
     return [
         ("NO PAIR", found.misfit),
         (
             "",
-            f"what drafts for {target.name} has its {target.vocab_size} tokens and at most "
-            f"{largest}: a smaller model of its family; or leave the draft out",
+            f"a draft for {target.name} needs the same {target.vocab_size} tokens and at most "
+            f"{largest}: use a smaller model of its family, or no draft",
         ),
     ]
 
 
 def _head(head: HeadReport) -> str:
-    """What it is, and whether it is of use."""
+    """What the head is, and whether it can be used."""
     what = f"{head.description} of {readable_bytes(head.size_bytes)} in the target's file"
     if head.is_apart:
         place = "on this machine" if head.is_here else "to download"
         known = (head.name, head.description, f"{readable_bytes(head.size_bytes)} {place}")
         what = ", ".join(filter(None, known))
     if head.why_not:
-        return f"{what}: OF NO USE, {in_flags(head.why_not)}"
-    return f"{what}: it drafts for this target"
+        return f"{what}: NOT USABLE, {in_flags(head.why_not)}"
+    return f"{what}: drafts for this target"
 
 
 def _types(type_bytes: dict[str, int]) -> str:
-    """The share of each type that makes up a percent or more."""
+    """The share of each type, from one percent."""
     total = sum(type_bytes.values())
     shares = {name: size / total for name, size in type_bytes.items()}
     return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01)
@@ -173,14 +175,14 @@ def _parameters(count: int) -> str:
 
 def _rollback(found: Explanation) -> str:
     if not found.target.can_roll_back:
-        return "the target cannot take tokens back: plain decoding"
+        return "the target's cache cannot be rolled back: plain decoding"
     target = found.memory.models[0]
     if target.num_snapshots:
         return (
-            f"the target takes back up to {target.num_snapshots} tokens, for which it keeps "
-            f"recurrent states of {readable_bytes(target.snapshot_bytes)}"
+            f"the target can roll back up to {target.num_snapshots} tokens; their recurrent "
+            f"states take {readable_bytes(target.snapshot_bytes)}"
         )
-    return "the target can take tokens back"
+    return "the target's cache can be rolled back"
 
 
 def _memory_lines(found: Explanation) -> list[tuple[str, str]]:
@@ -209,32 +211,32 @@ def _memory_lines(found: Explanation) -> list[tuple[str, str]]:
         *([("", peak)] if stored_twice else []),
         (
             "",
-            f"beside that up to {readable_bytes(found.kept_bytes)} for the caches of "
-            "conversations that wait while others are answered",
+            f"and up to {readable_bytes(found.kept_bytes)} more for the caches of waiting "
+            "conversations",
         ),
         *([("", f"the preset {found.smaller} fits")] if found.smaller else []),
     ]
 
 
 def _fit(found: Explanation) -> str:
-    """Whether it fits, and what else does."""
-    longest = "nor does any context"
+    """Whether it fits, and what else would."""
+    longest = "and no context would"
     if found.largest_context:
-        longest = f"a context of up to {found.largest_context} does"
+        longest = f"a context of up to {found.largest_context} would"
     if found.fits:
-        return f"it fits, and {longest}"
+        return f"it fits, and {longest}, too"
     if found.gpu_layers is not None:
-        longest += f", as do {found.gpu_layers} layers on GPUs (--gpu-layers)"
-    return f"IT DOES NOT FIT, {longest}"
+        longest += f", or {found.gpu_layers} layers on GPUs (--gpu-layers)"
+    return f"IT DOES NOT FIT; {longest}"
 
 
 def _gain_lines(found: Explanation) -> list[tuple[str, str]]:
     if found.gains is None:
         return [("Speed-up", _NOT_MEASURED)]
     if found.break_even is None:
-        return [("Speed-up", "none here: what drafts is too slow at any acceptance")]
+        return [("Speed-up", "none here: the draft is too slow at any acceptance rate")]
     return [
-        ("Speed-up", f"pays from an acceptance of {found.break_even:.2f}"),
+        ("Speed-up", f"pays from an acceptance rate of {found.break_even:.2f}"),
         *(
             (
                 "",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.chat.attachment import Attachment, attached, read_attachment
-from localspec.cli.answer import tell_cut, tell_not_kept, write_answer
+from localspec.cli.answer import note_if_cut, note_unenforced, write_answer
 from localspec.cli.completion import complete_file
 from localspec.cli.constraint_options import constraint_options
 from localspec.cli.help import Command
@@ -18,7 +18,7 @@ from localspec.cli.json_output import to_json, write_json
 from localspec.cli.model_options import model_option
 from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.screen import legend, note, stats_lines, use_colour
-from localspec.cli.standard_input import on_terminal, read_text
+from localspec.cli.standard_input import on_terminal, read_input
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
@@ -30,17 +30,22 @@ if TYPE_CHECKING:
 @click.argument("prompt", required=False)
 @model_option
 @click.option(
-    "--raw", is_flag=True, help="Continue the prompt as it is, without a chat template."
+    "--raw", is_flag=True, help="Continue the prompt as raw text, without a chat template."
 )
-@click.option("--stop", multiple=True, metavar="TEXT", help="End the answer here. Repeatable.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="One object with the answer and its costs."
+    "--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Repeatable."
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object with the answer and its statistics.",
 )
 @click.option(
     "--logprobs",
     type=int,
     metavar="N",
-    help="With --json: every token's log-probability and the N best of its place.",
+    help="With --json: log-probabilities of every token and of the N best alternatives.",
 )
 @click.option(
     "-f",
@@ -50,10 +55,10 @@ if TYPE_CHECKING:
     type=Path,
     metavar="FILE",
     shell_complete=complete_file,
-    help="A text file that goes before the prompt; - is stdin. Repeatable. Without a PROMPT "
-    "the last one is the prompt.",
+    help="A text file to put before the prompt; - is stdin. Repeatable. Without a PROMPT the "
+    "last file is the prompt.",
 )
-@click.option("--stats", is_flag=True, help="What the answer cost, on stderr.")
+@click.option("--stats", is_flag=True, help="Print statistics of the answer to stderr.")
 @constraint_options
 @pair_options
 def generate(  # noqa: PLR0913  each is an option of the command
@@ -68,10 +73,11 @@ def generate(  # noqa: PLR0913  each is an option of the command
     stats: bool,
     fits: dict[str, Any],
 ) -> None:
-    """Answer PROMPT, or what stdin holds, on stdout.
+    """Answer PROMPT, or the text on stdin, through the chat template.
 
-    With both, what stdin holds goes before PROMPT as a file does, after those of --file.
-    Control characters are shown, not sent; --json carries the exact text.
+    With both, the text on stdin goes before PROMPT like a file, after those of --file. The
+    answer goes to stdout. Control characters are made visible; --json has the exact text.
+    --raw is generate_raw in Python, and continues the text without a template.
 
     \b
         localspec generate "Tell me a story about an owl."
@@ -83,12 +89,14 @@ def generate(  # noqa: PLR0913  each is an option of the command
         tail -n 40 server.log | localspec generate "What went wrong?"
     """
     if raw and (options.system is not None or options.template_name is not None):
-        raise click.UsageError("--raw has no place for --system or --chat-template.")
+        raise click.UsageError("--raw cannot be combined with --system or --chat-template.")
     if logprobs is not None and not as_json:
         raise click.UsageError("--logprobs needs --json.")
     attachments, question = _asked(prompt, files)
     if raw and attachments:
-        raise click.UsageError("--raw has no place for files or a pipe beside the prompt.")
+        raise click.UsageError(
+            "--raw takes the prompt alone, without files or a pipe beside it."
+        )
     with options.open_engine() as engine:
         asked = {"stop": stop, "logprobs": logprobs, **fits}
         text = attached(question, attachments)
@@ -102,23 +110,23 @@ def generate(  # noqa: PLR0913  each is an option of the command
             reply = write_answer(answer, show_draft=options.show_draft)
         if reply.finish_reason == "cancelled":
             raise click.Abort
-        tell_cut(reply, options.max_tokens, engine)
-        tell_not_kept(reply)
+        note_if_cut(reply, options.max_tokens, engine)
+        note_unenforced(reply)
         if stats:
             note("\n".join(stats_lines(reply.stats, engine.context_length)))
 
 
 def _asked(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment], str]:
-    """What goes before the prompt, and the prompt: the last of files, stdin and PROMPT.
+    """The texts before the prompt, and the prompt: the last of files, stdin and PROMPT.
 
-    Raises click.UsageError if there is nothing at all, OptionError for a file that is no text.
+    Raises click.UsageError if there is no prompt, OptionError for a file that is not text.
     """
     given = [
-        Attachment("stdin", read_text()) if str(path) == "-" else read_attachment(path)
+        Attachment("stdin", read_input()) if str(path) == "-" else read_attachment(path)
         for path in files
     ]
     is_read = "-" in map(str, files)
-    if not is_read and (prompt == "-" or not on_terminal()) and (piped := read_text()).strip():
+    if not is_read and (prompt == "-" or not on_terminal()) and (piped := read_input()).strip():
         given.append(Attachment("stdin", piped))
     if prompt is not None and prompt != "-" and prompt.strip():
         given.append(Attachment("PROMPT", prompt))

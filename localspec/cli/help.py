@@ -1,4 +1,4 @@
-"""Commands whose --help has the options in groups: the same ones everywhere, in one order."""
+"""Commands whose --help shows options in groups, the same everywhere and in one order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localspec.cli.device_options import DEVICE_NAMES
 from localspec.cli.sampling_options import SAMPLING_NAMES
 from localspec.errors import perhaps
 
-# Options by what they are about. What stands nowhere here is the command's own: it comes first.
+# Options by topic. An option that is not listed here belongs to one command, and comes first.
 HEADINGS = {
     "Model": ("model", "preset", "target", "draft", "head", "context_length", "force"),
     "Drafting": ("proposer", "draft_tokens", "no_draft", "rule"),
@@ -34,7 +34,7 @@ class Command(click.Command):
 class Group(click.Group):
     """Several commands, each with its whole summary.
 
-    elsewhere: what other programs call a command, with what it is here.
+    elsewhere: names of commands in other programs, and the command here.
     """
 
     command_class = Command
@@ -48,12 +48,12 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command of that name. Raises click.UsageError, with the one that may be meant."""
+        """The command of that name. Raises click.UsageError that names a similar command."""
         name = args[0]
         is_unknown = self.get_command(ctx, name) is None and not name.startswith("-")
-        if is_unknown and not ctx.resilient_parsing:  # which completion is
+        if is_unknown and not ctx.resilient_parsing:  # as in completion
             here = self._elsewhere.get(name)
-            hint = f"Here it is: {here}." if here else perhaps(name, self.list_commands(ctx))
+            hint = f"Use: {here}." if here else perhaps(name, self.list_commands(ctx))
             ctx.fail(f"No such command {name!r}. {hint}".strip())
         return super().resolve_command(ctx, args)
 
@@ -63,7 +63,7 @@ class Group(click.Group):
         self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a line or more for each command."""
+        """Write one or more lines for each command."""
         names = self.list_commands(ctx)
         commands = {name: self.get_command(ctx, name) for name in names}
         rows = [

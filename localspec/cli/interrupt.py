@@ -1,4 +1,4 @@
-"""Ctrl-C that stops an answer or a measurement at once, and only that."""
+"""Ctrl-C stops an answer or a measurement at once, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def cancel_on_interrupt(cancel: Callable[[], None]) -> Iterator[None]:
     """While the block runs, SIGINT calls `cancel`, from any thread; a second one raises.
 
     Python runs signal handlers only between its own instructions, and the main thread may
-    be inside one long decode. The wake-up socket is written to by the C handler at once; a
-    thread that waits there passes the word on.
+    be inside one long decode. The C handler writes to the wake-up socket at once, and a
+    thread that waits there calls `cancel`.
     """
 
     def on_interrupt(_number: int, _frame: object) -> None:

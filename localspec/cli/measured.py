@@ -1,4 +1,4 @@
-"""A check or a measurement as a person sees it: what it does, how long yet, and Ctrl-C."""
+"""Runs a check or a measurement with a progress line, and lets Ctrl-C end it."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from localspec.engine.base import BaseEngine
 from localspec.isolated.measuring import measure
 from localspec.isolated.watch import Watch
 
-Found = TypeVar("Found")
+Measured = TypeVar("Measured")
 
 
 def measured(
     engine: BaseEngine,
-    function: Callable[..., Found],
+    function: Callable[..., Measured],
     *arguments: Any,
     seconds: float | None,
     **keywords: Any,
-) -> Found:
-    """What the function makes of the engine in that time; after Ctrl-C what it knows then."""
-    line = _Line(seconds, time.monotonic)
+) -> Measured:
+    """The function's result for the engine; after Ctrl-C or the limit, the result so far."""
+    line = ProgressLine(seconds, time.monotonic)
     watch = Watch(line.tell)
     with cancel_on_interrupt(watch.cancellation.request), waiting(line.text):
         return measure(engine, function, *arguments, watch=watch, seconds=seconds, **keywords)
 
 
-class _Line:
-    """What is being done, for how long all of it has gone on, and how long it takes yet."""
+class ProgressLine:
+    """The line that says what is being done, for how long, and how long it will take."""
 
     def __init__(self, limit_s: float | None, clock: Callable[[], float]) -> None:
         self._limit_s = limit_s
         self._clock = clock
         self._started_s = clock()
-        self._told: tuple[str, float | None] = ("Beginning", None)
+        self._told: tuple[str, float | None] = ("Starting", None)
         self._told_s = self._started_s
 
     def tell(self, stage: str, seconds_left: float | None) -> None:
-        """See `watch.Watch`. What is told again, as a sign of life, is as old as at first."""
+        """See `watch.Watch`. A repeated report does not restart the estimate."""
         if (stage, seconds_left) != self._told:
             self._told, self._told_s = (stage, seconds_left), self._clock()
 
     def text(self) -> str:
-        """At this moment; from any thread."""
+        """The line now; from any thread."""
         now = self._clock()
         stage, seconds_left = self._told
         spent_s = now - self._started_s

@@ -1,4 +1,4 @@
-"""`localspec models`: the list of presets, and what can be done with one."""
+"""`localspec models`: lists presets, and manages them."""
 
 from __future__ import annotations
 
@@ -46,14 +46,15 @@ _ELSEWHERE = {
 
 
 @click.group(cls=Group, invoke_without_command=True, elsewhere=_ELSEWHERE)
-@click.option("--json", "as_json", is_flag=True, help="One array with all that is known.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON array with everything known."
+)
 @click.pass_context
 def models(context: click.Context, *, as_json: bool) -> None:
-    """List the presets: state, size, whether they fit into the free memory, licence.
+    """List presets: state, size, whether they fit into free memory, licence.
 
-    Those that are on this machine come first.
-
-    A * marks presets with facts that rest on one source or none; --json says which.
+    Presets on this machine come first. A * marks presets with facts that only one source or
+    none confirms; --json says which.
 
     \b
         localspec models
@@ -79,30 +80,30 @@ def models(context: click.Context, *, as_json: bool) -> None:
         click.echo(printable(f"{name:<{width}}{state.state:<8}{size:>9}  {fits:<6}{license}"))
     usual = usual_model()
     note(
-        "FITS: into the memory that is free now, by the sizes of the files; "
-        "'localspec explain PRESET' looks closer.\n"
-        "*: some of its facts rest on one source or on none; --json says which.\n"
-        f"Without a name it is {DEFAULT_PRESET if usual is None else usual.name}."
+        "FITS: into the memory that is free now, judged by file sizes; 'localspec explain "
+        "PRESET' is more exact.\n"
+        "*: only one source or none confirms some facts; --json says which.\n"
+        f"Default: {DEFAULT_PRESET if usual is None else usual.name}."
     )
 
 
-@models.command()
+@models.command("path")
 @click.argument("preset", shell_complete=complete_preset)
-def path(*, preset: str) -> None:
-    """Print the paths of target, draft and head, a line each."""
+def print_paths(*, preset: str) -> None:
+    """Print the paths of target, draft and head, one per line."""
     for found in locate(find_preset(preset)).by_role().values():
         click.echo(found)
 
 
-@models.command()
+@models.command("remove")
 @click.argument("preset", shell_complete=complete_preset)
-@click.option("--yes", is_flag=True, help="Do not ask: remove both.")
-def remove(*, preset: str, yes: bool) -> None:
-    """Delete the fetched files of a preset, and a preset of your own.
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def remove_preset(*, preset: str, yes: bool) -> None:
+    """Delete the downloaded files of a preset, and a preset of your own.
 
-    With them go the kept caches of its sessions, not the conversations, and what its decodes
-    cost here. Files that another preset uses, that another tool put into the cache, or that lie
-    in folders of yours stay. A preset that you added is asked about by itself.
+    Saved caches of its sessions and its measured costs are deleted, too; conversations stay.
+    Files that another preset uses, that another program put into the cache, or that are in
+    your own folders stay, too. A preset that you added is asked about separately.
     """
     chosen = find_preset(preset)
     is_own = _is_own(chosen.name)
@@ -110,7 +111,7 @@ def remove(*, preset: str, yes: bool) -> None:
     for file, users in removal.shared.items():
         click.echo(f"{file.name} stays: {', '.join(users)} uses it", err=True)
     for file in removal.foreign:
-        click.echo(f"{file.name} stays: another tool put it there", err=True)
+        click.echo(f"{file.name} stays: another program put it there", err=True)
     for file, size in removal.owned.items():
         click.echo(f"{file.repo} {file.file}: {readable_bytes(size)}", err=True)
     if kept.num_bytes:
@@ -122,7 +123,7 @@ def remove(*, preset: str, yes: bool) -> None:
 
 
 def _is_own(name: str) -> bool:
-    """Whether the preset stands in the user's file; of a malformed one nothing counts."""
+    """Whether the preset is in the user's file; False if that file is malformed."""
     try:
         return name in user_presets()
     except PresetError:
@@ -142,7 +143,7 @@ def _free(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
 
 
 def _remove_preset(name: str, *, yes: bool) -> None:
-    """Take a preset out of the user's file, unless another needs it or the user does not."""
+    """Remove a preset from the user's file, unless another extends it or the user says no."""
     if users := extended_by(name):
         click.echo(f"The preset {name} stays: {', '.join(users)} extends it", err=True)
         return
@@ -150,12 +151,12 @@ def _remove_preset(name: str, *, yes: bool) -> None:
     if yes or click.confirm(question, err=True):
         drop_preset(name)
         click.echo(f"{name} is removed from {user_presets_file()}", err=True)
-        _tell_names_of(name)
+        _note_dangling_names(name)
 
 
-def _tell_names_of(gone: str) -> None:
-    """Say which names of the user's meant a preset that is not there any more."""
-    if gone in load_presets():  # a shipped one has its name
+def _note_dangling_names(gone: str) -> None:
+    """Say which aliases, or the default, meant a preset that is gone."""
+    if gone in load_presets():  # a shipped preset has the same name
         return
     names = read_names()
     aliases = [short for short, meant in names.aliases.items() if meant == gone]
@@ -165,10 +166,10 @@ def _tell_names_of(gone: str) -> None:
         click.echo(f"{short} stood for it: localspec models alias {short} --clear", err=True)
 
 
-@models.command()
+@models.command("verify")
 @click.argument("presets", nargs=-1, metavar="[PRESET]...", shell_complete=complete_preset)
-def verify(*, presets: tuple[str, ...]) -> None:
-    """Compare files with their sums; without names, all that are here."""
+def verify_files(*, presets: tuple[str, ...]) -> None:
+    """Check files against their sha256; without names, all that are on this machine."""
     chosen = (
         [find_preset(name) for name in presets]
         if presets
@@ -187,7 +188,7 @@ def verify(*, presets: tuple[str, ...]) -> None:
 
 
 def _fits(state: PresetState, room: MemoryRoom) -> bool | None:
-    """Whether it is likely to fit; None if its size is not known."""
+    """Whether it probably fits; None if its size is unknown."""
     return None if state.size_bytes is None else fits_by_size(state.size_bytes, room)
 
 

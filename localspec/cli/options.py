@@ -1,4 +1,4 @@
-"""Options that chat and generate share, and the engine they ask for."""
+"""The options of commands that run a pair, and the engine that they describe."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class PairOptions:
     show_draft: bool
 
     def open_engine(self) -> BaseEngine:
-        """Load the pair: with RPC servers in a process of its own, which they may end.
+        """Load the pair; with RPC servers in a process of its own, since they may crash it.
 
         Raises what `localspec.load` and `choose_model` raise.
         """
-        # Late: completion loads no engine.
+        # Imported here: completion must not load an engine.
         from localspec.engine.loading import load
         from localspec.engine.sources import LoadKeywords, servers_used
         from localspec.isolated.isolated_engine import IsolatedEngine
@@ -84,18 +84,18 @@ class PairOptions:
         open_it: Callable[..., BaseEngine] = load
         if servers_used(preset, arguments):
             open_it = IsolatedEngine
-            # The shares are of the target's devices, which are others than the draft's.
+            # The shares are for the target's devices, not the draft's.
             arguments["draft_options"] = replace(self.draft_options, tensor_split=())
         loaded = [0.0]  # the share so far, read by another thread
         with waiting(lambda: f"Loading the models: {loaded[-1]:.0%} …"):
             return open_it(preset, **arguments, progress=loaded.append)
 
     def sampling(self, engine: BaseEngine) -> SamplingParams:
-        """The preset's sampling with what the user changed. Raises OptionError."""
+        """The preset's sampling with the user's changes. Raises OptionError."""
         return sampling_options.changed_sampling(engine, self.sampling_changes)
 
     def template(self) -> str | None:
-        """A built-in template, or the source in a file. Raises OptionError for neither."""
+        """The name of a built-in template, or a file's content. Raises OptionError."""
         if self.template_name is None or self.template_name in BUILT_IN:
             return self.template_name
         try:
@@ -124,7 +124,7 @@ class DraftTokens(click.ParamType):  # type: ignore[type-arg]
 
 
 class ProposerChoice(click.Choice):  # type: ignore[type-arg]
-    """A proposer; other names that the library understands are not listed."""
+    """A proposer. Other names that the library understands work, but are not listed."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -136,7 +136,7 @@ class ProposerChoice(click.Choice):  # type: ignore[type-arg]
 
 
 def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command with the options; it receives them as one `PairOptions`."""
+    """Decorate a command with the options. It receives them as one `PairOptions`."""
 
     @functools.wraps(command)
     def with_options(**values: Any) -> Any:
@@ -157,7 +157,7 @@ _OPTIONS = [
         "--preset",
         metavar="NAME",
         shell_complete=complete_preset,
-        help="A named pair; 'localspec models' lists them.",
+        help="A named pair; 'localspec models' lists all.",
     ),
     target_draft_head(),
     click.option(
@@ -166,20 +166,20 @@ _OPTIONS = [
         metavar="N|auto",
         default="auto",
         show_default=True,
-        help=f"Tokens proposed at a time, 0 to {MAX_DRAFT_TOKENS}, or as many as pay.",
+        help=f"Tokens drafted per step, 0 to {MAX_DRAFT_TOKENS}, or auto: as many as pay.",
     ),
     click.option(
         "--proposer",
         type=ProposerChoice(get_args(ProposerName)),
         default="auto",
         show_default=True,
-        help="Who proposes: the draft model, a trained head, a lookup of what the text "
-        "repeats, whichever pays, or nobody.",
+        help="What drafts: auto (whichever pays), the draft model, a trained head, lookup "
+        "(text that repeats), or none.",
     ),
     click.option(
-        "--no-draft", is_flag=True, help="Plain decoding: the same as 0 draft tokens."
+        "--no-draft", is_flag=True, help="Plain decoding: the same as --draft-tokens 0."
     ),
-    click.option("--system", metavar="TEXT", help="A system message for the model."),
+    click.option("--system", metavar="TEXT", help="The system message."),
     click.option(
         *flags_of("template"),
         "template_name",
@@ -187,26 +187,27 @@ _OPTIONS = [
         shell_complete=complete_template,
         help=f"{', '.join(BUILT_IN)}, or a Jinja file. [default: the model file's own]",
     ),
-    *sampling_options.OPTIONS,
-    click.option("--seed", type=int, help="Repeat the same answer. [default: a fresh one]"),
+    *sampling_options.SAMPLING_OPTIONS,
+    click.option("--seed", type=int, help="Makes the answer repeatable. [default: random]"),
     click.option(
         "--rule",
         type=click.Choice(get_args(RuleName)),
         help="The rule that accepts or rejects draft tokens. [default: greedy at temperature "
         "0, coupled with a seed, else block]",
     ),
-    click.option("--max-tokens", type=int, help="The longest answer. [default: context]"),
+    click.option(
+        "--max-tokens", type=int, help="The most tokens of an answer. [default: what fits]"
+    ),
     context_option("the preset's or the model's"),
-    *device_options.OPTIONS,
-    click.option("--force", is_flag=True, help="Load even what seems too large for memory."),
+    *device_options.DEVICE_OPTIONS,
+    click.option("--force", is_flag=True, help="Load even if memory seems too small."),
     click.option("--show-draft", is_flag=True, help="Colour tokens by where they came from."),
 ]
 
 
 def prompt_tokens(engine: BaseEngine, options: PairOptions, text: str) -> list[int]:
-    """A prompt of `verify` or `bench` as the pair would get it in a conversation.
-
-    Through the chat template, or as it is where there is none.
+    """The tokens of a prompt of `verify` or `bench`: through the chat template if there is
+    one, else the text alone.
     """
     if engine.chat_template is None and options.template_name is None:
         return engine.with_bos(engine.vocabulary.tokenize(text, parse_special=False))

@@ -1,4 +1,4 @@
-"""The commands of `localspec models` that name models: add, import, default, alias."""
+"""`localspec models` add, import, default and alias: names for models of your own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from localspec.presets.user_presets import NewPreset, add_preset
 @click.command(cls=Command)
 @click.argument("name")
 @target_draft_head(needs_target=True)
-@click.option("--description", default="", help="For the list of models.")
+@click.option("--description", default="", help="A description for the list of models.")
 @context_option("what target and draft were trained for, up to 8192")
 def add(
     *,
@@ -36,11 +36,11 @@ def add(
     description: str,
     context_length: int | None,
 ) -> None:
-    """Name a pair of your own.
+    """Add a preset of your own.
 
-    A MODEL is a GGUF file, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf,
-    owner/repo:QUANT, or a preset's. Models of the hub are pinned to what it has now. A draft
-    with another tokenizer than the target's is refused.
+    MODEL is a GGUF file, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf,
+    owner/repo:QUANT, or a preset. Models on the hub are pinned to their current revision. A
+    draft with a different tokenizer is refused.
 
     \b
         localspec models add mine --target T.gguf --draft D.gguf
@@ -66,11 +66,11 @@ def add(
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def import_models(*, folder: Path, yes: bool) -> None:
-    """Make presets of the GGUF files in a folder and below.
+    """Add presets for the GGUF files in a folder and its subfolders.
 
-    Folders of LM Studio and Ollama are understood. A target gets the smallest model with its
-    tokenizer as a draft, if that has at most a third of its size. What would be added is shown
-    first; nothing is copied or moved.
+    Folders of LM Studio and Ollama work, too. The draft of a model is the smallest one with the
+    same tokenizer, if it has at most a third of its size. The presets are shown before they
+    are added; no file is copied or moved.
 
     \b
         localspec models import ~/models
@@ -97,7 +97,7 @@ def import_models(*, folder: Path, yes: bool) -> None:
 
 
 def _add_proposal(one: ProposedPreset) -> bool:
-    """Whether the preset could be added; what is wrong with one does not hold up the others."""
+    """Add a preset. Returns whether that worked; an error does not stop the others."""
     try:
         add_preset(
             NewPreset(
@@ -120,22 +120,22 @@ def _found_lines(found: FolderContent) -> list[str]:
     for one in found.proposals:
         draft = f"no draft: {one.why_no_draft}" if one.draft is None else f"draft {one.draft}"
         lines.append(f"{one.name}: {one.target}, {readable_bytes(one.size_bytes)}, {draft}")
-    lines += [f"{path} is there already: {name}" for path, name in found.known.items()]
+    lines += [f"{path} is a preset already: {name}" for path, name in found.known.items()]
     lines += [f"Skipped: {reason}" for reason in found.skipped.values()]
     if not found.is_whole:
-        lines.append("Not all was looked at: files are too many, too deep, or cannot be read.")
+        lines.append("Some files were not looked at: too many, too deep, or not readable.")
     return lines
 
 
 @click.command(cls=Command)
 @click.argument("name", required=False, shell_complete=complete_model)
-@click.option("--clear", is_flag=True, help="Take the demo pair again.")
+@click.option("--clear", is_flag=True, help="Use the demo pair again.")
 def default(*, name: str | None, clear: bool) -> None:
-    """Show or choose the model that is used where none is named.
+    """Show or set the model that commands use when none is named.
 
-    NAME is a preset, an alias, a GGUF file, or a name of the hub's. LOCALSPEC_MODEL in the
-    environment counts before it, and both only for commands: localspec.load() in Python stays
-    the demo pair.
+    NAME is a preset, an alias, a GGUF file, or a name on the hub. The environment variable
+    LOCALSPEC_MODEL takes precedence. Both are for commands only: localspec.load() in Python
+    still loads the demo pair.
 
     \b
         localspec models default
@@ -155,9 +155,9 @@ def default(*, name: str | None, clear: bool) -> None:
 @click.command(cls=Command)
 @click.argument("short", required=False)
 @click.argument("name", required=False, shell_complete=complete_model)
-@click.option("--clear", is_flag=True, help="Forget the alias SHORT.")
+@click.option("--clear", is_flag=True, help="Remove the alias SHORT.")
 def alias(*, short: str | None, name: str | None, clear: bool) -> None:
-    """Give a preset or a model a short name; alone, list them.
+    """Give a preset or a model a short name; without arguments, list all.
 
     \b
         localspec models alias
@@ -172,11 +172,11 @@ def alias(*, short: str | None, name: str | None, clear: bool) -> None:
         before = read_names().default
         drop_alias(short)
         if before == short:
-            click.echo(printable(f"The default stays {read_names().default}."), err=True)
+            click.echo(printable(f"The default is still {read_names().default}."), err=True)
     elif short is not None and name is not None and not clear:
         meant = set_alias(short, name)
         click.echo(printable(f"{short} stands for {meant}"), err=True)
         if read_names().default == short:
-            click.echo(printable(f"It is the default, too: {meant}."), err=True)
+            click.echo(printable(f"The default is now {meant}, too."), err=True)
     else:
         raise click.UsageError("Give SHORT and NAME, or SHORT and --clear.")

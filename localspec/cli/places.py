@@ -1,4 +1,4 @@
-"""What models take of each memory, in lines for people."""
+"""How much of each memory models need, as lines of text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from localspec.preflight.room import MemoryRoom, PairMemory
 
 
 def place_lines(memory: PairMemory, room: MemoryRoom) -> list[str]:
-    """Each place of memory: what is needed there, what is free, and for which layers."""
+    """A line for each memory: what is needed, what is free, and for which layers."""
     lines = [_line("main memory", memory.main_bytes, room.main_bytes, _in_main_memory(memory))]
     for index, gpu in enumerate(room.gpus):
         parts = [
@@ -36,4 +36,4 @@ def _in_main_memory(memory: PairMemory) -> list[str]:
 
 def _line(name: str, needed: int, free: int, parts: list[str]) -> str:
     what = f": {', '.join(parts)}" if parts else ""
-    return f"{readable_bytes(needed)} of {name}, where {readable_bytes(free)} are free{what}"
+    return f"{readable_bytes(needed)} of {name}, {readable_bytes(free)} free{what}"

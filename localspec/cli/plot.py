@@ -1,4 +1,4 @@
-"""The plot of `localspec bench`: what steps cost, and what a decoder gains."""
+"""The plot of `localspec bench`: what steps cost, and what drafting gains."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def check_plot(path: Path) -> None:
-    """Before anything is measured: raise OptionError if the plot could not be written."""
+    """Raise OptionError, before anything is measured, if the plot could not be written."""
     if path.suffix not in (".png", ".html"):
         raise OptionError(f"--plot {path} is neither .png nor .html", "Choose one of them.")
     if not path.absolute().parent.is_dir():
-        raise OptionError(f"--plot {path}: there is no such folder", "Make it first.")
+        raise OptionError(f"--plot {path}: the folder does not exist", "Create it first.")
     if importlib.util.find_spec("matplotlib") is None:
         raise OptionError(
             "--plot needs matplotlib", "Install it: python -m pip install 'localspec[plot]'."
@@ -26,7 +26,7 @@ def check_plot(path: Path) -> None:
 
 
 def write_plot(found: Bench, path: Path) -> None:
-    """Two pictures in one file. Raises OptionError if it cannot be written."""
+    """Write two charts into one file. Raises OptionError if that fails."""
     from matplotlib.figure import Figure  # an extra
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")

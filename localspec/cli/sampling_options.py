@@ -1,4 +1,4 @@
-"""The sampling options of a command, and the params they ask for."""
+"""The sampling options of a command, and the `SamplingParams` they make."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _DEFAULTS = SamplingParams()
 
 # Fields of SamplingParams that are one number.
-_FIELDS = {
+_NUMBER_FIELDS = {
     "temperature": "0 is greedy.",
     "top_k": "0 is off.",
     "top_p": "1 is off.",
@@ -36,7 +36,7 @@ _FIELDS = {
 # By each flag's name as Python would write it.
 FIELD_OF = {
     flag.removeprefix("--").replace("-", "_"): field
-    for field in _FIELDS
+    for field in _NUMBER_FIELDS
     for flag in flags_of(field)
 }
 
@@ -62,10 +62,10 @@ def _parse_biases(
     return biases
 
 
-OPTIONS = [
+SAMPLING_OPTIONS = [
     *(
         field_option(SamplingParams, name, f"{text} [default: {getattr(_DEFAULTS, name)}]")
-        for name, text in _FIELDS.items()
+        for name, text in _NUMBER_FIELDS.items()
     ),
     field_option(SamplingParams, "ignore_eos", "Go on where the model would end."),
     click.option(
@@ -92,14 +92,14 @@ OPTIONS = [
     *(click.option(flag, hidden=True) for flag in _REFUSED),
 ]
 SAMPLING_NAMES = (
-    *_FIELDS,
+    *_NUMBER_FIELDS,
     *("ignore_eos", "logit_bias", "ban", "dry_sequence_breakers"),
     *(flag.removeprefix("--").replace("-", "_") for flag in _REFUSED),
 )
 
 
 def take_changes(values: dict[str, Any]) -> dict[str, Any]:
-    """Move the sampling options out of a command's `values`: those that were given."""
+    """Remove the sampling options from a command's `values`, and return those given."""
     taken = {name: values.pop(name) for name in SAMPLING_NAMES}
     # Not given is None, False or empty; 0 is a value.
     return {
@@ -110,10 +110,10 @@ def take_changes(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def changed_sampling(engine: BaseEngine, changes: dict[str, Any]) -> SamplingParams:
-    """The engine's sampling with what the user changed; biases add to the preset's.
+    """The engine's sampling with the user's changes; biases add to the preset's.
 
-    Raises OptionError for a value outside its range, a sampler that gives no fixed distribution
-    of a row, or a ban of what is not one token.
+    Raises OptionError for a value outside its range, a sampler without a fixed distribution,
+    or a ban of text that is not one token.
     """
     changes = dict(changes)
     bans = {_token_of(text, engine): float("-inf") for text in changes.pop("ban", ())}
@@ -132,7 +132,7 @@ def _token_of(text: str, engine: BaseEngine) -> int:
     tokens = engine.vocabulary.tokenize(text, parse_special=True)
     if len(tokens) != 1:
         raise OptionError(
-            f"--ban {text!r}: the model spells this with {len(tokens)} tokens, {tokens}",
-            "Ban one token, by its exact text (with a leading space, perhaps) or its id.",
+            f"--ban {text!r} is {len(tokens)} tokens for this model: {tokens}",
+            "Ban one token by its id or its exact text, perhaps with a leading space.",
         )
     return tokens[0]

@@ -1,4 +1,4 @@
-"""What reaches the terminal: text made harmless, provenance in colours, one status line."""
+"""Text for the terminal: safe characters, colours by provenance, the status line, errors."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _BRACKETS = {
     Provenance.PLAIN: ("[", "]"),
 }
 _MEANINGS = {
-    Provenance.ACCEPTED: "proposed and kept",
-    Provenance.RECOVERED: "the target's own, where a draft token was refused",
-    Provenance.BONUS: "the target's own, after all draft tokens were kept",
-    Provenance.PLAIN: "nothing was proposed",
+    Provenance.ACCEPTED: "drafted and accepted",
+    Provenance.RECOVERED: "the target's own, after a draft token was rejected",
+    Provenance.BONUS: "the target's own, after all draft tokens were accepted",
+    Provenance.PLAIN: "the target's own, nothing was drafted",
 }
 _PROPOSERS = {
     ProposerKind.DRAFT: "the draft model",
@@ -64,7 +64,7 @@ _ARGUMENT = re.compile(
 
 
 def printable(text: str) -> str:
-    """The text with control and direction characters made visible instead of obeyed."""
+    """The text with control characters and direction marks made visible."""
     if text.isprintable():
         return text
     return "".join(map(_visible, text))
@@ -85,33 +85,33 @@ def _visible(character: str) -> str:
 
 
 def use_colour() -> bool | None:
-    """False if the user wants none (NO_COLOR) or a dumb terminal has none, else None.
+    """False with NO_COLOR or on a dumb terminal, else None.
 
-    None leaves it to click: colour on a terminal, none elsewhere.
+    None leaves it to click: colour on a terminal, no colour elsewhere.
     """
     has_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return False if has_none else None
 
 
 def note(text: str) -> None:
-    """Something of ours on stderr, told apart from what the model says, and harmless."""
+    """Print a note on stderr, dimmed to set it apart from the model's text."""
     click.echo(click.style(_fitted(printable(text)), dim=True), err=True, color=use_colour())
 
 
 def _fitted(text: str) -> str:
-    """Text for stderr: if that is a terminal, in lines that end between words."""
+    """Text for stderr, wrapped between words on a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         return text
-    # Here, so that a pipe does without the library that knows how wide characters are.
+    # Imported here: a pipe does not need the library that knows how wide characters are.
     from localspec.cli.terminal.wrapping import wrapped
 
     return wrapped(text, shutil.get_terminal_size().columns)
 
 
 def mark(piece: Piece) -> tuple[str, str | None]:
-    """The piece's text, and a colour that shows where it came from.
+    """The piece's text and a colour for where it came from.
 
-    Without colours brackets show it, which are part of the text.
+    Without colours, brackets in the text show it.
     """
     return _mark(printable(piece.text), piece.provenance)
 
@@ -124,7 +124,7 @@ def _mark(text: str, provenance: Provenance) -> tuple[str, str | None]:
 
 
 def legend() -> str:
-    """What the marks of `mark` mean."""
+    """What the colours or brackets mean."""
     lines = []
     for provenance, meaning in _MEANINGS.items():
         text, colour = _mark(provenance.value, provenance)
@@ -137,16 +137,16 @@ def _is_colourful() -> bool:
 
 
 def status_line(stats: Stats, context_length: int, columns: int) -> str:
-    """One line about an answer: its speed, what helped, what held it up.
+    """One line about an answer: speed, drafting, context.
 
-    As much of that as fits into a window of so many columns, and into 100.
+    It has as many parts as fit into the window, and into 100 columns.
     """
     drafted = f" ({stats.num_accepted} drafted)" if stats.num_draft_tokens else ""
     used = (stats.prompt_tokens + stats.completion_tokens) / context_length
     speedup = stats.speedup and f"{stats.speedup.value:.2f} times as fast"
     reason = (why_mostly_off(stats) or "").partition(":")[0]
     rate = stats.tokens_per_s
-    # Each with its place among those that stay, where the line is too short for all.
+    # Each with its rank: parts of a high rank are left out first where the line is short.
     parts = [
         (0, f"{stats.completion_tokens} tokens{drafted}"),
         (1, "" if rate is None else f"{rate:.0f} tokens/s"),
@@ -164,34 +164,36 @@ def status_line(stats: Stats, context_length: int, columns: int) -> str:
 
 
 def cut_line(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> str:
-    """Why an answer was cut off, and what gives more of it; empty if it was not."""
+    """Why an answer was cut off, and how to get more; empty if it was not."""
     if reply.finish_reason != "length":
         return ""
     if has_all_tokens(reply, max_tokens):
         more = "--max-tokens; in a chat /continue, or /set max_tokens"
         return f"Cut off after {max_tokens} tokens. For more: {more}."
     trained = engine.trained_context_length
-    more = "The model was trained for no more."
+    more = "The model was trained for no longer context."
     if engine.context_length < trained:
         more = f"For more: --ctx, up to {trained}."
     return f"Cut off: the context of {engine.context_length} tokens is full. {more}"
 
 
-def not_kept_line(reply: Reply) -> str:
-    """What of a JSON schema an answer was not kept to; empty if there is nothing."""
+def unenforced_line(reply: Reply) -> str:
+    """Which parts of a JSON schema were not enforced; empty if all were."""
     if not reply.not_kept:
         return ""
     what = ", ".join(map(printable, reply.not_kept))
-    return f"Not kept to of the JSON schema: {what}. --strict makes it an error."
+    return (
+        f"Parts of the JSON schema that are not enforced: {what}. --strict makes this an error."
+    )
 
 
 def has_all_tokens(reply: Reply, max_tokens: int | None) -> bool:
-    """Whether the answer has as many tokens as it was given."""
+    """Whether the answer has as many tokens as were allowed."""
     return max_tokens is not None and len(reply.token_ids) >= max_tokens
 
 
 def _threads_of(stats: Stats) -> str | None:
-    """How many threads most steps had, if they were fewer since something else runs."""
+    """The threads of most steps, if there were fewer because the machine is busy."""
     if stats.threads is None or not stats.steps_per_threads:
         return None
     usable = stats.threads.num_usable
@@ -203,7 +205,7 @@ def _threads_of(stats: Stats) -> str | None:
 
 
 def _thread_lines(stats: Stats) -> list[str]:
-    """With how many threads steps were computed, where that was not one number throughout."""
+    """The numbers of threads that steps had, if there were several."""
     counts = sorted(stats.steps_per_threads.items(), reverse=True)
     num_steps = sum(stats.steps_per_threads.values())
     if len(counts) < 2 and _threads_of(stats) is None:
@@ -214,7 +216,7 @@ def _thread_lines(stats: Stats) -> list[str]:
 
 
 def _expected(stats: Stats) -> list[str]:
-    """What would come of drafting now, which the draft tokens so far do not tell."""
+    """Whether drafting would pay now, which the draft tokens so far do not show."""
     outlook = stats.outlook
     if outlook is None:
         return []
@@ -222,22 +224,22 @@ def _expected(stats: Stats) -> list[str]:
         "never pays" if outlook.break_even is None else f"pays from {outlook.break_even:.0%} on"
     )
     return [
-        "accepted is counted of the tokens that were drafted; if the next one were drafted, it "
-        f"would be accepted with {outlook.acceptance:.0%}, and drafting {pays} here"
+        f"expected acceptance of the next draft token: {outlook.acceptance:.0%}; "
+        f"drafting {pays} here"
     ]
 
 
 def stats_lines(stats: Stats, context_length: int) -> list[str]:
-    """All about an answer: what was read, what was written, where the time went."""
+    """All statistics of an answer."""
     used = stats.prompt_tokens + stats.completion_tokens
     read, written = (
         "" if rate is None else f" at {rate:.1f} tokens/s"
         for rate in (stats.prompt_tokens_per_s, stats.tokens_per_s)
     )
     lines = [
-        f"read {stats.prompt_tokens} tokens, {stats.cached_prompt_tokens} of them cached, the "
-        f"others{read}; the first answer token came after {stats.time_to_first_token_s:.2f} s",
-        f"wrote {stats.completion_tokens} tokens{written}, "
+        f"prompt: {stats.prompt_tokens} tokens, {stats.cached_prompt_tokens} of them cached, "
+        f"the others{read}; first token after {stats.time_to_first_token_s:.2f} s",
+        f"answer: {stats.completion_tokens} tokens{written}, "
         f"{stats.mean_acceptance_length:.2f} per target decode",
         f"drafted {stats.num_draft_tokens}, accepted {stats.num_accepted} "
         f"({stats.acceptance_rate:.0%}); recovered {stats.num_recovered}, "
@@ -250,23 +252,23 @@ def stats_lines(stats: Stats, context_length: int) -> list[str]:
         )
     if stats.steps_per_proposer:
         steps = (f"{_PROPOSERS[kind]} in {n}" for kind, n in stats.steps_per_proposer.items())
-        lines.append(f"steps by who proposed: {', '.join(steps)} of {stats.num_steps}")
+        lines.append(f"steps by proposer: {', '.join(steps)} of {stats.num_steps}")
     positions = zip(stats.accepted_per_position, stats.drafted_per_position, strict=True)
     shares = [f"{accepted / drafted:.0%}" for accepted, drafted in positions if drafted]
     if shares:
         lines.append(f"accepted by position: {', '.join(shares)}")
     lines.append(
         f"seconds: draft {stats.draft_time_s:.2f}, target {stats.target_time_s:.2f}, "
-        f"sampler {stats.sampler_time_s:.2f}, in all {stats.total_time_s:.2f}"
+        f"sampler {stats.sampler_time_s:.2f}, total {stats.total_time_s:.2f}"
     )
     lines += [*_thread_lines(stats), *_expected(stats)]
     if reason := why_mostly_off(stats):
         lines.append(reason)
-    return [*lines, f"the context holds {used} of {context_length} tokens"]
+    return [*lines, f"context: {used} of {context_length} tokens"]
 
 
 def error_lines(error: LocalspecError) -> str:
-    """What is wrong, and what to do next, for stderr."""
+    """An error and its hint, for stderr."""
     lines = [f"Error: {in_flags(str(error))}"]
     if error.hint:
         lines.append(f"Hint: {in_flags(error.hint)}")
@@ -274,7 +276,7 @@ def error_lines(error: LocalspecError) -> str:
 
 
 def in_flags(text: str) -> str:
-    """What an error says, with the options of commands for the arguments that it names."""
+    """The text of an error, with options of commands for the keywords it names."""
     return _ARGUMENT.sub(_flag, text)
 
 

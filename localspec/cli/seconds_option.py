@@ -10,21 +10,20 @@ import click
 
 
 def seconds_option(default: float | None) -> Callable[[Any], Any]:
-    """Decorate a command with the option; None is no limit."""
+    """Decorate a command with the option; None means no limit."""
     return click.option(
         "--seconds",
         type=click.FloatRange(min=1),
         callback=_no_nan,
         default=default,
         show_default="no limit" if default is None else True,
-        help="Time to spend at the most, once the models are loaded. What is known by then "
-        "is printed.",
+        help="The time limit, once the models are loaded. Then the results so far are printed.",
     )
 
 
 def _no_nan(
     _context: click.Context, _option: click.Parameter, value: float | None
 ) -> float | None:
-    if value is not None and math.isnan(value):  # which no range excludes
-        raise click.BadParameter("nan is no number of seconds.")
+    if value is not None and math.isnan(value):  # no range excludes it
+        raise click.BadParameter("nan is not a number of seconds.")
     return value

@@ -9,11 +9,11 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from string import Template
 
 import click
 
 from localspec.chat.text_file import read_text_file
-from localspec.cli.client_settings import ready_settings
 from localspec.cli.completion import complete_model
 from localspec.cli.device_options import RPC_OPTION
 from localspec.cli.download import offer_download
@@ -24,7 +24,36 @@ from localspec.errors import OptionError
 from localspec.presets.choice import choose_model
 from localspec.presets.presets import DEFAULT_PRESET
 
-DEFAULT_PORT = 8617  # that of no other program with models
+DEFAULT_PORT = 8617  # no other model server uses it
+# Agents that do not know the context length assume a far longer one, and send too much.
+_CLIENT_SETTINGS = Template("""\
+Listening on $address with $model (context $context). Ctrl-C stops.
+
+OpenAI's libraries, aider, Open WebUI:
+  export OPENAI_BASE_URL=$address/v1 OPENAI_API_BASE=$address/v1 OPENAI_API_KEY=$key
+  aider --model openai/$model --no-show-model-warnings
+  OPENAI_API_BASE_URL=$address/v1 open-webui serve
+Ollama's library for Python, and programs that ask an Ollama:
+  export OLLAMA_HOST=$address OLLAMA_API_KEY=$key
+Claude Code:
+  export ANTHROPIC_BASE_URL=$address ANTHROPIC_AUTH_TOKEN=$key
+  CLAUDE_CODE_MAX_CONTEXT_TOKENS=$context claude --model $model
+Codex, in ~/.codex/config.toml:
+  model = "$model"
+  model_provider = "localspec"
+  model_context_window = $context
+  [model_providers.localspec]
+  name = "localspec"
+  base_url = "$address/v1"
+  wire_api = "responses"
+  experimental_bearer_token = "$key"
+opencode, in opencode.json:
+  {"model": "localspec/$model", "provider": {"localspec": {
+    "npm": "@ai-sdk/openai-compatible",
+    "options": {"baseURL": "$address/v1", "apiKey": "$key"},
+    "models": {"$model": {"limit": {"context": $context, "output": $output}}}}}}
+""")
+_OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an answer
 
 
 @click.command(cls=Command)
@@ -37,34 +66,35 @@ DEFAULT_PORT = 8617  # that of no other program with models
     type=click.IntRange(0, 65535),
     default=DEFAULT_PORT,
     show_default=True,
-    help="0 takes any that is free.",
+    help="The port; 0 picks a free one.",
 )
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Keys of which a client needs one, a line each. [default: any key will do]",
+    help="A file of API keys, one per line; a client needs one. [default: any key works]",
 )
 @click.option(
     "--allowed-host",
     "allowed_hosts",
     multiple=True,
     metavar="NAME",
-    help="A name besides localhost that clients call the server by. Repeatable.",
+    help="Another host name, besides localhost, that clients use. Repeatable.",
 )
 @click.option(
     "--cors-origin",
     "cors_origins",
     multiple=True,
     metavar="ORIGIN",
-    help="Pages that may ask, as https://example.org; * is all. Repeatable. [default: none]",
+    help="Web origins that may send requests, such as https://example.org; * allows all. "
+    "Repeatable. [default: none]",
 )
 @context_option("the preset's, or the model's own up to 8192")
 @RPC_OPTION
 @click.option(
     "--known-models-only",
     is_flag=True,
-    help="Refuse the names of other models. [default: the loaded one stands for them]",
+    help="Refuse unknown model names. [default: use the loaded model for them]",
 )
 def serve(  # noqa: PLR0913  each is an option of the command
     *,
@@ -78,11 +108,11 @@ def serve(  # noqa: PLR0913  each is an option of the command
     rpc: tuple[str, ...] | None,
     known_models_only: bool,
 ) -> None:
-    """Answer programs that speak OpenAI's, Anthropic's or Ollama's protocols.
+    """Serve the OpenAI, Anthropic and Ollama APIs.
 
-    A MODEL is a preset, an alias, a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT.
-    The first one is loaded at once, the others when they are asked for. On any address but this
-    machine's own a key is needed. Ctrl-C stops the server.
+    MODEL is a preset, an alias, a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT.
+    The first MODEL is loaded at once, the others on their first request. Listening on an
+    address that other machines can reach needs an API key. Ctrl-C stops the server.
 
     \b
         localspec serve
@@ -101,7 +131,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     keys = [] if api_key_file is None else _keys(api_key_file)
     if not keys and not _is_loopback(host):
         raise OptionError(
-            f"{host} can be reached from other machines, and no key is needed",
+            f"{host} can be reached from other machines, and no API key is set",
             "Give --api-key-file FILE, or leave --host out.",
         )
     names = dict.fromkeys(models or (_usual_name(),))
@@ -121,7 +151,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
         first = served.all[0]
         told = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
         runner = Runner(server.app(access), lambda: click.echo(told, err=True), server.stop)
-        with contextlib.suppress(KeyboardInterrupt):  # raised again once it has ended
+        with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped
             runner.run(sockets=[listening])
 
 
@@ -153,10 +183,10 @@ def _keys(path: Path) -> list[str]:
     try:
         lines = read_text_file(path).splitlines()
     except (OSError, ValueError) as error:
-        raise OptionError(f"--api-key-file {path}: {error}", "Name a text file.") from error
+        raise OptionError(f"--api-key-file {path}: {error}", "Give a text file.") from error
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:
-        raise OptionError(f"--api-key-file {path} holds no key", "Put one into it.")
+        raise OptionError(f"--api-key-file {path} has no key", "Write one key per line.")
     return keys
 
 
@@ -169,3 +199,16 @@ def _is_loopback(host: str) -> bool:
 
 def _address(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def ready_settings(address: str, model: str, context_length: int, *, has_key: bool) -> str:
+    """Settings to copy into clients. address: like http://127.0.0.1:8617. has_key: whether
+    clients need an API key.
+    """
+    return _CLIENT_SETTINGS.substitute(
+        address=address,
+        model=model,
+        context=context_length,
+        output=context_length // _OUTPUT_SHARE,
+        key="YOUR_KEY" if has_key else "local",
+    )

@@ -1,8 +1,7 @@
-"""`localspec sessions`: the conversations that were kept, and what can be done with them."""
+"""`localspec sessions`: lists, shows, exports and removes saved conversations."""
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from localspec.cli.answer import text_writer
 from localspec.cli.bars import readable_bytes
 from localspec.cli.completion import complete_file, complete_session
 from localspec.cli.help import Group
+from localspec.cli.json_output import write_json
 from localspec.cli.screen import note, printable
 from localspec.cli.standard_input import on_terminal
 from localspec.errors import OptionError, SessionError
@@ -52,10 +52,10 @@ _ELSEWHERE = {
 @click.group(cls=Group, invoke_without_command=True, elsewhere=_ELSEWHERE)
 @click.pass_context
 def sessions(context: click.Context) -> None:
-    """List, show, export and remove conversations that were kept.
+    """List, show, export and remove saved conversations.
 
-    'localspec chat --session NAME' begins one or goes on with it, and /save NAME keeps the
-    conversation of a chat.
+    'localspec chat --session NAME' starts or continues a session, and /save NAME in a chat
+    saves the conversation as one.
 
     \b
         localspec sessions
@@ -68,20 +68,22 @@ def sessions(context: click.Context) -> None:
 
 
 @sessions.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One array with all that is known.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON array with everything known."
+)
 def list_sessions(*, as_json: bool) -> None:
-    """List the sessions: turns, last use, size with kept caches, whether it is open."""
+    """List sessions: turns, last use, size with saved caches, whether open in a chat."""
     if as_json:
-        click.echo(json.dumps([_as_object(name) for name in session_names()]))
+        write_json([_session_json(name) for name in session_names()])
         return
     for line in session_lines():
         click.echo(line)
 
 
-@sessions.command()
+@sessions.command("show")
 @click.argument("name", shell_complete=complete_session)
-def show(*, name: str) -> None:
-    """Print what was said, as the chat shows it."""
+def show_session(*, name: str) -> None:
+    """Print a conversation as the chat shows it."""
     session = _session(name)
     write = text_writer(err=False)
     for message in session.messages:
@@ -96,7 +98,7 @@ def show(*, name: str) -> None:
         note("(not answered yet)")
 
 
-@sessions.command()
+@sessions.command("export")
 @click.argument("name", shell_complete=complete_session)
 @click.argument(
     "file", required=False, type=click.Path(path_type=Path), shell_complete=complete_file
@@ -105,11 +107,12 @@ def show(*, name: str) -> None:
     "--json",
     "as_json",
     is_flag=True,
-    help="JSON, as sessions are kept, instead of Markdown; also by a FILE that ends in .json.",
+    help="Write JSON, the format of saved sessions, not Markdown; implied by a FILE that ends "
+    "in .json.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace FILE if it is there.")
-def export(*, name: str, file: Path | None, as_json: bool, overwrite: bool) -> None:
-    """Write what was said to FILE, or to stdout."""
+@click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
+def export_session(*, name: str, file: Path | None, as_json: bool, overwrite: bool) -> None:
+    """Write a conversation to FILE, or to stdout."""
     session = _session(name)
     if as_json or (file is not None and file.suffix.lower() == ".json"):
         data = session.as_json()
@@ -120,21 +123,21 @@ def export(*, name: str, file: Path | None, as_json: bool, overwrite: bool) -> N
         click.echo(printable(data.decode()) if is_seen else data, nl=False)
         return
     if file.exists() and not (overwrite and file.is_file()):
-        hint = "Choose another name, or --overwrite it." if file.is_file() else "Name a file."
-        raise OptionError(f"{file} is there already", hint)
+        hint = "Choose another name, or use --overwrite." if file.is_file() else "Give a file."
+        raise OptionError(f"{file} exists already", hint)
     write_whole(file, data, durable=False)
     click.echo(f"{name} exported to {file}", err=True)
 
 
-@sessions.command()
+@sessions.command("remove")
 @click.argument(
     "names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_session
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def remove(*, names: tuple[str, ...], yes: bool) -> None:
-    """Delete sessions, and the caches that were kept with them.
+def remove_named(*, names: tuple[str, ...], yes: bool) -> None:
+    """Delete sessions and their saved caches.
 
-    None is deleted if one of them is open in a chat.
+    If one of them is open in a chat, none is deleted.
     """
     chosen = list(dict.fromkeys(map(known_name, names)))
     for name in chosen:
@@ -142,7 +145,9 @@ def remove(*, names: tuple[str, ...], yes: bool) -> None:
         click.echo(f"{name}: {readable_bytes(session_bytes(name))}", err=True)
     if not yes:
         if not on_terminal():
-            raise click.UsageError("Nobody can be asked here: --yes removes without asking.")
+            raise click.UsageError(
+                "Nobody can be asked here. Use --yes to remove without asking."
+            )
         click.confirm(f"Remove {_counted(len(chosen), 'session')}?", abort=True, err=True)
     remove_sessions(chosen)
     click.echo(f"{_counted(len(chosen), 'session')} removed", err=True)
@@ -151,7 +156,7 @@ def remove(*, names: tuple[str, ...], yes: bool) -> None:
 def session_lines() -> list[str]:
     """A line for every session: turns, last use, size, and whether it is open."""
     rows = []
-    for each in map(_as_object, session_names()):
+    for each in map(_session_json, session_names()):
         turns = (
             "unreadable" if each["num_turns"] is None else _counted(each["num_turns"], "turn")
         )
@@ -159,8 +164,8 @@ def session_lines() -> list[str]:
         used = _ago(datetime.fromisoformat(each["last_used"]), datetime.now().astimezone())
         rows.append((each["name"], turns, used, size, "open" if each["is_open"] else ""))
     if not rows:
-        return ["There are no sessions yet; 'localspec chat --session NAME' begins one."]
-    # Here, because every command imports this module.
+        return ["There are no sessions yet; 'localspec chat --session NAME' starts one."]
+    # Imported here, because every command imports this module.
     from localspec.cli.terminal.wrapping import columns_of
 
     names, *others = zip(*rows, strict=True)
@@ -174,7 +179,7 @@ def session_lines() -> list[str]:
 
 
 def _ago(then: datetime, now: datetime) -> str:
-    """How long ago, in words; the day, where that is a week and more."""
+    """How long ago, in words; the date from a week on."""
     seconds = (now - then).total_seconds()
     if seconds >= 7 * 86_400:
         return f"{then:%Y-%m-%d}"
@@ -184,17 +189,17 @@ def _ago(then: datetime, now: datetime) -> str:
     return "just now"
 
 
-def tell_resumed(conversation: Conversation) -> None:
-    """Say which session goes on, and its last turn, as far as a few lines hold it."""
+def note_resumed(conversation: Conversation) -> None:
+    """Note which session is continued, and the beginning or end of its last turn."""
     messages = conversation.chat.transcript
     num_turns = sum(message["role"] == "user" for message in messages)
-    said = f"Going on with {conversation.session}: {_counted(num_turns, 'turn')}."
+    said = f"Continuing {conversation.session}: {_counted(num_turns, 'turn')}."
     if not num_turns:
         note(said)
         return
     _, question = without_files(messages[-2]["content"])
     answer = " ".join(messages[-1]["content"].split())
-    if len(answer) > _SHOWN:  # its end is what comes before the next question
+    if len(answer) > _SHOWN:  # its end leads to the next question
         answer = "… " + answer[-_SHOWN:].partition(" ")[2]
     question = " ".join(question.split())
     if len(question) > _SHOWN:
@@ -203,7 +208,7 @@ def tell_resumed(conversation: Conversation) -> None:
 
 
 def _session(name: str) -> Session:
-    """Raises OptionError if there is none of that name, SessionError if it cannot be read."""
+    """Raises OptionError for an unknown name, SessionError if it cannot be read."""
     check_exists(name)
     session = read_session(name)
     if session is None:
@@ -211,8 +216,8 @@ def _session(name: str) -> Session:
     return session
 
 
-def _as_object(name: str) -> dict[str, Any]:
-    """What is known of a session; num_turns is null if it cannot be read."""
+def _session_json(name: str) -> dict[str, Any]:
+    """Everything known about a session; num_turns is null if it cannot be read."""
     try:
         num_turns = _session(name).num_turns
     except SessionError:
@@ -233,7 +238,7 @@ def _show_answer(text: str, write: Callable[[str, str | None], None]) -> None:
     if not sys.stdout.isatty():
         write(f"{printable(text)}\n\n", None)
         return
-    # Here, so that a pipe does without the libraries that draw.
+    # Imported here: a pipe does not need the libraries that draw.
     from localspec.cli.terminal.answer_view import RenderedView
     from localspec.speculative.metrics import Provenance
     from localspec.streaming.reply import Piece
@@ -254,13 +259,13 @@ def _as_markdown(session: Session) -> str:
 
 
 def _speaker(message: Message) -> str:
-    """Who says it; a file that somebody edited can name anyone."""
+    """The speaker of a message; an edited file can have any role."""
     role = str(message["role"])
     return _SPEAKERS.get(role, role)
 
 
 def _closed(text: str) -> str:
-    """The text with the fence closed that an answer left open which was cut off."""
+    """The text, with a code fence closed that was left open by a cut-off answer."""
     fence = ""
     for line in text.split("\n"):
         if not fence and (found := _FENCE.match(line)):

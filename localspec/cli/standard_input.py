@@ -1,4 +1,4 @@
-"""What a person types or a pipe brings, within bounds."""
+"""Standard input: a terminal or a pipe, up to a limit."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ import click
 
 from localspec.chat.text_file import ONE_BYTE, WIDE_MARKS, text_of
 
-MAX_BYTES = 64_000_000  # of one message: more than any context holds
+MAX_INPUT_BYTES = 64_000_000  # of a message; no context holds so much
 
 
 def on_terminal() -> bool:
-    """Whether a person types the input. A closed one is an empty pipe."""
+    """Whether stdin is a terminal. A closed stdin counts as an empty pipe."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
 def holds_conversation() -> bool:
-    """Whether a person types the input and sees the output."""
+    """Whether stdin and stdout are terminals."""
     return on_terminal() and sys.stdout is not None and sys.stdout.isatty()
 
 
-def read_text() -> str:
-    """All of the input, in the encodings of files.
+def read_input() -> str:
+    """All of stdin, decoded as files are.
 
-    Raises click.UsageError for what is no text, or beyond bounds.
+    Raises click.UsageError for input that is not text, or too long.
     """
-    return "" if sys.stdin is None else _text(sys.stdin.buffer.read(MAX_BYTES + 1))
+    return "" if sys.stdin is None else _text(sys.stdin.buffer.read(MAX_INPUT_BYTES + 1))
 
 
 def piped_lines() -> Iterator[str]:
-    """One message a line. Raises click.UsageError as `read_text` does."""
-    while sys.stdin is not None and (data := sys.stdin.buffer.readline(MAX_BYTES + 1)):
-        if data.startswith(WIDE_MARKS):  # lines of such text end in more than a byte
-            data += sys.stdin.buffer.read(MAX_BYTES + 1)
+    """One message per line. Raises click.UsageError as `read_input` does."""
+    while sys.stdin is not None and (data := sys.stdin.buffer.readline(MAX_INPUT_BYTES + 1)):
+        if data.startswith(WIDE_MARKS):  # a line end takes several bytes
+            data += sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
         for line in _text(data).replace("\r", "\n").split("\n"):
             if text := line.strip():
                 yield text
 
 
 def _text(data: bytes) -> str:
-    if len(data) > MAX_BYTES:
-        raise click.UsageError(f"The input is longer than {MAX_BYTES} bytes.")
+    if len(data) > MAX_INPUT_BYTES:
+        raise click.UsageError(f"The input is longer than {MAX_INPUT_BYTES} bytes.")
     stated = codecs.lookup(sys.stdin.encoding).name
     try:
-        # What is not UTF-8 is what the system writes, where that is something else.
+        # Text that is not UTF-8 is in the system's encoding, if that is another one.
         return text_of(data, otherwise=ONE_BYTE if stated in ("utf-8", "ascii") else stated)
     except ValueError as error:
-        raise click.UsageError(f"The input is no text: {error}.") from error
+        raise click.UsageError(f"The input is not text: {error}.") from error

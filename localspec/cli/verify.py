@@ -24,13 +24,13 @@ from localspec.cli.seconds_option import seconds_option
     type=Path,
     metavar="FILE",
     shell_complete=complete_file,
-    help="Prompts of your own, one a line.",
+    help="A file with prompts of your own, one per line.",
 )
 @click.option(
     "--samples",
     type=click.IntRange(min=100),
     metavar="N",
-    help="Sample N tokens per rule. [default: as many as evidence takes]",
+    help="Sample N tokens for each rule. [default: as many as needed]",
 )
 @seconds_option(default=180)
 @click.option(
@@ -38,10 +38,12 @@ from localspec.cli.seconds_option import seconds_option
     type=Path,
     metavar="FILE",
     shell_complete=complete_file,
-    help="Check texts that are to fit the schema in this file.",
+    help="Check answers constrained to the JSON schema in this file.",
 )
-@click.option("--details", is_flag=True, help="Show rounding, near ties and p-values as well.")
-@click.option("--json", "as_json", is_flag=True, help="One object with everything found.")
+@click.option("--details", is_flag=True, help="Show rounding, near ties and p-values, too.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object with everything found."
+)
 @pair_options
 def verify(  # noqa: PLR0913  each is an option of the command
     options: PairOptions,
@@ -53,20 +55,20 @@ def verify(  # noqa: PLR0913  each is an option of the command
     details: bool,
     as_json: bool,
 ) -> None:
-    """Check that drafting changes nothing.
+    """Check that drafting does not change the output.
 
-    With your models, on your machine. Identity: greedy and seeded text with drafting must be
-    the text without it, up to near ties that rounding decides. Statistics: sampled text must
-    follow the target's own distributions. It ends when both have evidence enough; Ctrl-C, and
-    the end of the time, print what is known by then. Exit code 0: lossless, 1: not, 3: not
-    enough evidence in the time. MODEL: as for chat.
+    On your machine, with your models. Identity: greedy and seeded text must be the same with
+    and without drafting, except at near ties that rounding decides. Statistics: sampled text
+    must follow the target's own distributions. The check ends when both have enough evidence.
+    Ctrl-C and the time limit print the results so far. Exit code 0: lossless, 1: not lossless,
+    3: not enough evidence. MODEL: as for chat.
 
     \b
         localspec verify
         localspec verify T.gguf --draft D.gguf --seconds 600
         localspec verify --json-schema animal.json
     """
-    # Late, as everything that needs an engine: completion loads none.
+    # Imported here, because shell completion must not load an engine.
     from localspec.checks.limit import EndedBy
     from localspec.checks.selfcheck import Finding, check
     from localspec.cli.measured import measured
@@ -76,7 +78,7 @@ def verify(  # noqa: PLR0913  each is an option of the command
     schema = None
     if json_schema is not None:
         schema = read_constraint("--json-schema", json_schema)
-    texts = questions.BUILT_IN if prompts is None else questions.read_prompts(prompts)
+    texts = questions.QUESTIONS if prompts is None else questions.read_prompts(prompts)
     with options.open_engine() as engine:
         tokens = [prompt_tokens(engine, options, text) for text in texts]
         report = measured(

@@ -1,4 +1,4 @@
-"""What `localspec verify` says: first the finding, then the evidence."""
+"""The output of `localspec verify`: first the finding, then the evidence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from localspec.engine.base import BaseEngine
 
 
 def report_text(report: Report, engine: BaseEngine, *, details: bool) -> str:
-    """The report for people."""
+    """The report as text."""
     lines = [
         _headline(report),
         _identity_line(report),
@@ -29,12 +29,12 @@ def report_text(report: Report, engine: BaseEngine, *, details: bool) -> str:
     if details:
         lines += ["", *_details(report, engine)]
     else:
-        lines.append("Rounding, near ties and p-values: --details.")
+        lines.append("For rounding, near ties and p-values: --details.")
     return printable("\n".join(lines))
 
 
 def _headline(report: Report) -> str:
-    """What is certain."""
+    """The finding in one line."""
     if report.finding is Finding.LOSSLESS:
         return (
             f"Lossless: {_identical(report)}, and sampled text follows its distribution, as "
@@ -48,7 +48,7 @@ def _headline(report: Report) -> str:
 
 
 def _identical(report: Report) -> str:
-    """How many drafted tokens are what they should be; empty if none was compared."""
+    """How many drafted tokens are right; empty if none was compared."""
     both = (report.greedy, report.seeded)
     num_accepted = sum(found.num_accepted for found in both)
     num_identical = sum(found.num_identical for found in both)
@@ -66,9 +66,9 @@ def _identity_line(report: Report) -> str:
     if report.identity is Finding.NOT_LOSSLESS:
         return f"{line}, and texts differ."
     if report.identity is Finding.NOT_ENOUGH:
-        return f"{line}; a verdict takes {ENOUGH_ACCEPTED} of each."
+        return f"{line}; a verdict needs {ENOUGH_ACCEPTED} of each."
     fault = max(greedy.smallest_fault, seeded.smallest_fault)
-    return f"{line}; were {fault:.1%} of such tokens wrong, it would have been seen."
+    return f"{line}; an error in {fault:.1%} of such tokens would have been seen."
 
 
 def _statistics_line(report: Report) -> str:
@@ -78,32 +78,36 @@ def _statistics_line(report: Report) -> str:
         return f"{line}some do not follow the target's distribution."
     if report.open_suspicions:
         rules = " and ".join(report.open_suspicions)
-        return f"{line}those by the rule {rules} look suspect; asking again was not finished."
+        return (
+            f"{line}those of the rule {rules} look suspect; the second test was not finished."
+        )
     bias = report.visible_bias
     if bias == 1.0:
         return (
-            f"Statistics: {report.statistics.value}. {num_tokens} sampled tokens were looked "
-            "at, too few to see any bias."
+            f"Statistics: {report.statistics.value}. {num_tokens} sampled tokens were "
+            "tested, too few to see any bias."
         )
     if report.statistics is Finding.NOT_ENOUGH:
-        return f"{line}only a bias of {bias:.1%} or more shows; a verdict takes {BIAS:.0%}."
+        return (
+            f"{line}only a bias of {bias:.1%} or more would show; a verdict needs {BIAS:.0%}."
+        )
     line += f"a bias of {bias:.1%} would have been seen."
     if report.confirmations:
         num_more = _num_tokens(report.confirmations)
-        line += f" What looked suspect at first was not borne out by {num_more} more."
+        line += f" A first suspicion was not confirmed by {num_more} more."
     return line
 
 
 def _num_tokens(results: Sequence[DistributionResult]) -> int:
-    """Of all rules."""
+    """The number of tokens over all rules."""
     return sum(result.num_tokens for result in results if result.view == VIEWS[0])
 
 
 def _what_it_takes(report: Report) -> str:
     if report.is_hopeless:
         return (
-            "No time is enough here: too few drafted tokens are kept. Give other --prompts, or "
-            "a draft or a head that is right more often."
+            "No time limit would be enough: too few draft tokens are accepted. Use other "
+            "--prompts, or a better draft or head."
         )
     if report.seconds_needed is None:
         return (
@@ -111,7 +115,7 @@ def _what_it_takes(report: Report) -> str:
             f"--seconds {_tens(10 * report.time_s)}."
         )
     return (
-        f"A verdict takes about {duration(report.seconds_needed)} here: "
+        f"A verdict needs about {duration(report.seconds_needed)} here: "
         f"--seconds {_tens(report.seconds_needed)}."
     )
 
@@ -134,7 +138,8 @@ def _details(report: Report, engine: BaseEngine) -> list[str]:
         near = len(found.divergences) - len(found.bugs(bound))
         lines.append(
             f"{name} text: {found.num_tokens} tokens in {found.num_texts} texts, "
-            f"{found.num_accepted} of them drafted and kept; {near} near ties fell otherwise, "
+            f"{found.num_accepted} of them drafted and kept; "
+            f"{near} near ties were decided differently, "
             f"{len(found.bugs(bound))} differences beyond rounding."
         )
     for result in (*report.distributions, *report.confirmations):

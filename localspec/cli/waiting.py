@@ -1,4 +1,4 @@
-"""A line on stderr that says what is being waited for, once that takes long."""
+"""A line on stderr that says what a command waits for, if that takes long."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _length = [0]  # of the longest text on the line that waits
 
 @contextlib.contextmanager
 def waiting(describe: Callable[[], str]) -> Iterator[None]:
-    """While the block runs, show what `describe` says; it is called from another thread.
+    """While the block runs, show the text of `describe`, which another thread calls.
 
-    One line is rewritten with carriage returns and blanks, and is blank when the block is
-    left: nothing of the terminal is switched that would have to be switched back.
+    The line is rewritten with carriage returns, and blank when the block ends: no mode of the
+    terminal is changed that would have to be restored.
     """
     if not shows_bars():
         yield
@@ -51,7 +51,7 @@ def waiting(describe: Callable[[], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def line_gone() -> Iterator[None]:
-    """While the block runs, and writes to stderr, nothing that is waited with stands there."""
+    """Clear the line of `waiting` while the block writes to stderr."""
     with _terminal:
         if _length[0]:
             # Ctrl-C may have been echoed after it.

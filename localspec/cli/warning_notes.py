@@ -1,4 +1,4 @@
-"""The library's warnings as notes on stderr. What is so of a pair is said once, not always."""
+"""The library's warnings as notes on stderr. A fact about a pair is shown only once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from localspec.cli.waiting import line_gone
 
 
 class WarningNotes(logging.Handler):
-    """Says warnings where no other handler does, as `logging.lastResort`."""
+    """Shows warnings if no other handler does, as `logging.lastResort`."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say it, unless it is the same at every load and a person has seen it."""
+        """Show it, unless it is about the pair and a person has seen it before."""
         text = printable(record.getMessage())
         if not (getattr(record, "is_of_pair", False) and _was_seen(text)):
             with line_gone():
@@ -27,10 +27,10 @@ class WarningNotes(logging.Handler):
 
 
 def _was_seen(text: str) -> bool:
-    """Whether it stood on a terminal before; it counts as seen if it will stand on one now."""
+    """Whether it was shown on a terminal before; showing it on one now counts, too."""
     path = platformdirs.user_state_path("localspec", appauthor=False) / "seen_warnings"
     line = text.replace("\n", " ")
-    with contextlib.suppress(OSError, UnicodeError):  # then it is said again
+    with contextlib.suppress(OSError, UnicodeError):  # then it is shown again
         if path.exists() and line in path.read_text(encoding="utf-8").split("\n"):
             return True
         if sys.stderr is not None and sys.stderr.isatty():

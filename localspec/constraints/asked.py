@@ -112,8 +112,7 @@ def schema_text(schema: object) -> str:
         return json.dumps(found, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConstraintError(
-            f"the JSON schema has a value that JSON cannot hold: {error}",
-            "Use only what JSON can hold.",
+            f"the JSON schema has what JSON has not: {error}", "Use only what JSON can hold."
         ) from error
 
 
@@ -143,7 +142,7 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConstraintError(
-            f"the JSON schema is not JSON: {error}", "Compare its braces, commas and quotes."
+            f"the JSON schema is no JSON: {error}", "Compare its braces, commas and quotes."
         ) from error
 
 

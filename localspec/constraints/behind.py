@@ -204,7 +204,7 @@ class Behind:
                 return
             if not self._may_come(token):
                 raise ConstraintError(
-                    f"token {token} cannot follow in this answer",
+                    f"token {token} is not what the answer may go on with",
                     "Ask again: this answer has gone wrong.",
                 )
             self._go_on(token)

@@ -173,7 +173,7 @@ def _refused(asked: Asked, message: str) -> ConstraintError:
     keywords = _KEYWORDS.search(message)
     if keywords:
         return ConstraintError(
-            f"the JSON schema uses keywords that cannot be enforced: {keywords[1]}",
+            f"the JSON schema uses what no answer can be kept to: {keywords[1]}",
             "Leave those keywords out, or strict, and check the answer for them.",
         )
     return ConstraintError(
@@ -238,7 +238,7 @@ class Guidance:
             if token in self._guide.spelling.ends:
                 if not self._matcher.is_accepting():
                     raise ConstraintError(
-                        "the answer ends before it fits the constraint",
+                        "the answer ends where the constraint goes on",
                         "Ask again: this answer has gone wrong.",
                     )
                 self._has_ended = True
@@ -268,6 +268,6 @@ class Guidance:
         if self._matcher.is_error():
             message = self._matcher.get_error().strip()[:_MOST_SHOWN]
             raise ConstraintError(
-                f"the answer can no longer fit the constraint: {message}",
+                f"the answer cannot be kept to the constraint any more: {message}",
                 "Make the schema or grammar simpler.",
             )

@@ -13,10 +13,10 @@ from localspec.hub.hub_file import HubFile
 class Progress:
     """How far one file is.
 
-    state: "checking" (bytes that were here already), "downloading", "waiting" (for the hub, or
-    for another process that fetches the same file), or "done". file: for owner/repo:QUANT,
-    until the hub has named the file, one with the name QUANT.gguf. total_bytes: 0 until it is
-    known.
+    state: "checking" (bytes that were here already), "downloading", "waiting" (for the hub,
+    or for another process that fetches the same file), or "done". file: of owner/repo:QUANT,
+    while the hub is asked which file that is, one with the name QUANT.gguf. total_bytes: 0
+    until it is known.
     """
 
     file: HubFile

@@ -23,7 +23,7 @@ from localspec.hub.api import (
 from localspec.hub.patience import HubBusyError, stated_wait
 
 _MAX_REDIRECTS = 10
-_NO_ADDRESS = "an invalid address"
+_NO_ADDRESS = "an address that is none"
 
 
 @contextlib.contextmanager
@@ -126,11 +126,11 @@ def _check_status(remote: RemoteFile, response: requests.Response) -> None:
     if is_elsewhere:
         raise DownloadError(
             f"the hub has {name}, but the storage that it leads to answers {status}",
-            f"Try again later; if the error persists, tell the owner of {remote.file.repo}.",
+            f"Try again later; if it stays so, tell the owner of {remote.file.repo}.",
         )
     raise DownloadError(
         f"{remote.file.repo} has no file {remote.file.file} any more",
-        "The repository is being changed: look at its files and try again.",
+        "Somebody changes the repository; look at its files and try again.",
     )
 
 
@@ -142,7 +142,7 @@ def _told(remote: RemoteFile, error: requests.RequestException | HTTPError) -> D
             "Try again later; check HF_ENDPOINT and the proxy.",
         )
     what = without_secrets(str(error))
-    # ValueError marks an invalid address or a proxy that cannot be used.
+    # ValueError marks an address that is none or a proxy that cannot be used.
     if isinstance(error, ValueError) or "CERTIFICATE_VERIFY_FAILED" in what:
         return DownloadError(
             f"the server of {name} cannot be asked: {what}",

@@ -64,7 +64,7 @@ class Transfer:
                 raise DownloadError(
                     f"{self._remote.file.name} arrived with wrong content: sum "
                     f"{self._digest.hexdigest()} instead of {_wanted(self._remote)}",
-                    "Try again; if the error persists, the hub or a proxy sends wrong bytes.",
+                    "Try again; if it stays so, the hub or a proxy sends wrong bytes.",
                 )
             os.fsync(part.fileno())
 
@@ -159,7 +159,7 @@ class Transfer:
         return self._digest.hexdigest() != _wanted(self._remote)
 
     def _given_up(self, error: Exception) -> DownloadError:
-        hint = "Run the command again later; it resumes from there."
+        hint = "Run the command again later; it goes on from there."
         if not self._can_resume:
             hint = (
                 "The server sends every file from its first byte only, and breaks off before "
@@ -183,7 +183,7 @@ def hash_file(path: Path, remote: RemoteFile, on_bytes: Callable[[int], None]) -
 
 
 def _stopped() -> DownloadError:
-    return DownloadError("the download was stopped", "Run it again; it resumes from there.")
+    return DownloadError("the download was stopped", "Run it again; it goes on from there.")
 
 
 def _open_part(path: Path) -> BinaryIO:

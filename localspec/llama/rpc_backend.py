@@ -28,7 +28,7 @@ def require_backend(lib: Any) -> None:
     if not lib.llama_supports_rpc():
         name = "llama-cpp-python"
         raise OptionError(
-            "this build of llama.cpp has no RPC backend, so it cannot use other machines",
+            "this build of llama.cpp has no RPC back-end, so it cannot use other machines",
             "Build it here: CMAKE_ARGS=-DGGML_RPC=ON python -m pip install "
             f"--force-reinstall --no-deps --no-cache-dir --no-binary {name} "
             f"{name}=={version(name)}",

@@ -53,10 +53,10 @@ _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """A model, according to its header.
+    """A model, as its header states it.
 
-    type_bytes: bytes of weights of each type, largest first. num_kv_heads: of the layer with
-    the most. sliding_window: tokens, 0 if every layer sees all of them.
+    type_bytes: how many bytes of weights are of which type, most first. num_kv_heads: of the
+    layer that has most. sliding_window: tokens, 0 if every layer sees all of them.
     """
 
     name: str
@@ -103,16 +103,17 @@ class ExpectedGain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Everything known of a pair before it is loaded.
+    """All that is known of a pair.
 
-    vocabulary: what target and draft share. misfit: why they cannot be a pair. size_warning: a
-    sentence if the draft is too large to pay, else empty. largest_context: tokens that fit into
-    the memory that is free now. gpu_layers: the most layers of the target that fit on GPUs at
-    this context, if another number was asked for; None without GPUs, if no number fits, or if
-    the number is chosen automatically. kept_bytes: further memory that an engine takes at most,
-    for the caches of waiting conversations. gains: None if the costs of decoding were not
-    measured here. break_even: the lowest acceptance that pays, None if none does. variants:
-    other presets of the same models. smaller: a preset that fits, if this pair does not.
+    vocabulary: what target and draft share; misfit: why they cannot be a pair. size_warning:
+    why the draft is too large to pay, in a sentence, or empty.
+    largest_context: tokens that fit into the memory that is free now. gpu_layers: the most
+    layers of the target on GPUs that fit at this context, where another number was asked
+    for; None without GPUs, if no number does, or the number is chosen anyway. kept_bytes: what
+    an engine takes beside that, at most, for the caches of conversations that wait. gains: None
+    if the costs of decoding were not measured here. break_even: the least acceptance that
+    pays, None if none does. variants: other presets of the same models. smaller: a preset
+    that fits, if this pair does not.
     """
 
     description: str
@@ -134,12 +135,12 @@ class Explanation:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits into the free memory now."""
+        """Whether there is memory for it now."""
         return not self.room.shortages(self.memory)
 
     @property
     def is_pair(self) -> bool:
-        """Whether they can be loaded together; true for a target alone."""
+        """Whether they can be loaded together; also where nothing is to draft."""
         return not (self.misfit or (self.head and self.head.is_apart and self.head.why_not))
 
     @property
@@ -162,15 +163,15 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     rpc: Sequence[str] | None = None,
     tensor_split: Sequence[float] = (),
 ) -> Explanation:
-    """How a preset, or a target with its draft or head, will run on this machine.
+    """What a preset, or a target and what drafts for it, will be like on this machine.
 
-    Models are named as for `localspec.load`; of models that are not here only the headers are
-    downloaded. context_length: tokens. num_gpu_layers: of each model. rpc: RPC servers for the
-    target, which are asked for their devices. tensor_split: the target's shares of the devices.
-    Defaults are those of `load`.
+    Models are named as for `localspec.load`; of those that are not here only the headers are
+    fetched. context_length: tokens; num_gpu_layers: of each model; rpc: RPC servers for the
+    target, which are asked what they are; tensor_split: the target's shares of the devices
+    (defaults: as `load`).
 
-    Raises PresetError, OptionError, ModelFileError or DownloadError if a model cannot be named
-    or read, OptionError for numbers that `load` refuses, and RpcError.
+    Raises what naming and reading a model raises: PresetError, OptionError, ModelFileError,
+    DownloadError; OptionError for numbers that `load` refuses, and RpcError.
     """
     asked = LlamaOptions(context_length=context_length, num_gpu_layers=num_gpu_layers)
     description, variants = "", {}

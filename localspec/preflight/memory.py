@@ -40,15 +40,16 @@ _SMALL_BYTES = 2 << 20  # a model's buffers that are too small to be listed: mea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """The memory of one model, in bytes.
+    """What one model takes, in bytes.
 
-    weights_bytes: all weights, in the order that suits the processor. repacked_bytes: weights
-    that exist a second time, as mapped pages of the file; 0 for a file that is read.
-    cache_bytes: keys and values, and recurrent states. snapshot_bytes: states of num_snapshots
-    tokens of the last decode. compute_bytes: intermediate results and logits. gpu_bytes: the
-    part of all that on each GPU. with_head: whether a head is included. num_layers: of the
-    model. gpu_layers: on each GPU; the output counts as a layer. num_cpu_moe_layers: first
-    layers whose experts are in main memory.
+    weights_bytes: all weights, in the order the processor likes. repacked_bytes: those that
+    are there a second time, as pages of the file that were repacked; none of a file that is
+    read and not mapped.
+    cache_bytes: keys and values, and recurrent states; snapshot_bytes: those of num_snapshots
+    tokens of the last decode. compute_bytes: intermediate results and logits. gpu_bytes: how
+    much of all that is on each GPU. with_head: whether that of a head is in it.
+    num_layers, gpu_layers: that there are, and that are on each GPU; the output counts as one.
+    num_cpu_moe_layers: first layers whose experts are in the main memory.
     """
 
     with_head: bool
@@ -66,19 +67,19 @@ class MemoryEstimate:
 
     @property
     def needed_bytes(self) -> int:
-        """Needed memory in all places; the file's copy of repacked weights can be dropped."""
+        """What has to be there, anywhere: the file's copy of repacked weights may go."""
         return (
             self.weights_bytes + self.cache_bytes + self.compute_bytes + self.vocabulary_bytes
         )
 
     @property
     def main_bytes(self) -> int:
-        """The part of `needed_bytes` in main memory."""
+        """What of that has to be in the main memory."""
         return self.needed_bytes - sum(self.gpu_bytes)
 
     @property
     def peak_bytes(self) -> int:
-        """The largest size that the process shows, the mapped file included."""
+        """What the process shows at most, the mapped file included."""
         return self.main_bytes + self.repacked_bytes
 
 

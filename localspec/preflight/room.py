@@ -66,7 +66,7 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PairMemory:
-    """The memory of target, draft and head at a context, in this order. roles: of these."""
+    """What target, draft and head take at a context, in this order; roles: which are there."""
 
     context_length: int
     models: tuple[MemoryEstimate, ...]
@@ -74,17 +74,17 @@ class PairMemory:
 
     @property
     def needed_bytes(self) -> int:
-        """Needed memory, in all places together."""
+        """What has to be there, in all places together."""
         return total_needed_bytes(self.models)
 
     @property
     def gpu_bytes(self) -> tuple[int, ...]:
-        """Needed memory on each GPU."""
+        """What has to be there on each GPU."""
         return tuple(map(sum, zip(*(model.gpu_bytes for model in self.models), strict=True)))
 
     @property
     def main_bytes(self) -> int:
-        """Needed main memory."""
+        """What has to be there in the main memory."""
         return self.needed_bytes - sum(self.gpu_bytes)
 
     @property
@@ -97,7 +97,7 @@ class PairMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """The largest size that the process shows, above the interpreter's own."""
+        """What the process shows at most, above the interpreter's own."""
         return total_peak_bytes(self.models)
 
 

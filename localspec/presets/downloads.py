@@ -54,18 +54,19 @@ def download(
     reuse: bool = False,
     on_progress: OnProgress = lambda _progress: None,
 ) -> list[Path]:
-    """Download a preset's files, or those of one model; their paths, target first.
+    """Fetch a preset's files, or those of one model; their paths, target first.
 
-    Files that are here already cost nothing. Bytes from an earlier call are kept and continued;
-    every file is checked against its sha256 before it gets its name. source: a preset or its
-    name, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf, or owner/repo:QUANT.
-    local_dir: a plain folder instead of the hub's cache; an existing file of the same name is
-    compared with the sha256, and refused if it differs. reuse: take files that LM Studio,
-    Ollama or llama.cpp keep, after the same check. on_progress: called in this thread with the
-    latest state of a file that has advanced, and a few times a second while none does; an
-    exception in it ends the download within about a second.
+    Files that are here already cost nothing. What an earlier call received is kept and
+    continued; every file is checked against its sha256 before it gets its name. source: a
+    preset or its name, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf, or
+    owner/repo:QUANT. local_dir: a plain folder instead of
+    the hub's cache; what stands there under a file's name is compared with its sha256, and
+    refused if it is something else. reuse: take files that LM Studio, Ollama or llama.cpp
+    keep, after the same check. on_progress: called in this thread when a file has come
+    further, with its latest state, and a few times a second while none does; an exception
+    in it ends the download within about a second.
 
-    Raises DownloadError, PresetError, or OptionError for an invalid argument.
+    Raises DownloadError, PresetError, or OptionError for an argument that is none.
     """
     if not callable(on_progress):
         raise OptionError(
@@ -186,7 +187,7 @@ def _files_of(source: str | Preset, on_progress: OnProgress) -> list[HubFile]:
         return list(model.files)
     if isinstance(model, LocalModel) and os.path.exists(model.path):
         raise OptionError(
-            f"{source} is on this machine: there is nothing to download", "Use it by its path."
+            f"{source} is on this machine: there is nothing to fetch", "Use it by its path."
         )
     raise no_such_preset(source)
 
@@ -202,7 +203,7 @@ def _place_for(local_dir: str | os.PathLike[str] | None) -> FileStore:
         return Folder(Path(local_dir))
     except (TypeError, ValueError) as error:
         raise OptionError(
-            f"local_dir is {local_dir!r}, not a path: {error}", "Give the path of a folder."
+            f"local_dir is {local_dir!r}, no path: {error}", "Give the path of a folder."
         ) from error
 
 

@@ -57,10 +57,10 @@ def search_folder(folder: Path) -> FolderContent:
 
     Of a split model the first part counts. In Ollama's folder models are called by their
     manifests. A draft is the smallest model with the target's tokenizer, if it has at most a
-    third of the target's size. Raises OptionError for a path that is not a folder.
+    third of the target's size. Raises OptionError for what is no folder.
     """
     if not os.path.isdir(folder):
-        raise OptionError(f"{str(folder)!r} is not a folder", "Name one that holds GGUF files.")
+        raise OptionError(f"{str(folder)!r} is no folder", "Name one that holds GGUF files.")
     walk = _FolderWalk()
     presets = load_presets().values()
     targets = {

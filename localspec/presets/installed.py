@@ -21,8 +21,8 @@ from localspec.presets.presets import as_preset, load_presets
 class PresetState:
     """A preset and whether its files are here: "ready", "partial" or "absent".
 
-    size_bytes: of all its files, None if one is unknown. paths: of the files that are here,
-    also of those that other programs put there. disk_bytes: their size on disk.
+    size_bytes: of all its files, None if one of them is not known. paths: where those are
+    that are here, whoever put them there; disk_bytes: what they take.
     """
 
     preset: Preset
@@ -68,8 +68,8 @@ class Removal:
 def list_models() -> list[PresetState]:
     """All presets, the shipped ones first, and whether their files are here.
 
-    Asks no network and reads no content. A malformed file of the user's causes a warning, and
-    counts as empty.
+    Asks no network and reads no content. A malformed file of the user's is told by a warning,
+    and counts as empty.
     """
     return [preset_state(preset) for preset in load_presets().values()]
 
@@ -77,7 +77,7 @@ def list_models() -> list[PresetState]:
 def preset_state(preset: str | Preset) -> PresetState:
     """Whether the files of a preset are here. Asks no network and reads no content.
 
-    Raises UnknownPresetError for an unknown name.
+    Raises UnknownPresetError for a name that nothing has.
     """
     preset = as_preset(preset)
     found = [path for model in preset.models for path in _files_of(model)]

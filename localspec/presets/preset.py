@@ -32,9 +32,9 @@ class PackagedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModel:
-    """A model file of the user's own; for a split model its first part.
+    """A model file of the user's own; of a split model its first part.
 
-    Raises OptionError for a value that is not a path.
+    Raises OptionError for what is no path.
     """
 
     path: Path
@@ -52,17 +52,17 @@ PresetModel = HubModel | PackagedModel | LocalModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A target, its draft or head, and the sampling values that its makers recommend.
+    """A target, what drafts for it, and what the makers of the model recommend.
 
     It has a name in a file of presets, or is made by an application and given to `load`,
-    `explain` and `download` instead of a name.
+    `explain` and `download` in place of a name.
 
     head: a trained head in a file of its own; one inside the target's file is not named.
-    context_length: the context that it is opened with, in tokens. max_context_length: tokens
-    that all models were trained for, None if no source says. rpc: addresses of llama.cpp's RPC
-    servers that also hold layers of the target, each "host:port". unconfirmed: the facts that
-    rest on one source or on none. Raises OptionError for a value that is not a model, a length
-    that no context can have, and an invalid address.
+    context_length: tokens it is opened with. max_context_length: tokens that all models
+    were trained for, None if no source says. rpc: addresses of llama.cpp's RPC servers that
+    hold layers of the target, too, each "host:port". unconfirmed: which of its facts rest on
+    one source or on none; empty if all are confirmed. Raises OptionError for a model that is
+    none, a length that no context can have and what is no address.
     """
 
     name: str
@@ -91,11 +91,11 @@ class Preset:
 
     @property
     def models(self) -> tuple[PresetModel, ...]:
-        """The target, the draft and the head, as far as the preset has them."""
+        """The target, the draft and the head, those that are there."""
         return tuple(self.by_role().values())
 
     def by_role(self) -> dict[Role, PresetModel]:
-        """The same by role, the target first."""
+        """Those that are there, the target first."""
         models: dict[Role, PresetModel | None] = {
             "target": self.target,
             "draft": self.draft,

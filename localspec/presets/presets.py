@@ -55,7 +55,7 @@ def _users_text() -> str:
     path = user_presets_file()
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
-            raise PresetError(f"{path} is not a regular file", "Remove it.")
+            raise PresetError(f"{path} is no regular file", "Remove it.")
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return ""
@@ -77,7 +77,7 @@ def _shipped_presets() -> Mapping[str, Preset]:
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of that name, or of an alias of that name.
+    """The preset of that name, or that an alias of that name stands for.
 
     Raises UnknownPresetError if there is none, PresetError if the user's file, where it might
     stand, is malformed.

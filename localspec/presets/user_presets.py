@@ -75,7 +75,7 @@ def add_preset(new: NewPreset) -> Preset:
     """
     if not PRESET_NAME.fullmatch(new.name):
         raise OptionError(
-            f"{new.name!r} is not a valid preset name", "Use letters, digits, dots and dashes."
+            f"{new.name!r} is no name for a preset", "Use letters, digits, dots and dashes."
         )
     check_free(new.name)
     models = {role: find_model(text, role) for role, text in new.by_role().items()}
@@ -118,7 +118,7 @@ def drop_preset(name: str) -> None:
             is_right = False
         if not is_right:
             raise PresetError(
-                f"{name!r} is not in {path} under a header of its own",
+                f"{name!r} does not stand in {path} under a header of its own",
                 "Take it out with an editor.",
             )
         write_whole(path, left.encode(), durable=True)

@@ -33,12 +33,12 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The probability of an emitted token, and of the best tokens at its place.
+    """How probable an emitted token was, and what else could have stood there.
 
-    text: the token's own; U+FFFD stands for bytes that are not a whole character. before: in
-    the model's own distribution, the softmax of its row. after: in the distribution that the
-    token was drawn from, which temperature, filters and penalties have shaped. top_before,
-    top_after: the best tokens of each, best first; top_after may be shorter, since filters
+    text: the token's own; U+FFFD stands for bytes that are no whole character. before: in the
+    model's own distribution, the softmax of its row. after: in the distribution the token was
+    drawn from, which temperature, filters and penalties have shaped. top_before, top_after:
+    the best possible tokens of each, best first; top_after may be shorter, since filters
     leave few.
     """
 

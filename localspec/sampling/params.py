@@ -73,16 +73,17 @@ class SamplingKeywords(TypedDict, total=False):
 class SamplingParams:
     """The samplers between logits and distribution. Names and defaults are llama.cpp's.
 
-    They are applied in the order of the fields, temperature last. Only top_k, top_p, min_p and
-    temperature have an effect by default. temperature 0 is greedy: the best token left by the
-    others gets probability 1.
+    They are applied in the order of the fields, temperature last. Only top_k, top_p, min_p
+    and temperature do something by default. temperature 0 is greedy: the best token left
+    by the others gets probability 1.
 
     logit_bias: what to add to the logit of a token id; -inf bans it. The three penalties
     look at the last penalty_last_n tokens of prompt and answer, DRY ("don't repeat
     yourself") at the last dry_penalty_last_n: a token that would continue a repeat of n
     tokens loses dry_multiplier * dry_base ** (n - dry_allowed_length), where no repeat
     reaches across one of dry_sequence_breakers (texts of up to 40 bytes).
-    min_tokens, ignore_eos: ban the end of the answer for that many tokens, or entirely.
+    min_tokens, ignore_eos: ban the end of the answer until so many tokens are out, or for
+    good.
 
     Raises OptionError for a value outside its range, NaN included.
     """
@@ -134,7 +135,7 @@ class SamplingParams:
             check_has_distribution(name)
             known = ", ".join(self.__dataclass_fields__)
             hint = perhaps(name, self.__dataclass_fields__).strip() or f"Choose from: {known}."
-            raise OptionError(f"{name} is not a sampling option", hint)
+            raise OptionError(f"{name} is no sampling option", hint)
         return dataclasses.replace(self, **changes)
 
 

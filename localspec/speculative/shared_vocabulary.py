@@ -80,5 +80,5 @@ def _shown(differences: tuple[Difference, ...]) -> str:
 def _does_not_fit(why: str) -> PairError:
     return PairError(
         f"the draft does not fit the target: {why}",
-        "Choose a draft of the same family, or leave it out (draft_tokens=0).",
+        "Choose a draft of the same family, or leave it away (draft_tokens=0).",
     )

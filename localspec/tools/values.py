@@ -121,7 +121,7 @@ def _tagged(rule: str, value: object, root: Schema) -> list[str]:
 
 def _unwritable(name: str) -> ConstraintError:
     return ConstraintError(
-        f"the model's notation of calls cannot express {name!r:.80}, or any value of it",
+        f"the model's notation of calls cannot say {name!r:.80}, or any value of it",
         "Rename it, or choose its values without the model's marks.",
     )
 

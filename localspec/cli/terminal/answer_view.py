@@ -1,4 +1,4 @@
-"""Shows an answer to a person while it comes: rendered, thoughts apart, or marked."""
+"""Shows an answer while it is generated: rendered with its thoughts, or token by token."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class AnswerView(Protocol):
         """Show one more piece."""
 
     def finish(self) -> None:
-        """Show what waits, and end the line."""
+        """Show text that is held back, and end the line."""
 
 
 def show_answer(engine: BaseEngine, answer: Answer, view: AnswerView) -> Reply:
-    """Show the answer as it comes. Ctrl-C stops it at once and keeps what was said."""
+    """Show the answer as it comes. Ctrl-C stops it at once and keeps the text so far."""
 
     def progress() -> str:
         num_decoded, num_tokens = engine.reading
@@ -46,7 +46,7 @@ def show_answer(engine: BaseEngine, answer: Answer, view: AnswerView) -> Reply:
 
 
 class MarkedView:
-    """Every token as it is, marked by where it came from; thoughts on lines of their own."""
+    """Raw text, each token marked by where it came from; thoughts on their own lines."""
 
     def __init__(self) -> None:
         self._out = terminal_writer(err=False)
@@ -70,7 +70,7 @@ class MarkedView:
 class RenderedView:
     """Markdown rendered, and thoughts as `think` says. On a dumb terminal plain text.
 
-    begun: what the answer has said before, if it goes on.
+    begun: the text so far of an answer that is continued.
     """
 
     def __init__(self, think: ThoughtView, begun: str = "") -> None:
@@ -83,7 +83,7 @@ class RenderedView:
         self._markdown = MarkdownWriter(self._out)
         self._goes_on = bool(begun)
         if begun:
-            self._markdown.go_on_behind(printable(begun))
+            self._markdown.continue_after(printable(begun))
 
     def push(self, piece: Piece) -> None:
         """Show one more piece."""
@@ -106,17 +106,17 @@ class RenderedView:
         if not text:
             return
         if self._has_said:
-            # Some models think again, or only then.
+            # Some models think again, or only after they have said something.
             self.finish()
             self._markdown = MarkdownWriter(self._out)
             self._has_thought, self._has_said, self._blank = False, False, ""
         style = Style() if self._think == "show" or self._is_plain else Style(dim=True)
         if self._think == "hide":
-            # At once, and not as a word that waits.
+            # At once, not held back as an unfinished word.
             self._out.verbatim("" if self._has_thought else "(thinking)", style)
             text = ""
         self._has_thought = True
-        # What thoughts end with is not known before something else comes.
+        # Blank space is held back, since it may be the end of the thoughts.
         text = self._blank + text
         shown = text.rstrip()
         self._blank = text.removeprefix(shown)
@@ -128,7 +128,7 @@ class RenderedView:
         if not text:
             return
         if self._has_thought and not self._has_said:
-            # What was said stands apart from what was thought.
+            # A blank line between the thoughts and the answer.
             self._out.newline()
             self._out.newline()
         self._has_said = True

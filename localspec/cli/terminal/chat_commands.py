@@ -1,4 +1,4 @@
-"""What a person can type instead of a message: one function a command."""
+"""The commands of a chat: one function for each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from localspec.chat.attachment import read_attachment
 from localspec.chat.session import session_names
 from localspec.cli.conversation import Conversation
 from localspec.cli.screen import legend, note, stats_lines, use_colour
-from localspec.cli.sessions import session_lines, tell_resumed
+from localspec.cli.sessions import note_resumed, session_lines
 from localspec.cli.terminal.line_editor import Values, can_edit
 from localspec.cli.terminal.settings import change_setting, setting_names, settings_lines
 from localspec.errors import OptionError, perhaps
 
-# A path such as /etc/hosts is a message, and so is what begins with a space.
+# A path such as /etc/hosts is a message, and so is a line that begins with a space.
 _COMMAND = re.compile(r"(/(?:[a-z]+|\?))(?:\s+(.*))?", re.DOTALL)
 _ALIASES = {"/?": "/help", "/exit": "/quit", "/bye": "/quit", "exit": "/quit", "quit": "/quit"}
 _BETWEEN = re.compile(r"[\s=]+")  # a setting and its value
@@ -33,8 +33,8 @@ _SHOWN = 60  # characters of a text that is quoted
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """argument: as /help shows it. values: what can be completed there."""
+class ChatCommand:
+    """argument: as /help shows it. values: completions of the argument."""
 
     run: Callable[[Conversation, str], None]
     argument: str
@@ -47,9 +47,9 @@ class Leave(Exception):
 
 
 def run_command(conversation: Conversation, text: str) -> bool:
-    """Do what the text commands; whether it is a command at all.
+    """Run the command in the text. Returns False if the text is a message.
 
-    Raises OptionError for an unknown one, Leave, and what the command raises.
+    Raises OptionError for an unknown command, Leave, and the command's own errors.
     """
     text = text.rstrip()
     found = _COMMAND.fullmatch(_ALIASES.get(text, text))
@@ -60,7 +60,7 @@ def run_command(conversation: Conversation, text: str) -> bool:
     if command is None:
         raise OptionError(
             f"there is no command {name}",
-            f"{perhaps(name, COMMANDS)}/help lists them; a space before the slash makes it a "
+            f"{perhaps(name, COMMANDS)}/help lists all; a space before the slash makes it a "
             "message.",
         )
     conversation.is_editing = False
@@ -72,7 +72,7 @@ def run_command(conversation: Conversation, text: str) -> bool:
 def _help(_conversation: Conversation, _argument: str) -> None:
     names = {name: f"{name} {command.argument}".strip() for name, command in COMMANDS.items()}
     width = max(map(len, names.values())) + 2
-    # Where there is little room, what is explained stands in a column of its own.
+    # In a narrow window the explanations keep a column of their own.
     room = max(shutil.get_terminal_size().columns - 1 - width, _LEAST_COLUMN)
     lines = []
     for name, shown in names.items():
@@ -82,9 +82,9 @@ def _help(_conversation: Conversation, _argument: str) -> None:
             for begin, part in zip_longest([shown], parts, fillvalue="")
         ]
     lines += [
-        "Alt-Enter, or a backslash at the end, begins another line of a message.",
+        "Alt-Enter, or a backslash at the end, starts another line of a message.",
         "A space before a command makes it a message.",
-        "Ctrl-C stops an answer or empties the line; Ctrl-D leaves.",
+        "Ctrl-C stops an answer or clears the line; Ctrl-D leaves.",
     ]
     note("\n".join(lines))
 
@@ -99,7 +99,7 @@ def _stats(conversation: Conversation, _argument: str) -> None:
 def _set(conversation: Conversation, argument: str) -> None:
     name, *rest = _BETWEEN.split(argument, maxsplit=1)
     if f"/{name}" in COMMANDS:
-        raise OptionError(f"{name} is no setting", f"It is a command of its own: /{name}.")
+        raise OptionError(f"{name} is not a setting", f"It is a command: /{name}.")
     value = "".join(rest)
     if value:
         note(change_setting(conversation, name, value))
@@ -118,14 +118,12 @@ def _retry(conversation: Conversation, _argument: str) -> None:
 
 
 def _continue(conversation: Conversation, _argument: str) -> None:
-    conversation.go_on()
+    conversation.continue_answer()
 
 
 def _edit(conversation: Conversation, _argument: str) -> None:
     if not can_edit():
-        raise OptionError(
-            "this terminal cannot bring the question back", "/undo takes it back: ask anew."
-        )
+        raise OptionError("this terminal cannot edit text", "Use /undo, then ask again.")
     conversation.edited_text()
     conversation.is_editing = True
 
@@ -143,11 +141,11 @@ def _save(conversation: Conversation, argument: str) -> None:
     name = argument or conversation.session
     if name is None:
         raise OptionError("the session has no name yet", "Give one: /save NAME.")
-    question = f"There is another session {name}, which would be lost. Replace it?"
+    question = f"There is another session {name}. Replace it?"
     if conversation.keep_as(name, may_replace=lambda: _agrees(question)):
-        note(f"Saved as {conversation.session}; from now on after every answer.")
+        note(f"Saved as {conversation.session}, and from now on after every answer.")
     else:
-        note("Nothing was saved. /load goes on with that session.")
+        note("Nothing was saved. /load continues that session.")
 
 
 def _sessions(_conversation: Conversation, _argument: str) -> None:
@@ -159,15 +157,17 @@ def _load(conversation: Conversation, argument: str) -> None:
         _sessions(conversation, argument)
         return
     is_kept = conversation.is_saved or not conversation.chat.transcript
-    if not is_kept and not _agrees("This conversation is not saved and would be lost. Go on?"):
-        note("Nothing was loaded. /save NAME keeps this conversation.")
+    if not is_kept and not _agrees(
+        "This conversation is not saved and would be lost. Continue?"
+    ):
+        note("Nothing was loaded. /save NAME saves this conversation.")
         return
     conversation.resume(argument, must_exist=True)
-    tell_resumed(conversation)
+    note_resumed(conversation)
 
 
 def _agrees(question: str) -> bool:
-    """Whether the person says yes; anything else, Ctrl-C and Ctrl-D too, is a no."""
+    """Whether the person says yes; anything else, also Ctrl-C and Ctrl-D, is a no."""
     try:
         return click.confirm(question, default=False, err=True)
     except click.Abort:
@@ -189,7 +189,7 @@ def _draft(conversation: Conversation, argument: str) -> None:
 def _clear(conversation: Conversation, _argument: str) -> None:
     conversation.chat.clear()
     conversation.attachments.clear()
-    note("The conversation begins again; the system message stays.")
+    note("The conversation starts over; the system message stays.")
 
 
 def _copy(conversation: Conversation, _argument: str) -> None:
@@ -197,7 +197,7 @@ def _copy(conversation: Conversation, _argument: str) -> None:
         raise OptionError("there is no answer to copy", "Ask something first.")
     text = conversation.chat.messages[-1]["content"]
     copy_text(text)
-    note(f"Gave {len(text)} characters to the terminal's clipboard (if it takes them: OSC 52).")
+    note(f"Sent {len(text)} characters to the clipboard (if the terminal supports OSC 52).")
 
 
 def _show(conversation: Conversation, _argument: str) -> None:
@@ -205,7 +205,7 @@ def _show(conversation: Conversation, _argument: str) -> None:
     if conversation.show_draft:
         click.echo(legend(), err=True, color=use_colour())
     else:
-        note("Answers are shown as Markdown again.")
+        note("Answers are rendered as Markdown again.")
 
 
 def _file(conversation: Conversation, argument: str) -> None:
@@ -215,38 +215,36 @@ def _file(conversation: Conversation, argument: str) -> None:
         attachment = read_attachment(Path(os.path.expanduser(argument)))
         conversation.attach(attachment)
         size = len(attachment.text)
-        note(f"{attachment.name} ({size} characters) goes with the next message.")
+        note(f"{attachment.name} ({size} characters) is attached to the next message.")
         return
     note("Files for the next message: " + (conversation.file_names() or "none"))
 
 
 COMMANDS = {
-    "/help": Command(_help, "", "these commands"),
-    "/stats": Command(_stats, "", "what the last answer cost"),
-    "/set": Command(
+    "/help": ChatCommand(_help, "", "list the commands"),
+    "/stats": ChatCommand(_stats, "", "statistics of the last answer"),
+    "/set": ChatCommand(
         _set, "[NAME VALUE]", "sampling, seed, max_tokens, think, quiet", setting_names
     ),
-    "/system": Command(_system, "[TEXT|none]", "the system message"),
-    "/edit": Command(_edit, "", "change the last question, and ask it anew"),
-    "/continue": Command(_continue, "", "more of an answer that was cut off or stopped"),
-    "/retry": Command(_retry, "", "another answer to the last question"),
-    "/undo": Command(_undo, "", "take the last turn back"),
-    "/save": Command(_save, "[NAME]", "keep the conversation as a session", session_names),
-    "/load": Command(_load, "[NAME]", "go on with a session", session_names),
-    "/sessions": Command(_sessions, "", "the conversations that were kept"),
-    "/draft": Command(
-        _draft, "[on|off]", "let the draft propose, or not", lambda: ("on", "off")
-    ),
-    "/clear": Command(_clear, "", "forget every turn"),
-    "/copy": Command(_copy, "", "the last answer to the clipboard"),
-    "/show": Command(_show, "", "mark tokens by where they came from, or not"),
-    "/file": Command(_file, "[PATH|none]", "a text file for the next message", None),
-    "/quit": Command(_quit, "", "leave; also /exit, /bye, exit and quit"),
+    "/system": ChatCommand(_system, "[TEXT|none]", "the system message"),
+    "/edit": ChatCommand(_edit, "", "change the last question and ask it again"),
+    "/continue": ChatCommand(_continue, "", "continue an answer that was cut off or stopped"),
+    "/retry": ChatCommand(_retry, "", "answer the last question again"),
+    "/undo": ChatCommand(_undo, "", "take the last turn back"),
+    "/save": ChatCommand(_save, "[NAME]", "save the conversation as a session", session_names),
+    "/load": ChatCommand(_load, "[NAME]", "continue a session", session_names),
+    "/sessions": ChatCommand(_sessions, "", "list saved conversations"),
+    "/draft": ChatCommand(_draft, "[on|off]", "turn drafting on or off", lambda: ("on", "off")),
+    "/clear": ChatCommand(_clear, "", "drop all turns"),
+    "/copy": ChatCommand(_copy, "", "copy the last answer to the clipboard"),
+    "/show": ChatCommand(_show, "", "mark tokens by where they came from, on or off"),
+    "/file": ChatCommand(_file, "[PATH|none]", "attach a text file to the next message", None),
+    "/quit": ChatCommand(_quit, "", "leave; also /exit, /bye, exit and quit"),
 }
 
 
 def copy_text(text: str) -> None:
-    """Ask the terminal to keep the text (OSC 52). Raises OptionError if it is too long."""
+    """Put the text on the clipboard by OSC 52. Raises OptionError if it is too long."""
     data = text.encode(errors="replace")
     if len(data) > _MAX_COPIED:
         raise OptionError(

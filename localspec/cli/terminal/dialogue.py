@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import shlex
 import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import click
 
 from localspec.chat.chat import Chat
+from localspec.chat.media import HEAD_BYTES, refuse_media
 from localspec.cli.conversation import Conversation
-from localspec.cli.screen import cut_line, error_lines, not_kept_line, note, status_line
+from localspec.cli.screen import cut_line, error_lines, note, status_line, unenforced_line
 from localspec.cli.terminal.answer_view import AnswerView, MarkedView, RenderedView, show_answer
 from localspec.cli.terminal.chat_commands import COMMANDS, Leave, run_command
-from localspec.cli.terminal.dropped import refuse_dropped_media
 from localspec.cli.terminal.line_editor import LineEditor
 from localspec.cli.terminal.modes import modes_kept
 from localspec.engine.base import BaseEngine
@@ -26,11 +31,11 @@ from localspec.streaming.reply import Reply
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S = 0.01  # between two attempts to end idle work: it may not have begun yet
+_RETRY_S = 0.01  # between attempts to end the idle work, which may not have started yet
 
 
 def converse(conversation: Conversation) -> None:
-    """Answer messages and do commands. No failure of either ends the conversation."""
+    """Answer messages and run commands. No error of either ends the conversation."""
     editor = LineEditor({name: command.values for name, command in COMMANDS.items()})
 
     def prefill(was_emptied: bool) -> str:  # noqa: FBT001  its only argument
@@ -43,13 +48,13 @@ def converse(conversation: Conversation) -> None:
         for text in editor.messages(prefill, meanwhile):
             try:
                 if not run_command(conversation, text):
-                    refuse_dropped_media(text)
+                    _refuse_dropped_media(text)
                     conversation.ask(text)
             except Leave:
                 return
             except ContextError as error:
                 click.echo(error_lines(error), err=True)
-                note("The conversation goes on as it was; ↑ brings back what you typed.")
+                note("The conversation is unchanged; ↑ brings back what you typed.")
             except LocalspecError as error:
                 click.echo(error_lines(error), err=True)
             except KeyboardInterrupt:
@@ -58,22 +63,22 @@ def converse(conversation: Conversation) -> None:
 
 
 def _begun(conversation: Conversation, *, was_emptied: bool) -> str:
-    """What the line holds at first, said why."""
+    """The text that the input line starts with; a note says why."""
     if was_emptied:
         if conversation.is_editing:
-            note("The question stays as it was.")
+            note("The question is unchanged.")
         conversation.is_editing = False
         return ""
     if conversation.is_editing:
-        note("Enter asks it anew, in place of the old one; Ctrl-C leaves it as it was.")
+        note("Enter asks it again, in place of the old one; Ctrl-C keeps the old one.")
         return conversation.edited_text()
     if conversation.pending:
-        note("This question was not answered yet; Enter asks it again.")
+        note("This question was not answered; Enter asks it again.")
     return conversation.pending
 
 
 def write_rendered(conversation: Conversation, answer: Answer) -> Reply:
-    """Show an answer, and a line about it."""
+    """Show an answer and its status line."""
     view: AnswerView = MarkedView()
     if not conversation.show_draft:
         view = RenderedView(conversation.think, conversation.begun)
@@ -82,8 +87,8 @@ def write_rendered(conversation: Conversation, answer: Answer) -> Reply:
         note("(stopped)")
     if cut := cut_line(reply, conversation.options.max_tokens, conversation.engine):
         note(cut)
-    if passed_over := not_kept_line(reply):
-        note(passed_over)
+    if unenforced := unenforced_line(reply):
+        note(unenforced)
     if not conversation.is_quiet:
         columns = shutil.get_terminal_size().columns
         note(status_line(reply.stats, conversation.engine.context_length, columns))
@@ -92,8 +97,8 @@ def write_rendered(conversation: Conversation, answer: Answer) -> Reply:
 
 @contextlib.contextmanager
 def _leave_in_order(editor: LineEditor) -> Iterator[None]:
-    """While the block runs, being told to end is an exception, so that the terminal is
-    left as it was found."""
+    """While the block runs, a signal to end raises an exception, so that the terminal is
+    restored."""
 
     def leave(number: int, _frame: object) -> None:
         editor.end(SystemExit(128 + number))
@@ -113,16 +118,15 @@ def _leave_in_order(editor: LineEditor) -> Iterator[None]:
 def idle_time(engine: BaseEngine, chat: Chat) -> Iterator[None]:
     """Prepare the next answer while a person types.
 
-    While the block runs, a thread prepares the chat; it has ended when the block is left.
-
-    What fails there can wait: it fails again when it is needed, and is said then.
+    A thread prepares the chat while the block runs, and has ended when the block is left. An
+    error there is not shown: it comes again with the next answer.
     """
 
     def prepare() -> None:
         try:
             chat.prepare()
         except Exception:
-            logger.info("idle time was of no use", exc_info=True)
+            logger.info("preparing the next answer failed", exc_info=True)
 
     worker = threading.Thread(target=prepare, name="localspec-idle", daemon=True)
     worker.start()
@@ -132,3 +136,33 @@ def idle_time(engine: BaseEngine, chat: Chat) -> Iterator[None]:
         while worker.is_alive():
             engine.cancel()
             worker.join(_RETRY_S)
+
+
+def _refuse_dropped_media(text: str) -> None:
+    """Refuse files dropped on the terminal, which types their paths.
+
+    Raises OptionError for a message of paths alone, if one is an image, audio, video or PDF.
+    """
+    for path in _dropped_files(text):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            refuse_media(path, file.read(HEAD_BYTES))
+
+
+def _dropped_files(text: str) -> list[Path]:
+    """The files, if the text is only their paths: quoted, escaped, plain, or URLs."""
+    if "\n" in text:
+        return []
+    ways = [[text.strip()]]
+    with contextlib.suppress(ValueError):  # an apostrophe of prose
+        ways.append(shlex.split(text))
+    for words in ways:
+        paths = [_path(word) for word in words]
+        if all(map(os.path.isfile, paths)):
+            return list(map(Path, paths))
+    return []
+
+
+def _path(word: str) -> str:
+    if word.startswith("file://"):
+        return url2pathname(urlsplit(word).path)
+    return os.path.expanduser(word)

@@ -1,4 +1,4 @@
-"""Colours of code that comes line by line: Pygments decides, and no character changes."""
+"""Syntax highlighting by Pygments, line by line; the text itself is unchanged."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pygments.util import ClassNotFound
 
 from localspec.cli.terminal.wrapping import Style
 
-PLAIN_CODE = Style(colour="cyan")  # of a language that nobody names, or that is not known
-# The first that a token belongs to counts. Dim, not grey: some palettes have no grey.
+PLAIN_CODE = Style(colour="cyan")  # if the language is missing or unknown
+# The first match counts. Dim, not grey: some palettes have no grey.
 _STYLES = (
     (Comment, Style(dim=True)),
     (Keyword, Style(colour="magenta")),
@@ -37,18 +37,18 @@ _MAX_ABOVE = 2000  # characters above a line that are looked at again
 
 
 class Highlighter:
-    """Styles the code of one block. language: as the block names it, or ""."""
+    """Highlights one block of code. language: as the block names it, or ""."""
 
     def __init__(self, language: str) -> None:
         self._lexer = _lexer(language)
         self._above = ""
 
     def styled(self, lines: str) -> list[tuple[str, Style]]:
-        """Whole lines, cut into what is styled alike."""
+        """Whole lines, cut into parts of the same style."""
         if self._lexer is not None:
             try:
                 runs = list(self._runs(self._lexer, lines))
-            except Exception:  # a lexer may fail on anything: the code is shown all the same
+            except Exception:  # a lexer may fail on any text: the code is shown without colours
                 runs = []
             if "".join(text for text, _ in runs) == lines:
                 return runs

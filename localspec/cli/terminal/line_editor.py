@@ -6,10 +6,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import click
 import platformdirs
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import Application
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -20,23 +22,22 @@ from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.utils import is_dumb_terminal
 
 from localspec.cli.screen import printable
-from localspec.cli.terminal.narrowed import NarrowedWindow
 
-# The texts that can stand after a command; None for paths.
+# The completions of a command's argument; None for paths.
 Values = Callable[[], Iterable[str]] | None
 
 PROMPT = "> "
 
 
 def can_edit() -> bool:
-    """Whether this terminal can show a text to be changed."""
+    """Whether this terminal can edit text."""
     return not is_dumb_terminal()
 
 
 class LineEditor:
-    """Messages typed on the terminal; on a dumb one, as its own line editing brings them.
+    """Reads messages from the terminal; a dumb one has only its own line editing.
 
-    commands: what can stand after each of them.
+    commands: the completions of each command's argument.
     """
 
     def __init__(self, commands: Mapping[str, Values]) -> None:
@@ -49,11 +50,12 @@ class LineEditor:
         prefill: Callable[[bool], str],
         meanwhile: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> Iterator[str]:
-        """What is typed, until Ctrl-D. Ctrl-C empties the line.
+        """The messages that are typed, until Ctrl-D. Ctrl-C clears the line.
 
-        prefill: asked before every message for what the line holds at first, and told whether
-        the person has just emptied it. A dumb terminal shows it above the line, and Enter alone
-        means it. meanwhile: entered whenever the person's turn begins, and left when it ends.
+        prefill: called before every message for the text that the line starts with; its
+        argument says whether the person has just cleared the line. A dumb terminal shows the
+        text above the line, and Enter alone sends it. meanwhile: a context that is active
+        while the person types.
         """
         was_emptied = False
         while True:
@@ -67,7 +69,7 @@ class LineEditor:
             except KeyboardInterrupt:
                 was_emptied = True
                 continue
-            # Bytes that are no UTF-8 come as halves of surrogate pairs.
+            # Bytes that are not UTF-8 arrive as halves of surrogate pairs.
             text = text.encode(errors="replace").decode()
             was_emptied = not text.strip()
             if not was_emptied:
@@ -87,9 +89,9 @@ class LineEditor:
                 raise self._ending
 
     def end(self, ending: BaseException) -> None:
-        """Raise it, from a signal handler: at once, or as soon as the prompt has been left.
+        """Raise the exception, from a signal handler: at once, or when the prompt is left.
 
-        In the prompt's event loop it could strike anywhere, and be shown as a failure of that.
+        Inside the prompt's event loop it could come anywhere, and look like an error of that.
         """
         if self._session is None or not self._is_reading:
             raise ending
@@ -98,7 +100,7 @@ class LineEditor:
             self._session.app.loop.call_soon_threadsafe(self._leave)
 
     def _leave(self) -> None:
-        """Leave the prompt if it has to end."""
+        """Leave the prompt if an exception is waiting."""
         if self._session is not None and self._ending is not None:
             app = self._session.app
             if app.is_running and not app.is_done:
@@ -108,7 +110,7 @@ class LineEditor:
 def _session(commands: Mapping[str, Values]) -> PromptSession[str]:
     output = create_output(sys.stdout)
     if isinstance(output, Vt100_Output):
-        # Nothing here needs to know the cursor's row, and not every terminal tells it.
+        # The cursor's row is not needed, and not every terminal reports it.
         output.enable_cpr = False
     session: PromptSession[str] = PromptSession(
         history=_history(),
@@ -117,17 +119,17 @@ def _session(commands: Mapping[str, Values]) -> PromptSession[str]:
         key_bindings=_key_bindings(),
         completer=_CommandCompleter(commands),
         complete_while_typing=False,
-        # Below the line, as a shell does it: a menu would need free rows.
+        # Below the line, as shells do; a menu would need free rows.
         complete_style=CompleteStyle.READLINE_LIKE,
         enable_suspend=True,
         output=output,
     )
-    NarrowedWindow(session.app)
+    _NarrowedWindow(session.app)
     return session
 
 
 class _CommandCompleter(Completer):
-    """Completes a command at the line's begin, and what may stand behind it."""
+    """Completes a command at the start of the line, and its argument."""
 
     def __init__(self, commands: Mapping[str, Values]) -> None:
         self._commands = commands
@@ -149,7 +151,7 @@ class _CommandCompleter(Completer):
 
 
 class _PrivateHistory(FileHistory):
-    """Lines that were typed, on disk. A disk that is full does not end the conversation."""
+    """The typed lines, on disk. A full disk does not end the conversation."""
 
     def store_string(self, string: str) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -157,11 +159,11 @@ class _PrivateHistory(FileHistory):
 
 
 def _history() -> History:
-    """The user's history, or one for this process where there can be no file."""
+    """The user's history, or one in memory if the file cannot be written."""
     path = platformdirs.user_state_path("localspec", appauthor=False) / "chat_history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # What was typed is nobody else's business.
+        # Readable by the user alone.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError:
         return InMemoryHistory()
@@ -173,7 +175,7 @@ def _key_bindings() -> KeyBindings:
 
     @bindings.add("enter")
     def send(event: KeyPressEvent) -> None:
-        """Send the message; after a backslash, begin a line instead."""
+        """Send the message; after a backslash, start a new line instead."""
         buffer = event.current_buffer
         if buffer.document.char_before_cursor == "\\":
             buffer.delete_before_cursor()
@@ -187,3 +189,38 @@ def _key_bindings() -> KeyBindings:
         event.current_buffer.insert_text("\n")
 
     return bindings
+
+
+class _NarrowedWindow:
+    """Erases the rows of a message that a narrower window has wrapped.
+
+    On a resize prompt_toolkit goes up as many rows as it drew, and draws again. Most terminals
+    have by then wrapped those rows into more rows, and the first ones would stay. A terminal
+    that cuts rows off instead loses as many rows above, the first of which is blank.
+    """
+
+    def __init__(self, application: Application[Any]) -> None:
+        self._columns = 0  # of the window when it was drawn; 0 if nothing is
+        self._widths: list[int] = []  # of the rows down to the cursor, in columns
+        application.before_render += self._erase
+        application.after_render += self._remember
+
+    def _remember(self, application: Application[Any]) -> None:
+        screen = application.renderer.last_rendered_screen
+        if screen is None:  # the message is finished
+            self._columns = 0
+            return
+        cursor = screen.get_cursor_position(application.layout.current_window)
+        rows = [screen.data_buffer[y] for y in range(cursor.y)]
+        widths = [[x for x, cell in row.items() if cell.char.strip()] for row in rows]
+        self._widths = [max(row, default=0) + 1 for row in widths] + [cursor.x + 1]
+        self._columns = application.output.get_size().columns
+
+    def _erase(self, application: Application[Any]) -> None:
+        columns = application.output.get_size().columns
+        if columns < self._columns:
+            # A key may be drawn before the resize is heard of.
+            application.renderer.erase(leave_alternate_screen=False)
+            num_more = sum((width - 1) // columns for width in self._widths)
+            application.output.cursor_up(num_more)
+            application.output.erase_down()

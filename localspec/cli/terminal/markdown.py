@@ -1,9 +1,9 @@
 """Markdown on a terminal while it is written: text is only ever appended.
 
-Nothing on the screen is taken back, so that a resize, a narrow window or a slow line cannot
-leave a mess behind. What cannot be decided yet waits: a marker until its partner or the end
-of the line, a line of code until it ends, a table until it is whole. Text comes in harmless
-(`screen.printable`), and what is no Markdown comes out as it is.
+Nothing on the screen is rewritten, so that a resize, a narrow window or a slow connection
+cannot leave a mess. Text that is still ambiguous is held back: a marker until its partner or
+the end of the line, a line of code until it ends, a table until it is complete. The text has
+no control characters (`screen.printable`), and text that is not Markdown is unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from localspec.cli.terminal.table import table_lines
 from localspec.cli.terminal.wrapping import Style, WrappedWriter
 
 _RULE_COLUMNS = 40
-_MAX_WAIT = 400  # characters that a marker is held back for its partner
+_MAX_WAIT = 400  # characters for which a marker is held back
 
 # Constructs within a line. Emphasis does not begin before a space, nor "_" within a word.
 # Of what can be escaped only Markdown's own markers count: other backslashes are LaTeX.
@@ -47,7 +47,7 @@ _UNDECIDED = re.compile(r" *([-*+_>#|`~ ]*|\d{1,9}[.)]?|\d{1,9}[.)] +|[-*+] +)")
 
 
 class MarkdownWriter:
-    """Writes an answer, as it comes, to `out`."""
+    """Writes an answer to `out` as it comes."""
 
     def __init__(self, out: WrappedWriter) -> None:
         self._out = out
@@ -64,10 +64,10 @@ class MarkdownWriter:
         self._is_behind_code = False
         self._is_hidden = False
 
-    def go_on_behind(self, text: str) -> None:
-        """What comes continues this text, which stands on the screen already.
+    def continue_after(self, text: str) -> None:
+        """Continue this text, which is on the screen already.
 
-        It begins a line, with the whole of a word or of a line of code that was cut.
+        A word or a line of code that was cut is repeated whole on a new line.
         """
         self._out.hide()
         self.push(text)
@@ -94,7 +94,7 @@ class MarkdownWriter:
                 self._write_decided()
 
     def finish(self) -> None:
-        """The answer is over: whatever waits is written, and the line is ended."""
+        """The answer has ended: write what is held back, and end the line."""
         if self._line or self._begun:
             self._end_line()
         self._write_code()
@@ -103,7 +103,7 @@ class MarkdownWriter:
             self._out.newline()
 
     def _end_line(self) -> None:
-        """The current line is whole."""
+        """The current line is complete."""
         line, begun = self._line, self._begun
         if not begun and self._is_block_line(line):
             self._line = ""
@@ -121,7 +121,7 @@ class MarkdownWriter:
         self._stands_apart = not line.strip()
 
     def _is_block_line(self, line: str) -> bool:
-        """Write a line that is something as a whole: code, a fence, a rule, a table's row."""
+        """Write a line that is code, a fence, a rule or a row of a table."""
         if self._fence:
             self._add_code(line)
             return True
@@ -144,7 +144,7 @@ class MarkdownWriter:
         return False
 
     def _begin_code(self, fence: str, info: str) -> None:
-        """Name the language, apart from what stands above."""
+        """Write the language, with a blank line above."""
         if not self._stands_apart:
             self._out.newline()
         found = _LANGUAGE.search(info)
@@ -180,7 +180,7 @@ class MarkdownWriter:
         self._stands_apart = False
 
     def _leave_code(self, line: str) -> None:
-        """Before a line that is no code: behind some it stands apart."""
+        """Write a blank line between code and the next line."""
         if self._is_behind_code and line.strip() and not self._stands_apart:
             self._out.newline()
         self._is_behind_code = False
@@ -249,7 +249,7 @@ class MarkdownWriter:
             elif found["escaped"]:
                 self._out.words(found["escaped"], style)
             else:
-                # Where a link leads is written out: the label cannot pretend another.
+                # The address of a link is written out, so that the label cannot hide it.
                 self._out.words(found["label"], style.with_colour("blue"))
                 self._out.words(f" ({found['address']})", style)
         self._out.words(text[at:end], style)
@@ -271,7 +271,7 @@ def _cells(row: str) -> list[str]:
 
 
 def _bare(found: re.Match[str]) -> str:
-    """What a construct says, where there is no room for style."""
+    """The text of a construct without its style."""
     if found["address"] is not None:
         return f"{found['label']} ({found['address']})"
     names = ("code_text", "strong", "strong_", "emphasis", "emphasis_", "escaped")

@@ -1,4 +1,4 @@
-"""The terminal's modes: changed for a while, and as they were before."""
+"""Changes modes of the terminal for a while, and restores them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def modes_kept() -> Iterator[None]:
-    """After the block the terminal is as it was before, however the block ended.
+    """Restore the modes of the terminal after the block, however it ended.
 
-    A console of Windows is left to those who change it.
+    Does nothing for the Windows console.
     """
     if sys.platform == "win32":
         yield
@@ -31,8 +31,8 @@ def modes_kept() -> Iterator[None]:
 def echo_off() -> Iterator[None]:
     """While the block runs, the terminal does not show what is typed.
 
-    It would stand in the middle of what is written and shift it. It is not lost: whoever
-    reads next gets it. A console of Windows shows nothing by itself.
+    It would mix with the output. It is not lost: the next read gets it. The Windows console
+    shows nothing by itself.
     """
     with modes_kept():
         if sys.platform != "win32":

@@ -1,4 +1,4 @@
-"""`/set`: options of a conversation, by name and as a person writes them."""
+"""`/set`: shows and changes options of a conversation."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _OTHERS = ("seed", "max_tokens", "think", "quiet")
 
 
 def setting_names() -> Iterable[str]:
-    """Everything that can be set."""
+    """The names of all settings."""
     return (*_sampling_names(), *_OTHERS)
 
 
 def settings_lines(conversation: Conversation, name: str) -> list[str]:
-    """One setting with its value, or every one if the name is empty.
+    """One setting with its value, or all settings if the name is empty.
 
-    Raises OptionError for a name that is no setting.
+    Raises OptionError for an unknown name.
     """
     options = conversation.options
     values = {each: getattr(options.sampling, each) for each in _sampling_names()}
@@ -40,9 +40,9 @@ def settings_lines(conversation: Conversation, name: str) -> list[str]:
 
 
 def change_setting(conversation: Conversation, name: str, text: str) -> str:
-    """Set one; the line that says so. Raises OptionError for what is no setting or value.
+    """Change a setting, and return a line that says so. Raises OptionError.
 
-    name: as in `setting_names`, or a flag's of the command line.
+    name: one of `setting_names`, or an option of the command line.
     """
     name = _known(name)
     options = conversation.options
@@ -67,7 +67,7 @@ def change_setting(conversation: Conversation, name: str, text: str) -> str:
 
 
 def _known(name: str) -> str:
-    """The setting that a person means. Raises OptionError if there is none."""
+    """The setting that a name means. Raises OptionError if there is none."""
     written = name.removeprefix("--").replace("-", "_")
     setting = FIELD_OF.get(written, written)
     if setting in setting_names():
@@ -77,18 +77,18 @@ def _known(name: str) -> str:
         is_meant = setting == option.name or name.removeprefix("--") == flag.removeprefix("--")
         if is_meant and flag.startswith("--") and not getattr(option, "hidden", False):
             raise OptionError(
-                f"{flag} is no setting of a chat that runs",
-                f"Give it when the chat begins: localspec chat {flag} …",
+                f"{flag} cannot be changed during a chat",
+                f"Give it at the start: localspec chat {flag} …",
             )
     check_has_distribution(setting)
     raise OptionError(
         f"there is no setting {name!r}",
-        f"{perhaps(setting, setting_names())}/set alone lists them.",
+        f"{perhaps(setting, setting_names())}/set lists all.",
     )
 
 
 def _check_answerable(options: AnswerOptions) -> None:
-    """Raise OptionError for what the next answer would be refused for."""
+    """Raise OptionError for options that the next answer would refuse."""
     assert options.sampling is not None
     make_rule(
         options.rule,
@@ -129,7 +129,7 @@ def _switch(name: str, text: str) -> bool:
 
 
 def _number(text: str, kind: type[int | float]) -> int | float | str:
-    """The number; what is none as it is, to be refused by those who know the range."""
+    """The number. Other text is returned as it is, and refused with the range later."""
     try:
         return kind(text)
     except ValueError:

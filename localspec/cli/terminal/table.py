@@ -18,10 +18,10 @@ _WORD = re.compile(r"[^\s\u2e80-\uffff]+|\S")  # lines may end between any two w
 
 
 def table_lines(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """The rows drawn: the first is the head, the second the ruler below it.
+    """The table as lines: the first row is the head, the second the ruler below it.
 
-    Where the words do not fit into `width`, every cell is a line with its column's name, which
-    may be longer. Empty if they are no such table.
+    If the words do not fit into `width`, every cell is a line with its column's name, and may
+    be longer than `width`. Empty if the rows are not a table.
     """
     if len(rows) < 2 or not all(map(_RULER.fullmatch, rows[1])):
         return []
@@ -36,7 +36,7 @@ def table_lines(rows: Sequence[Sequence[str]], width: int) -> list[str]:
         return [line for row in named for line in (*row, "")][:-1]
     table = Table()
     for cell, size in zip(head, sizes, strict=True):
-        # Text, because a str would be read as rich's own markup. Fold: nothing is cut off.
+        # Text, because rich would read markup in a str. Fold: nothing is cut off.
         table.add_column(Text(cell), overflow="fold", width=size)
     for row in body:
         table.add_row(*map(Text, row))

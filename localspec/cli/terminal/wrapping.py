@@ -1,4 +1,4 @@
-"""Words on lines that fit the window, styled."""
+"""Wraps styled text to the width of the window."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Style:
 
 
 class WrappedWriter:
-    """Appends text to `write`; a word that does not fit begins a new line.
+    """Appends text to `write`; a word that does not fit starts a new line.
 
-    width: asked for at every word, in columns. colourful: whether styles may have colours.
-    The text is harmless already (`screen.printable`).
+    width: called at every word, in columns. colourful: whether styles may have colours.
+    The text has no control characters (`screen.printable`).
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class WrappedWriter:
         self._word: list[tuple[str, Style]] = []  # characters that no line ends between
 
     def begin(self, prefix: str) -> None:
-        """Begin a line with `prefix`; what is wrapped is indented as far."""
+        """Start a line with `prefix`; wrapped lines are indented as far."""
         self._write(prefix)
         self._column = cell_len(prefix)
         self._indent = " " * self._column
@@ -75,7 +75,7 @@ class WrappedWriter:
             self.words(line, style)
 
     def words(self, text: str, style: Style) -> None:
-        """More of the line, without newlines. A word waits until it is whole."""
+        """More of the line, without newlines. A word is held back until it is complete."""
         for character in text:
             if character in " \t":
                 self._flush_word()
@@ -86,7 +86,7 @@ class WrappedWriter:
             self._word.append((character, style))
 
     def verbatim(self, text: str, style: Style) -> None:
-        """Whole lines as they are; what is too long for one is left to the terminal."""
+        """Whole lines, not wrapped: the terminal breaks those that are too long."""
         self._write("\n".join(self._styled(line, style) for line in text.split("\n")))
 
     def newline(self) -> None:
@@ -96,19 +96,19 @@ class WrappedWriter:
         self._column, self._indent, self._gap = 0, "", ""
 
     def hide(self) -> None:
-        """Write nothing from here on: what comes stands on the screen already."""
+        """Write nothing from now on: the text is on the screen already."""
         self._write = _nothing
 
     def show(self) -> None:
-        """Write again, at the begin of a line. A word that is not whole yet comes whole."""
+        """Write again, at the start of a line. An unfinished word is written whole."""
         self._write = self._out
         self._write(self._indent)
         self._column, self._gap = len(self._indent), ""
 
     def _may_break_before(self, character: str) -> bool:
-        """Scripts of wide characters have no spaces: a line may end between any two.
+        """Whether a line may end here: scripts of wide characters have no spaces.
 
-        It does not begin with what closes, nor end with what opens.
+        A line does not start with closing punctuation or end with an opening bracket.
         """
         if not self._word or any(ord(character) in joined for joined in _JOINED):
             return False
@@ -122,7 +122,7 @@ class WrappedWriter:
         if not self._word:
             return
         size = cell_len("".join(character for character, _ in self._word))
-        # One column stays free: terminals differ in what they do when the last is filled.
+        # The last column stays free: terminals differ in what they do when it is filled.
         room = max(self.width() - 1, 1)
         if self._column + len(self._gap) + size > room and self._column > len(self._indent):
             self._write("\n" + self._indent)
@@ -157,12 +157,12 @@ class WrappedWriter:
 
 
 def columns_of(text: str) -> int:
-    """Columns of the window that the text takes."""
+    """The columns of the window that a text takes."""
     return cell_len(text)
 
 
 def wrapped(text: str, width: int) -> str:
-    """Plain text in lines that fit a window of so many columns."""
+    """Plain text, wrapped to a number of columns."""
     parts: list[str] = []
     writer = WrappedWriter(parts.append, lambda: width, colourful=False)
     writer.lines(text + "\n", Style())
@@ -174,7 +174,7 @@ def _nothing(_text: str) -> None:
 
 
 def terminal_writer(*, err: bool) -> WrappedWriter:
-    """Writes to the terminal that stdout is, or stderr."""
+    """A writer for the terminal on stdout or stderr."""
     return WrappedWriter(
         lambda text: click.echo(text, nl=False, err=err),
         lambda: shutil.get_terminal_size().columns,
