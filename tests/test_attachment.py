@@ -7,7 +7,7 @@ import os
 import pytest
 
 from localspec.chat.attachment import (
-    MAX_BYTES,
+    MAX_ATTACHED_BYTES,
     Attachment,
     attached,
     read_attachment,
@@ -43,7 +43,7 @@ def test_the_question_is_told_from_the_files_before_it():
     [
         (b"\xff\xff\1", "is no text: byte 0 is no UTF-8"),
         (b"a\0b", "zero bytes"),
-        (b"x" * (MAX_BYTES + 1), "more than 8000000 bytes"),
+        (b"x" * (MAX_ATTACHED_BYTES + 1), "more than 8000000 bytes"),
     ],
 )
 def test_what_is_no_text_of_bearable_size_is_refused(tmp_path, content, words):
@@ -71,7 +71,7 @@ def test_what_is_no_text_of_bearable_size_is_refused(tmp_path, content, words):
         ("x", b"OggS\0\2", "x is an audio file (Ogg)"),
         ("x", b"\x1aE\xdf\xa3\x9f", "x is a video (Matroska or WebM)"),
         ("x.txt", b"%PDF-1.7\nonly characters of text", "x.txt is a PDF"),
-        ("large.png", b"\x89PNG\r\n\x1a\n" + bytes(MAX_BYTES), "is an image (PNG)"),
+        ("large.png", b"\x89PNG\r\n\x1a\n" + bytes(MAX_ATTACHED_BYTES), "is an image (PNG)"),
         ("odd.mov", b"\1\0\2", "odd.mov is a video (MOV)"),  # by its ending
         ("odd.pdf", b"\1\0\2", "odd.pdf is a PDF"),
     ],

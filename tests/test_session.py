@@ -226,7 +226,7 @@ def test_what_could_not_be_read_again_is_not_written(engine, monkeypatch):
     chat = engine.chat(system="old")
     path = save_session("x", chat)
     before = path.read_bytes()
-    monkeypatch.setattr(session, "MAX_BYTES", len(before) + 100)
+    monkeypatch.setattr(session, "MAX_SESSION_BYTES", len(before) + 100)
     chat.system = "é" * 52
     with pytest.raises(SessionError, match=r"would have \d+ bytes; \d+ are the most"):
         save_session("x", chat)

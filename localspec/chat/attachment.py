@@ -11,7 +11,7 @@ from localspec.chat.media import refuse_media
 from localspec.chat.text_file import text_of
 from localspec.errors import OptionError
 
-MAX_BYTES = 8_000_000  # of one file: more than any context holds
+MAX_ATTACHED_BYTES = 8_000_000  # of one file: more than any context holds
 # A file as `attached` writes it. Its text holds no line of as many backticks.
 _ATTACHED = re.compile(r"[^\n]+:\n(?P<fence>`{3,})\n(?:.*?\n)?(?P=fence)\n\n", re.DOTALL)
 
@@ -34,16 +34,16 @@ def read_attachment(path: Path) -> Attachment:
             reason = "is no file" if path.exists() else "does not exist"
             raise OptionError(f"{path} {reason}", "Give the path of a text file.")
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_ATTACHED_BYTES + 1)
     except (OSError, ValueError) as error:
         if isinstance(error, OptionError):
             raise
         reason = getattr(error, "strerror", None) or str(error)
         raise OptionError(f"{path} cannot be read: {reason}", "Check the path.") from error
     refuse_media(path, data)
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_ATTACHED_BYTES:
         raise OptionError(
-            f"{path} has more than {MAX_BYTES} bytes", "Attach the part that matters."
+            f"{path} has more than {MAX_ATTACHED_BYTES} bytes", "Attach the part that matters."
         )
     try:
         return Attachment(path.name, text_of(data))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from localspec.chat.chat import Chat
 
 FORMAT, VERSION = "localspec-session", 1
-MAX_BYTES = 512_000_000  # of a file, written or read: what people say in years is less
+MAX_SESSION_BYTES = 512_000_000  # of a file, written or read: what people say in years is less
 _OF_CALLS = (
     "tool_calls",
     "tool_call_id",
@@ -160,9 +160,9 @@ def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
     path = session_file(name)
     messages = [dict(message) for message in chat.transcript]
     data = Session(name, messages, chat.num_asked, chat.num_forgotten, pending).as_json()
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_SESSION_BYTES:
         raise SessionError(
-            f"the session {name!r} would have {len(data)} bytes; {MAX_BYTES} are the most "
+            f"the session {name!r} would have {len(data)} bytes; {MAX_SESSION_BYTES} are the most "
             "that can be read again",
             "The file stays as it is. /copy what matters, and begin another session.",
         )
@@ -182,13 +182,13 @@ def read_session(name: str) -> Session | None:
     path = session_file(name)
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_SESSION_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _unreadable(path, str(error.strerror)) from error
-    if len(data) > MAX_BYTES:
-        raise _unreadable(path, f"it has more than {MAX_BYTES} bytes")
+    if len(data) > MAX_SESSION_BYTES:
+        raise _unreadable(path, f"it has more than {MAX_SESSION_BYTES} bytes")
     try:
         content = json.loads(data)
     # Nesting without end is a RecursionError.

@@ -14,7 +14,7 @@ from typing import Protocol
 _PRECISION = 1e-4
 
 
-class Costs(Protocol):
+class DecodeTimes(Protocol):
     """Times of decodes on this machine, in seconds."""
 
     def target_s(self, num_tokens: int) -> float:
@@ -32,11 +32,11 @@ class Curve:
     draft: float
 
     def target_s(self, num_tokens: int) -> float:
-        """See `Costs.target_s`."""
+        """See `DecodeTimes.target_s`."""
         return self.steps[num_tokens]
 
     def draft_s(self) -> float:
-        """See `Costs.draft_s`."""
+        """See `DecodeTimes.draft_s`."""
         return self.draft
 
 
@@ -45,18 +45,18 @@ def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
     return sum(acceptance**power for power in range(num_draft_tokens + 1))
 
 
-def expected_speedup(costs: Costs, acceptance: float, num_draft_tokens: int) -> float:
+def expected_speedup(costs: DecodeTimes, acceptance: float, num_draft_tokens: int) -> float:
     """Tokens per second with so many draft tokens a step, over those of the target alone."""
     step_s = num_draft_tokens * costs.draft_s() + costs.target_s(num_draft_tokens + 1)
     return expected_tokens(acceptance, num_draft_tokens) * costs.target_s(1) / step_s
 
 
-def best_draft_tokens(costs: Costs, acceptance: float, most: int) -> int:
+def best_draft_tokens(costs: DecodeTimes, acceptance: float, most: int) -> int:
     """How many draft tokens, 0 to `most`, are fastest."""
     return max(range(most + 1), key=lambda count: expected_speedup(costs, acceptance, count))
 
 
-def break_even_acceptance(costs: Costs, most: int) -> float | None:
+def break_even_acceptance(costs: DecodeTimes, most: int) -> float | None:
     """The least acceptance at which some number of draft tokens pays; None if none does."""
 
     def pays(acceptance: float) -> bool:

@@ -17,8 +17,8 @@ from localspec.llama.options import LlamaOptions
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import latest_learned
 from localspec.policy.speedup import (
-    Costs,
     Curve,
+    DecodeTimes,
     best_draft_tokens,
     break_even_acceptance,
     expected_speedup,
@@ -225,7 +225,7 @@ def _wanted(found: dict[Role, FoundHeader], asked: LlamaOptions) -> list[Planned
     ]
 
 
-def expected_gains(costs: Costs) -> tuple[ExpectedGain, ...]:
+def expected_gains(costs: DecodeTimes) -> tuple[ExpectedGain, ...]:
     """The best there is to gain at typical acceptances."""
     gains = []
     for acceptance in _ACCEPTANCES:
