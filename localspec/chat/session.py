@@ -162,8 +162,8 @@ def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
     data = Session(name, messages, chat.num_asked, chat.num_forgotten, pending).as_json()
     if len(data) > MAX_SESSION_BYTES:
         raise SessionError(
-            f"the session {name!r} would have {len(data)} bytes; {MAX_SESSION_BYTES} are the most "
-            "that can be read again",
+            f"the session {name!r} would have {len(data)} bytes; {MAX_SESSION_BYTES} are the "
+            "most that can be read again",
             "The file stays as it is. /copy what matters, and begin another session.",
         )
     try:
