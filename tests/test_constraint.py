@@ -18,7 +18,7 @@ import localspec
 from engines import PLACES
 from localspec.checks.identity import IdentityCheck
 from localspec.checks.rounding import Rounding
-from localspec.constraints.asked import schema_text
+from localspec.constraints.spec import schema_text
 from localspec.errors import ClosedError, ConstraintError, OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.params import SamplingParams

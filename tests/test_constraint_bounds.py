@@ -13,9 +13,9 @@ from call_families import FAMILIES
 
 import localspec
 from localspec.constraints import number_bound
-from localspec.constraints.asked import Asked, with_spacing
 from localspec.constraints.guidance import not_kept, problem_with
 from localspec.constraints.readable_schema import FORMATS
+from localspec.constraints.spec import ConstraintSpec, with_spacing
 from localspec.errors import ConstraintError
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
@@ -222,7 +222,7 @@ def test_a_bound_moves_no_law(engine):
 
 def test_a_bound_of_the_schema_comes_first():
     def text(**schema):
-        asked = Asked("json_schema", json.dumps({"type": "string", **schema}))
+        asked = ConstraintSpec("json_schema", json.dumps({"type": "string", **schema}))
         return with_spacing(asked).schema
 
     assert text(format="email")["maxLength"] == 128
@@ -252,12 +252,15 @@ def test_white_space_that_a_schema_sets_free_has_an_end(engine):
 def test_formats_that_are_kept_to_are_known_to_llguidance(name):
     raw = llguidance.LLMatcher.grammar_from_json_schema(json.dumps({"format": name}))
     assert llguidance.LLMatcher.validate_grammar(raw) == ""
-    assert not_kept(Asked("json_schema", json.dumps({"format": name}), is_strict=True)) == ()
+    assert (
+        not_kept(ConstraintSpec("json_schema", json.dumps({"format": name}), is_strict=True))
+        == ()
+    )
 
 
 def test_what_is_not_kept_to_is_named():
     def found(**schema):
-        asked = Asked("json_schema", json.dumps(schema))
+        asked = ConstraintSpec("json_schema", json.dumps(schema))
         assert problem_with(asked) is None
         return not_kept(asked)
 
@@ -273,7 +276,9 @@ def test_what_is_not_kept_to_is_named():
     both = found(properties={"a": {}, "b": {}}, minProperties=2, maxProperties=3)
     assert both == ("maxProperties", "minProperties")
     assert found(properties={"a": {}, "b": {}}, maxProperties=3) == ("maxProperties",)
-    assert problem_with(Asked("json_schema", '{"pattern": "^(?!^[-+.]*$)a", "allOf": 3}'))
+    assert problem_with(
+        ConstraintSpec("json_schema", '{"pattern": "^(?!^[-+.]*$)a", "allOf": 3}')
+    )
     many = ["contains", "if", "not", "propertyNames", "uniqueItems"]
     assert found(**{word: True if word == "uniqueItems" else {} for word in many}) == (*many,)
 
@@ -290,4 +295,4 @@ def test_a_decimal_as_text_is_what_its_pattern_says(engine):
 def test_a_schema_that_is_too_deep_is_an_error():
     deep = '{"items":' * 600 + "{}" + "}" * 600
     with pytest.raises(ConstraintError, match="deep"):
-        with_spacing(Asked("json_schema", deep))
+        with_spacing(ConstraintSpec("json_schema", deep))

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.constraints.asked import Asked, asked_constraint, with_spacing
 from localspec.constraints.guidance import is_installed, problem_with
+from localspec.constraints.spec import ConstraintSpec, constraint_spec, with_spacing
 from localspec.errors import ConstraintError
 from localspec.tools.forms import CallForm
 from localspec.tools.grammar import CallGrammar, call_grammar
@@ -42,9 +42,9 @@ def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallG
         return None
     try:
         grammar = call_grammar(form, use, tokens, functools.partial(_schema, use))
-        asked = asked_constraint(None, None, grammar.lark, None)
-        assert asked is not None
-        if (problem := problem_with(asked)) is not None:
+        spec = constraint_spec(None, None, grammar.lark, None)
+        assert spec is not None
+        if (problem := problem_with(spec)) is not None:
             raise problem
     except ConstraintError as error:
         if has_to or any(tool.is_strict for tool in use.callable):
@@ -59,10 +59,10 @@ def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
     schema = tool.parameters
     if _SAYS_MORE.isdisjoint(schema):
         schema = {**schema, "additionalProperties": False}
-    asked = Asked("json_schema", json.dumps(schema), is_strict=True)
-    problem = problem_with(asked)
+    spec = ConstraintSpec("json_schema", json.dumps(schema), is_strict=True)
+    problem = problem_with(spec)
     if problem is None:
-        return with_spacing(asked).schema
+        return with_spacing(spec).schema
     if use.must or tool.is_strict:
         raise ConstraintError(
             f"the parameters of the tool {tool.name}: {problem}",

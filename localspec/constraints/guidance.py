@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localspec.constraints.asked import Asked, Kind, with_spacing
 from localspec.constraints.gbnf import for_converter
 from localspec.constraints.number_bound import NumberBound
+from localspec.constraints.spec import ConstraintSpec, Kind, with_spacing
 from localspec.constraints.spelling import Spelling
 from localspec.errors import ConstraintError
 from localspec.sampling.constraint import Constraint, Mask
@@ -44,30 +44,30 @@ def is_installed() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-@functools.lru_cache(maxsize=64)  # texts of up to asked.MAX_BYTES
-def problem_with(asked: Asked) -> ConstraintError | None:
+@functools.lru_cache(maxsize=64)  # texts of up to spec.MAX_BYTES
+def problem_with(spec: ConstraintSpec) -> ConstraintError | None:
     """Why no answer can be kept to it, with the keyword to blame; None if one can, as it seems.
 
     Raises ImportError without llguidance.
     """
     from llguidance import LLMatcher
 
-    message = LLMatcher.validate_grammar(_compiled(asked))
-    return _refused(asked, message) if message else None
+    message = LLMatcher.validate_grammar(_compiled(spec))
+    return _refused(spec, message) if message else None
 
 
 @functools.lru_cache(maxsize=16)
-def not_kept(asked: Asked | None) -> tuple[str, ...]:
+def not_kept(spec: ConstraintSpec | None) -> tuple[str, ...]:
     """The parts of a JSON schema that are not enforced: keywords, and formats by name.
 
     Empty for anything else, and for a schema that is refused.
     """
-    if asked is None or asked.kind != "json_schema" or not is_installed():
+    if spec is None or spec.kind != "json_schema" or not is_installed():
         return ()
     from llguidance import LLMatcher
 
     try:
-        schema, passed_over = with_spacing(asked)
+        schema, passed_over = with_spacing(spec)
     except ConstraintError:
         return ()
     compiled = LLMatcher.grammar_from_json_schema(json.dumps(schema))
@@ -81,7 +81,7 @@ def not_kept(asked: Asked | None) -> tuple[str, ...]:
             found |= set(json.loads(f"[{keywords[1]}]"))
         else:
             names = _LOOSER.get(message.split()[0])
-            here = [name for name in names or () if f'"{name}"' in asked.text]
+            here = [name for name in names or () if f'"{name}"' in spec.text]
             found.update(here if names else [message[:_MOST_SHOWN]])
     return tuple(sorted(found))
 
@@ -113,7 +113,7 @@ class Guide:
             eos_token=sorted(spelling.ends),
         )
 
-    def constraint(self, asked: Asked) -> Constraint:
+    def constraint(self, spec: ConstraintSpec) -> Constraint:
         """A constraint in front of an answer. The numbers of a JSON schema's have an end.
 
         Raises ConstraintError for a text that it does not understand, for a keyword of JSON
@@ -121,15 +121,15 @@ class Guide:
         """
         from llguidance import LLMatcher, LLParserLimits
 
-        grammar = _compiled(asked)
+        grammar = _compiled(spec)
         # Its own limits, which bound the work for a mask to some milliseconds.
         matcher = LLMatcher(
             self.tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False)
         )
         if matcher.is_error():
-            raise _refused(asked, matcher.get_error())
+            raise _refused(spec, matcher.get_error())
         guidance = Guidance(matcher, self)
-        if asked.kind != "json_schema":
+        if spec.kind != "json_schema":
             return guidance
         return NumberBound(guidance, self.spelling)
 
@@ -151,24 +151,24 @@ class _Tokens:
         return self._tokenize(text)
 
 
-def _compiled(asked: Asked) -> str:
+def _compiled(spec: ConstraintSpec) -> str:
     """llguidance's own form of it. Raises ConstraintError for GBNF that it does not know."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
-    if asked.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(json.dumps(with_spacing(asked).schema))
-    if asked.kind == "regex":
-        return LLMatcher.grammar_from_regex(asked.text)
-    if asked.kind == "lark":
-        return LLMatcher.grammar_from_lark(asked.text)
+    if spec.kind == "json_schema":
+        return LLMatcher.grammar_from_json_schema(json.dumps(with_spacing(spec).schema))
+    if spec.kind == "regex":
+        return LLMatcher.grammar_from_regex(spec.text)
+    if spec.kind == "lark":
+        return LLMatcher.grammar_from_lark(spec.text)
     try:
-        return LLMatcher.grammar_from_lark(gbnf_to_lark(for_converter(asked.text)))
+        return LLMatcher.grammar_from_lark(gbnf_to_lark(for_converter(spec.text)))
     except Exception as error:
-        raise _refused(asked, str(error)) from error
+        raise _refused(spec, str(error)) from error
 
 
-def _refused(asked: Asked, message: str) -> ConstraintError:
+def _refused(spec: ConstraintSpec, message: str) -> ConstraintError:
     """What llguidance says of it, for people."""
     keywords = _KEYWORDS.search(message)
     if keywords:
@@ -177,8 +177,8 @@ def _refused(asked: Asked, message: str) -> ConstraintError:
             "Leave those keywords out, or strict, and check the answer for them.",
         )
     return ConstraintError(
-        f"the {_NAMES[asked.kind]} is refused: {message.strip()[:_MOST_SHOWN]}",
-        _GBNF_HINT if asked.kind == "gbnf" else "Correct it, or make it simpler.",
+        f"the {_NAMES[spec.kind]} is refused: {message.strip()[:_MOST_SHOWN]}",
+        _GBNF_HINT if spec.kind == "gbnf" else "Correct it, or make it simpler.",
     )
 
 

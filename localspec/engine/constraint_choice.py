@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from localspec.constraints.asked import Asked, asked_constraint
 from localspec.constraints.behind import Behind, Boundary, Start, Trigger
 from localspec.constraints.guidance import Guide
 from localspec.constraints.number_bound import NumberBound
+from localspec.constraints.spec import ConstraintSpec, constraint_spec
 from localspec.constraints.spelling import Crossing, Spelling
 from localspec.errors import ConstraintError, OptionError
-from localspec.streaming.options import AnswerOptions, asked_by
+from localspec.streaming.options import AnswerOptions, spec_of
 from localspec.streaming.thinking import HeadTrigger, Thoughts, ThoughtsEnd
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ class Constrainer:
         Where the prompt has the beginning of the answer, behind that. Raises ConstraintError
         for what cannot be kept to, or a beginning that does not fit.
         """
-        asked, triggers = _asked(options, prompt)
-        if asked is None:
+        spec, triggers = _asked(options, prompt)
+        if spec is None:
             return None
         has_frame = prompt.calls is not None and prompt.calls.have_frame
-        constraint = self._guide.constraint(asked)
+        constraint = self._guide.constraint(spec)
         if prompt.calls is not None and _are_json(prompt.calls):
             constraint = NumberBound(constraint, self._spelling)
         if triggers:
@@ -98,16 +98,18 @@ def _are_json(calls: Calls) -> bool:
     return form.notation == "json" and not calls.have_frame and not is_free
 
 
-def _asked(options: AnswerOptions, prompt: Prompt) -> tuple[Asked | None, Sequence[str]]:
+def _asked(
+    options: AnswerOptions, prompt: Prompt
+) -> tuple[ConstraintSpec | None, Sequence[str]]:
     """What the answer is to fit, and behind which texts."""
-    asked = asked_by(options)
+    spec = spec_of(options)
     grammar = None if prompt.calls is None else prompt.calls.grammar
     if grammar is None:
-        return asked, options.triggers
-    if asked is not None and asked.kind != "json_schema":
+        return spec, options.triggers
+    if spec is not None and spec.kind != "json_schema":
         raise OptionError(
             "an answer that may call tools is to fit a grammar",
             "Leave one of them out; a JSON schema goes with tools.",
         )
     # What fits the schema is one of the answers of the grammar of calls.
-    return asked_constraint(None, None, grammar.lark, None), grammar.triggers
+    return constraint_spec(None, None, grammar.lark, None), grammar.triggers

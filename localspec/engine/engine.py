@@ -40,7 +40,7 @@ from localspec.speculative.rules import make_rule
 from localspec.streaming.answer_run import AnswerRun, AnswerState
 from localspec.streaming.cancellation import Cancellation, Unwanted, never
 from localspec.streaming.exchange import Exchange
-from localspec.streaming.options import AnswerOptions, asked_by
+from localspec.streaming.options import AnswerOptions, spec_of
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece
 
@@ -165,7 +165,7 @@ class Engine(BaseEngine):
                 options=options,
                 cancellation=cancellation,
                 interrupt=lambda: None if turn.is_over else self.cancel(),
-                not_kept=not_kept(asked_by(options)),
+                not_kept=not_kept(spec_of(options)),
             )
             reference = self._reference(prompt, options)
             self._take(turn, busy, waits=options.queue, is_unwanted=is_unwanted)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from localspec.errors import ConstraintError
-from localspec.sampling.constraint import Constraint, Mask, Prefixes
+from localspec.sampling.constraint import Constraint, ConstraintStates, Mask
 from localspec.sampling.distribution import Distribution, Logits, TokenIds
 from localspec.sampling.filters import filtered_distribution
 from localspec.sampling.params import SamplingParams
@@ -52,7 +52,7 @@ class SamplerChain:
             or params.frequency_penalty != 0.0
         )
         self._penalises_repeats = params.dry_multiplier > 0.0 and params.dry_penalty_last_n > 0
-        self._prefixes = None if constraint is None else Prefixes(constraint)
+        self._states = None if constraint is None else ConstraintStates(constraint)
         # Tokens of the text that the constraint knows.
         self._num_settled = num_prompt_tokens + num_said
         self._text = _GrowingText()
@@ -61,19 +61,19 @@ class SamplerChain:
     @property
     def constraint(self) -> Constraint | None:
         """The answer's, behind the tokens of it that were settled."""
-        return None if self._prefixes is None else self._prefixes.settled
+        return None if self._states is None else self._states.settled
 
     def settle(self, tokens: Sequence[int]) -> None:
         """The answer continues with these. Raises ConstraintError if they are forbidden."""
-        if self._prefixes is not None:
-            self._prefixes.commit(tokens)
+        if self._states is not None:
+            self._states.commit(tokens)
             self._num_settled += len(tokens)
 
     def num_allowed(self, draft_tokens: Sequence[int]) -> int:
         """How many of the tokens, from the first on, the constraint allows to come next."""
-        if self._prefixes is None or not draft_tokens:
+        if self._states is None or not draft_tokens:
             return len(draft_tokens)
-        return self._prefixes.settled.validate(draft_tokens)
+        return self._states.settled.validate(draft_tokens)
 
     def distribution(
         self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int] = ()
@@ -102,7 +102,7 @@ class SamplerChain:
         """
         return [
             self._obedient(row, tokens, draft_tokens[:i])
-            if self._prefixes
+            if self._states
             else self.distribution(row, tokens, draft_tokens[:i])
             for i, row in enumerate(rows)
         ]
@@ -110,9 +110,9 @@ class SamplerChain:
     def _obedient(
         self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
     ) -> Distribution:
-        assert self._prefixes is not None
+        assert self._states is not None
         row = self._transformed(logits, tokens, draft_tokens)
-        state = self._prefixes.behind(draft_tokens)
+        state = self._states.behind(draft_tokens)
         assert state is not None, "a row behind a forbidden token"
         mask = state.mask()
         if mask is None:
@@ -126,11 +126,11 @@ class SamplerChain:
         return found
 
     def _draft_mask(self, tokens: Sequence[int], draft_tokens: Sequence[int]) -> Mask | None:
-        prefixes = self._prefixes
+        states = self._states
         # A replay is at a place where the constraint was before.
-        if prefixes is None or len(tokens) != self._num_settled:
+        if states is None or len(tokens) != self._num_settled:
             return None
-        state = prefixes.behind(draft_tokens)
+        state = states.behind(draft_tokens)
         return None if state is None else state.mask()
 
     def _masked(self, row: Logits, mask: Mask) -> Distribution | None:

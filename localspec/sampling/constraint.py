@@ -51,7 +51,7 @@ class Constraint(Protocol):
         """
 
 
-class Prefixes:
+class ConstraintStates:
     """A constraint behind the text and, one after the other, behind what is drafted."""
 
     def __init__(self, settled: Constraint) -> None:

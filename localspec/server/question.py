@@ -11,7 +11,7 @@ from localspec.constraints.guidance import not_kept
 from localspec.sampling.params import SamplingParams
 from localspec.server.fields import Fields
 from localspec.speculative.randomness import MAX_SEED
-from localspec.streaming.options import AnswerOptions, asked_by
+from localspec.streaming.options import AnswerOptions, spec_of
 
 
 class RawPrompt(NamedTuple):
@@ -80,7 +80,7 @@ class Question:
             model=fields.text("model"),
             inputs=inputs,
             options=checked,
-            not_kept=not_kept(asked_by(checked)),
+            not_kept=not_kept(spec_of(checked)),
             **more,
         )
 

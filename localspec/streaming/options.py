@@ -7,7 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from localspec.constraints.asked import Asked, asked_constraint, schema_text, with_spacing
+from localspec.constraints.spec import (
+    ConstraintSpec,
+    constraint_spec,
+    schema_text,
+    with_spacing,
+)
 from localspec.errors import OptionError, check_keywords, require_unicode
 from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.speculative.policy_api import Drafting, ProposerName
@@ -128,7 +133,7 @@ class AnswerOptions:
         """
         tools = known if self.tools is None else self.tools
         use = tool_use(tools, self.tool_choice, is_parallel=self.parallel_tool_calls)
-        asked = asked_by(self)
+        asked = spec_of(self)
         if asked is None or asked.kind != "json_schema":
             return use
         return replace(use, answer_schema=json.dumps(with_spacing(asked).schema))
@@ -197,16 +202,16 @@ class AnswerOptions:
             require_unicode("a trigger", text)
         if not isinstance(self.strict, bool):
             raise OptionError(f"strict is {self.strict!r:.80}", "Give True or False.")
-        if asked_by(self) is None and self.triggers:
+        if spec_of(self) is None and self.triggers:
             raise OptionError(
                 f"the trigger {self.trigger!r:.80} is given without what it begins",
                 "Give a json_schema, regex, grammar or choices, too.",
             )
 
 
-def asked_by(options: AnswerOptions) -> Asked | None:
+def spec_of(options: AnswerOptions) -> ConstraintSpec | None:
     """What an answer is to fit, if anything."""
-    return asked_constraint(
+    return constraint_spec(
         options.json_schema,
         options.regex,
         options.grammar,

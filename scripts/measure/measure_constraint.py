@@ -28,8 +28,8 @@ from typing import NamedTuple
 import numpy as np
 
 import localspec
-from localspec.constraints.asked import Asked, schema_text
 from localspec.constraints.guidance import Guide
+from localspec.constraints.spec import ConstraintSpec, schema_text
 from localspec.constraints.spelling import Spelling
 from localspec.engine.engine import Engine
 from localspec.llama.library import llama_cpp
@@ -96,7 +96,7 @@ def masks(path: Path, num_answers: int) -> None:
     print(f"{vocabulary.size} tokens; read for constraints in {made_s:.2f} s")
     print(f"{'µs':<34}   median      95%  largest")
     for name, schema in SCHEMAS.items():
-        asked = Asked("json_schema", schema_text(schema))
+        asked = ConstraintSpec("json_schema", schema_text(schema))
         times = _mask_times(guide.constraint(asked), num_answers)
         print(f"{'a mask, ' + name:<34} {micros(times)}")
         for k in (0, 1, 4):
@@ -133,7 +133,7 @@ def _mask_times(fresh: Constraint, num_answers: int) -> list[float]:
 
 
 def _step_times(
-    guide: Guide, asked: Asked, k: int, num_answers: int
+    guide: Guide, asked: ConstraintSpec, k: int, num_answers: int
 ) -> tuple[list[float], list[float]]:
     """Of steps with K drafted tokens that fit: the plain chain's, and with the constraint."""
     random = np.random.default_rng(1)

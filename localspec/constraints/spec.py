@@ -23,7 +23,7 @@ _ONE_LINE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible
 Kind = Literal["json_schema", "regex", "lark", "gbnf"]
 
 
-class Asked(NamedTuple):
+class ConstraintSpec(NamedTuple):
     """A constraint by its text.
 
     is_strict: whether a keyword of a JSON schema that no answer can be kept to is an error.
@@ -34,19 +34,19 @@ class Asked(NamedTuple):
     is_strict: bool = False
 
 
-def asked_constraint(
+def constraint_spec(
     json_schema: object,
     regex: str | None,
     grammar: str | None,
     choices: Sequence[str] | None,
     *,
     is_strict: bool = False,
-) -> Asked | None:
+) -> ConstraintSpec | None:
     """The one that is given; None if none is.
 
     json_schema: what `schema_text` made of one. grammar: Lark, as llguidance understands it, or
-    llama.cpp's GBNF, told by its "name ::=". is_strict: see `Asked`. Raises OptionError for
-    two at once, ConstraintError for what is none.
+    llama.cpp's GBNF, told by its "name ::=". is_strict: of a JSON schema. Raises OptionError
+    for two at once, ConstraintError for one that cannot be used.
     """
     given = {
         "json_schema": json_schema, "regex": regex, "grammar": grammar, "choices": choices
@@ -55,14 +55,14 @@ def asked_constraint(
     if len(names) > 1:
         raise OptionError(f"{' and '.join(names)} are given", "An answer can fit one of them.")
     if choices is not None:
-        return Asked("lark", _lark_of(choices))
+        return ConstraintSpec("lark", _lark_of(choices))
     for name, text in (("json_schema", json_schema), ("regex", regex), ("grammar", grammar)):
         if text is not None:
             return _checked(name, text, is_strict=is_strict)
     return None
 
 
-def _checked(name: str, text: object, *, is_strict: bool) -> Asked:
+def _checked(name: str, text: object, *, is_strict: bool) -> ConstraintSpec:
     if not isinstance(text, str):
         raise OptionError(f"{name} is {text!r:.80}", "Give a str.")
     if not text.strip():
@@ -77,10 +77,10 @@ def _checked(name: str, text: object, *, is_strict: bool) -> Asked:
             "Shorten it.",
         )
     if name == "json_schema":
-        return Asked("json_schema", text, is_strict)
+        return ConstraintSpec("json_schema", text, is_strict)
     if name == "regex":
-        return Asked("regex", text)
-    return Asked("gbnf" if is_gbnf else "lark", text)
+        return ConstraintSpec("regex", text)
+    return ConstraintSpec("gbnf" if is_gbnf else "lark", text)
 
 
 def schema_text(schema: object) -> str:
@@ -116,18 +116,18 @@ def schema_text(schema: object) -> str:
         ) from error
 
 
-def with_spacing(asked: Asked) -> Readable:
+def with_spacing(spec: ConstraintSpec) -> Readable:
     """A schema as llguidance reads it, also in a Lark grammar's `%json`: values on one line.
 
     What the schema asks of llguidance itself ("x-guidance") comes first, but for which keywords
     are passed over. Raises ConstraintError for one that would take too much to understand.
     """
-    readable = readable_schema(json.loads(asked.text), is_strict=asked.is_strict)
+    readable = readable_schema(json.loads(spec.text), is_strict=spec.is_strict)
     schema = readable.schema
     check_bounds(schema)
     own = schema.get("x-guidance")
     wishes = own if isinstance(own, Mapping) else {}
-    ours = {**_ONE_LINE, **wishes, "lenient": not asked.is_strict}
+    ours = {**_ONE_LINE, **wishes, "lenient": not spec.is_strict}
     return readable._replace(schema={**schema, "x-guidance": ours})
 
 
