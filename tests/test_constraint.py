@@ -547,7 +547,7 @@ def test_a_gbnf_grammar_means_what_it_does_in_llama_cpp(pair, grammar, fits, oth
 )
 def test_what_of_gbnf_is_not_supported_is_refused(pair, grammar, message):
     with pytest.raises(ConstraintError, match=re.escape(message)) as caught:
-        pair.generate("Hi", grammar=grammar)
+        pair.generate_raw("Hi", grammar=grammar).reply()
     assert "the GBNF grammar is refused" in str(caught.value)
     assert "Not supported of GBNF" in caught.value.hint
 
@@ -556,7 +556,7 @@ def test_a_gbnf_grammar_has_a_size_that_its_converter_copes_with(pair):
     with pytest.raises(
         ConstraintError, match=r"GBNF grammar has \d+ bytes; 32768 are the most"
     ):
-        pair.generate("Hi", grammar="root ::= " + '"a" ' * 10_000)
+        pair.generate_raw("Hi", grammar="root ::= " + '"a" ' * 10_000).reply()
 
 
 def test_a_closed_engine_has_no_new_constraints(demo_target):
