@@ -18,7 +18,13 @@ import pytest
 from examples import num_examples
 
 if TYPE_CHECKING:
+    import anthropic
+    import openai
+
+    import localspec
+    from engines import SharedEngine
     from localspec.llama.vocabulary import LlamaVocabulary
+    from server_runner import Running
     from standin_hub import StandinHub
 
 TARGET_FILE = "qwen2-7b-instruct-q4_k_m.gguf"
@@ -157,6 +163,68 @@ def demo_head() -> Path:
     head = locate(find_preset("demo@head"))[2]
     assert head is not None
     return head
+
+
+@pytest.fixture(scope="session")
+def _shared_engine() -> Iterator[SharedEngine]:
+    from engines import SharedEngine
+
+    shared = SharedEngine()
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def engine(_shared_engine: SharedEngine) -> localspec.Engine:
+    """The demo pair with three draft tokens, as it was loaded."""
+    return _shared_engine.as_loaded()
+
+
+@pytest.fixture(scope="session")
+def _shared_server() -> Iterator[Running]:
+    from server_runner import running_server
+
+    with running_server() as running:
+        yield running
+
+
+@pytest.fixture
+def server(_shared_server: Running) -> Running:
+    """A server of the demo pair that nobody has asked anything yet."""
+    _shared_server.forget()
+    return _shared_server
+
+
+@pytest.fixture
+def openai_client(server: Running) -> Iterator[openai.OpenAI]:
+    openai = pytest.importorskip("openai", reason="openai is not installed")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def anthropic_client(server: Running) -> Iterator[anthropic.Anthropic]:
+    anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed")
+    with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home, in which the user has chosen nothing."""
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in ("XDG_CONFIG_HOME", "HOME", "USERPROFILE", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(home))
+    return home
+
+
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed is tried again at once."""
+    from localspec.hub import patience
+
+    monkeypatch.setattr(patience, "RETRY_DELAYS_S", (0.01,) * 5)
 
 
 @pytest.fixture(scope="session")

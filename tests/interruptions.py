@@ -1,8 +1,9 @@
-"""Raises what a signal handler may raise, at any line or instruction of a call."""
+"""Ends work in its midst: by a wish, or by what a signal handler may raise, at any line."""
 
 from __future__ import annotations
 
 import dis
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,11 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import pytest
+
 import localspec
+from localspec.llama.model import LlamaModel
+from localspec.streaming.cancellation import Cancellation
 
 PACKAGE = Path(localspec.__file__).parent
 
@@ -19,6 +24,25 @@ Place = tuple[CodeType, int]  # and a line, or the offset of an instruction
 
 class Struck(BaseException):
     """As KeyboardInterrupt: nobody in the package knows it."""
+
+
+@contextmanager
+def wish_at_decode(number: int, cancellation: Cancellation) -> Iterator[Iterator[int]]:
+    """In the block a wish to end comes when the number-th decode is asked for.
+
+    What it gets counts the decodes that are done: its next number is how many those are.
+    """
+    real, asked, done = LlamaModel._decode_batch, itertools.count(1), itertools.count()
+
+    def decode(self: LlamaModel, *arguments: Any) -> None:
+        if next(asked) == number:
+            cancellation.request()
+        real(self, *arguments)
+        next(done)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LlamaModel, "_decode_batch", decode)
+        yield done
 
 
 @contextmanager

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import httpx
 
+from localspec.server.answered_texts import AnsweredTexts
 from localspec.server.app import Limits, Server
 from localspec.server.guard import AccessRules
 from localspec.server.running import Runner, listen
@@ -27,6 +30,29 @@ class Running:
     def ask(self, path: str, **fields: object) -> httpx.Response:
         """POST the fields as JSON."""
         return self.client.post(path, json=fields)
+
+    def forget(self) -> None:
+        """What was asked before, once all of it has ended."""
+        patient_until_s = time.monotonic() + 60
+        while any(model.num_users for model in self.models.all):
+            assert time.monotonic() < patient_until_s, "a test before left an answer running"
+            time.sleep(0.01)
+        for model in self.models.all:
+            model.texts, model.keep_s = AnsweredTexts(), None
+            if model.engine is not None:
+                model.engine.free_kept()
+
+    def events(self, path: str, **fields: object) -> list[dict]:
+        """What the events of a stream say, each of which has its type as its name."""
+        events = []
+        with self.client.stream("POST", path, json={"stream": True, **fields}) as response:
+            assert response.status_code == 200, response.read()
+            text = response.read().decode()
+        for block in text.strip().split("\n\n"):
+            name, data = block.split("\n")
+            events.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {events[-1]['type']}"
+        return events
 
     def chat(self, text: str = "Tell me a story about a fox.", **fields: object) -> dict:
         """The whole answer of Chat Completions to one message.

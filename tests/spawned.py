@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import NamedTuple
 
 import localspec
@@ -18,6 +23,22 @@ def answer_there(connection: Connection, prompt: str) -> None:
     with localspec.load(**ALIKE) as engine:
         greedy = localspec.SamplingParams(temperature=0)
         connection.send(engine.generate_raw(prompt, sampling=greedy, max_tokens=20).reply())
+
+
+@contextlib.contextmanager
+def session_open_elsewhere(name: str, folder: Path) -> Iterator[None]:
+    """In the block another process has the session open."""
+    code = (
+        "import sys; from localspec.chat.session import lock_session; "
+        f"lock = lock_session({name!r}); print('locked', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=-1, stdout=-1, text=True, cwd=folder
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        yield
+        other.communicate()
 
 
 class Usage(NamedTuple):

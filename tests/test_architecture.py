@@ -25,6 +25,7 @@ MODULES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path.read_text("utf-8")
     for path in PACKAGE.rglob("*.py")
 }
+IMPORTED = {name: imported_by(source) for name, source in MODULES.items()}
 # Who may import whom: a package imports only packages below it.
 PACKAGES = [
     ["cli"],
@@ -97,7 +98,7 @@ def test_the_graph_in_architecture_md_is_current():
 
 def test_nothing_imports_the_top_of_the_house():
     """`localspec` itself stands above all rooms; PyInstaller's hook is no part of it."""
-    above = {name for name, source in MODULES.items() if "localspec" in imported_by(source)}
+    above = {name for name, imported in IMPORTED.items() if "localspec" in imported}
     assert above <= {"__pyinstaller.hook-localspec"}
 
 
@@ -123,8 +124,8 @@ def test_nothing_imports_the_top_of_the_house():
 def test_each_library_has_one_place(library, allowed):
     users = {
         name
-        for name, source in MODULES.items()
-        if any(found.split(".")[0] == library for found in imported_by(source))
+        for name, imported in IMPORTED.items()
+        if any(found.split(".")[0] == library for found in imported)
     }
     assert users
     assert users <= allowed

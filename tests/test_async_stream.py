@@ -17,12 +17,6 @@ STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>a
 LONG = localspec.SamplingParams(temperature=0, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with localspec.load(draft_tokens=3) as opened:
-        yield opened
-
-
 def test_the_twins_say_the_same(engine):
     async def ask() -> list[object]:
         stream = engine.generate_raw(STORY, sampling=GREEDY)

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from interruptions import wish_at_decode
 
 import localspec
 from localspec.checks import bench
@@ -16,7 +17,6 @@ from localspec.checks.limit import EndedBy
 from localspec.cli import exit_codes, main
 from localspec.cli.bench_report import bench_json, bench_text, verdict
 from localspec.isolated.watch import Watch
-from localspec.llama.model import LlamaModel
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import DraftOff
@@ -85,42 +85,31 @@ def test_numbers_of_a_bench_agree():
     assert found.peak_memory_bytes > 10_000_000
 
 
-def bench_ended_at(engine, monkeypatch, number):
+def bench_ended_at(engine, number):
     """By a wish that comes when the number-th decode is asked for; and how many were done."""
     watch = Watch(lambda *_: None)
-    real, asked, done = LlamaModel._decode_batch, 0, 0
-
-    def decode(self, *arguments):
-        nonlocal asked, done
-        asked += 1
-        if asked == number:
-            watch.cancellation.request()
-        real(self, *arguments)
-        done += 1
-
-    monkeypatch.setattr(LlamaModel, "_decode_batch", decode)
-    found = run_bench(
-        engine,
-        [engine.tokenize(text) for text in ("A fox", "I", "The sea")],
-        num_rounds=2,
-        max_tokens=5,
-        seconds=None,
-        watch=watch,
-    )
-    monkeypatch.setattr(LlamaModel, "_decode_batch", real)
-    return found, done
+    with wish_at_decode(number, watch.cancellation) as done:
+        found = run_bench(
+            engine,
+            [engine.tokenize(text) for text in ("A fox", "I", "The sea")],
+            num_rounds=2,
+            max_tokens=5,
+            seconds=None,
+            watch=watch,
+        )
+    return found, next(done)
 
 
 def test_what_is_known_is_kept_whenever_it_ends(monkeypatch):
     """In the midst of a decode, and only what is whole counts."""
     monkeypatch.setattr(bench, "_NUM_STEP_ROUNDS", 2)
     with localspec.load(draft_tokens=3) as engine:
-        whole, num_all = bench_ended_at(engine, monkeypatch, 0)
+        whole, num_all = bench_ended_at(engine, 0)
         assert whole.ended_by is None
         policy = engine.draft_policy
         outcomes, parts = set(), set()
         for number in (1, *range(40, num_all, num_all // 9), num_all):
-            found, num_decodes = bench_ended_at(engine, monkeypatch, number)
+            found, num_decodes = bench_ended_at(engine, number)
             assert engine.draft_policy is policy
             assert found.ended_by is EndedBy.INTERRUPT
             assert num_decodes == number - 1  # and not one more

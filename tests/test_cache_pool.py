@@ -31,12 +31,6 @@ GREEDY = localspec.SamplingParams(temperature=0)
 QUESTIONS = ("Tell me a story about a fox.", "And one about an owl, please.", "Thank you!")
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with localspec.load(draft_tokens=3) as opened:
-        yield opened
-
-
 def decoded_tokens(reply):
     """Prompt tokens that the target had to decode for an answer."""
     return reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens

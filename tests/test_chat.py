@@ -16,13 +16,6 @@ from localspec.streaming.options import AnswerOptions
 GREEDY = localspec.SamplingParams(temperature=0)
 
 
-@pytest.fixture(scope="module")
-def engine():
-    # A fixed number: then steps, and how they round, repeat.
-    with localspec.load(draft_tokens=3) as opened:
-        yield opened
-
-
 def prompt_of(engine, chat, text):
     """Token ids of the prompt that `text` would make."""
     return prompt_behind(chat, [], {"role": "user", "content": text}).tokens

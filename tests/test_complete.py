@@ -22,12 +22,6 @@ QUESTION = {"role": "user", "content": "Tell me a story about a fox."}
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with localspec.load(draft_tokens=3) as opened:
-        yield opened
-
-
 @pytest.fixture(scope="module", params=PLACES)
 def any_engine(request):
     with request.param(draft_tokens=3) as opened:

@@ -16,6 +16,7 @@ import pytest
 
 import localspec
 from engines import PLACES
+from examples import num_examples
 from localspec.checks.identity import IdentityCheck
 from localspec.checks.rounding import Rounding
 from localspec.constraints.spec import schema_text
@@ -74,35 +75,29 @@ WAYS = {
 
 
 @pytest.fixture(scope="module", params=PLACES)
-def engine(request):
+def any_engine(request):
     with request.param("demo", draft_tokens=3) as opened:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def pair():
-    with localspec.load("demo", draft_tokens=3) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize("way", WAYS)
-def test_an_answer_fits_what_it_was_asked_to(engine, way):
+def test_an_answer_fits_what_it_was_asked_to(any_engine, way):
     keywords, fits = WAYS[way]
     texts = set()
     for seed in range(8):
-        reply = engine.generate(QUESTION, seed=seed, **SEEDED, **keywords).reply()
+        reply = any_engine.generate(QUESTION, seed=seed, **SEEDED, **keywords).reply()
         assert reply.finish_reason == "stop"
         assert fits(reply.text)
         texts.add(reply.text)
     assert len(texts) > 1
     assert fits(
-        engine.generate(QUESTION, temperature=0, max_tokens=120, **keywords).reply().text
+        any_engine.generate(QUESTION, temperature=0, max_tokens=120, **keywords).reply().text
     )
 
 
-def test_an_answer_that_is_cut_is_a_beginning(pair):
-    whole = pair.generate(QUESTION, seed=1, json_schema=FOX, **SEEDED).reply()
-    cut = pair.generate(
+def test_an_answer_that_is_cut_is_a_beginning(engine):
+    whole = engine.generate(QUESTION, seed=1, json_schema=FOX, **SEEDED).reply()
+    cut = engine.generate(
         QUESTION, seed=1, json_schema=FOX, **{**SEEDED, "max_tokens": 8}
     ).reply()
     assert (cut.finish_reason, len(cut.token_ids)) == ("length", 8)
@@ -126,7 +121,7 @@ def test_seeded_constrained_text_is_the_same_with_any_draft(demo_target, draft, 
         rounding = Rounding()
         with opened.exclusively() as loop:
             check = IdentityCheck(loop, opened.vocabulary.is_end, chain, rounding)
-            for seed in range(6):
+            for seed in range(num_examples(10)):
                 check.run(seed, prompt.tokens, seed)
     found = check.result
     assert found.bugs(rounding.bound) == []
@@ -142,14 +137,14 @@ def constraints(engine):
     return [constraint_of(engine, keywords) for keywords, _ in WAYS.values()]
 
 
-def test_validate_commit_and_mask_agree(pair):
+def test_validate_commit_and_mask_agree(engine):
     """Fuzzed: any tokens, the allowed ones, ends in the middle; copies are apart.
 
     Where one text alone can follow, a mask may leave only its usual spelling.
     """
     random_ = random.Random(7)
-    ends = pair.vocabulary.ends()
-    for number, fresh in enumerate(constraints(pair)):
+    ends = engine.vocabulary.ends()
+    for number, fresh in enumerate(constraints(engine)):
         for _ in range(12):
             constraint, said = fresh.copy(), []
             for _ in range(40):
@@ -157,11 +152,11 @@ def test_validate_commit_and_mask_agree(pair):
                 if mask is None:
                     break
                 allowed = mask.nonzero()[0].tolist()
-                others = random_.sample(range(pair.vocabulary.size), 3)
+                others = random_.sample(range(engine.vocabulary.size), 3)
                 for token in [*random_.sample(allowed, min(3, len(allowed))), *others, *ends]:
                     may_come = constraint.validate([token])
-                    is_odd = len(allowed) == 1 and pair.detokenize(allowed).startswith(
-                        pair.detokenize([token])
+                    is_odd = len(allowed) == 1 and engine.detokenize(allowed).startswith(
+                        engine.detokenize([token])
                     )
                     assert may_come == mask[token] or is_odd, (number, said, token)
                     if not may_come:
@@ -177,18 +172,18 @@ def test_validate_commit_and_mask_agree(pair):
             assert fresh.validate(said[:1]) == 1
 
 
-def test_what_is_forced_may_come_and_ends_the_answer(pair):
-    constraint = constraint_of(pair, {"json_schema": {"const": {"name": "Ada", "age": 36}}})
+def test_what_is_forced_may_come_and_ends_the_answer(engine):
+    constraint = constraint_of(engine, {"json_schema": {"const": {"name": "Ada", "age": 36}}})
     forced = constraint.forced()
-    assert pair.vocabulary.is_end(forced[-1])
-    assert pair.detokenize(forced) == '{"name": "Ada", "age": 36}'
+    assert engine.vocabulary.is_end(forced[-1])
+    assert engine.detokenize(forced) == '{"name": "Ada", "age": 36}'
     assert constraint.validate(forced) == len(forced)
     constraint.commit(forced[:3])
     assert constraint.forced() == forced[3:]
     assert constraint.copy().forced() == forced[3:]
     constraint.commit(forced[3:-1])
     assert constraint.is_done
-    assert constraint.mask().nonzero()[0].tolist() == sorted(pair.vocabulary.ends())
+    assert constraint.mask().nonzero()[0].tolist() == sorted(engine.vocabulary.ends())
 
 
 def test_what_is_forced_is_proposed_without_a_draft_model(demo_target):
@@ -252,16 +247,16 @@ class _OwnError(Exception):
 
 
 @pytest.mark.parametrize("ending", ["closed", "cancelled", "a stop string", "an exception"])
-def test_whatever_ends_an_answer_the_next_one_is_free_of_it(pair, monkeypatch, ending):
-    chain = type(pair._resolver.chain(SamplingParams(), 1))
-    free = pair.generate(QUESTION, temperature=0, max_tokens=40).reply()
+def test_whatever_ends_an_answer_the_next_one_is_free_of_it(engine, monkeypatch, ending):
+    chain = type(engine._resolver.chain(SamplingParams(), 1))
+    free = engine.generate(QUESTION, temperature=0, max_tokens=40).reply()
     same = {"seed": 3, "json_schema": FOX, **SEEDED}
-    whole = pair.generate(QUESTION, **same).reply()
+    whole = engine.generate(QUESTION, **same).reply()
     if ending == "a stop string":
-        reply = pair.generate(QUESTION, stop=['"age"'], **same).reply()
+        reply = engine.generate(QUESTION, stop=['"age"'], **same).reply()
         assert (reply.finish_reason, reply.text) == ("stop", whole.text.split('"age"')[0])
     else:
-        stream = pair.generate(QUESTION, **same)
+        stream = engine.generate(QUESTION, **same)
         for _ in range(7):
             next(stream)
         if ending == "closed":
@@ -279,14 +274,14 @@ def test_whatever_ends_an_answer_the_next_one_is_free_of_it(pair, monkeypatch, e
                 with pytest.raises(_OwnError):
                     list(stream)
     assert (
-        pair.generate(QUESTION, temperature=0, max_tokens=40).reply().token_ids
+        engine.generate(QUESTION, temperature=0, max_tokens=40).reply().token_ids
         == free.token_ids
     )
-    assert pair.generate(QUESTION, **same).reply().token_ids == whole.token_ids
+    assert engine.generate(QUESTION, **same).reply().token_ids == whole.token_ids
 
 
-def test_a_cut_answer_is_gone_on_with(pair):
-    chat = pair.chat()
+def test_a_cut_answer_is_gone_on_with(engine):
+    chat = engine.chat()
     cut = chat.send("Hello", temperature=0, json_schema=FOX, max_tokens=9).reply()
     assert cut.finish_reason == "length"
     with chat.continue_answer(temperature=0, json_schema=FOX) as stream:
@@ -294,23 +289,23 @@ def test_a_cut_answer_is_gone_on_with(pair):
     assert is_fox(chat.messages[-1]["content"])
 
 
-def test_a_trigger_begins_what_fits(pair):
+def test_a_trigger_begins_what_fits(engine):
     """A text that the free answer has: up to there it is that, behind it JSON."""
-    free = pair.generate(QUESTION, temperature=0, max_tokens=60).reply()
+    free = engine.generate(QUESTION, temperature=0, max_tokens=60).reply()
     word = free.text.split()[5]
     before = free.text[: free.text.index(word) + len(word)]
-    reply = pair.generate(
+    reply = engine.generate(
         QUESTION, temperature=0, json_schema=FOX, trigger=[word, "@@"], max_tokens=120
     ).reply()
     assert reply.text.startswith(before)
     assert is_fox(reply.text[len(before) :])
-    never = pair.generate(
+    never = engine.generate(
         QUESTION, temperature=0, json_schema=FOX, trigger="@@", max_tokens=60
     ).reply()
     assert never.token_ids == free.token_ids
 
 
-def test_what_clashes_or_is_none_is_refused(engine):
+def test_what_clashes_or_is_none_is_refused(any_engine):
     refused = [
         ({"json_schema": FOX, "regex": "a"}, OptionError, "json_schema and regex"),
         ({"json_schema": {"not": {}}, "strict": True}, ConstraintError, '"not"'),
@@ -342,32 +337,32 @@ def test_what_clashes_or_is_none_is_refused(engine):
     ]
     for keywords, error, message in refused:
         with pytest.raises(error, match=re.escape(message)) as caught:
-            engine.generate_raw("Hi", **keywords).reply()
+            any_engine.generate_raw("Hi", **keywords).reply()
         assert caught.value.hint
-    token = engine.tokenize("x")[0]
+    token = any_engine.tokenize("x")[0]
     with pytest.raises(ConstraintError, match="no token is left"):
-        engine.generate_raw("Hi", regex="x", logit_bias={token: float("-inf")}).reply()
-    assert engine.generate_raw("Hi", regex="xy").reply().text == "xy"
+        any_engine.generate_raw("Hi", regex="x", logit_bias={token: float("-inf")}).reply()
+    assert any_engine.generate_raw("Hi", regex="xy").reply().text == "xy"
 
 
-def test_a_schema_cannot_stall_or_exhaust_the_process(pair):
+def test_a_schema_cannot_stall_or_exhaust_the_process(engine):
     """Refused, or answered within bounds: depth, size, counts, long forced texts."""
     deep = {"type": "string"}
     for _ in range(400):
         deep = {"type": "array", "items": deep}
     with pytest.raises(ConstraintError):
-        pair.generate_raw("Hi", json_schema=deep).reply()
+        engine.generate_raw("Hi", json_schema=deep).reply()
     with pytest.raises(ConstraintError):
-        pair.generate_raw("Hi", json_schema="[" * 100_000).reply()
+        engine.generate_raw("Hi", json_schema="[" * 100_000).reply()
     with pytest.raises(ConstraintError, match="bytes"):
-        pair.generate_raw("Hi", json_schema={"enum": ["x" * 1000] * 400}).reply()
+        engine.generate_raw("Hi", json_schema={"enum": ["x" * 1000] * 400}).reply()
     # A text of this length overflows the stack where libllama is asked to tokenise it there.
     long = {"const": "word " * 40_000}
-    reply = pair.generate_raw("Hi", json_schema=long, max_tokens=20).reply()
+    reply = engine.generate_raw("Hi", json_schema=long, max_tokens=20).reply()
     assert (len(reply.token_ids), reply.finish_reason) == (20, "length")
     many = {"type": "array", "minItems": 10**6, "items": {"pattern": "^(a{1,900}){1,900}$"}}
     with contextlib.suppress(ConstraintError):
-        pair.generate_raw("Hi", json_schema=many, max_tokens=20).reply()
+        engine.generate_raw("Hi", json_schema=many, max_tokens=20).reply()
 
 
 @dataclasses.dataclass
@@ -393,7 +388,7 @@ class _Animal:
     weight: float | None = None
 
 
-def test_dataclasses_and_pydantic_models_are_schemas(pair):
+def test_dataclasses_and_pydantic_models_are_schemas(engine):
     schema = json.loads(schema_text(_Animal))
     example = {
         "name": "Rika", "age": 3, "kind": "fox", "mood": "glad", "place": [1.5, 2], "notes": {},
@@ -404,7 +399,7 @@ def test_dataclasses_and_pydantic_models_are_schemas(pair):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**example, **wrong}, schema)
     for seed in range(3):
-        reply = pair.generate(
+        reply = engine.generate(
             QUESTION, seed=seed, json_schema=_Animal, **{**SEEDED, "max_tokens": 400}
         ).reply()
         if reply.finish_reason == "stop":
@@ -414,17 +409,17 @@ def test_dataclasses_and_pydantic_models_are_schemas(pair):
     model = pydantic.create_model(
         "Fox", __config__=strict, name=(Literal["Rika", "Ida"], ...), age=(bool, ...)
     )
-    model.model_validate_json(pair.generate(QUESTION, json_schema=model).reply().text)
+    model.model_validate_json(engine.generate(QUESTION, json_schema=model).reply().text)
 
     @dataclasses.dataclass
     class Odd:
         when: complex
 
     with pytest.raises(ConstraintError, match="complex"):
-        pair.generate_raw("Hi", json_schema=Odd).reply()
+        engine.generate_raw("Hi", json_schema=Odd).reply()
 
 
-def test_a_pydantic_class_means_its_fields(pair):
+def test_a_pydantic_class_means_its_fields(engine):
     """Also those in it, and in lists of it; unless it allows others, or is a dict."""
     pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
     part = pydantic.create_model("Part", size=(Literal[1, 2], ...))
@@ -452,7 +447,7 @@ def test_a_pydantic_class_means_its_fields(pair):
             jsonschema.validate({**example, **wrong}, schema)
     nested = pydantic.create_model("Nested", one=(part, ...), two=(tuple[part, part], ...))
     for seed in range(4):
-        reply = pair.generate(
+        reply = engine.generate(
             QUESTION, seed=seed, json_schema=nested, **{**SEEDED, "max_tokens": 400}
         ).reply()
         assert reply.finish_reason == "stop"
@@ -488,19 +483,19 @@ TANGLED = {
 
 
 @pytest.mark.parametrize("name", TANGLED)
-def test_a_schema_in_which_too_many_patterns_meet_is_refused_at_once(pair, name):
+def test_a_schema_in_which_too_many_patterns_meet_is_refused_at_once(engine, name):
     """llguidance would take more than a minute, and as much memory as there is."""
     with pytest.raises(ConstraintError, match="patterns or formats hold for one text"):
-        pair.generate_raw("Hi", json_schema=TANGLED[name]).reply()
+        engine.generate_raw("Hi", json_schema=TANGLED[name]).reply()
 
 
-def test_many_patterns_apart_are_no_trouble(pair):
+def test_many_patterns_apart_are_no_trouble(engine):
     apart = {"$defs": {"x": PATTERNS[3]}, "type": "object"}
     apart["properties"] = {f"p{i}": each for i, each in enumerate(PATTERNS)}
     apart["properties"]["choice"] = {"anyOf": [*PATTERNS, {"$ref": "#/$defs/x"}]}
     apart["properties"]["self"] = {"$ref": "#"}
     assert (
-        pair.generate_raw("Hi", json_schema=apart, max_tokens=5).reply().finish_reason
+        engine.generate_raw("Hi", json_schema=apart, max_tokens=5).reply().finish_reason
         == "length"
     )
 
@@ -519,10 +514,10 @@ def test_many_patterns_apart_are_no_trouble(pair):
         ('start: "::=" /[a-z]/', ["::=a"], ["a"]),  # Lark, whatever it spells
     ],
 )
-def test_a_gbnf_grammar_means_what_it_does_in_llama_cpp(pair, grammar, fits, others):
+def test_a_gbnf_grammar_means_what_it_does_in_llama_cpp(engine, grammar, fits, others):
     for text in fits + others:
-        constraint = constraint_of(pair, {"grammar": grammar})
-        tokens = [*pair.tokenize(text), pair.vocabulary.eos]
+        constraint = constraint_of(engine, {"grammar": grammar})
+        tokens = [*engine.tokenize(text), engine.vocabulary.eos]
         assert (constraint.validate(tokens) == len(tokens)) == (text in fits), text
 
 
@@ -545,18 +540,18 @@ def test_a_gbnf_grammar_means_what_it_does_in_llama_cpp(pair, grammar, fits, oth
         ('root ::= "a"{1,' + "9" * 5000 + "}", "digits"),
     ],
 )
-def test_what_of_gbnf_is_not_supported_is_refused(pair, grammar, message):
+def test_what_of_gbnf_is_not_supported_is_refused(engine, grammar, message):
     with pytest.raises(ConstraintError, match=re.escape(message)) as caught:
-        pair.generate_raw("Hi", grammar=grammar).reply()
+        engine.generate_raw("Hi", grammar=grammar).reply()
     assert "the GBNF grammar is refused" in str(caught.value)
     assert "Not supported of GBNF" in caught.value.hint
 
 
-def test_a_gbnf_grammar_has_a_size_that_its_converter_copes_with(pair):
+def test_a_gbnf_grammar_has_a_size_that_its_converter_copes_with(engine):
     with pytest.raises(
         ConstraintError, match=r"GBNF grammar has \d+ bytes; 32768 are the most"
     ):
-        pair.generate_raw("Hi", grammar="root ::= " + '"a" ' * 10_000).reply()
+        engine.generate_raw("Hi", grammar="root ::= " + '"a" ' * 10_000).reply()
 
 
 def test_a_closed_engine_has_no_new_constraints(demo_target):

@@ -11,7 +11,6 @@ import struct
 import pytest
 from call_families import FAMILIES
 
-import localspec
 from localspec.constraints import number_bound
 from localspec.constraints.guidance import not_kept, problem_with
 from localspec.constraints.readable_schema import FORMATS
@@ -52,13 +51,7 @@ TEXTS = {
 TEXTS["decimal"] = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with localspec.load("demo", draft_tokens=3) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def digits(engine):
     """What makes the demo pair a model that goes on with a number for ever."""
     texts = engine.vocabulary.spelled_out()

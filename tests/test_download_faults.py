@@ -26,7 +26,6 @@ import localspec
 import standin_hub
 from localspec.cli import main
 from localspec.errors import DownloadError, LocalspecError, OptionError, PresetError
-from localspec.hub import patience
 from localspec.presets.presets import find_preset
 from standin_hub import Fault, StandinHub
 
@@ -37,9 +36,7 @@ MB = 1 << 20
 LOCALSPEC = Path(sys.executable).with_name("localspec")  # the installed command
 
 
-@pytest.fixture(autouse=True)
-def _quick_retries(monkeypatch):
-    monkeypatch.setattr(patience, "RETRY_DELAYS_S", (0.01,) * 5)
+pytestmark = pytest.mark.usefixtures("quick_retries")
 
 
 @pytest.fixture(autouse=True)

@@ -29,12 +29,6 @@ GREEDY = localspec.SamplingParams(temperature=0)
 STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with localspec.load(draft_tokens=3) as opened:
-        yield opened
-
-
 def test_pieces_add_up_to_the_reply(engine):
     stream = engine.generate_raw(STORY, sampling=GREEDY)
     pieces = list(stream)

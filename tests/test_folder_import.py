@@ -29,10 +29,7 @@ def run(*arguments: object, stdin: str | None = None) -> Result:
     return result
 
 
-@pytest.fixture(autouse=True)
-def _own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("XDG_CONFIG_HOME", "HOME", "LOCALAPPDATA"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
+pytestmark = pytest.mark.usefixtures("own_config")
 
 
 @pytest.fixture(scope="module")

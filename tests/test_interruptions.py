@@ -38,9 +38,9 @@ KINDS = {
     "hybrid": ("engine/cache_pool.py", "llama/cache.py", "llama/cache_state.py"),
     "adaptive": ("policy/adaptive.py", "policy/threads.py", "policy/thread_costs.py"),
 }
-# The usual run strikes every 7th line; the slow one every line, and every 23rd instruction.
+# The usual run strikes every 21st line; the slow one every line, and every 23rd instruction.
 EVENTS = [
-    ("line", 7),
+    ("line", 21),
     pytest.param("line", 1, marks=pytest.mark.slow),
     pytest.param("opcode", 23, marks=pytest.mark.slow),
 ]
@@ -119,8 +119,15 @@ def test_an_exception_in_front_of_another_process_leaves_it_in_order(loads, even
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("event", ["line", "opcode"])
-def test_an_engine_closes_after_an_exception_at_any_place_of_closing(event):
+@pytest.mark.parametrize(
+    ("event", "every"),
+    [
+        ("line", 5),
+        pytest.param("line", 1, marks=pytest.mark.slow),
+        pytest.param("opcode", 17, marks=pytest.mark.slow),
+    ],
+)
+def test_an_engine_closes_after_an_exception_at_any_place_of_closing(event, every):
     """With streams that are open, and one that waits in nobody's line any more."""
 
     def opened():
@@ -131,7 +138,7 @@ def test_an_engine_closes_after_an_exception_at_any_place_of_closing(event):
 
     engine, _streams = opened()
     found = places(lambda: engine.close(), LEASE, event)
-    for place in found if event == "line" else found[::17]:
+    for place in found[::every]:
         engine, streams = opened()
         error = struck(lambda one=engine: one.close(), LEASE, event, place)
         engine.close()

@@ -31,12 +31,6 @@ def isolated():
         yield opened
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with localspec.load(draft_tokens=3) as opened:
-        yield opened
-
-
 def test_answers_are_those_of_an_engine_here(isolated, engine):
     """Pieces, numbers, provenance, logprobs; in chats and tasks, too."""
     assert isolated.description == engine.description

@@ -20,16 +20,13 @@ def run(*arguments: object) -> Result:
     return result
 
 
-@pytest.fixture(autouse=True)
-def _own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("XDG_CONFIG_HOME", "HOME", "USERPROFILE", "LOCALAPPDATA"):
-        monkeypatch.setenv(name, str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_config")
 
 
 @pytest.fixture
-def model(tmp_path: Path, demo_target: Path) -> Path:
+def model(own_config: Path, demo_target: Path) -> Path:
     """A model that is not the demo's: its vocabulary is larger."""
-    return write_random_model(tmp_path / "other.gguf", demo_target, num_padding=3)
+    return write_random_model(own_config / "other.gguf", demo_target, num_padding=3)
 
 
 def size_of(*arguments: object, **keywords: object) -> int:

@@ -121,25 +121,26 @@ def plain_texts(demo_target):
 
 
 @pytest.mark.parametrize(
-    "k", [4, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3, 5, 6, 7, 8))]
+    ("k", "every"), [(4, 4), *(pytest.param(k, 1, marks=pytest.mark.slow) for k in range(1, 9))]
 )
 def test_greedy_text_is_the_same_with_the_draft(
-    demo_target, demo_draft, scorer, near_tie, plain_texts, k
+    demo_target, demo_draft, scorer, near_tie, plain_texts, k, every
 ):
-    """A hundred prompts for every K from 1 to 8."""
+    """A hundred prompts for every K from 1 to 8; the quick one takes a quarter of them."""
     assert len(PROMPTS) >= 100
+    prompts = PROMPTS[::every]
     ties = accepted = refused = 0
     with localspec.load(target=demo_target, draft=demo_draft, draft_tokens=k) as pair:
-        for text, expected in zip(PROMPTS, plain_texts, strict=True):
+        for text, expected in zip(prompts, plain_texts[::every], strict=True):
             prompt = prompt_tokens(pair, text)
             reply = pair.generate_raw(prompt, sampling=GREEDY, max_tokens=32).reply()
             ties += count_tie(scorer, near_tie, prompt, expected, reply.token_ids)
             accepted += reply.stats.num_accepted
             refused += reply.stats.num_recovered
-    assert ties <= len(PROMPTS) // 10
+    assert ties <= len(prompts) // 10
     # Both paths were taken often, or the test would show little.
-    assert accepted > 300
-    assert refused > 100
+    assert accepted > 3 * len(prompts)
+    assert refused > len(prompts)
 
 
 def test_an_unrelated_draft_gives_the_targets_text(
@@ -208,14 +209,15 @@ def test_sampled_texts_follow_the_targets_distribution(demo_target, demo_draft):
 
 
 @pytest.mark.parametrize(
-    "draft",
+    ("draft", "every"),
     [
-        "demo_draft",
-        pytest.param("unrelated_draft", marks=pytest.mark.slow),
-        pytest.param("lookup", marks=pytest.mark.slow),
+        ("demo_draft", 18),
+        pytest.param("demo_draft", 6, marks=pytest.mark.slow),
+        pytest.param("unrelated_draft", 6, marks=pytest.mark.slow),
+        pytest.param("lookup", 6, marks=pytest.mark.slow),
     ],
 )
-def test_seeded_text_is_the_same_with_any_draft(demo_target, draft, request):
+def test_seeded_text_is_the_same_with_any_draft(demo_target, draft, every, request):
     """And any number of draft tokens, or none; each difference is a near tie."""
     path = None if draft == "lookup" else request.getfixturevalue(draft)
     proposer = "lookup" if draft == "lookup" else "draft"
@@ -230,10 +232,10 @@ def test_seeded_text_is_the_same_with_any_draft(demo_target, draft, request):
                 ),
                 rounding,
             )
-            for seed, text in enumerate(PROMPTS[::6]):
+            for seed, text in enumerate(PROMPTS[::every]):
                 check.run(seed, prompt_tokens(pair, text), seed)
     found = check.result
-    assert found.num_texts == 4 * len(PROMPTS[::6])
+    assert found.num_texts == 4 * len(PROMPTS[::every])
     assert (found.num_accepted > found.num_tokens // 4) == (draft == "demo_draft")
     assert found.num_accepted > 0 or draft == "unrelated_draft"
     assert found.bugs(rounding.bound) == []

@@ -7,7 +7,6 @@ import pytest
 from gguf_maker import write_random_model
 from localspec.errors import DownloadError
 from localspec.gguf_file.header import read_header, read_source_header
-from localspec.hub import patience
 from localspec.hub.api import remote_file
 from localspec.hub.hub_file import HubFile
 from localspec.hub.remote_source import RemoteSource
@@ -16,9 +15,7 @@ from standin_hub import Fault, StandinHub
 FILE = HubFile(repo="owner/repo", file="large.gguf")
 
 
-@pytest.fixture(autouse=True)
-def _quick_retries(monkeypatch):
-    monkeypatch.setattr(patience, "RETRY_DELAYS_S", (0.01,) * 5)
+pytestmark = pytest.mark.usefixtures("quick_retries")
 
 
 @pytest.fixture

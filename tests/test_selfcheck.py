@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from interruptions import wish_at_decode
 
 import localspec
 from localspec.checks import selfcheck
@@ -20,7 +21,6 @@ from localspec.cli import main
 from localspec.cli.verify_report import report_json, report_text
 from localspec.isolated.measuring import measure
 from localspec.isolated.watch import Watch
-from localspec.llama.model import LlamaModel
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative import loop as speculative
 from localspec.speculative import rules, verify
@@ -80,26 +80,15 @@ def test_little_evidence_is_no_verdict(pair):
     assert few.seconds_needed > 2 * few.time_s
 
 
-def checked_until(engine, monkeypatch, number, **options):
+def checked_until(engine, number, **options):
     """With a wish to end that comes when the number-th decode is asked for.
 
     Also how many decodes were done.
     """
     watch = Watch(lambda _stage, _left: None)
-    real, asked, done = LlamaModel._decode_batch, 0, 0
-
-    def decode(self, *arguments):
-        nonlocal asked, done
-        asked += 1
-        if asked == number:
-            watch.cancellation.request()
-        real(self, *arguments)
-        done += 1
-
-    monkeypatch.setattr(LlamaModel, "_decode_batch", decode)
-    report = run_check(engine, watch=watch, **options)
-    monkeypatch.setattr(LlamaModel, "_decode_batch", real)
-    return report, done
+    with wish_at_decode(number, watch.cancellation) as done:
+        report = run_check(engine, watch=watch, **options)
+    return report, next(done)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +96,11 @@ def checked_until(engine, monkeypatch, number, **options):
     [(1, 2, 60, 100, 200), range(250, 600, 50), (1300, 1600), (2500, 2600)],
     ids=["no draft yet", "greedy", "seeded", "sampled"],
 )
-def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(pair, monkeypatch, numbers):
+def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(pair, numbers):
     """Not one decode later, and what is right is never called wrong for being cut."""
     policy, before = pair.draft_policy, None
     for number in numbers:
-        report, num_decodes = checked_until(pair, monkeypatch, number)
+        report, num_decodes = checked_until(pair, number)
         assert num_decodes == number - 1
         assert pair.draft_policy is policy
         assert report.ended_by is EndedBy.INTERRUPT
@@ -137,11 +126,10 @@ def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(pair, monkeypatch
     assert pair.generate_raw("Once", max_tokens=3).reply().token_ids
 
 
-def test_a_cut_text_counts_as_far_as_it_goes(pair, monkeypatch):
+def test_a_cut_text_counts_as_far_as_it_goes(pair):
     """Token by token: a text of K = 1 and 64 tokens takes 32 steps or more."""
     counts = [
-        checked_until(pair, monkeypatch, number)[0].greedy.num_accepted
-        for number in range(250, 300, 10)
+        checked_until(pair, number)[0].greedy.num_accepted for number in range(250, 300, 10)
     ]
     assert counts == sorted(counts)
     assert len(set(counts)) > 2, counts
@@ -415,9 +403,9 @@ def test_too_little_has_an_exit_code_and_words_of_its_own(stories):
     assert len(found["distributions"]) == 9
 
 
-def test_nothing_seen_is_no_good_news(pair, monkeypatch, stories):
+def test_nothing_seen_is_no_good_news(pair, stories):
     """It is called too little; and nothing is shown on the way where nobody looks."""
-    report, _ = checked_until(pair, monkeypatch, 1)
+    report, _ = checked_until(pair, 1)
     _, identity, statistics, advice, *_ = report_text(report, pair, details=False).splitlines()
     assert identity.endswith("a verdict needs 200 of each.")
     assert statistics == (

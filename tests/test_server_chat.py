@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-import localspec
 from server_runner import running_server
 
 pytestmark = pytest.mark.process
@@ -21,18 +20,6 @@ def short():
     """With a context of fewer tokens than the model was trained for."""
     with running_server(context_length=256) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def server():
-    with running_server() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with localspec.load("demo") as opened:
-        yield opened
 
 
 def chunks_of(server, path="/v1/chat/completions", **fields):

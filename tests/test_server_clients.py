@@ -15,8 +15,6 @@ from typing import Literal
 
 import pytest
 
-from server_runner import running_server
-
 pytestmark = pytest.mark.process
 
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
@@ -32,26 +30,6 @@ def blocks(language):
 def at(server, text):
     """The text, with the address of this server."""
     return text.replace("http://127.0.0.1:8617", server.url)
-
-
-@pytest.fixture(scope="module")
-def server():
-    with running_server() as running:
-        yield running
-
-
-@pytest.fixture
-def openai_client(server):
-    openai = pytest.importorskip("openai", reason="openai is not installed")
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def anthropic_client(server):
-    anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed")
-    with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
-        yield client
 
 
 def test_openai_chat(openai_client):

@@ -19,18 +19,6 @@ STEADY = {"temperature": 0, "draft_tokens": 3, "max_tokens": 20}
 PROMPT = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.fixture(scope="module")
-def server():
-    with running_server() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with localspec.load("demo") as opened:
-        yield opened
-
-
 def complete(server, **fields):
     response = server.ask("/v1/completions", **{"prompt": PROMPT, **STEADY, **fields})
     assert response.status_code == 200, response.text

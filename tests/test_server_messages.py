@@ -17,12 +17,6 @@ STEADY = {"temperature": 0, "draft_tokens": 3, "max_tokens": 20}
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 
-@pytest.fixture(scope="module")
-def server():
-    with running_server() as running:
-        yield running
-
-
 def message(server, **fields):
     response = server.ask(PATH, **{"messages": QUESTION, **STEADY, **fields})
     assert response.status_code == 200, response.text
@@ -30,15 +24,8 @@ def message(server, **fields):
 
 
 def events_of(server, **fields):
-    body = {"messages": QUESTION, "stream": True, **STEADY, **fields}
-    with server.client.stream("POST", f"{PATH}?beta=true", json=body) as response:
-        text = response.read().decode()
-    events = []
-    for block in text.strip().split("\n\n"):
-        name, data = block.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    return events
+    fields = {"messages": QUESTION, **STEADY, **fields}
+    return server.events(f"{PATH}?beta=true", **fields)
 
 
 def test_a_message(server):

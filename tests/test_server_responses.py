@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 
 import pytest
-
-from server_runner import running_server
 
 pytestmark = pytest.mark.process
 
 PATH = "/v1/responses"
 STEADY = {"temperature": 0, "draft_tokens": 3, "max_output_tokens": 20}
 INPUT = "Tell me a story about a fox."
-
-
-@pytest.fixture(scope="module")
-def server():
-    with running_server() as running:
-        yield running
 
 
 def respond(server, **fields):
@@ -30,14 +21,7 @@ def respond(server, **fields):
 
 
 def events_of(server, **fields):
-    body = {"input": INPUT, "stream": True, **STEADY, **fields}
-    with server.client.stream("POST", PATH, json=body) as response:
-        text = response.read().decode()
-    events = []
-    for block in text.strip().split("\n\n"):
-        name, data = block.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
+    events = server.events(PATH, **{"input": INPUT, **STEADY, **fields})
     assert [each["sequence_number"] for each in events] == list(range(len(events)))
     return events
 

@@ -41,7 +41,7 @@ EQUAL = ["<tool_call>", '\n{"name": "now", "arguments": {}}\n', "</tool_call>", 
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory, demo_target, demo_draft):
+def server(tmp_path_factory, demo_target, demo_draft):
     """Of the demo with a template that has tools, and of one that calls by itself."""
     folder = tmp_path_factory.mktemp("tools")
     target = with_template(demo_target, folder / "demo.gguf", FAMILIES["Qwen"].template)
@@ -59,20 +59,6 @@ def servers(tmp_path_factory, demo_target, demo_draft):
         patch.setenv("XDG_CONFIG_HOME", str(folder))
         with running_server(presets=["tooled", "caller", "looping", "demo"]) as running:
             yield running
-
-
-@pytest.fixture
-def openai_client(servers):
-    openai = pytest.importorskip("openai", reason="openai is not installed")
-    with openai.OpenAI(base_url=f"{servers.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def anthropic_client(servers):
-    anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed")
-    with anthropic.Anthropic(base_url=servers.url, api_key="any", max_retries=0) as client:
-        yield client
 
 
 def is_right(arguments):
@@ -183,7 +169,7 @@ def events_of(server, path, **fields):
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-def test_a_call_that_has_to_be_made_is_the_only_one_unless_more_are_asked_for(servers):
+def test_a_call_that_has_to_be_made_is_the_only_one_unless_more_are_asked_for(server):
     """In every protocol, by a model that would call without end."""
     chat = {"model": "looping", "messages": [QUESTION], "tools": [{"function": NOW}]}
     chat = {**chat, "tool_choice": "required", "max_tokens": 300, "temperature": 0}
@@ -193,17 +179,17 @@ def test_a_call_that_has_to_be_made_is_the_only_one_unless_more_are_asked_for(se
     for more, choice in (({}, {}), ({"parallel_tool_calls": True},
                                     {"disable_parallel_tool_use": False})):  # fmt: skip
         kind = {"type": "any", **choice}
-        message = servers.ask("/v1/chat/completions", **chat, **more).json()["choices"][0]
-        response = servers.ask("/v1/responses", **asked, **more).json()
-        block = servers.ask("/v1/messages", **{**blocks, "tool_choice": kind}).json()
+        message = server.ask("/v1/chat/completions", **chat, **more).json()["choices"][0]
+        response = server.ask("/v1/responses", **asked, **more).json()
+        block = server.ask("/v1/messages", **{**blocks, "tool_choice": kind}).json()
         assert response["parallel_tool_calls"] is bool(more)
         calls = (message["message"]["tool_calls"], response["output"], block["content"])
         assert [len(each) > 1 for each in calls] == [bool(more)] * 3
 
 
-def test_the_deltas_of_a_call_in_chat_completions(servers):
+def test_the_deltas_of_a_call_in_chat_completions(server):
     ask = {"model": "caller", "messages": [QUESTION], "tools": CHAT_TOOLS, "temperature": 0}
-    chunks = events_of(servers, "/v1/chat/completions", **ask)
+    chunks = events_of(server, "/v1/chat/completions", **ask)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     said = "".join(delta.get("content") or "" for delta in deltas)
     assert said == "Let me see."
@@ -215,16 +201,16 @@ def test_the_deltas_of_a_call_in_chat_completions(servers):
     arguments = "".join(call["function"]["arguments"] for call in more)
     assert is_right(json.loads(arguments))
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    whole = servers.ask("/v1/chat/completions", **ask).json()["choices"][0]
+    whole = server.ask("/v1/chat/completions", **ask).json()["choices"][0]
     assert whole["message"]["content"] == "Let me see."
     assert whole["message"]["tool_calls"][0]["function"]["arguments"] == arguments
-    sampled = servers.ask("/v1/chat/completions", **ask, n=2).json()["choices"]
+    sampled = server.ask("/v1/chat/completions", **ask, n=2).json()["choices"]
     assert [choice["finish_reason"] for choice in sampled] == ["tool_calls"] * 2
 
 
-def test_the_events_of_a_call_in_responses(servers):
+def test_the_events_of_a_call_in_responses(server):
     ask = {"model": "caller", "input": [QUESTION], "tools": TOOLS, "temperature": 0}
-    events = events_of(servers, "/v1/responses", **ask)
+    events = events_of(server, "/v1/responses", **ask)
     kinds = [kind for kind, _ in itertools.groupby(event["type"] for event in events)]
     assert kinds[2:] == [
         "response.output_item.added",
@@ -249,15 +235,15 @@ def test_the_events_of_a_call_in_responses(servers):
     output = events[-1]["response"]["output"]
     assert output[1] == events[-2]["item"]
     assert output[1]["arguments"] == done["arguments"]
-    whole = servers.ask("/v1/responses", **ask).json()["output"]
+    whole = server.ask("/v1/responses", **ask).json()["output"]
     assert [item["type"] for item in whole] == ["message", "function_call"]
     assert whole[1]["arguments"] == done["arguments"]
 
 
-def test_the_events_of_a_call_in_messages(servers):
+def test_the_events_of_a_call_in_messages(server):
     ask = {"model": "caller", "messages": [QUESTION], "tools": ANTHROPIC_TOOLS,
            "temperature": 0, "max_tokens": 200}  # fmt: skip
-    events = events_of(servers, "/v1/messages", **ask)
+    events = events_of(server, "/v1/messages", **ask)
     starts = [e for e in events if e["type"] == "content_block_start"]
     assert [(e["index"], e["content_block"]["type"]) for e in starts] == [
         (0, "text"),
@@ -270,11 +256,11 @@ def test_the_events_of_a_call_in_messages(servers):
     assert is_right(json.loads("".join(delta["partial_json"] for delta in deltas)))
     (stopped,) = [e for e in events if e["type"] == "message_delta"]
     assert stopped["delta"]["stop_reason"] == "tool_use"
-    whole = servers.ask("/v1/messages", **ask).json()
+    whole = server.ask("/v1/messages", **ask).json()
     assert [block["type"] for block in whole["content"]] == ["text", "tool_use"]
 
 
-def test_the_prompt_has_tools_calls_and_results(servers):
+def test_the_prompt_has_tools_calls_and_results(server):
     """In every protocol the same, as the model's template renders them."""
     arguments = {"city": "Rome", "days": 3}
     function = {"name": "get_weather", "arguments": json.dumps(arguments)}
@@ -286,12 +272,12 @@ def test_the_prompt_has_tools_calls_and_results(servers):
         {"role": "user", "content": "And now?"},
     ]
     fields = {"model": "tooled", "messages": messages, "tools": CHAT_TOOLS}
-    prompt = servers.ask("/apply-template", **fields).json()["prompt"]
+    prompt = server.ask("/apply-template", **fields).json()["prompt"]
     assert FAMILIES["Qwen"].call in prompt
     assert '"web_search"' not in prompt
     assert '"name": "get_weather"' in prompt
     assert "<|im_start|>tool\nsunny<|im_end|>" in prompt
-    num_tokens = len(servers.ask("/tokenize", model="tooled", content=prompt).json()["tokens"])
+    num_tokens = len(server.ask("/tokenize", model="tooled", content=prompt).json()["tokens"])
     blocks = [
         QUESTION,
         {
@@ -309,7 +295,7 @@ def test_the_prompt_has_tools_calls_and_results(servers):
             ],
         },
     ]
-    counted = servers.ask(
+    counted = server.ask(
         "/v1/messages/count_tokens", model="tooled", messages=blocks, tools=ANTHROPIC_TOOLS
     ).json()
     assert counted == {"input_tokens": num_tokens}
@@ -320,12 +306,12 @@ def test_the_prompt_has_tools_calls_and_results(servers):
         {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
         {"role": "user", "content": "And now?"},
     ]
-    response = servers.ask(
+    response = server.ask(
         "/v1/responses", model="tooled", input=items, tools=TOOLS, max_output_tokens=1
     ).json()
     assert response["usage"]["input_tokens"] == num_tokens
     thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
-    response = servers.ask(
+    response = server.ask(
         "/v1/responses",
         model="tooled",
         input=[items[0], thought, *items[1:]],
@@ -333,20 +319,20 @@ def test_the_prompt_has_tools_calls_and_results(servers):
         max_output_tokens=1,
     ).json()
     assert response["usage"]["input_tokens"] == num_tokens  # this template leaves it out
-    plain = servers.ask("/apply-template", **{**fields, "model": "demo"}).json()["prompt"]
+    plain = server.ask("/apply-template", **{**fields, "model": "demo"}).json()["prompt"]
     assert "<tool_response>\nsunny\n</tool_response>" in plain  # it has no tools
 
 
-def test_an_answer_in_json(servers):
+def test_an_answer_in_json(server):
     form = {"type": "json_schema", "name": "weather", "schema": SCHEMA, "strict": True}
     chat = {"type": "json_schema", "json_schema": form}
     ask = {"messages": [QUESTION], "max_tokens": 100, **STEADY}
     answers = [
-        servers.ask("/v1/chat/completions", **ask, response_format=chat),
-        servers.ask("/v1/chat/completions", **ask, json_schema=SCHEMA),
-        servers.ask("/v1/messages", **ask, output_config={"format": form}),
-        servers.ask("/v1/responses", input="Rome?", text={"format": form}, **STEADY),
-        servers.ask("/v1/completions", prompt="Rome:", json_schema=SCHEMA, max_tokens=100),
+        server.ask("/v1/chat/completions", **ask, response_format=chat),
+        server.ask("/v1/chat/completions", **ask, json_schema=SCHEMA),
+        server.ask("/v1/messages", **ask, output_config={"format": form}),
+        server.ask("/v1/responses", input="Rome?", text={"format": form}, **STEADY),
+        server.ask("/v1/completions", prompt="Rome:", json_schema=SCHEMA, max_tokens=100),
     ]
     found = [answer.json() for answer in answers]
     texts = [each["choices"][0]["message"]["content"] for each in found[:2]]
@@ -354,32 +340,32 @@ def test_an_answer_in_json(servers):
     texts.append(found[3]["output"][0]["content"][0]["text"])
     texts.append(found[4]["choices"][0]["text"])
     assert all(is_right(json.loads(text)) for text in texts)
-    any_object = servers.chat(response_format={"type": "json_object"}, max_tokens=30)
+    any_object = server.chat(response_format={"type": "json_object"}, max_tokens=30)
     assert any_object["choices"][0]["message"]["content"].startswith("{")
-    grammar = servers.chat(grammar='root ::= "yes" | "no"', max_tokens=9)
+    grammar = server.chat(grammar='root ::= "yes" | "no"', max_tokens=9)
     assert grammar["choices"][0]["message"]["content"] in ("yes", "no")
 
 
-def test_what_cannot_be_kept_to_is_refused_with_the_keyword(servers):
+def test_what_cannot_be_kept_to_is_refused_with_the_keyword(server):
     odd = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
     form = {"type": "json_schema", "name": "odd", "schema": odd, "strict": True}
     chat = {"type": "json_schema", "json_schema": form}
     strict = [{"type": "function", "name": "odd", "parameters": odd, "strict": True}]
     ask = {"model": "tooled", "messages": [QUESTION], "max_tokens": 2}
     for response in (
-        servers.ask("/v1/chat/completions", **ask, response_format=chat),
-        servers.ask("/v1/chat/completions", **ask, response_format=chat, stream=True),
-        servers.ask("/v1/messages", **ask, output_format=form),
-        servers.ask("/v1/responses", model="tooled", input="x", text={"format": form}),
-        servers.ask("/v1/responses", model="tooled", input="x", tools=strict),
+        server.ask("/v1/chat/completions", **ask, response_format=chat),
+        server.ask("/v1/chat/completions", **ask, response_format=chat, stream=True),
+        server.ask("/v1/messages", **ask, output_format=form),
+        server.ask("/v1/responses", model="tooled", input="x", text={"format": form}),
+        server.ask("/v1/responses", model="tooled", input="x", tools=strict),
     ):
         assert response.status_code == 400
         assert "not" in response.json()["error"]["message"]
-    free = servers.ask("/v1/messages", **ask, tools=[{"name": "odd", "input_schema": odd}])
+    free = server.ask("/v1/messages", **ask, tools=[{"name": "odd", "input_schema": odd}])
     assert free.status_code == 200
 
 
-def test_what_cannot_be_kept_to_is_passed_over_and_told_where_nobody_asks_for_strict(servers):
+def test_what_cannot_be_kept_to_is_passed_over_and_told_where_nobody_asks_for_strict(server):
     """In a header, and in a field of the answer or of its last event."""
     path = {"type": "string", "format": "path", "maxLength": 3}
     odd = {"type": "object", "properties": {"a": path}, "additionalProperties": False}
@@ -393,34 +379,34 @@ def test_what_cannot_be_kept_to_is_passed_over_and_told_where_nobody_asks_for_st
         ("/v1/responses", {"input": "x", "text": {"format": form}, "max_output_tokens": 9}),
         ("/v1/completions", {"prompt": "x", "json_schema": odd, "max_tokens": 9}),
     ):
-        response = servers.ask(route, **fields)
+        response = server.ask(route, **fields)
         assert response.status_code == 200, response.text
         assert response.headers["x-localspec-not-kept"] == "format path, uniqueItems"
         assert response.json()["not_kept"] == ["format path", "uniqueItems"]
-        streamed = servers.ask(route, **fields, stream=True)
+        streamed = server.ask(route, **fields, stream=True)
         assert streamed.headers["x-localspec-not-kept"] == "format path, uniqueItems"
         assert '"not_kept":["format path","uniqueItems"]' in streamed.text
     # A format that nobody knows says what a text is for, and nothing else.
     only_path = {**odd, "properties": {"a": path}}
     strict = {**chat, "json_schema": {**form, "schema": only_path, "strict": True}}
-    response = servers.ask("/v1/chat/completions", **ask, response_format=strict)
+    response = server.ask("/v1/chat/completions", **ask, response_format=strict)
     assert response.headers["x-localspec-not-kept"] == "format path"
     kept = {**chat, "json_schema": {**form, "schema": {"type": "object"}}}
-    response = servers.ask("/v1/chat/completions", **ask, response_format=kept)
+    response = server.ask("/v1/chat/completions", **ask, response_format=kept)
     assert "x-localspec-not-kept" not in response.headers
     assert "not_kept" not in response.json()
 
 
-def test_without_the_library_calls_are_free(servers, monkeypatch):
+def test_without_the_library_calls_are_free(server, monkeypatch):
     monkeypatch.setattr("localspec.chat.kept_calls.is_installed", lambda: False)
     ask = {"model": "caller", "messages": [QUESTION], "tools": CHAT_TOOLS, "temperature": 0}
     deltas = [
         chunk["choices"][0]["delta"]
-        for chunk in events_of(servers, "/v1/chat/completions", **ask)
+        for chunk in events_of(server, "/v1/chat/completions", **ask)
     ]
     (call,) = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
     assert call["function"]["name"] == "get_weather"
     assert json.loads(call["function"]["arguments"]) == {"city": "Rome", "days": 3}
-    refused = servers.ask("/v1/chat/completions", **ask, tool_choice="required")
+    refused = server.ask("/v1/chat/completions", **ask, tool_choice="required")
     assert refused.status_code == 400
     assert "localspec[grammar]" in refused.json()["error"]["message"]

@@ -23,6 +23,7 @@ from localspec.chat.session import (
     session_names,
 )
 from localspec.errors import OptionError, SessionError
+from spawned import session_open_elsewhere
 
 
 @pytest.fixture(autouse=True)
@@ -31,13 +32,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def engine():
-    # A fixed number: then steps, and how they round, repeat.
-    with localspec.load(draft_tokens=3) as opened:
-        yield opened
 
 
 def test_a_conversation_comes_back_as_it_was(engine):
@@ -79,18 +73,9 @@ def test_forgotten_turns_stay_in_the_file_and_forgotten(engine, demo_target):
 
 @pytest.mark.process
 def test_a_session_is_kept_by_one_process_at_a_time(folder):
-    code = (
-        "import sys; from localspec.chat.session import lock_session; lock = lock_session('x');"
-        "print('locked', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=-1, stdout=-1, text=True, cwd=folder
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "locked\n"
-        with pytest.raises(SessionError, match="open in another localspec"):
-            lock_session("x")
-        other.communicate()
+    is_refused = pytest.raises(SessionError, match="open in another localspec")
+    with session_open_elsewhere("x", folder), is_refused:
+        lock_session("x")
     lock_session("x").release()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from datetime import datetime
@@ -22,6 +21,7 @@ from localspec.chat.session import (
     session_names,
 )
 from localspec.cli import main
+from spawned import session_open_elsewhere
 
 CUT = "So:\n```py\nprint('é')"  # an answer that ended within its code
 
@@ -199,20 +199,11 @@ def test_nothing_is_removed_if_nobody_agrees_or_a_name_is_wrong():
 def test_a_session_that_is_open_is_not_removed_nor_any_beside_it(folder):
     keep("a", "Why?", "So.")
     keep("b", "Why?", "So.")
-    code = (
-        "import sys; from localspec.chat.session import lock_session; lock = lock_session('b');"
-        "print('locked', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=-1, stdout=-1, text=True, cwd=folder
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "locked\n"
+    with session_open_elsewhere("b", folder):
         result = run("remove", "a", "b", "--yes")
         assert result.exit_code == 1
         assert "'b' is open in another localspec" in result.stderr
         assert session_names() == ["a", "b"]
-        other.communicate()
     assert run("remove", "a", "b", "--yes").exit_code == 0
 
 

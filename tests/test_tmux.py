@@ -56,13 +56,7 @@ def chat(tmp_path):
         terminal.close()
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with localspec.load(draft_tokens=3) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def answers(engine):
     """What comes of a conversation's messages: the library's greedy answers, and for each that
     was cut off the line that says so."""

@@ -24,9 +24,7 @@ def run(*arguments: object, stdin: str | None = None) -> Result:
 
 
 @pytest.fixture(autouse=True)
-def users_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("XDG_CONFIG_HOME", "HOME", "LOCALAPPDATA"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
+def users_file(own_config: Path) -> Path:
     user_presets_file().parent.mkdir(parents=True)
     return user_presets_file()
 
