@@ -326,7 +326,7 @@ def test_greedy_and_seeded_texts_do_not_depend_on_the_draft(case, kind, rule):
         make = lambda: ToyConstraint(3, functools.partial(words, WORDS), 0)  # noqa: E731
     else:
         make, vocab, _ = BOUNDARIES[case]
-        params = GREEDY if rule == "greedy" else UNFILTERED
+    params = GREEDY if rule == "greedy" else UNFILTERED
     draft = DRAFT(vocab)
     accepted = set()
     for seed in range(12):
