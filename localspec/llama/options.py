@@ -40,28 +40,25 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaOptions:
-    """Settings of one model and its context. None leaves the choice to us.
+    """Settings of one model and its context. None: localspec chooses.
 
-    context_length: tokens, at most what the model was trained for (default: that, up to
-    8192). num_threads: for steps; num_batch_threads: for prompts, by default the same.
-    flash_attention: "auto" is libllama's choice, or that of `settings.suited_attention` where
-    `localspec.load` opens the model. cache_type_k, cache_type_v: of the cached keys and
-    values (default f16). use_mmap: map the file instead of reading it (default: as the devices
-    like it, or where `localspec.load` opens the model as `settings.with_suited_mapping` says).
-    use_mlock: keep it from being swapped out. num_gpu_layers: layers on GPUs, from the last
-    one on; the output counts as one more (default: all of them, or where `localspec.load`
-    opens the model as many as fit, see `plan.plan_layers`). num_cpu_moe_layers: of the first
-    so many layers the experts of a mixture stay in the main memory though the rest is on GPUs
-    (default: of none, or where `localspec.load` chooses the layers of as many as have to).
-    main_gpu: the one GPU to use (default: all of them). tensor_split: shares of the GPUs, in
-    their order, those of RPC servers first (default: by the memory that each has free, or as
-    `localspec.load` finds that they fit). rpc: addresses of llama.cpp's RPC servers, each
-    "host:port", whose devices hold layers beside this machine's GPUs (default: none).
-    num_snapshots: recurrent states that a hybrid keeps of its last decode, as many tokens as a
-    step may draft for it (default: none, or where `localspec.load` opens the model as many as
-    fit, up to 8). with_head: read the MTP head that is in the model's file, too
-    (default: no, or where `localspec.load` opens the model if there is one and it fits).
-    max_outputs: rows of logits a decode may return; compute buffers grow with it.
+    Where a default differs for models that `localspec.load` opens, it follows after "load:".
+
+    context_length: tokens, at most what the model was trained for (that, up to 8192).
+    num_threads: for steps. num_batch_threads: for prompts (num_threads). num_gpu_layers: layers
+    on GPUs, counted from the last; the output counts as one more (all; load: as many as fit).
+    num_cpu_moe_layers: number of first layers whose experts stay in main memory while the rest
+    of the layer is on a GPU (0; load: as many as necessary). flash_attention: "on", "off", or
+    "auto" (libllama chooses; load: off on a CPU unless it saves much memory). cache_type_k,
+    cache_type_v: types of the cached keys and values (f16). use_mmap: map the file instead of
+    reading it (what suits the devices; load: read small files). use_mlock: keep the model from
+    being swapped out. main_gpu: the only GPU to use (all are used). tensor_split: shares of the
+    GPUs in their order, RPC servers first (by free memory; load: as they fit). rpc: addresses
+    of llama.cpp's RPC servers, each "host:port", whose devices hold layers, too (none).
+    num_snapshots: recurrent states of the last decode that a hybrid keeps; a step may draft as
+    many tokens for it (0; load: as many as fit, up to 8). with_head: use the MTP head in the
+    model's file (no; load: if there is one and it fits). max_outputs: rows of logits that a
+    decode may return; compute buffers grow with it.
 
     Raises OptionError for a value outside its range.
     """

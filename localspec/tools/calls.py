@@ -13,10 +13,10 @@ from localspec.tools.tool import ToolCall, ToolUse, new_call_id
 
 
 class CallPiece(NamedTuple):
-    """More of a call.
+    """A piece of a call.
 
-    number: which of the answer's calls it is, from 0. id, name: the call's, in each of its
-    pieces. json: more of its arguments' text. is_last: the call is whole.
+    number: of the call in its answer, from 0. id, name: the call's, in each of its pieces.
+    json: the next part of its arguments' text. is_last: the call is complete.
     """
 
     number: int

@@ -24,10 +24,9 @@ ToolChoice = str | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that a model may ask for.
+    """A function that a model may call.
 
-    parameters: the JSON schema of its arguments. is_strict: whether a call that does not fit it
-    is of no use.
+    parameters: the JSON schema of its arguments. is_strict: a call must fit it.
     """
 
     name: str
@@ -47,9 +46,9 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that a model asks for; whether and where it is run is the application's choice.
+    """A call that a model makes; running it is up to the application.
 
-    id: of this call, for its result. json: the arguments, as a JSON object's text.
+    id: identifies the call when its result is given. json: the arguments, as a JSON object.
     """
 
     id: str
@@ -67,9 +66,9 @@ class ToolCall:
 class ToolUse:
     """Which tools an answer may call.
 
-    tools: all that the model is told of. must: whether it has to call one. only: the name of
-    the one that it has to call, or None. are_off: none may be called. is_parallel: whether it
-    may call several at once. answer_schema: what an answer fits that is no call, as JSON.
+    tools: all tools that the model is given. must: whether it must call one. only: the name of
+    the one that it must call, or None. are_off: none may be called. is_parallel: whether it may
+    call several at once. answer_schema: the JSON schema of an answer that is not a call.
     """
 
     tools: tuple[Tool, ...] = ()
