@@ -43,8 +43,8 @@ class Server:
         line: asyncio.Future[bytes],
         writer: asyncio.StreamWriter,
     ) -> None:
-        async with chat.send(question) as stream:
-            async for piece in stream:
+        async with chat.send(question) as answer:
+            async for piece in answer:
                 if line.done() and not line.result():
                     return  # they are gone; leaving the block stops the engine
                 if not piece.is_thought:

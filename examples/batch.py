@@ -17,8 +17,8 @@ def main(questions: Path, answers: Path) -> None:
     lines = [line for line in questions.read_text("utf-8").splitlines() if line.strip()]
     with localspec.load() as engine, answers.open("a", encoding="utf-8") as file:
         for number, question in enumerate(lines[num_done:], num_done):
-            # A chat of its own: no question knows of the others. The seed makes it repeatable.
-            reply = engine.chat().send(question, seed=number, max_tokens=400).reply()
+            # No question knows of the others. The seed makes each answer repeatable.
+            reply = engine.generate(question, seed=number, max_tokens=400).reply()
             result = {
                 "question": question,
                 "answer": reply.text,

@@ -28,8 +28,8 @@ def make_app(engine: localspec.Engine) -> Flask:
             with turn:
                 try:
                     chat = chats.setdefault(visitor, engine.chat(system="You are terse."))
-                    with chat.send(question) as stream:
-                        yield from (piece.text for piece in stream if not piece.is_thought)
+                    with chat.send(question) as answer:
+                        yield from (piece.text for piece in answer if not piece.is_thought)
                 except localspec.LocalspecError as error:
                     yield f"(I cannot answer: {error})"
 

@@ -28,28 +28,28 @@ class Reader(QObject):
     def __init__(self, chat: localspec.Chat) -> None:
         super().__init__()
         self._chat = chat
-        self._stream: localspec.Answer | None = None
+        self._answer: localspec.Answer | None = None
         self._worker = threading.Thread()
 
     def start(self, question: str) -> None:
         """Begin to read an answer. Raises LocalspecError if there can be none."""
-        self._stream = self._chat.send(question)
-        self._worker = threading.Thread(target=self._read, args=(self._stream,))
+        self._answer = self._chat.send(question)
+        self._worker = threading.Thread(target=self._read, args=(self._answer,))
         self._worker.start()
 
     def cancel(self) -> None:
         """End the answer, whether it has begun or not."""
-        if self._stream is not None:
-            self._stream.cancel()
+        if self._answer is not None:
+            self._answer.cancel()
 
     def wait(self) -> None:
         """Until the last answer is read."""
         if self._worker.is_alive():
             self._worker.join()
 
-    def _read(self, stream: localspec.Answer) -> None:
+    def _read(self, answer: localspec.Answer) -> None:
         try:
-            for piece in stream:
+            for piece in answer:
                 if not piece.is_thought:
                     self.arrived.emit(piece.text)
         except localspec.LocalspecError as error:

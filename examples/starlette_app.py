@@ -37,8 +37,8 @@ class Visitors:
             try:
                 begun = self.engine.chat(system="You are terse.")
                 chat = self.chats.setdefault(visitor, begun)
-                async with chat.send(question) as stream:
-                    async for piece in stream:
+                async with chat.send(question) as answer:
+                    async for piece in answer:
                         if not piece.is_thought:
                             yield piece.text
             except localspec.LocalspecError as error:

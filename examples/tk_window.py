@@ -18,7 +18,7 @@ class ChatWindow:
     def __init__(self, root: tk.Tk, engine: localspec.Engine) -> None:
         self._root = root
         self._chat = engine.chat()
-        self._stream: localspec.Answer | None = None
+        self._answer: localspec.Answer | None = None
         self._reader = threading.Thread()
         # Tk may be used from its own thread only, so the reader's pieces wait here.
         self._arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -40,12 +40,12 @@ class ChatWindow:
         self.entry.delete(0, "end")
         self.transcript.insert("end", f"\n> {question}\n")
         try:
-            self._stream = self._chat.send(question)
+            self._answer = self._chat.send(question)
         except localspec.LocalspecError as error:
             self.transcript.insert("end", f"[{error} {error.hint}]")
             return
         self.send["state"], self.stop["state"] = "disabled", "normal"
-        self._reader = threading.Thread(target=self._read, args=(self._stream,))
+        self._reader = threading.Thread(target=self._read, args=(self._answer,))
         self._reader.start()
         self._root.after(POLL_MS, self._show)
 
@@ -54,12 +54,12 @@ class ChatWindow:
 
     def cancel(self) -> None:
         """End the answer, whether it has begun or not."""
-        if self._stream is not None:
-            self._stream.cancel()
+        if self._answer is not None:
+            self._answer.cancel()
 
-    def _read(self, stream: localspec.Answer) -> None:
+    def _read(self, answer: localspec.Answer) -> None:
         try:
-            for piece in stream:
+            for piece in answer:
                 if not piece.is_thought:
                     self._arrived.put(piece.text)
         except localspec.LocalspecError as error:

@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     from localspec.speculative.metrics import Provenance, Stats
     from localspec.speculative.policy_api import (
         DraftOff,
-        DraftPolicy,
-        FixedDraftPolicy,
         PolicyEstimate,
         ProposerKind,
     )
@@ -73,7 +71,7 @@ if TYPE_CHECKING:
     from localspec.streaming.options import AnswerOptions
     from localspec.streaming.reply import Piece, Reply
     from localspec.tools.calls import CallPiece
-    from localspec.tools.tool import ToolCall
+    from localspec.tools.tool import Tool, ToolCall
 
 __all__ = [
     "Answer",
@@ -90,13 +88,11 @@ __all__ = [
     "DiskUsage",
     "DownloadError",
     "DraftOff",
-    "DraftPolicy",
     "Engine",
     "EngineError",
     "EngineMemory",
     "ExpectedGain",
     "Explanation",
-    "FixedDraftPolicy",
     "ForkedError",
     "HubFile",
     "HubModel",
@@ -131,6 +127,7 @@ __all__ = [
     "TemplateLimitError",
     "TokenLogprob",
     "TokenLogprobs",
+    "Tool",
     "ToolCall",
     "UnknownKeywordError",
     "UnknownPresetError",
@@ -151,12 +148,10 @@ _MODULE_OF = {
     "Chat": "chat.chat",
     "DiskUsage": "engine.disk_usage",
     "DraftOff": "speculative.policy_api",
-    "DraftPolicy": "speculative.policy_api",
     "Engine": "engine.engine",
     "EngineMemory": "engine.memory",
     "ExpectedGain": "preflight.explanation",
     "Explanation": "preflight.explanation",
-    "FixedDraftPolicy": "speculative.policy_api",
     "HubFile": "hub.hub_file",
     "HubModel": "hub.hub_file",
     "IsolatedEngine": "isolated.isolated_engine",
@@ -178,6 +173,7 @@ _MODULE_OF = {
     "Stats": "speculative.metrics",
     "TokenLogprob": "sampling.logprobs",
     "TokenLogprobs": "sampling.logprobs",
+    "Tool": "tools.tool",
     "ToolCall": "tools.tool",
     "disk_usage": "engine.disk_usage",
     "download": "presets.downloads",

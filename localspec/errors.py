@@ -114,7 +114,23 @@ class TemplateLimitError(TemplateError):
 
 
 class ContextError(LocalspecError):
-    """More tokens than the context holds."""
+    """More tokens than the context holds.
+
+    num_tokens: of the prompt, None where it was too long to be counted. context_length: how
+    many tokens the context holds, None where the limit is another one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        hint: str = "",
+        *,
+        num_tokens: int | None = None,
+        context_length: int | None = None,
+    ) -> None:
+        super().__init__(message, hint)
+        self.num_tokens = num_tokens
+        self.context_length = context_length
 
 
 class SessionError(LocalspecError):

@@ -161,7 +161,7 @@ def test_what_the_system_says_later_is_the_users_where_the_template_wants_it_fir
         {"role": "assistant", "content": "Hello."},
         {"role": "system", "content": "It is Tuesday."},
     ]
-    prompt = engine.make_prompt(said, ToolUse(), never, template=template, think=True)
+    prompt = engine._make_prompt(said, ToolUse(), never, template=template, think=True)
     assert engine.detokenize(prompt.tokens, special=True) == (
         f"[system]Be terse.\n\nBe kind.[user]{QUESTION['content']}\n\nIt is Monday."
         "[assistant]Hello.[user]It is Tuesday."

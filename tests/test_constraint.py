@@ -112,10 +112,10 @@ def test_seeded_constrained_text_is_the_same_with_any_draft(demo_target, draft, 
     options = AnswerOptions(**WAYS[way][0])
     with localspec.load(target=demo_target, draft=path) as opened:
         use = options.tool_use(())
-        prompt = opened.make_prompt(QUESTION, use, lambda: False, template=None, think=True)
+        prompt = opened._make_prompt(QUESTION, use, lambda: False, template=None, think=True)
 
         def chain(tokens):
-            constraint = opened.constraint(options, prompt)
+            constraint = opened._constraint(options, prompt)
             return opened._resolver.chain(SamplingParams(), len(tokens), constraint)
 
         rounding = Rounding()
@@ -130,7 +130,7 @@ def test_seeded_constrained_text_is_the_same_with_any_draft(demo_target, draft, 
 
 
 def constraint_of(engine, asked):
-    return engine.constraint(AnswerOptions(**asked), Prompt([1]))
+    return engine._constraint(AnswerOptions(**asked), Prompt([1]))
 
 
 def constraints(engine):

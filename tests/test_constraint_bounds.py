@@ -93,8 +93,8 @@ def test_so_do_the_arguments_of_calls(engine):
     options = AnswerOptions(tools=[tool], tool_choice="required")
     use = options.tool_use(())
     template = FAMILIES["Qwen"].template
-    prompt = engine.make_prompt(QUESTION, use, lambda: False, template=template, think=True)
-    constraint = engine.constraint(options, prompt)
+    prompt = engine._make_prompt(QUESTION, use, lambda: False, template=template, think=True)
+    constraint = engine._constraint(options, prompt)
     begun = tokens_of(engine, '<tool_call>\n{"name": "sell", "arguments": {"price": 1')
     assert constraint.validate(begun) == len(begun)
     constraint.commit(begun)
@@ -111,7 +111,7 @@ def single(engine, text):
 
 
 def constraint_of(engine, schema):
-    return engine.constraint(AnswerOptions(json_schema=schema), Prompt([1]))
+    return engine._constraint(AnswerOptions(json_schema=schema), Prompt([1]))
 
 
 def fits(engine, schema, text):

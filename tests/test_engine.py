@@ -409,7 +409,7 @@ def test_adopted_llamas_are_asked_for_no_more_rows_than_own_models(
             return real(tokens, num_logits)
 
         monkeypatch.setattr(engine._models[1], "decode", decode)
-        engine.draft_policy = FixedDraftPolicy(0)
+        engine._draft_policy = FixedDraftPolicy(0)
         endless = localspec.SamplingParams(ignore_eos=True)
         engine.generate_raw(STORY, sampling=endless, max_tokens=300).reply()
         loop = engine._decoder
@@ -681,7 +681,7 @@ def test_bad_token_ids_are_an_error_not_a_crash(engine):
     for bad in (-1, 10**6):
         asked = PlainExchange(lambda _, bad=bad: Prompt([1, bad]))
         with pytest.raises(DecodeError, match="do not fit a vocabulary"):
-            engine.answer(asked, AnswerOptions()).reply()
+            engine._answer(asked, AnswerOptions()).reply()
     assert engine.generate_raw(STORY, max_tokens=2).reply().token_ids
 
 

@@ -176,17 +176,36 @@ def test_the_starlette_application_serves_several_tasks(engine):
 def test_a_batch_goes_on_where_it_was(tmp_path):
     module = load_example("batch")
     questions, answers = tmp_path / "questions.txt", tmp_path / "answers.jsonl"
-    questions.write_text("Hello!\nTell me a story.\n\nWhat is 7 times 8?\n")
+    many = "".join(f"What is {number} times 8?\n" for number in range(2, 49))
+    questions.write_text(f"Hello!\nTell me a story.\n\nWhat is 7 times 8?\n{many}")
     module.main(questions, answers)
     whole = answers.read_text()
     results = [json.loads(line) for line in whole.splitlines()]
     asked = [line for line in questions.read_text().splitlines() if line]
     assert [result["question"] for result in results] == asked
+    assert len(results) == 50
     assert "56" in results[2]["answer"]
-    answers.write_text("".join(whole.splitlines(keepends=True)[:1]))
+    answers.write_text("".join(whole.splitlines(keepends=True)[:44]))
     module.main(questions, answers)
     again = [json.loads(line) for line in answers.read_text().splitlines()]
     assert [r["answer"] for r in again] == [r["answer"] for r in results]
+
+
+def test_json_becomes_an_object_of_a_class(engine):
+    pytest.importorskip("pydantic", reason="pydantic is not installed")
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+    module = load_example("json_class")
+    animal = module.read_animal(engine, "Anna is a red fox of three years.")
+    assert isinstance(animal, module.Animal)
+    assert animal == module.read_animal(engine, "Anna is a red fox of three years.")
+
+
+def test_two_chats_take_turns_in_threads(engine):
+    module = load_example("two_chats")
+    expected = [
+        module.talk(engine.chat(system=f"You are {how}.")) for how in ("terse", "friendly")
+    ]
+    assert module.main(engine) == expected
 
 
 def test_the_download_draws_its_bars(hub: StandinHub, capsys):

@@ -41,7 +41,7 @@ class NoModels:
         self.context_length = self.trained_context_length = context_length
         self.chat_template = None
 
-    def with_bos(self, tokens):
+    def _with_bos(self, tokens):
         return tokens
 
 

@@ -211,7 +211,7 @@ def test_a_hybrid_draft_reads_only_what_was_accepted(made):
     ) as engine:
         with engine.exclusively() as loop:
             reads, learn = [], loop.draft_policy
-            engine.draft_policy = Recorder(learn, reads)
+            engine._draft_policy = Recorder(learn, reads)
         sampling = localspec.SamplingParams(temperature=0)
         stream = engine.generate_raw(TEXT[:30], sampling=sampling, max_tokens=20)
         assert sum(len(piece.token_ids) for piece in stream) == 20

@@ -209,7 +209,7 @@ def test_idle_time_is_used_there(isolated, monkeypatch):
         # Another text each time, since what was read stays.
         idle = isolated.chat(system=f"You know {number} animals of the forest. " * 100)
         thread = prepare_in_a_thread(isolated, idle)
-        isolated.prepare(lambda _is_unwanted: [5, 6], owner=idle)  # does nothing
+        isolated._prepare(lambda _is_unwanted: [5, 6], owner=idle)  # does nothing
         assert isolated._process.call("is_preparing")  # the first one, which goes on
         ends()
         thread.join(10)

@@ -342,7 +342,7 @@ stream = engine.generate_raw([5] * 2000)
 loop = asyncio.new_event_loop()
 task = loop.create_task(stream.__anext__())
 loop.run_until_complete(asyncio.sleep(0.2))
-print(len(engine._readers), engine.reading[0] < 2000, flush=True)
+print(len(engine._readers), engine._reading_progress[0] < 2000, flush=True)
 """
     )
     done = subprocess.run(

@@ -14,6 +14,7 @@ import localspec
 from localspec.errors import Interrupted
 from localspec.llama.options import LlamaOptions
 from localspec.sampling.params import SamplingParams
+from localspec.speculative.policy_api import FixedDraftPolicy
 
 CONTEXT = 1024
 GREEDY = SamplingParams(temperature=0.0)
@@ -160,7 +161,7 @@ def test_of_a_long_text_it_reads_the_end(made, length):
             assert proposer.begins_at == (0 if length <= 512 else length - 511)
         assert_reads_rightly(engine, made)
         # Plain decoding does not wait for it, nor do more tokens than it can still read.
-        loop.draft_policy = localspec.FixedDraftPolicy(0)
+        loop.draft_policy = FixedDraftPolicy(0)
         text_of(engine, loop.tokens, sampling=GREEDY, max_tokens=100)
         assert_reads_rightly(engine, made)
 

@@ -51,9 +51,9 @@ def run_check(engine, samples=700, names=("a fox", "rain"), watch=None, **fits):
 @pytest.mark.slow
 def test_the_demo_pair_is_lossless(pair):
     """With as much evidence as a verdict takes, and no more."""
-    policy = pair.draft_policy
+    policy = pair._draft_policy
     report = run_check(pair, None, ("a fox", "rain", "an owl", "a whale", "two mice"))
-    assert pair.draft_policy is policy
+    assert pair._draft_policy is policy
     assert pair.generate_raw("Once", max_tokens=3).reply().token_ids
     assert report.finding is report.identity is report.statistics is Finding.LOSSLESS
     assert (report.identity_bugs, report.distribution_bugs) == ([], [])
@@ -98,11 +98,11 @@ def checked_until(engine, number, **options):
 )
 def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(pair, numbers):
     """Not one decode later, and what is right is never called wrong for being cut."""
-    policy, before = pair.draft_policy, None
+    policy, before = pair._draft_policy, None
     for number in numbers:
         report, num_decodes = checked_until(pair, number)
         assert num_decodes == number - 1
-        assert pair.draft_policy is policy
+        assert pair._draft_policy is policy
         assert report.ended_by is EndedBy.INTERRUPT
         assert report.finding is Finding.NOT_ENOUGH
         assert (report.identity_bugs, report.distribution_bugs) == ([], [])

@@ -33,7 +33,7 @@ def test_a_raw_prompt_is_gone_on_with(server, engine):
         {"index": 0, "text": plain.text, "logprobs": None, "finish_reason": "length"}
     ]
     assert found["usage"]["prompt_tokens"] == plain.stats.prompt_tokens
-    by_ids = complete(server, prompt=engine.with_bos(engine.tokenize(PROMPT, special=True)))
+    by_ids = complete(server, prompt=engine._with_bos(engine.tokenize(PROMPT, special=True)))
     assert by_ids["choices"] == found["choices"]
     several = complete(server, prompt=[PROMPT, "Hello"], n=2)
     assert [each["index"] for each in several["choices"]] == [0, 1, 2, 3]
@@ -86,7 +86,7 @@ def test_tokens(server, engine):
     found = server.ask("/tokenize", content=text).json()["tokens"]
     assert found == engine.tokenize(text, special=True)
     plain = server.ask("/tokenize", content=text, parse_special=False, add_special=True)
-    assert plain.json()["tokens"] == engine.with_bos(engine.tokenize(text))
+    assert plain.json()["tokens"] == engine._with_bos(engine.tokenize(text))
     pieces = server.ask("/tokenize", content=text, with_pieces=True).json()["tokens"]
     assert [each["id"] for each in pieces] == found
     assert "".join(each["piece"] for each in pieces) == text

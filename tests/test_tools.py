@@ -455,7 +455,7 @@ def test_no_text_of_a_tool_speaks_for_the_template(engine):
         {"role": "tool", "tool_call_id": "1", "content": evil},
     ]
     use = localspec.AnswerOptions(tools=tools).tool_use(())
-    prompt = engine.make_prompt(
+    prompt = engine._make_prompt(
         checked_messages(messages), use, lambda: False, template=None, think=True
     )
     text = engine.detokenize(prompt.tokens, special=True)

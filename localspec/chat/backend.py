@@ -13,7 +13,10 @@ from localspec.vocabulary import Vocabulary
 
 
 class ChatBackend(Protocol):
-    """The engine, as far as a conversation knows it."""
+    """The engine, as far as a conversation knows it.
+
+    What begins with an underscore is for the rooms of this package, not for applications.
+    """
 
     trained_context_length: int
 
@@ -26,10 +29,10 @@ class ChatBackend(Protocol):
     @property
     def chat_template(self) -> str | None: ...
 
-    def with_bos(self, tokens: list[int]) -> list[int]: ...
+    def _with_bos(self, tokens: list[int]) -> list[int]: ...
 
-    def answer(self, exchange: Exchange, options: AnswerOptions) -> Answer: ...
+    def _answer(self, exchange: Exchange, options: AnswerOptions) -> Answer: ...
 
-    def prepare(
+    def _prepare(
         self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object
     ) -> None: ...

@@ -198,12 +198,12 @@ class Chat:
                 "there is no answer here that was cut", "Ask the model to go on instead."
             )
         rest = _Exchange(self, self._turns[-1], self._turns[:-1], chosen, self._unfinished)
-        return self._engine.answer(rest, chosen)
+        return self._engine._answer(rest, chosen)
 
     def _ask(self, begun: Turn, turns: list[Turn], options: AnswerOptions) -> Answer:
         """The answer to a turn without it, after `turns`, which are all or all but the last."""
         answer = call_message("", (), "")
-        return self._engine.answer(_Exchange(self, (*begun, answer), turns, options), options)
+        return self._engine._answer(_Exchange(self, (*begun, answer), turns, options), options)
 
     def prompt_tokens(self, text: str) -> list[int]:
         """What the model would read if it were asked `text` now."""
@@ -222,7 +222,7 @@ class Chat:
 
         Raises what reading an answer raises.
         """
-        self._engine.prepare(self._beginning, owner=self)
+        self._engine._prepare(self._beginning, owner=self)
 
     def _beginning(self, is_unwanted: Unwanted) -> list[int]:
         """What the next prompt begins with, whatever is asked. Raises Interrupted."""

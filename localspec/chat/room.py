@@ -66,10 +66,12 @@ class Room:
         num_leaving = num_to_forget(sizes, length, capacity - needed, capacity // 2)
         prompt = prompts[num_leaving]
         if len(prompt.tokens) >= capacity:
+            num_tokens = len(prompt.tokens)
             raise self._too_long(
                 asked,
-                f"the message makes a prompt of {len(prompt.tokens)} tokens; "
+                f"the message makes a prompt of {num_tokens} tokens; "
                 f"the context holds {capacity}",
+                num_tokens,
             )
         return prompt, num_leaving
 
@@ -77,7 +79,7 @@ class Room:
         """The prompt behind these turns, however long it is."""
         messages = [*asked.system, *messages_of(turns), *asked.begun]
         prompt = self._maker.prompt(messages, asked.use, is_unwanted)
-        return prompt._replace(tokens=self._engine.with_bos(prompt.tokens))
+        return prompt._replace(tokens=self._engine._with_bos(prompt.tokens))
 
     def _check_length(self, asked: Asked) -> None:
         """Refuse what cannot fit however it is tokenised, before that takes its time."""
@@ -94,9 +96,14 @@ class Room:
                 f"cannot hold more than {longest}",
             )
 
-    def _too_long(self, asked: Asked, what: str) -> ContextError:
+    def _too_long(self, asked: Asked, what: str, num_tokens: int | None = None) -> ContextError:
         shorter = "Shorten it or the system message" if asked.system else "Shorten it"
-        return ContextError(what, longer_context(shorter, self._engine))
+        return ContextError(
+            what,
+            longer_context(shorter, self._engine),
+            num_tokens=num_tokens,
+            context_length=self._engine.context_length,
+        )
 
 
 def longer_context(shorter: str, engine: ChatBackend) -> str:

@@ -70,8 +70,8 @@ def template_source(chosen: str | None, own: str | None) -> str:
 class ChatTemplate:
     """A compiled template.
 
-    think: False tells it that the model shall not think. Raises TemplateError if `source`
-    is no valid Jinja, or knows nothing of that.
+    think: False tells it that the model shall not think. has_think_switch: whether it knows of
+    that. Raises TemplateError if `source` is no valid Jinja, or has no such switch.
     """
 
     def __init__(self, source: str, *, bos: str, eos: str, think: bool = True) -> None:
@@ -81,7 +81,9 @@ class ChatTemplate:
             if len(source) > MAX_SOURCE:
                 raise Refused(f"it has {len(source)} characters, more than {MAX_SOURCE}")
             tree = self._sandbox.parse(source)
-            read = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"}
+            names = tree.find_all(nodes.Name)
+            read = {name.name for name in names if name.ctx == "load"}
+            self.has_think_switch = "enable_thinking" in read
             tree = _Metered().visit(tree)
             code = self._sandbox.compile(tree)
             self._template = self._sandbox.template_class.from_code(
@@ -91,7 +93,7 @@ class ChatTemplate:
         except Exception as error:
             raise _unusable(error) from error
         if not think:
-            if "enable_thinking" not in read:
+            if not self.has_think_switch:
                 raise TemplateError(
                     "the chat template has no switch for thinking (enable_thinking)",
                     "Leave out think=False.",

@@ -196,7 +196,7 @@ def run_bench(
                 f"a prompt has {len(prompt)} tokens; the context holds {engine.context_length}",
                 "Leave it out, or use a larger context (--ctx).",
             )
-    policy = engine.draft_policy
+    policy = engine._draft_policy
     ending: EndedBy | None = None
     with limited(watch.cancellation, seconds) as ended:
         run = _BenchRun(engine, policy, prompts, num_rounds, max_tokens, watch.progress, ended)
@@ -208,7 +208,7 @@ def run_bench(
         except Interrupted:
             ending = ended_by(watch.cancellation)
         finally:
-            engine.draft_policy = policy
+            engine._draft_policy = policy
     return run.found(ending)
 
 
@@ -345,7 +345,7 @@ class _BenchRun:
         # Emptied, so that every answer reads its whole prompt.
         with self.engine.exclusively():
             pass
-        self.engine.draft_policy = policy
+        self.engine._draft_policy = policy
         answer = self.engine.generate_raw(
             prompt,
             sampling=sampling,

@@ -154,7 +154,7 @@ def check(
                 f"a prompt has {len(prompt)} tokens; the context holds {engine.context_length}",
                 "Leave it out, or use a larger context (--ctx).",
             )
-    chosen = engine.draft_policy
+    chosen = engine._draft_policy
     ending: EndedBy | None = None
     try:
         with limited(watch.cancellation, seconds) as ended, engine.exclusively() as loop:
@@ -172,11 +172,11 @@ def check(
                 ending = ended_by(watch.cancellation)
             return work.report(ending)
     finally:
-        engine.draft_policy = chosen
+        engine._draft_policy = chosen
 
 
 def _constraint(engine: Engine, options: AnswerOptions, prompt: list[int]) -> Constraint | None:
-    return engine.constraint(options, Prompt(prompt))
+    return engine._constraint(options, Prompt(prompt))
 
 
 class _Check:

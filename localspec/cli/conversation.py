@@ -88,6 +88,8 @@ class Conversation:
             raise ContextError(
                 f"with {self.file_names()}, {error}",
                 f"{error.hint} /file none removes the files.",
+                num_tokens=error.num_tokens,
+                context_length=error.context_length,
             ) from error
         finally:
             if [message["content"] for message in self.chat.messages[-2:-1]] == [question]:

@@ -210,5 +210,5 @@ def prompt_tokens(engine: BaseEngine, options: PairOptions, text: str) -> list[i
     one, else the text alone.
     """
     if engine.chat_template is None and options.template_name is None:
-        return engine.with_bos(engine.vocabulary.tokenize(text, parse_special=False))
+        return engine._with_bos(engine.vocabulary.tokenize(text, parse_special=False))
     return engine.chat(system=options.system, template=options.template()).prompt_tokens(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import os
 import threading
 import weakref
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from localspec.chat.chat import Chat
 from localspec.chat.messages import merged_messages
 from localspec.chat.prompt import PromptMaker, takes_tools
-from localspec.chat.template import Message, template_source
+from localspec.chat.template import ChatTemplate, Message, template_source
 from localspec.engine.access import Access, EngineTurn
 from localspec.engine.arguments import question_messages, require_chat, token_ids
 from localspec.errors import ClosedError, EngineError, OptionError, TemplateError
@@ -48,7 +49,8 @@ class BaseEngine(abc.ABC):
     max_tokens, stop, logprobs …; and those of `SamplingParams`, each by itself: temperature,
     top_k …
 
-    Leaving its `with` block closes it; so does the interpreter's end.
+    Leaving its `with` block closes it; so does the interpreter's end. Methods that begin with
+    an underscore are for other rooms of this package.
 
     shared_vocabulary: of target and draft, None without a draft. drafting: as it was loaded.
     trained_context_length: the longest context, in tokens, that the target was trained for.
@@ -88,6 +90,15 @@ class BaseEngine(abc.ABC):
         """Whether the model's own chat template has tools, and calls of them are understood."""
         return takes_tools(self.chat_template)
 
+    @functools.cached_property
+    def has_think_switch(self) -> bool:
+        """Whether the model's own chat template can be asked for no thoughts: think=False.
+
+        Raises TemplateError if there is none, or it is broken.
+        """
+        source = template_source(None, self.chat_template)
+        return ChatTemplate(source, bos="", eos="").has_think_switch
+
     @property
     def sampling(self) -> SamplingParams:
         """What an answer uses by default; at first the preset's. May be set."""
@@ -106,7 +117,7 @@ class BaseEngine(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def reading(self) -> tuple[int, int]:
+    def _reading_progress(self) -> tuple[int, int]:
         """How many tokens of the text are decoded, and how many there are. From any thread."""
 
     @abc.abstractmethod
@@ -121,11 +132,11 @@ class BaseEngine(abc.ABC):
         """
 
     @abc.abstractmethod
-    def save_caches_of(self, owner: object, path: Path) -> bool:
+    def _save_caches_of(self, owner: object, path: Path) -> bool:
         """What is behind `save_caches`, for whatever owns a text."""
 
     @abc.abstractmethod
-    def load_caches_of(self, owner: object, path: Path) -> bool:
+    def _load_caches_of(self, owner: object, path: Path) -> bool:
         """What is behind `load_caches`, for whatever owns a text."""
 
     @abc.abstractmethod
@@ -138,7 +149,7 @@ class BaseEngine(abc.ABC):
     ) -> Generator[Piece, None, None]:
         """The pieces of an answer in its turn, which is over when this is."""
 
-    def answer(self, exchange: Exchange, options: AnswerOptions) -> Answer:
+    def _answer(self, exchange: Exchange, options: AnswerOptions) -> Answer:
         """What is behind every method that asks for an answer.
 
         Raises OptionError for options that do not go together.
@@ -158,7 +169,7 @@ class BaseEngine(abc.ABC):
         return Answer(reader)
 
     @abc.abstractmethod
-    def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
+    def _prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
         """What is behind `Chat.prepare`: decode the tokens that the next prompt begins with.
 
         make_tokens: gives them, none if there is nothing to do. What comes of it while an
@@ -219,9 +230,9 @@ class BaseEngine(abc.ABC):
         """
         chosen = AnswerOptions.of(options, **keywords)
         messages, use = question_messages(question, system), chosen.tool_use(())
-        return self.answer(
+        return self._answer(
             PlainExchange(
-                lambda is_unwanted: self.make_prompt(
+                lambda is_unwanted: self._make_prompt(
                     messages, use, is_unwanted, template=template, think=think
                 )
             ),
@@ -243,9 +254,10 @@ class BaseEngine(abc.ABC):
         chosen = AnswerOptions.of(options, **keywords)
         if chosen.tools:
             raise OptionError("a raw prompt has tools", "Give messages: see generate and chat.")
-        return self.answer(PlainExchange(lambda _is_unwanted: self.raw_prompt(prompt)), chosen)
+        raw = PlainExchange(lambda _is_unwanted: self._raw_prompt(prompt))
+        return self._answer(raw, chosen)
 
-    def make_prompt(
+    def _make_prompt(
         self,
         messages: Sequence[Message],
         use: ToolUse,
@@ -267,12 +279,12 @@ class BaseEngine(abc.ABC):
             if merged == messages:
                 raise
             prompt = maker.prompt(merged, use, is_unwanted)
-        return prompt._replace(tokens=self.with_bos(prompt.tokens))
+        return prompt._replace(tokens=self._with_bos(prompt.tokens))
 
-    def raw_prompt(self, prompt: str | Sequence[int]) -> Prompt:
+    def _raw_prompt(self, prompt: str | Sequence[int]) -> Prompt:
         """What `generate_raw` has the model read. Raises OptionError for what is no prompt."""
         if isinstance(prompt, str):
-            return Prompt(self.with_bos(self.vocabulary.tokenize(prompt, parse_special=True)))
+            return Prompt(self._with_bos(self.vocabulary.tokenize(prompt, parse_special=True)))
         return Prompt(self._known_ids(prompt))
 
     def _known_ids(self, tokens: Sequence[int]) -> list[int]:
@@ -313,7 +325,7 @@ class BaseEngine(abc.ABC):
         CacheError if `load_caches` would refuse it.
         """
         require_chat(chat)
-        return self.save_caches_of(chat, Path(path))
+        return self._save_caches_of(chat, Path(path))
 
     def load_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
         """Give a conversation what `save_caches` kept of it; False if it is of no use here.
@@ -323,7 +335,7 @@ class BaseEngine(abc.ABC):
         `save_caches` refuses.
         """
         require_chat(chat)
-        return self.load_caches_of(chat, Path(path))
+        return self._load_caches_of(chat, Path(path))
 
     def chat(
         self, *, system: str | None = None, template: str | None = None, think: bool = True
@@ -336,7 +348,7 @@ class BaseEngine(abc.ABC):
         """
         return Chat(self, system=system, template=template, think=think)
 
-    def with_bos(self, tokens: list[int]) -> list[int]:
+    def _with_bos(self, tokens: list[int]) -> list[int]:
         """The tokens, begun as the model expects a text to begin."""
         vocabulary = self.vocabulary
         if vocabulary.add_bos and tokens[:1] != [vocabulary.bos]:

@@ -95,8 +95,8 @@ class Engine(BaseEngine):
         return self._target.context_length
 
     @property
-    def reading(self) -> tuple[int, int]:
-        """See `BaseEngine.reading`."""
+    def _reading_progress(self) -> tuple[int, int]:
+        """See `BaseEngine._reading_progress`."""
         return self._target.num_cached, len(self._decoder.tokens)
 
     @property
@@ -105,15 +105,15 @@ class Engine(BaseEngine):
         return self._target.chat_template
 
     @property
-    def draft_policy(self) -> DraftPolicy:
+    def _draft_policy(self) -> DraftPolicy:
         """The policy of how many tokens a step proposes. May be set between two answers."""
         return self._decoder.draft_policy
 
-    @draft_policy.setter
-    def draft_policy(self, draft_policy: DraftPolicy) -> None:
+    @_draft_policy.setter
+    def _draft_policy(self, draft_policy: DraftPolicy) -> None:
         self._decoder.draft_policy = draft_policy
 
-    def constraint(self, options: AnswerOptions, prompt: Prompt) -> Constraint | None:
+    def _constraint(self, options: AnswerOptions, prompt: Prompt) -> Constraint | None:
         """What the answer to a prompt is to fit, in front of it; for checks and measurements.
 
         Raises ConstraintError for what cannot be kept to.
@@ -210,8 +210,10 @@ class Engine(BaseEngine):
             raise ContextError(
                 f"the prompt has {num_tokens} tokens; the context holds {self.context_length}",
                 longer_context("Shorten it", self),
+                num_tokens=num_tokens,
+                context_length=self.context_length,
             )
-        constraint = self.constraint(options, prompt)
+        constraint = self._constraint(options, prompt)
         seed = fresh_seed() if options.seed is None else options.seed
         return Request(
             chain=self._resolver.chain(
@@ -262,8 +264,8 @@ class Engine(BaseEngine):
         # What the prompt ends with comes before it, so that its begin is found.
         return [*prompt.tokens[-LONGEST_MATCH:], *prediction] if prediction else []
 
-    def save_caches_of(self, owner: object, path: Path) -> bool:
-        """See `BaseEngine.save_caches_of`."""
+    def _save_caches_of(self, owner: object, path: Path) -> bool:
+        """See `BaseEngine._save_caches_of`."""
         with self._access.turn() as turn, turn:
             self._take(turn, in_use)
             kept = self._cache_pool.text_of(owner)
@@ -271,8 +273,8 @@ class Engine(BaseEngine):
                 write_caches(path, kept, self._identities())
             return kept is not None
 
-    def load_caches_of(self, owner: object, path: Path) -> bool:
-        """See `BaseEngine.load_caches_of`."""
+    def _load_caches_of(self, owner: object, path: Path) -> bool:
+        """See `BaseEngine._load_caches_of`."""
         with self._access.turn() as turn, turn:
             self._take(turn, in_use)
             kept = read_caches(path, self._identities(), self._cache_pool.make_room)
@@ -297,8 +299,8 @@ class Engine(BaseEngine):
             self._take(turn, in_use)
             self._cache_pool.clear()
 
-    def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
-        """See `BaseEngine.prepare`."""
+    def _prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
+        """See `BaseEngine._prepare`."""
         idle = Cancellation()
         with self._access.turn(idle.request) as turn, turn:
             try:

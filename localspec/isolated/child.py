@@ -103,7 +103,7 @@ class Served:
 
             touch_servers(self._servers)  # one may have gone since it was used last
         owned = None if owner is None else self._owner(owner)
-        answer = self._engine.answer(
+        answer = self._engine._answer(
             PlainExchange(lambda _is_unwanted: prompt, turn=turn, owner=owned),
             dataclasses.replace(options, on_prompt=lambda *reading: self._report(reading)),
         )
@@ -193,10 +193,10 @@ class Served:
         self._engine.free_kept()
 
     def save_caches(self, owner: int, path: Path) -> bool:
-        return self._engine.save_caches_of(self._owner(owner), path)
+        return self._engine._save_caches_of(self._owner(owner), path)
 
     def load_caches(self, owner: int, path: Path) -> bool:
-        return self._engine.load_caches_of(self._owner(owner), path)
+        return self._engine._load_caches_of(self._owner(owner), path)
 
     def prepare(self, tokens: list[int], owner: int) -> bool:
         """Begin `Engine.prepare` in a thread, so that other requests are answered meanwhile.
@@ -208,7 +208,7 @@ class Served:
 
         def work() -> None:
             try:
-                self._engine.prepare(lambda _is_unwanted: tokens, owner=self._owner(owner))
+                self._engine._prepare(lambda _is_unwanted: tokens, owner=self._owner(owner))
             except Exception:
                 logger.info("idle time was of no use", exc_info=True)
 

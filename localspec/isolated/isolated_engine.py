@@ -118,8 +118,8 @@ class IsolatedEngine(BaseEngine):
         return self._facts.chat_template
 
     @property
-    def reading(self) -> tuple[int, int]:
-        """See `BaseEngine.reading`; it is known after each batch of a long prompt."""
+    def _reading_progress(self) -> tuple[int, int]:
+        """See `BaseEngine._reading_progress`; it is known after each batch of a long prompt."""
         return self._reading
 
     def measure(
@@ -152,11 +152,11 @@ class IsolatedEngine(BaseEngine):
         with self._exclusively() as process:
             process.call("free_kept")
 
-    def save_caches_of(self, owner: object, path: Path) -> bool:
+    def _save_caches_of(self, owner: object, path: Path) -> bool:
         with self._exclusively() as process:
             return bool(process.call("save_caches", self._owner_number(owner), path))
 
-    def load_caches_of(self, owner: object, path: Path) -> bool:
+    def _load_caches_of(self, owner: object, path: Path) -> bool:
         with self._exclusively() as process:
             return bool(process.call("load_caches", self._owner_number(owner), path))
 
@@ -217,7 +217,7 @@ class IsolatedEngine(BaseEngine):
             raise
         return self._num_answers
 
-    def prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
+    def _prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
         if not self._access.is_free:
             return
         process = self._running()

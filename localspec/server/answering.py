@@ -163,7 +163,7 @@ class Answering:
                     seed = asked.seed_of(repetition)
                     options = replace(asked.options, seed=seed, on_prompt=self._report)
                     exchange = _TextExchange(engine, given, asked, model.texts)
-                    answer = engine.answer(exchange, options)
+                    answer = engine._answer(exchange, options)
                     read = partial(self._read, number, answer, exchange)
                     await in_thread(read, answer.cancel)
         if asked.keep_s == 0 and model.engine is not None:
@@ -218,7 +218,7 @@ class _TextExchange(Exchange):
 
     def prompt(self, is_unwanted: Unwanted) -> Prompt:
         if isinstance(self._given, RawPrompt):
-            prompt = self._engine.raw_prompt(self._given.prompt)
+            prompt = self._engine._raw_prompt(self._given.prompt)
         else:
             use, think = self._question.options.tool_use(()), self._question.think
             prompt = prompt_of(self._engine, self._given, use, is_unwanted, think=think)

@@ -36,7 +36,7 @@ class Tokenize(Aside):
     def _tokens(self, engine: IsolatedEngine) -> list[Any]:
         tokens = engine.tokenize(self._text, special=self._special)
         if self._has_bos:
-            tokens = engine.with_bos(tokens)
+            tokens = engine._with_bos(tokens)
         if not self._has_pieces:
             return tokens
         if len(tokens) > engine.context_length:  # each is asked for by itself

@@ -45,7 +45,7 @@ def prompt_of(
     *,
     think: bool,
 ) -> Prompt:
-    """The prompt that `BaseEngine.make_prompt` makes, whatever the template can do.
+    """The prompt that `BaseEngine._make_prompt` makes, whatever the template can do.
 
     One without a switch for thoughts leaves them on. One without tools gets none, and calls as
     text. Raises RequestError if the model has to call a tool then.
@@ -60,9 +60,8 @@ def prompt_of(
                 param="tool_choice",
             )
         messages, use = [_as_text(message) for message in messages], ToolUse()
-    has_switch = "enable_thinking" in (engine.chat_template or "")
-    thinks = think or not has_switch
-    return engine.make_prompt(messages, use, is_unwanted, template=None, think=thinks)
+    thinks = think or not engine.has_think_switch
+    return engine._make_prompt(messages, use, is_unwanted, template=None, think=thinks)
 
 
 def _as_text(message: Message) -> Message:

@@ -30,7 +30,6 @@ _ANTHROPIC_TYPES = {
     413: "request_too_large",
     503: "overloaded_error",
 }
-_TOO_LONG = re.compile(r"the prompt has (\d+) tokens; the context holds (\d+)")
 # What hints say in Python's words, and what a client calls it.
 _CLIENTS_WORDS = {
     "a str": "a string",
@@ -101,7 +100,9 @@ def refusal_of(error: Exception) -> RequestError:
     elif isinstance(error, CrashedError):
         logger.error("the process of the models ended", exc_info=error)
     message = _OWN_FIELD.sub("repeat_last_n", str(error))
-    return RequestError(message, _hint_for_clients(error.hint), status=status, code=code)
+    refusal = RequestError(message, _hint_for_clients(error.hint), status=status, code=code)
+    refusal.__cause__ = error
+    return refusal
 
 
 def _hint_for_clients(hint: str) -> str:
@@ -149,9 +150,12 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     how much has to go.
     """
     kind = "api_error" if error.status >= 500 else "invalid_request_error"
-    message = error.sentence
-    if error.code == "context_length_exceeded":
-        message = "prompt is too long: " + _TOO_LONG.sub(r"\1 tokens > \2 maximum", message)
+    message, cause = error.sentence, error.__cause__
+    if isinstance(cause, ContextError):
+        if cause.num_tokens is not None:
+            counts = f"{cause.num_tokens} tokens > {cause.context_length} maximum"
+            message = message.replace(str(error), counts, 1)
+        message = f"prompt is too long: {message}"
     return {
         "type": "error",
         "error": {"type": _ANTHROPIC_TYPES.get(error.status, kind), "message": message},

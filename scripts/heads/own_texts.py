@@ -28,7 +28,7 @@ def write_texts(target: Path, prompts: list[str], seconds: float) -> list[list[i
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             question = prompts[len(texts) % len(prompts)]
-            tokens = engine.with_bos(
+            tokens = engine._with_bos(
                 maker.prompt([{"role": "user", "content": question}], ToolUse()).tokens
             )
             reply = engine.generate_raw(

@@ -240,7 +240,7 @@ def answered(engine: Engine, options: AnswerOptions, kinds: Sequence[ProposerKin
         chain = SamplerChain(
             SamplingParams(temperature=0),
             num_prompt_tokens=len(prompt),
-            constraint=engine.constraint(options, Prompt(prompt)),
+            constraint=engine._constraint(options, Prompt(prompt)),
         )
         request = Request(chain, rule, 400, engine.vocabulary.is_end, kinds)
         own_s, decodes_s, steps = 0.0, 0.0, []
@@ -271,9 +271,9 @@ def forced(path: Path, written: Written, num_rounds: int) -> None:
     with localspec.load(target=path) as engine:
         reached, speedups, possible, shares = [], [], [], []
         for _ in range(num_rounds):
-            engine.draft_policy = FixedDraftPolicy(16)
+            engine._draft_policy = FixedDraftPolicy(16)
             ours = answered(engine, options, [ProposerKind.FORCED])
-            engine.draft_policy = FixedDraftPolicy(0)
+            engine._draft_policy = FixedDraftPolicy(0)
             plain = answered(engine, options, [])
             tokens = [token for step in ours.steps for token in step.tokens]
             assert tokens == [token for step in plain.steps for token in step.tokens]

@@ -121,7 +121,7 @@ def draft(engines: Engines, asked: argparse.Namespace) -> None:
     engine = engines.resting
     for num_draft_tokens in asked.draft_tokens:
         for name, sampling in SETTINGS.items():
-            engine.draft_policy = FixedDraftPolicy(num_draft_tokens)
+            engine._draft_policy = FixedDraftPolicy(num_draft_tokens)
             drafted_ms, alone_ms = [], []
             for number in range(asked.rounds):
                 prompt = prompt_of(NUM_PROMPT_TOKENS, number)
@@ -155,7 +155,7 @@ def _drafting_ms(
 def rest(engines: Engines, asked: argparse.Namespace) -> None:
     """Plain decoding with a head and without."""
     print("| answer | without ÷ with a head at rest, after the prompt |\n|---|---|")
-    engines.resting.draft_policy = FixedDraftPolicy(0)
+    engines.resting._draft_policy = FixedDraftPolicy(0)
     ratios = []
     for number in range(asked.rounds):
         with_head, without = _timed(engines, NUM_PROMPT_TOKENS, asked.answer_tokens, number)
@@ -173,13 +173,13 @@ def prefill(engines: Engines, asked: argparse.Namespace) -> None:
         "|---|---|---|---|---|"
     )
     for num_tokens in asked.prompt_tokens:
-        engines.resting.draft_policy = FixedDraftPolicy(0)
+        engines.resting._draft_policy = FixedDraftPolicy(0)
         ratios, plain_s, shares, num_read = [], [], [], 0
         for number in range(asked.rounds):
             with_head, without = _timed(engines, num_tokens, 1, number)
             plain_s.append(without.first_s)
             ratios.append(without.first_s / with_head.first_s)
-        engines.resting.draft_policy = FixedDraftPolicy(1)
+        engines.resting._draft_policy = FixedDraftPolicy(1)
         for number in range(asked.rounds):
             answer = steps(
                 engines.resting, prompt_of(num_tokens, number), SETTINGS["greedy"], 3

@@ -133,18 +133,18 @@ class Bench:
         """A greedy answer, with nothing cached before."""
         with engine.exclusively():
             pass
-        engine.draft_policy = policy
+        engine._draft_policy = policy
         return engine.generate_raw(prompt, sampling=GREEDY, max_tokens=num_tokens)
 
     def costs(self, policy: DraftPolicy) -> StepCosts:
         """Of steps of every size; the policy learns them."""
-        self.engine.draft_policy = policy
+        self.engine._draft_policy = policy
         with self.engine.exclusively() as loop:
             return measure_steps(loop, NUM_STEP_ROUNDS)
 
     def short_chat(self, policy: AdaptiveDraftPolicy) -> None:
         """Greedy answers of the first engine, with a pause after each as for typing."""
-        self.engine.draft_policy = policy
+        self.engine._draft_policy = policy
         chat = self.engine.chat(template="chatml")
         for _ in range(NUM_CHAT_TURNS):
             chat.send("Go on.", sampling=GREEDY, max_tokens=SEGMENT).reply()
@@ -152,11 +152,11 @@ class Bench:
 
     def pauses(self, policy: AdaptiveDraftPolicy) -> list[float]:
         """The seconds of each pause until the policy has nothing left to measure."""
-        self.engine.draft_policy = policy
+        self.engine._draft_policy = policy
         seconds = []
         while not seconds or policy.target_cost.sizes_to_measure(32):
             started = time.perf_counter()
-            self.engine.prepare(lambda _is_unwanted: self.prompt(32), owner=self)
+            self.engine._prepare(lambda _is_unwanted: self.prompt(32), owner=self)
             seconds.append(time.perf_counter() - started)
         return seconds
 
@@ -330,7 +330,7 @@ def _kept_tokens(bench: Bench, num_tokens: int) -> list[bool]:
     kept: list[bool] = []
     with engine.exclusively():
         pass
-    engine.draft_policy = FixedDraftPolicy(1)
+    engine._draft_policy = FixedDraftPolicy(1)
     for piece in engine.generate_raw(bench.prompt(32), sampling=GREEDY, max_tokens=num_tokens):
         if piece.provenance is not localspec.Provenance.BONUS:
             kept.append(piece.provenance is localspec.Provenance.ACCEPTED)

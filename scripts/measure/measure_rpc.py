@@ -37,7 +37,7 @@ _SIZES = (2, 4, 8, 16)  # of decodes that are shown
 
 def answer(engine: localspec.Engine, count: int, max_tokens: int) -> Stats:
     """Of a greedy answer with so many draft tokens a step."""
-    engine.draft_policy = FixedDraftPolicy(count)
+    engine._draft_policy = FixedDraftPolicy(count)
     sampling = localspec.SamplingParams(temperature=0, ignore_eos=True)
     return engine.generate_raw(_PROMPT, sampling=sampling, max_tokens=max_tokens).reply().stats
 

@@ -31,7 +31,7 @@ def show_answer(engine: BaseEngine, answer: Answer, view: AnswerView) -> Reply:
     """Show the answer as it comes. Ctrl-C stops it at once and keeps the text so far."""
 
     def progress() -> str:
-        num_decoded, num_tokens = engine.reading
+        num_decoded, num_tokens = engine._reading_progress
         return f"Reading {num_decoded} of {num_tokens} tokens …"
 
     with cancel_on_interrupt(answer.cancel), echo_off(), answer:

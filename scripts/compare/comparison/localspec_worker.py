@@ -17,7 +17,7 @@ def make(options: dict[str, Any]) -> Callable[[Request], Answer]:
     rests = options.pop("rests", False)
     engine = localspec.load(**options)
     if rests:
-        engine.draft_policy = FixedDraftPolicy(0)
+        engine._draft_policy = FixedDraftPolicy(0)
 
     def answer(request: Request) -> Answer:
         sampling = SamplingParams(
