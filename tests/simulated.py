@@ -183,7 +183,7 @@ def curve(ratios: dict[int, float]) -> list[float]:
     return known + [known[-1] * size / largest for size in range(largest + 1, 4097)]
 
 
-class FreeProposer:
+class FreeProposer(Proposer):
     """Like a lookup: it takes no time, and `states(token)` says after which it has something.
 
     `agrees(token)` says where that follows the target.
@@ -194,9 +194,6 @@ class FreeProposer:
     def __init__(self, states: Callable[[int], bool], agrees: Callable[[int], bool]) -> None:
         self._states, self._agrees = states, agrees
         self._judged = 0
-
-    def begin(self, chain: SamplerChain) -> None:
-        pass
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         if not self._states(tokens[-1]):
@@ -225,9 +222,6 @@ class FreeProposer:
         before = [token for token in tokens[first - 1 : -1] if self._states(token)]
         self._judged = len(tokens)
         return ReplayScores([(0.5, float(self._agrees(token))) for token in before], 0)
-
-    def read_from(self, position: int) -> None:
-        """It has read everything."""
 
     def truncate(self, num_tokens: int) -> None:
         self._judged = min(self._judged, num_tokens)

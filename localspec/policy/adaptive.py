@@ -28,6 +28,7 @@ from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     Decision,
     DraftOff,
+    DraftPolicy,
     PolicyContext,
     PolicyEstimate,
     ProposerKind,
@@ -53,7 +54,7 @@ _LOOK_READ_SHARE = 0.5  # of the budget, for which it reads the end of a long on
 _TOO_EXPENSIVE = -1  # instead of a position to read from
 
 
-class AdaptiveDraftPolicy:
+class AdaptiveDraftPolicy(DraftPolicy):
     """Expected tokens per second, maximised over proposers and K.
 
     One object serves all answers of an engine; what it learned can be kept and restored.

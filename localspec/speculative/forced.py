@@ -19,12 +19,11 @@ from localspec.speculative.policy_api import (
     Extent,
     ProposerKind,
     ProposerState,
-    ReplayScores,
 )
-from localspec.speculative.proposers import Draw, Proposal
+from localspec.speculative.proposers import Draw, Proposal, Proposer
 
 
-class Forced:
+class Forced(Proposer):
     """Proposes what the answer's constraint forces, if it has one.
 
     is_end: the target's end-of-generation test; nothing is proposed after such a token.
@@ -51,27 +50,12 @@ class Forced:
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
         """See `Proposer.propose`. Its distributions are one-hot, so nothing is drawn."""
-        proposal = Proposal([], [], [], 0)
-        drafted = proposal.draft_tokens
-        for token in [] if self._constraint is None else self._constraint.forced():
-            num_worth = extent.num_worth(len(drafted), CERTAIN_CONFIDENCE)
-            if num_worth <= 0:
-                break
-            drafted.append(token)
-            proposal.distributions.append(Distribution(np.array([token]), CERTAIN))
-            proposal.confidences.append(CERTAIN_CONFIDENCE)
-            if num_worth == 1 or self._is_end(token):
-                break
-        return proposal
+        forced = [] if self._constraint is None else self._constraint.forced()
 
-    def replay(
-        self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
-    ) -> ReplayScores:
-        """See `Proposer.replay`: it has nothing to say of what is there already."""
-        return ReplayScores([], 0)
+        def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
+            if len(drafted) == len(forced):
+                return None
+            token = np.array([forced[len(drafted)]])
+            return Distribution(token, CERTAIN), CERTAIN_CONFIDENCE
 
-    def read_from(self, position: int) -> None:
-        """See `Proposer.read_from`: it reads nothing of the text."""
-
-    def truncate(self, num_tokens: int) -> None:
-        """See `Proposer.truncate`: it knows nothing of the text."""
+        return Proposal([], [], []).extend(next_row, extent, draw, self._is_end)

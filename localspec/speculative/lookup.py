@@ -23,7 +23,7 @@ from localspec.speculative.policy_api import (
     ProposerState,
     ReplayScores,
 )
-from localspec.speculative.proposers import Draw, Proposal
+from localspec.speculative.proposers import Draw, Proposal, Proposer
 
 _LONG, _SHORT = 3, 2  # tokens that are looked up: the long key first
 _NUM_PLACES = 16  # of the same key that are compared
@@ -102,7 +102,7 @@ class Match(NamedTuple):
     length: int
 
 
-class Lookup:
+class Lookup(Proposer):
     """Proposes from the text itself, and from a reference.
 
     Its confidence in what it finds is 1 - 1 / (1 + n), where the last n tokens agree.
@@ -124,9 +124,6 @@ class Lookup:
         reference.read(tokens)
         self._reference = reference
 
-    def begin(self, chain: SamplerChain) -> None:
-        """See `Proposer.begin`: every answer is the same to it."""
-
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """See `Proposer.state`."""
         self._own.read(tokens)
@@ -145,24 +142,20 @@ class Lookup:
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
         """See `Proposer.propose`. Its distributions are one-hot, so nothing is drawn."""
-        state = self.state(tokens)
-        proposal = Proposal([], [], [], 0)
-        if state.confidence is None:
-            return proposal
-        drafted = proposal.draft_tokens
-        while (num_worth := extent.num_worth(len(drafted), state.confidence)) > 0:
+        confidence = self.state(tokens).confidence
+
+        def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
             # After the end of the text stands what was just proposed: a period goes on.
             place = self._found.place + len(drafted)
             known = len(self._found.text)
-            if place >= known and self._found.text is not self._own.text:
-                break
+            is_over = place >= known and self._found.text is not self._own.text
+            if confidence is None or is_over:
+                return None
             token = self._found.text[place] if place < known else drafted[place - known]
-            drafted.append(token)
-            proposal.distributions.append(Distribution(np.array([token]), CERTAIN))
-            proposal.confidences.append(state.confidence)
-            if num_worth == 1 or self._is_end(token):
-                break
-        self._judged = len(tokens) + len(drafted)
+            return Distribution(np.array([token]), CERTAIN), confidence
+
+        proposal = Proposal([], [], []).extend(next_row, extent, draw, self._is_end)
+        self._judged = len(tokens) + len(proposal.draft_tokens)
         return proposal
 
     def replay(
@@ -182,9 +175,6 @@ class Lookup:
         self._judged = len(tokens)
         self.state(tokens)
         return ReplayScores(chances, 0)
-
-    def read_from(self, position: int) -> None:
-        """See `Proposer.read_from`: it has read everything."""
 
     def truncate(self, num_tokens: int) -> None:
         """See `Proposer.truncate`."""

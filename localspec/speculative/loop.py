@@ -297,7 +297,7 @@ class SpeculativeDecoder:
 
     def _proposal(self, decision: Decision, request: Request, place: Place) -> Proposal:
         if decision.proposer is None or decision.extent is None:
-            return Proposal([], [], [], 0)
+            return Proposal([], [], [])
         proposer = self.proposers[decision.proposer]
         if decision.reads_from is not None:
             proposer.read_from(decision.reads_from)

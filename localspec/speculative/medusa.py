@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from localspec.sampling.chain import SamplerChain
-from localspec.sampling.distribution import Logits
+from localspec.sampling.distribution import Distribution, Logits
 from localspec.speculative.policy_api import (
     REPLAY_TOKENS,
     DraftOff,
@@ -15,7 +15,13 @@ from localspec.speculative.policy_api import (
     ProposerState,
     ReplayScores,
 )
-from localspec.speculative.proposers import Draw, Proposal, chance, confidence_in
+from localspec.speculative.proposers import (
+    Draw,
+    Proposal,
+    Proposer,
+    chance,
+    confidence_in,
+)
 
 
 class RowHeads(Protocol):
@@ -36,7 +42,7 @@ class RowHeads(Protocol):
         """
 
 
-class Medusa:
+class Medusa(Proposer):
     """Proposes from the row of the last token that the target has decoded.
 
     The token behind it is known: the target drew it. The heads draft those after that, each
@@ -50,9 +56,6 @@ class Medusa:
         self._is_end = is_end
         self._num_judged = 0  # tokens at the front of the text that it has proposed or judged
 
-    def begin(self, chain: SamplerChain) -> None:
-        """See `Proposer.begin`: every answer is the same to it."""
-
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """See `Proposer.state`."""
         rows_at = self._heads.rows_at
@@ -65,21 +68,16 @@ class Medusa:
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
         """See `Proposer.propose`."""
-        proposal = Proposal([], [], [], 0)
-        drafted = proposal.draft_tokens
-        for head in range(self._heads.num_heads):
-            row = self._heads.logits(head, len(tokens) - 2)
+
+        def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
+            if len(drafted) == self._heads.num_heads:
+                return None
+            row = self._heads.logits(len(drafted), len(tokens) - 2)
             distribution = chain.distribution(row, tokens, drafted)
-            confidence = confidence_in(row, distribution)
-            num_worth = extent.num_worth(len(drafted), confidence)
-            if num_worth <= 0:
-                break
-            drafted.append(draw(len(drafted), distribution))
-            proposal.distributions.append(distribution)
-            proposal.confidences.append(confidence)
-            if num_worth == 1 or self._is_end(drafted[-1]):
-                break
-        self._num_judged = len(tokens) + len(drafted)
+            return distribution, confidence_in(row, distribution)
+
+        proposal = Proposal([], [], []).extend(next_row, extent, draw, self._is_end)
+        self._num_judged = len(tokens) + len(proposal.draft_tokens)
         return proposal
 
     def replay(
@@ -96,9 +94,6 @@ class Medusa:
             chances.append((confidence_in(row, distribution), judged))
         self._num_judged = end
         return ReplayScores(chances, 0)
-
-    def read_from(self, position: int) -> None:
-        """See `Proposer.read_from`: it reads nothing of the text."""
 
     def truncate(self, num_tokens: int) -> None:
         """See `Proposer.truncate`."""

@@ -166,8 +166,11 @@ class PolicyEstimate:
     draft_token_s: float
 
 
-class DraftPolicy(Protocol):
-    """A policy of the number of draft tokens."""
+class DraftPolicy:
+    """A policy of the number of draft tokens.
+
+    Here stands what one does that learns nothing.
+    """
 
     def begin(self) -> None:
         """Another answer begins."""
@@ -177,18 +180,21 @@ class DraftPolicy(Protocol):
 
     def choose(self, context: PolicyContext) -> Decision:
         """Who proposes in the next step, and how far."""
+        raise NotImplementedError
 
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
         """Take into account what came of a choice that asked for it, and how long it took."""
 
     def padded(self, num_tokens: int, limit: int) -> int:
         """The number of tokens, num_tokens … limit, that the target had better decode."""
+        return num_tokens
 
     def learn(self, record: StepRecord) -> None:
         """Take a finished step into account."""
 
     def estimate(self) -> PolicyEstimate | None:
         """What it expects, if it expects anything."""
+        return None
 
 
 class UpTo(NamedTuple):
@@ -201,7 +207,7 @@ class UpTo(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FixedDraftPolicy:
+class FixedDraftPolicy(DraftPolicy):
     """The same number in every step, by the first proposer that can.
 
     Raises OptionError outside 0 … MAX_DRAFT_TOKENS.
@@ -217,12 +223,6 @@ class FixedDraftPolicy:
                 f"Choose 0 (plain decoding) to {MAX_DRAFT_TOKENS}.",
             )
 
-    def begin(self) -> None:
-        """See `DraftPolicy.begin`."""
-
-    def use_threads(self, num_threads: int) -> None:
-        """See `DraftPolicy.use_threads`."""
-
     def choose(self, context: PolicyContext) -> Decision:
         """See `DraftPolicy.choose`."""
         if self.num_draft_tokens == 0:
@@ -232,20 +232,6 @@ class FixedDraftPolicy:
             if num_tokens > 0:
                 return Decision(index, UpTo(num_tokens))
         return Decision(None, draft_off=reason_for_none(context))
-
-    def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
-        """See `DraftPolicy.replay`. Never asked for."""
-
-    def padded(self, num_tokens: int, limit: int) -> int:
-        """See `DraftPolicy.padded`."""
-        return num_tokens
-
-    def learn(self, record: StepRecord) -> None:
-        """See `DraftPolicy.learn`."""
-
-    def estimate(self) -> PolicyEstimate | None:
-        """See `DraftPolicy.estimate`."""
-        return None
 
 
 def reason_for_none(context: PolicyContext) -> DraftOff | None:

@@ -1,9 +1,9 @@
-"""Where draft tokens come from: the protocol, and the draft model."""
+"""Where draft tokens come from: what every proposer is, and the draft model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,11 @@ from localspec.speculative.policy_api import (
 )
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 
+Draw = Callable[[int, Distribution], int]  # (index in the step, distribution) → token
+# The draft tokens so far → the distribution of the next one and the confidence in it; None
+# where there is no next one.
+NextRow = Callable[[list[int]], tuple[Distribution, float] | None]
+
 
 class Proposal(NamedTuple):
     """K draft tokens and the K distributions they were really drawn from.
@@ -29,7 +34,25 @@ class Proposal(NamedTuple):
     draft_tokens: list[int]
     distributions: list[Distribution]
     confidences: list[float]
-    num_read: int
+    num_read: int = 0
+
+    def extend(
+        self, next_row: NextRow, extent: Extent, draw: Draw, is_end: Callable[[int], bool]
+    ) -> Proposal:
+        """Draw token after token, as far as that is worth; nothing follows an end token."""
+        drafted = self.draft_tokens
+        while (row := next_row(drafted)) is not None:
+            distribution, confidence = row
+            num_worth = extent.num_worth(len(drafted), confidence)
+            if num_worth <= 0:
+                break
+            drafted.append(draw(len(drafted), distribution))
+            self.distributions.append(distribution)
+            self.confidences.append(confidence)
+            # Stopping after a token is fine, since the token stays; dropping one is not.
+            if num_worth == 1 or is_end(drafted[-1]):
+                break
+        return self
 
     def up_to(self, num_tokens: int) -> Proposal:
         """Its first num_tokens, as if the proposer had ended there."""
@@ -41,20 +64,20 @@ class Proposal(NamedTuple):
         )
 
 
-Draw = Callable[[int, Distribution], int]  # (index in the step, distribution) → token
+class Proposer:
+    """Anything that proposes draft tokens for a text.
 
+    Here stands what one does that keeps nothing of an answer or of the text.
+    """
 
-class Proposer(Protocol):
-    """Anything that proposes draft tokens for a text."""
-
-    @property
-    def kind(self) -> ProposerKind: ...
+    kind: ProposerKind
 
     def begin(self, chain: SamplerChain) -> None:
         """An answer begins, whose chain this is."""
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """What it could propose after `tokens`, and what it would have to read for that."""
+        raise NotImplementedError
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
@@ -64,6 +87,7 @@ class Proposer(Protocol):
 
         Its `state` for the same tokens must allow as many. Ends after an end token.
         """
+        raise NotImplementedError
 
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
@@ -72,6 +96,7 @@ class Proposer(Protocol):
 
         probs: of the last of the tokens, each one's under the target's distribution.
         """
+        return ReplayScores([], 0)
 
     def read_from(self, position: int) -> None:
         """Forget the text, and see only what begins at `position` of it from now on."""
@@ -80,7 +105,7 @@ class Proposer(Protocol):
         """Forget whatever it knows of the text beyond its first num_tokens."""
 
 
-class DraftModel:
+class DraftModel(Proposer):
     """A small model that shares the target's tokenizer.
 
     shared: ids that mean the same token to target and draft. Mass elsewhere is cut before
@@ -116,9 +141,6 @@ class DraftModel:
         # The last draft token is never decoded here, hence the one more.
         return self.model.context_length + 1
 
-    def begin(self, chain: SamplerChain) -> None:
-        """See `Proposer.begin`: every answer is the same to it."""
-
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """See `Proposer.state`."""
         room = self.context_length - len(tokens)
@@ -138,27 +160,18 @@ class DraftModel:
         # Whatever the draft lacks comes first, in one decode: a whole prompt at its first
         # step, later the last token or two. Its own draft tokens are cached already.
         missing = self._missing(tokens)
-        proposal = Proposal([], [], [], len(missing))
-        drafted = proposal.draft_tokens
-        while True:
-            row = self._decoded(missing, 1)[0]
-            distribution = chain.distribution(row, tokens, drafted)
-            confidence = confidence_in(row, distribution)
-            num_worth = extent.num_worth(len(drafted), confidence)
-            if num_worth <= 0:
-                break
-            drawn = draw(len(drafted), distribution)
-            drafted.append(drawn)
-            proposal.distributions.append(distribution)
-            proposal.confidences.append(confidence)
-            # Stopping after a token is fine, since the token stays; dropping one is not.
-            if num_worth == 1 or self._is_end(drawn):
-                break
+
+        def next_row(drafted: list[int]) -> tuple[Distribution, float]:
             if len(drafted) == 1:
                 # It decodes tokens of its own from here on, and those may be refused.
                 self.model.checkpoint()
-            missing = [drawn]
-        self._num_judged = len(tokens) + len(drafted)
+            row = self._decoded(drafted[-1:] or missing, 1)[0]
+            distribution = chain.distribution(row, tokens, drafted)
+            return distribution, confidence_in(row, distribution)
+
+        proposal = Proposal([], [], [], len(missing))
+        proposal.extend(next_row, extent, draw, self._is_end)
+        self._num_judged = len(tokens) + len(proposal.draft_tokens)
         return proposal
 
     def replay(

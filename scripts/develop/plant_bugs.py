@@ -75,9 +75,10 @@ BUGS = [
     Bug(
         "drop an unlikely draft token",
         "speculative/proposers.py",
-        "            drafted.append(drawn)\n",
-        "            if distribution.prob(drawn) < 0.4:\n                break\n"
-        "            drafted.append(drawn)\n",
+        "            drafted.append(draw(len(drafted), distribution))\n",
+        "            drafted.append(draw(len(drafted), distribution))\n"
+        "            if distribution.prob(drafted[-1]) < 0.4:\n"
+        "                drafted.pop()\n                break\n",
         loop("an end token inside the draft"),
     ),
     # 2. Shared or recurring random numbers.
@@ -135,8 +136,8 @@ BUGS = [
     Bug(
         "another distribution than the one drawn from",
         "speculative/proposers.py",
-        "proposal.distributions.append(distribution)",
-        "proposal.distributions.append(distribution._replace(probs=distribution.probs[::-1]))",
+        "self.distributions.append(distribution)",
+        "self.distributions.append(distribution._replace(probs=distribution.probs[::-1]))",
         loop("five tokens, K 3"),
     ),
     Bug(
@@ -224,7 +225,7 @@ BUGS = [
     Bug(
         "draft past the end token",
         "speculative/proposers.py",
-        "if num_worth == 1 or self._is_end(drawn):",
+        "if num_worth == 1 or is_end(drafted[-1]):",
         "if num_worth == 1:",
         loop("an end token inside the draft"),
     ),
@@ -417,8 +418,8 @@ BUGS = [
     Bug(
         "Medusa: the row of one token earlier",
         "speculative/medusa.py",
-        "row = self._heads.logits(head, len(tokens) - 2)",
-        "row = self._heads.logits(head, len(tokens) - 3)",
+        "row = self._heads.logits(len(drafted), len(tokens) - 2)",
+        "row = self._heads.logits(len(drafted), len(tokens) - 3)",
         f"{MEDUSA_TEXTS}[five tokens, K 3-token-1]",
     ),
     Bug(
