@@ -66,7 +66,6 @@ if TYPE_CHECKING:
         PolicyEstimate,
         ProposerKind,
     )
-    from localspec.speculative.ratio_estimate import RatioEstimate
     from localspec.streaming.answer import Answer
     from localspec.streaming.options import AnswerOptions
     from localspec.streaming.reply import Piece, Reply
@@ -117,7 +116,6 @@ __all__ = [
     "Progress",
     "ProposerKind",
     "Provenance",
-    "RatioEstimate",
     "Reply",
     "RpcError",
     "SamplingParams",
@@ -167,7 +165,6 @@ _MODULE_OF = {
     "Progress": "hub.progress",
     "ProposerKind": "speculative.policy_api",
     "Provenance": "speculative.metrics",
-    "RatioEstimate": "speculative.ratio_estimate",
     "Reply": "streaming.reply",
     "SamplingParams": "sampling.params",
     "Stats": "speculative.metrics",

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from localspec.speculative.ratio_estimate import RatioEstimate, estimate_ratio, student_quantile
+from localspec.checks.ratio_estimate import RatioEstimate, estimate_ratio, student_quantile
 
 NOISES = ["even", "heavy tails", "stalls", "machine that drifts"]
 

@@ -10,7 +10,6 @@ from localspec.cli.screen import error_lines, printable, stats_lines, status_lin
 from localspec.errors import LocalspecError
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import DraftOff, PolicyEstimate, ProposerKind
-from localspec.speculative.ratio_estimate import RatioEstimate
 from localspec.speculative.thread_policy import ThreadUse
 
 
@@ -96,13 +95,11 @@ def test_the_status_line_is_one_line_whatever_the_window():
         num_draft_tokens=234_567,
         num_accepted=101_010,
         target_time_s=100.0,
-        speedup=RatioEstimate(1.2345, 1.1, 1.3, 0.1, 9),
         threads=ThreadUse(7, 8, True),
     )
     begin = "123456 tokens (101010 drafted)"
     rate = f"{begin} · 1235 tokens/s"
     full = "context 94% full"
-    faster = "1.23 times as fast"
     assert status_line(stats, 131_072, 500) == status_line(stats, 131_072, 101)
     assert {columns: status_line(stats, 131_072, columns) for columns in (20, 40, 50, 80)} == {
         20: begin,
@@ -111,20 +108,16 @@ def test_the_status_line_is_one_line_whatever_the_window():
         80: f"{rate} · {full}",
     }
     for columns in range(101, 300):
-        assert status_line(stats, 131_072, columns) == f"{rate} · {faster} · {full}"
+        assert status_line(stats, 131_072, columns) == f"{rate} · draft off for now · {full}"
     few = dataclasses.replace(stats, completion_tokens=9, num_accepted=4)
     busy = "7 of 8 threads: the machine is busy"
     assert status_line(few, 10**9, 101) == (
-        f"9 tokens (4 drafted) · 0 tokens/s · {faster} · draft off for now · context 0% full"
+        "9 tokens (4 drafted) · 0 tokens/s · draft off for now · context 0% full"
     )
     assert busy in "\n".join(stats_lines(few, 10**9))
     lines = "\n".join(stats_lines(stats, 131_072))
-    for said in (
-        f"{faster} as without drafts (1.10 to 1.30)",
-        "draft off for now: trying",
-        "machine is busy",
-    ):
-        assert said in lines
+    assert "draft off for now: trying" in lines
+    assert "machine is busy" in lines
 
 
 def test_stats_say_who_proposed():

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from localspec.checks.identity import GREEDY
 from localspec.checks.limit import EndedBy, ended_by, limited
+from localspec.checks.ratio_estimate import RatioEstimate, estimate_ratio
 from localspec.checks.step_bench import StepCosts, measure_steps
 from localspec.engine.engine import Engine
 from localspec.errors import ContextError, Interrupted, OptionError
@@ -21,7 +22,6 @@ from localspec.policy.speedup import Curve, break_even_acceptance, expected_spee
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Stats
 from localspec.speculative.policy_api import DraftOff, DraftPolicy, FixedDraftPolicy
-from localspec.speculative.ratio_estimate import RatioEstimate, estimate_ratio
 from localspec.streaming.cancellation import Cancellation
 
 SWEEP = (1, 2, 3, 5, 7, 11, 15)  # numbers of draft tokens that are tried one by one

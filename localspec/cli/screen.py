@@ -143,16 +143,14 @@ def status_line(stats: Stats, context_length: int, columns: int) -> str:
     """
     drafted = f" ({stats.num_accepted} drafted)" if stats.num_draft_tokens else ""
     used = (stats.prompt_tokens + stats.completion_tokens) / context_length
-    speedup = stats.speedup and f"{stats.speedup.value:.2f} times as fast"
     reason = (why_mostly_off(stats) or "").partition(":")[0]
     rate = stats.tokens_per_s
     # Each with its rank: parts of a high rank are left out first where the line is short.
     parts = [
         (0, f"{stats.completion_tokens} tokens{drafted}"),
         (1, "" if rate is None else f"{rate:.0f} tokens/s"),
-        (3, speedup),
-        (4, reason),
-        (5, _threads_of(stats)),
+        (3, reason),
+        (4, _threads_of(stats)),
         (2, f"context {used:.0%} full"),
     ]
     room = min(_STATUS_COLUMNS, columns - 1)
@@ -245,11 +243,6 @@ def stats_lines(stats: Stats, context_length: int) -> list[str]:
         f"({stats.acceptance_rate:.0%}); recovered {stats.num_recovered}, "
         f"bonus {stats.num_bonus}, plain {stats.num_plain}",
     ]
-    if (speedup := stats.speedup) is not None:
-        lines.append(
-            f"{speedup.value:.2f} times as fast as without drafts "
-            f"({speedup.low:.2f} to {speedup.high:.2f})"
-        )
     if stats.steps_per_proposer:
         steps = (f"{_PROPOSERS[kind]} in {n}" for kind, n in stats.steps_per_proposer.items())
         lines.append(f"steps by proposer: {', '.join(steps)} of {stats.num_steps}")

@@ -39,12 +39,7 @@ from localspec.speculative.policy_api import (
 
 _DECIDING_SHARE = 0.002  # of plain decoding, that may be spent on deciding to stay with it
 _NUM_MEASURED = 2  # target-only steps before anything else is tried
-# Steps after which a target-only one is due, to measure what it costs; sooner where drafting
-# gains little: there a target-only step costs little, and decides. The first one after a rest
-# comes sooner, too: often drafting began because target-only steps happened to take long.
-_ANCHOR_STEPS = 64
-_ANCHOR_SHARE = 0.004  # of gain, for which one more step comes between two of them
-_FIRST_ANCHOR_SHARE = 0.03  # the same of the first
+_ANCHOR_STEPS = 64  # after which a target-only one is due, to measure what it costs
 _TRIAL_SHARE = 0.25  # of what was probably missed, that may be lost to see what steps cost now
 _WAKING = 1.1  # times as long as others: that may be a target-only step's place after a draft
 _HORIZON = 1 / HAZARD  # tokens for which what is learned now is worth something
@@ -70,8 +65,6 @@ class AdaptiveDraftPolicy(DraftPolicy):
         ]
         self._has_drafted = False  # in the last step, which decoded several tokens
         self._is_in_doubt = False  # what a target-only step costs, by the last one
-        self._anchor_steps = _ANCHOR_STEPS
-        self._has_rested = False  # since a target-only step was due
         self._budget = Budget()
         self._able: list[Prospect] = []  # who could propose in this step
         self._deciding_s = 0.0  # what it took to see that nothing pays
@@ -118,9 +111,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
         target_only_s = self.target_cost.target_only_s
         if not target_only_s or self._costs.now.num_plain < _NUM_MEASURED:
             return Decision(None, draft_off=DraftOff.MEASURING)
-        is_due = self.target_cost.steps_since_target_only >= self._anchor_steps
+        is_due = self.target_cost.steps_since_target_only >= _ANCHOR_STEPS
         if is_due or self._is_in_doubt:
-            self._has_rested = False
             return Decision(None, draft_off=DraftOff.MEASURING)
         times = self._times.at(context.num_cached, target_only_s)
         for candidate in able:
@@ -135,7 +127,6 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if decision is None:
             decision = self._trial(nearest, context)
         if decision is None:
-            self._has_rested = True
             would_pay = nearest.hoped_rate > MARGIN / target_only_s
             self._draft_off = DraftOff.OVER_BUDGET if would_pay else DraftOff.DOES_NOT_PAY
             # With a fast target the deciding itself would be felt.
@@ -170,9 +161,6 @@ class AdaptiveDraftPolicy(DraftPolicy):
             )
             if reads_from == _TOO_EXPENSIVE:
                 continue
-            gain = 1.0 - 1.0 / (best.rate * target_only_s)
-            share = _FIRST_ANCHOR_SHARE if self._has_rested else _ANCHOR_SHARE
-            self._anchor_steps = int(min(gain / share + 1.0, _ANCHOR_STEPS))
             if best.state.num_unjudged > 1:
                 # That has to be read anyway, and shows what to expect.
                 return Decision(best.index, None, reads_from)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from localspec.speculative.interleaving import Interleaving
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     DraftOff,
@@ -16,7 +15,6 @@ from localspec.speculative.policy_api import (
     ProposerKind,
     StepRecord,
 )
-from localspec.speculative.ratio_estimate import RatioEstimate
 from localspec.speculative.thread_policy import ThreadUse
 
 if TYPE_CHECKING:
@@ -59,11 +57,9 @@ class Stats:
     steps_per_proposer: steps in which each kind proposed something; drafted_per_proposer and
     accepted_per_proposer: tokens of each. draft_off: why the last
     step that did not draft did not; draft_off_steps: steps per reason. outlook: what the
-    automatic policy expects at the end of the answer; None of any other policy. speedup: times
-    as fast as plain decoding, with its interval; None unless drafted and target-only steps of
-    this answer took turns often enough to tell. steps_per_threads: steps after the prefill per
-    number of threads; threads: what came of choosing it, at the
-    end; None of an answer that never began.
+    automatic policy expects at the end of the answer; None of any other policy.
+    steps_per_threads: steps after the prefill per number of threads; threads: what came of
+    choosing it, at the end; None of an answer that never began.
 
     The first step decodes the prompt and draws the first token: that is the prefill, and
     the draft, target and sampler times are those of the steps after it.
@@ -92,7 +88,6 @@ class Stats:
     draft_off: DraftOff | None
     draft_off_steps: Mapping[DraftOff, int]
     outlook: PolicyEstimate | None
-    speedup: RatioEstimate | None
     steps_per_threads: Mapping[int, int]
     threads: ThreadUse | None
 
@@ -162,7 +157,6 @@ class Meter:
     draft_off: DraftOff | None = None
     draft_off_steps: dict[DraftOff, int] = field(default_factory=dict)
     steps_per_threads: dict[int, int] = field(default_factory=dict)
-    interleaving: Interleaving = field(default_factory=Interleaving)
 
     def add(self, step: Step, now_s: float) -> None:
         """Count one step that ended at now_s."""
@@ -172,7 +166,6 @@ class Meter:
             self.draft_time_s += step.replay_s + step.draft_time_s
             self.target_time_s += step.target_time_s
             self.sampler_time_s += step.sampler_time_s
-            self.interleaving.add(step)
             self.steps_per_threads[step.num_threads] = (
                 self.steps_per_threads.get(step.num_threads, 0) + 1
             )
@@ -224,7 +217,6 @@ class Meter:
             draft_off=self.draft_off,
             draft_off_steps=dict(self.draft_off_steps),
             outlook=outlook,
-            speedup=self.interleaving.speedup() if any(self.drafted) else None,
             steps_per_threads=dict(self.steps_per_threads),
             threads=threads,
         )
