@@ -22,7 +22,9 @@ def proposed(lookup: Lookup, text: list[int], num_tokens: int) -> list[int]:
     if decision.extent is None:
         return []
     chain = SamplerChain(SamplingParams(), num_prompt_tokens=1)
-    proposal = lookup.propose(text, decision.extent, chain, lambda _index, _distribution: -1)
+    proposal = lookup.propose(
+        text, decision.extent, chain, lambda _index, distribution: distribution.draw(0.5)
+    )
     for token, distribution in zip(proposal.draft_tokens, proposal.distributions, strict=True):
         assert distribution.prob(token) == 1.0
     assert len(proposal.confidences) == len(proposal.draft_tokens)

@@ -49,7 +49,7 @@ class Forced(Proposer):
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
-        """See `Proposer.propose`. Its distributions are one-hot, so nothing is drawn."""
+        """See `Proposer.propose`. Its distributions are one-hot: each token is certain."""
         forced = [] if self._constraint is None else self._constraint.forced()
 
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:

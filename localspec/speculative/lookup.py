@@ -141,7 +141,7 @@ class Lookup(Proposer):
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
-        """See `Proposer.propose`. Its distributions are one-hot, so nothing is drawn."""
+        """See `Proposer.propose`. Its distributions are one-hot: each token is certain."""
         confidence = self.state(tokens).confidence
 
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
