@@ -24,10 +24,12 @@ from localspec.errors import ClosedError, ConstraintError, OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import (
+    Decision,
     DraftOff,
     PolicyContext,
     ProposerKind,
     ProposerState,
+    Replay,
     ReplayScores,
     StepRecord,
 )
@@ -214,9 +216,9 @@ def test_the_automatic_policy_takes_what_is_forced_at_once():
         forced = ProposerState(6, confidence=1.0) if number % 20 == 19 else ProposerState(0)
         lookup = ProposerState(16, confidence=0.5) if number % 2 else nothing
         decision = policy.choose(PolicyContext(100 + number, 16, 100, (forced, lookup)))
-        if decision.replays:
+        if isinstance(decision, Replay):
             policy.replay(decision.proposer, ReplayScores([(0.5, 0.0)] * 8, 0), 0.001)
-            decision = decision._replace(proposer=None)
+            decision = Decision(None)
         num_drafted = 0
         while decision.proposer is not None and num_drafted < 6:
             confidence = 0.5 if decision.proposer else 1.0

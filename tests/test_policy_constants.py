@@ -14,14 +14,14 @@ from localspec.policy import (
     acceptance,
     adaptive,
     budget,
-    candidate,
     cost,
+    prospect,
     step_ratios,
     step_times,
     threads,
 )
 
-MODULES = (acceptance, adaptive, budget, candidate, cost, step_ratios, step_times, threads)
+MODULES = (acceptance, adaptive, budget, prospect, cost, step_ratios, step_times, threads)
 PAGE = (Path(__file__).parent.parent / "docs/policy.md").read_text("utf-8")
 
 

@@ -8,7 +8,7 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.policy_api import Decision, FixedDraftPolicy, PolicyContext
+from localspec.speculative.policy_api import Decision, FixedDraftPolicy, PolicyContext, Replay
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import Place, make_rule
@@ -96,10 +96,10 @@ def test_a_lookup_judges_each_token_once():
 class LooksBack(FixedDraftPolicy):
     """Looks back when there are a few tokens to see; does not draft in the beginning."""
 
-    def choose(self, context: PolicyContext) -> Decision:
+    def choose(self, context: PolicyContext) -> Decision | Replay:
         for index, state in enumerate(context.states):
             if state.num_unjudged > 3 and state.max_tokens > 0:
-                return Decision(index)
+                return Replay(index)
         return super().choose(context) if context.num_cached > 20 else Decision(None)
 
     def replay(self, proposer, replay_scores, seconds):

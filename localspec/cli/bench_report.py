@@ -8,7 +8,6 @@ from typing import Any
 
 from localspec.checks.bench import Bench, Comparison, Outcome
 from localspec.checks.limit import EndedBy
-from localspec.checks.ratio_estimate import RatioEstimate
 from localspec.checks.step_bench import StepCosts
 from localspec.cli.bars import readable_bytes
 from localspec.cli.json_output import to_json

@@ -18,8 +18,8 @@ from typing import Any
 
 from localspec.policy.acceptance import HAZARD, Acceptance, Weights
 from localspec.policy.budget import Budget
-from localspec.policy.candidate import LONG_READ, MARGIN, Candidate, Prospect, Stopping
 from localspec.policy.cost import LARGEST_STEP, TargetCost
+from localspec.policy.prospect import LONG_READ, MARGIN, Prospect, Stopping
 from localspec.policy.speedup import Curve, break_even_acceptance
 from localspec.policy.step_times import StepTimes
 from localspec.policy.thread_costs import ThreadCosts
@@ -32,6 +32,7 @@ from localspec.speculative.policy_api import (
     PolicyContext,
     PolicyEstimate,
     ProposerKind,
+    Replay,
     ReplayScores,
     StepRecord,
     reason_for_none,
@@ -46,7 +47,6 @@ _HORIZON = 1 / HAZARD  # tokens for which what is learned now is worth something
 _GAIN_TOKENS = 2 / HAZARD  # for which a gain that was seen may pay for reading the whole text
 _EVERYTHING_SHARE = 0.25  # of the budget, for which a proposer reads the whole text
 _LOOK_READ_SHARE = 0.5  # of the budget, for which it reads the end of a long one
-_TOO_EXPENSIVE = -1  # instead of a position to read from
 
 
 class AdaptiveDraftPolicy(DraftPolicy):
@@ -60,8 +60,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
     def __init__(self, draft_shares: Mapping[ProposerKind, float], num_threads: int) -> None:
         self._costs = ThreadCosts(draft_shares, num_threads)
         self.prospects = [
-            Prospect(kind, cost, _first_acceptance(kind))
-            for kind, cost in self._costs.now.drafts.items()
+            Prospect(index, kind, cost, _first_acceptance(kind))
+            for index, (kind, cost) in enumerate(self._costs.now.drafts.items())
         ]
         self._has_drafted = False  # in the last step, which decoded several tokens
         self._is_in_doubt = False  # what a target-only step costs, by the last one
@@ -71,7 +71,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         self._quiet_steps = 0  # without another look into it, each time
         self._quiet_left = 0
         self._draft_off = DraftOff.DOES_NOT_PAY  # why it rests
-        self._nearest: tuple[Prospect, float | None] | None = None
+        self._nearest: Prospect | None = None  # to paying
 
     @property
     def target_cost(self) -> TargetCost:
@@ -95,14 +95,13 @@ class AdaptiveDraftPolicy(DraftPolicy):
             prospect.has_replayed = False
             prospect.acceptance.pass_by(int(_HORIZON))
 
-    def choose(self, context: PolicyContext) -> Decision:
+    def choose(self, context: PolicyContext) -> Decision | Replay:
         """See `DraftPolicy.choose`."""
-        able = [
-            Candidate(index, self.prospects[index], state, min(context.room, state.max_tokens))
-            for index, state in enumerate(context.states)
-            if min(context.room, state.max_tokens) > 0
+        self._able = able = [
+            prospect
+            for prospect, state in zip(self.prospects, context.states, strict=False)
+            if prospect.meet(state, context.room)
         ]
-        self._able = [candidate.prospect for candidate in able]
         if not able:
             return Decision(None, draft_off=reason_for_none(context))
         if self._quiet_left > 0 and not self._is_surely_felt(able):
@@ -115,12 +114,11 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if is_due or self._is_in_doubt:
             return Decision(None, draft_off=DraftOff.MEASURING)
         times = self._times.at(context.num_cached, target_only_s)
-        for candidate in able:
+        for prospect in able:
             prefill_token_s = self.target_cost.prefill_token_s
-            candidate.expect_catch_up(target_only_s, prefill_token_s, LONG_READ)
-            candidate.rank(times, self._times.at_worst, self._budget.left_s(target_only_s))
-        nearest = max(able, key=lambda candidate: candidate.hoped_rate)
-        self._nearest = nearest.prospect, nearest.state.confidence
+            prospect.expect_catch_up(target_only_s, prefill_token_s, LONG_READ)
+            prospect.rank(times, self._times.at_worst, self._budget.left_s(target_only_s))
+        self._nearest = nearest = max(able, key=lambda prospect: prospect.hoped_rate)
         decision = self._drafting(able, times, context)
         if decision is None:
             decision = self._another_look(able, times, context)
@@ -135,41 +133,38 @@ class AdaptiveDraftPolicy(DraftPolicy):
             return Decision(None, draft_off=self._draft_off)
         return decision
 
-    def _is_surely_felt(self, able: list[Candidate]) -> bool:
+    def _is_surely_felt(self, able: list[Prospect]) -> bool:
         """Whether one is certain of so many tokens that they cost less than steps of their own.
 
         What a constraint forces comes and goes with every step, unlike what a regime promises.
         """
         steps = self._times.latest
         return any(
-            steps[candidate.limit + 1] * MARGIN < steps[1] * (candidate.limit + 1)
-            for candidate in able
-            if candidate.state.confidence == CERTAIN_CONFIDENCE
+            steps[prospect.limit + 1] * MARGIN < steps[1] * (prospect.limit + 1)
+            for prospect in able
+            if prospect.state.confidence == CERTAIN_CONFIDENCE
         )
 
     def _drafting(
-        self, able: list[Candidate], times: Weights, context: PolicyContext
-    ) -> Decision | None:
+        self, able: list[Prospect], times: Weights, context: PolicyContext
+    ) -> Decision | Replay | None:
         """Draft by the best for which the budget allows what it would have to read first."""
         target_only_s = float(times[1])
-        for best in sorted(able, key=lambda candidate: -candidate.rate):
+        for best in sorted(able, key=lambda prospect: -prospect.rate):
             if best.rate <= MARGIN / target_only_s:
                 break
             gain_s = (target_only_s - 1 / best.rate) * min(_GAIN_TOKENS, context.num_remaining)
-            reads_from = self._reads_from(
-                best, context, gain_s, self._budget.left_s(target_only_s)
-            )
-            if reads_from == _TOO_EXPENSIVE:
+            if not self._may_read(best, context, gain_s, self._budget.left_s(target_only_s)):
                 continue
             if best.state.num_unjudged > 1:
                 # That has to be read anyway, and shows what to expect.
-                return Decision(best.index, None, reads_from)
-            return Decision(best.index, Stopping(best, times), reads_from)
+                return Replay(best.index, best.reads_from)
+            return Decision(best.index, Stopping(best, times), best.reads_from)
         return None
 
     def _another_look(
-        self, able: list[Candidate], times: Weights, context: PolicyContext
-    ) -> Decision | None:
+        self, able: list[Prospect], times: Weights, context: PolicyContext
+    ) -> Decision | Replay | None:
         """Find out whether the text has become predictable to one of them, when that is due.
 
         Every plain token may be a chance that was missed. When as much has probably been
@@ -177,10 +172,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
         is lost by waiting.
         """
         target_only_s = float(times[1])
-        for candidate in able:
-            prospect = candidate.prospect
-            hoped_s = candidate.missed_token_s(self._times.hoped)
-            feared_s = candidate.missed_token_s(self._times.feared)
+        for prospect in able:
+            hoped_s = prospect.saved_token_s(self._times.hoped)
+            feared_s = prospect.saved_token_s(self._times.feared)
             prospect.missed_token_s = (hoped_s + feared_s) / 2
             worth_s = prospect.missed_s + prospect.missed_token_s
             afforded_s = self._budget.for_look_s(target_only_s, worth_s)
@@ -188,41 +182,38 @@ class AdaptiveDraftPolicy(DraftPolicy):
                 # What the first look finds is likely to hold for a while.
                 likely_s = prospect.missed_token_s * min(_HORIZON, context.num_remaining)
                 worth_s = max(worth_s, likely_s)
-            if candidate.state.num_unjudged == 0:
+            if prospect.state.num_unjudged == 0:
                 continue
-            if min(worth_s, afforded_s) <= candidate.catch_up_s:
+            if min(worth_s, afforded_s) <= prospect.catch_up_s:
                 continue
-            reads_from = self._reads_from(candidate, context, 0.0, afforded_s)
-            if reads_from != _TOO_EXPENSIVE:
+            if self._may_read(prospect, context, 0.0, afforded_s):
                 prospect.missed_s = 0.0
                 prospect.has_replayed = True
-                return Decision(candidate.index, None, reads_from)
+                return Replay(prospect.index, prospect.reads_from)
         return None
 
-    def _trial(self, nearest: Candidate, context: PolicyContext) -> Decision | None:
+    def _trial(self, nearest: Prospect, context: PolicyContext) -> Decision | Replay | None:
         """Draft once, where that would pay if costs had become what they may be by now.
 
         While nothing is drafted no step of several tokens is timed. Believing what was timed
         once, a policy could stay with plain decoding for good. nearest: to paying; one trial
         tells of the costs of all.
         """
-        prospect, state = nearest.prospect, nearest.state
-        if not (self.target_cost.is_old and prospect.cost.is_measured) or state.num_skipped:
+        state = nearest.state
+        if not (self.target_cost.is_old and nearest.cost.is_measured) or state.num_skipped:
             return None
         target_only_s = float(self._times.latest[1])
-        limit = min(context.room, state.max_tokens)  # whatever the budget allows
-        tried = Candidate(nearest.index, prospect, state, limit)
-        tried.expect_catch_up(
-            target_only_s, self.target_cost.prefill_token_s, state.num_missing
-        )
-        probably_lost_s = tried.hope(self._times)
-        if probably_lost_s is None or probably_lost_s > prospect.trial_s:
+        nearest.meet(state, context.room)  # whatever the budget allows
+        prefill_token_s = self.target_cost.prefill_token_s
+        nearest.expect_catch_up(target_only_s, prefill_token_s, state.num_missing)
+        probably_lost_s = nearest.hope(self._times)
+        if probably_lost_s is None or probably_lost_s > nearest.trial_s:
             return None
         if state.num_unjudged > 1:
             # What it would have proposed of late may tell already that it is no use.
-            prospect.trial_s -= tried.catch_up_s
-            return Decision(tried.index, None, None)
-        return Decision(tried.index, Stopping(tried, self._times.hoped), None)
+            nearest.trial_s -= nearest.catch_up_s
+            return Replay(nearest.index)
+        return Decision(nearest.index, Stopping(nearest, self._times.hoped))
 
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
         """See `DraftPolicy.replay`."""
@@ -234,34 +225,36 @@ class AdaptiveDraftPolicy(DraftPolicy):
             prospect.acceptance.pass_by(1)
         self._budget.save(-seconds, target_only_s)
 
-    def _reads_from(
-        self, best: Candidate, context: PolicyContext, gain_s: float, budget_s: float
-    ) -> int | None:
-        """Where in the text a proposer that lacks much of it shall begin to read.
+    def _may_read(
+        self, prospect: Prospect, context: PolicyContext, gain_s: float, budget_s: float
+    ) -> bool:
+        """Choose where in the text a proposer that lacks much of it shall begin to read.
 
         It reads everything if that will surely pay, else as much of the end of the text as
         half of the budget allows; later, when drafting has earned it, all. gain_s: what
-        drafting is expected to save.
+        drafting is expected to save. Returns whether the budget allows to read enough.
         """
-        state, cost = best.state, best.prospect.cost
+        state, cost = prospect.state, prospect.cost
         if state.num_missing < LONG_READ and state.num_skipped == 0:
-            return None
+            return True
         target_only_s = self.target_cost.target_only_s or 0.0
         token_s = cost.read_token_s(target_only_s, self.target_cost.prefill_token_s)
-        everything_s = token_s * (context.num_cached + 1)
-        if state.num_skipped > 0 and everything_s < min(_EVERYTHING_SHARE * budget_s, gain_s):
-            return 0
+        length = context.num_cached + 1
+        if state.num_skipped > 0 and token_s * length < min(
+            _EVERYTHING_SHARE * budget_s, gain_s
+        ):
+            prospect.reads_from = 0
+            return True
         if state.num_missing < LONG_READ:
-            return None
-        num_tokens = int(max(budget_s - best.risk_s, 0.0) / max(token_s, 1e-9))
+            return True
+        num_tokens = int(max(budget_s - prospect.risk_s, 0.0) / max(token_s, 1e-9))
         if state.num_missing > 2 * LONG_READ:
             # At first a trial; and something has to be left for what comes after it.
             half = int(_LOOK_READ_SHARE * num_tokens) if cost.knows_reading else 0
             num_tokens = min(num_tokens, max(half, LONG_READ))
-        if num_tokens >= state.num_missing:
-            return None
-        length = context.num_cached + 1
-        return length - num_tokens if num_tokens >= LONG_READ else _TOO_EXPENSIVE
+        if num_tokens < state.num_missing:
+            prospect.reads_from = length - num_tokens
+        return num_tokens >= LONG_READ
 
     def padded(self, num_tokens: int, limit: int) -> int:
         """See `DraftPolicy.padded`."""
@@ -318,13 +311,13 @@ class AdaptiveDraftPolicy(DraftPolicy):
         # Of a number of threads that was chosen just now no step's time was looked up yet.
         if self._nearest is None or target_only_s is None or not steps[1]:
             return None
-        prospect, confidence = self._nearest
+        prospect = self._nearest
         acceptance = prospect.acceptance
         draft_s = prospect.cost.token_s(target_only_s)
         costs = Curve(steps, draft_s)
         return PolicyEstimate(
             prospect.kind,
-            float(acceptance.expected(acceptance.weights, confidence)[1]),
+            float(acceptance.expected(acceptance.weights, prospect.state.confidence)[1]),
             break_even_acceptance(costs, MAX_DRAFT_TOKENS),
             target_only_s,
             draft_s,

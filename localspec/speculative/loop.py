@@ -22,6 +22,7 @@ from localspec.speculative.policy_api import (
     PolicyContext,
     ProposerKind,
     ProposerState,
+    Replay,
     ReplayScores,
 )
 from localspec.speculative.prefix import common_length
@@ -268,7 +269,7 @@ class SpeculativeDecoder:
         while True:
             context = self._context(request.kinds, room, num_remaining)
             decision = self.draft_policy.choose(context)
-            if not decision.replays:
+            if isinstance(decision, Decision):
                 return decision, replay_s
             replay_s += self._replay(decision, request)
 
@@ -283,16 +284,15 @@ class SpeculativeDecoder:
         )
         return PolicyContext(self.target.num_cached, room, num_remaining, states)
 
-    def _replay(self, decision: Decision, request: Request) -> float:
+    def _replay(self, replay: Replay, request: Request) -> float:
         """Let the chosen proposer do so, and the policy learn from it; the seconds it took."""
         started = self.clock()
-        assert decision.proposer is not None
-        proposer = self.proposers[decision.proposer]
-        if decision.reads_from is not None:
-            proposer.read_from(decision.reads_from)
+        proposer = self.proposers[replay.proposer]
+        if replay.reads_from is not None:
+            proposer.read_from(replay.reads_from)
         replay_scores = proposer.replay(self.tokens, self._probs, request.chain)
         seconds = self.clock() - started
-        self.draft_policy.replay(decision.proposer, replay_scores, seconds)
+        self.draft_policy.replay(replay.proposer, replay_scores, seconds)
         return seconds
 
     def _proposal(self, decision: Decision, request: Request, place: Place) -> Proposal:

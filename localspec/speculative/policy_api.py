@@ -1,7 +1,8 @@
 """How many tokens to propose in the next step, by whom, or why none: the policies' interface.
 
-A policy is told what could be proposed (`ProposerState`), answers with a `Decision`, is asked
-again before each further token is drawn (`Extent`), and learns from the step that came of it.
+A policy is told what could be proposed (`ProposerState`) and answers with a `Decision`, or with
+a `Replay` and is asked again. It is asked before each further token is drawn (`Extent`), and
+learns from the step that came of it.
 """
 
 from __future__ import annotations
@@ -92,10 +93,8 @@ class Extent(Protocol):
 class Decision(NamedTuple):
     """A policy's answer: who proposes how much, or nobody and why.
 
-    proposer: index of the proposer. extent: how far it proposes; None to replay first at what
-    it would have proposed for the tokens that are there already, and then to be asked again.
-    reads_from: position in the text at which the proposer shall begin to read again (None: it
-    goes on with what it has).
+    proposer: index of the proposer. extent: how far it proposes. reads_from: position in the
+    text at which the proposer shall begin to read again (None: it goes on with what it has).
     """
 
     proposer: int | None
@@ -103,10 +102,16 @@ class Decision(NamedTuple):
     reads_from: int | None = None
     draft_off: DraftOff | None = None
 
-    @property
-    def replays(self) -> bool:
-        """Whether it asks for a replay and not for a proposal."""
-        return self.proposer is not None and self.extent is None
+
+class Replay(NamedTuple):
+    """A policy's wish to know first what a proposer would have proposed for tokens that are
+    there already; then it is asked again.
+
+    proposer, reads_from: as in `Decision`.
+    """
+
+    proposer: int
+    reads_from: int | None = None
 
 
 class ReplayScores(NamedTuple):
@@ -178,8 +183,8 @@ class DraftPolicy:
     def use_threads(self, num_threads: int) -> None:
         """The next step's decodes have so many threads; what they cost belongs to that."""
 
-    def choose(self, context: PolicyContext) -> Decision:
-        """Who proposes in the next step, and how far."""
+    def choose(self, context: PolicyContext) -> Decision | Replay:
+        """Who proposes in the next step, and how far; or whose replay would tell."""
         raise NotImplementedError
 
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:

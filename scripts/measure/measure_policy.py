@@ -284,14 +284,12 @@ def grid(asked: argparse.Namespace) -> None:
             )
 
 
-class Knowing:
+class Knowing(DraftPolicy):
     """The oracle: drafts where the text is predictable, and nowhere else."""
 
     def __init__(self, num_draft_tokens: int, is_good: Callable[[int], bool]) -> None:
         self._on, self._off = FixedDraftPolicy(num_draft_tokens), FixedDraftPolicy(0)
         self._is_good = is_good
-        for name in ("begin", "padded", "learn", "estimate"):
-            setattr(self, name, getattr(self._on, name))
 
     def choose(self, context: PolicyContext) -> Decision:
         return (self._on if self._is_good(context.num_cached) else self._off).choose(context)

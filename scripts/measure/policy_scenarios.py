@@ -30,7 +30,7 @@ from simulated import (
 )
 
 from localspec.policy.adaptive import AdaptiveDraftPolicy
-from localspec.speculative.policy_api import Decision, PolicyContext, ProposerKind
+from localspec.speculative.policy_api import Decision, PolicyContext, ProposerKind, Replay
 
 # v(n) was measured of all but the last three.
 STAIRS = Machine("7B Q4_0", Q4_0, 0.12)
@@ -248,7 +248,7 @@ class Deliberate(AdaptiveDraftPolicy):
         super().__init__({ProposerKind.DRAFT: 0.1}, 1)
         self._clock = clock
 
-    def choose(self, context: PolicyContext) -> Decision:
+    def choose(self, context: PolicyContext) -> Decision | Replay:
         if self._quiet_left == 0:
             self._clock.now += 0.03
         return super().choose(context)

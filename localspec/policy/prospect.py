@@ -17,15 +17,25 @@ _BET = 0.5  # of the budget that a step may lose
 _SAFE_ODDS = 2.0  # expected gain to expected loss
 
 
+_NOTHING = ProposerState(max_tokens=0)
+
+
 @dataclass(slots=True)
 class Prospect:
-    """A proposer with what is known of it.
+    """A proposer with what is known of it, and what it promises in front of this step.
 
-    missed_s: seconds that it would probably have saved since it was tried, and
-    missed_token_s: with every plain token. trial_s: a share of the same since it drafted,
-    less what replaying for a trial took. has_replayed: in this answer.
+    index: its place among the proposers. missed_s: seconds that it would probably have saved
+    since it was tried, and missed_token_s: with every plain token. trial_s: a share of the same
+    since it drafted, less what replaying for a trial took. has_replayed: in this answer.
+
+    In front of a step it can propose up to limit tokens. catch_up_s: seconds to read what it
+    lacks before it starts; reads_from: as in `Decision`. rate: the tokens per second
+    of its best K ≥ 1 that the budget allows, 0 if it allows none; risk_s: what that K is
+    expected to lose where it does not pay. hoped_rate: the rate of the best K whatever the
+    budget.
     """
 
+    index: int
     kind: ProposerKind
     cost: DraftCost
     acceptance: Acceptance
@@ -33,26 +43,20 @@ class Prospect:
     missed_token_s: float = 0.0
     trial_s: float = 0.0
     has_replayed: bool = False
-
-
-@dataclass(slots=True)
-class Candidate:
-    """A proposer that can propose now, up to limit tokens.
-
-    catch_up_s: seconds to read what it lacks before it starts. rate: the tokens per second
-    of its best K ≥ 1 that the budget allows, 0 if it allows none; risk_s: what that K is
-    expected to lose where it does not pay. hoped_rate: the rate of the best K whatever the
-    budget.
-    """
-
-    index: int
-    prospect: Prospect
-    state: ProposerState
-    limit: int
+    state: ProposerState = _NOTHING
+    limit: int = 0
     catch_up_s: float = 0.0
+    reads_from: int | None = None
     risk_s: float = 0.0
     rate: float = 0.0
     hoped_rate: float = 0.0
+
+    def meet(self, state: ProposerState, room: int) -> bool:
+        """Stand in front of a step with that much room; returns whether it can propose."""
+        self.state, self.limit = state, min(room, state.max_tokens)
+        self.catch_up_s, self.reads_from = 0.0, None
+        self.risk_s = self.rate = 0.0
+        return self.limit > 0
 
     def expect_catch_up(
         self, target_only_s: float, prefill_token_s: float | None, most: int
@@ -62,7 +66,7 @@ class Candidate:
         prefill_token_s: what a token among many costs the target, if that is known.
         """
         if self.state.num_missing > 1:
-            cost = self.prospect.cost
+            cost = self.cost
             num_tokens = min(self.state.num_missing, most) - 1
             read_s = num_tokens * cost.read_token_s(target_only_s, prefill_token_s)
             self.catch_up_s = max(read_s, cost.token_s(target_only_s))
@@ -73,7 +77,7 @@ class Candidate:
         times, at_worst: (LARGEST_STEP + 1,) seconds of a step of n tokens, as expected and
         as they may be. budget_s: seconds that may be lost.
         """
-        acceptance = self.prospect.acceptance
+        acceptance = self.acceptance
         expected = acceptance.expected(acceptance.weights, self.state.confidence)
         emitted = 1.0 + GAINS[:, 1 : self.limit + 1]
         spent = self._spent(at_worst) + self.catch_up_s
@@ -97,7 +101,7 @@ class Candidate:
 
         Returns the seconds that a draft of so many probably loses; None if no K pays.
         """
-        acceptance = self.prospect.acceptance
+        acceptance = self.acceptance
         expected = acceptance.expected(acceptance.weights, self.state.confidence)
         rates = (1.0 + expected[1 : self.limit + 1]) / self._spent(times.hoped)
         best = int(np.argmax(rates))
@@ -110,30 +114,30 @@ class Candidate:
         losses = spent_s - target_only_s * (1.0 + GAINS[:, self.limit])
         return float(acceptance.weights @ np.maximum(losses, 0.0))
 
-    def missed_token_s(self, times: Weights) -> float:
-        """Seconds per token that it is expected to save, were the regime known."""
-        draft_s = self.prospect.cost.token_s(float(times[1]))
+    def saved_token_s(self, times: Weights) -> float:
+        """Seconds per token that it is expected to save, if the regime were known."""
+        draft_s = self.cost.token_s(float(times[1]))
         spent = times[2:] + draft_s * np.arange(1, len(times) - 1)
         token_s = (spent / (1.0 + GAINS[:, 1:])).min(axis=1)
         missed = np.maximum(times[1] - token_s, 0.0)
-        return float(self.prospect.acceptance.weights @ missed)
+        return float(self.acceptance.weights @ missed)
 
     def _spent(self, times: Weights) -> Weights:
         """(limit,) seconds of steps with 1, 2 … draft tokens."""
-        draft_s = self.prospect.cost.token_s(float(times[1]))
+        draft_s = self.cost.token_s(float(times[1]))
         return times[2 : self.limit + 2] + draft_s * np.arange(1, self.limit + 1)
 
 
 class Stopping:
     """Goes on drafting while that brings in more tokens than the best K in the same time."""
 
-    def __init__(self, best: Candidate, times: Weights) -> None:
-        self._acceptance = best.prospect.acceptance
+    def __init__(self, best: Prospect, times: Weights) -> None:
+        self._acceptance = best.acceptance
         self._confidence = best.state.confidence
         self._alive = self._acceptance.weights  # that all so far are accepted, per regime
         self._limit = best.limit
         self._loss = best.rate * times  # in tokens
-        draft_s = best.prospect.cost.token_s(float(times[1]))
+        draft_s = best.cost.token_s(float(times[1]))
         self._draft_loss = best.rate * draft_s * np.arange(best.limit + 1)
 
     def num_worth(self, num_drafted: int, confidence: float) -> int:
