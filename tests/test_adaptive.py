@@ -424,41 +424,15 @@ def test_a_good_answer_behind_bad_ones_is_noticed():
     assert fixed_s / run(policy(learned), agrees, Q4_0, **setting) >= 0.95
 
 
-@pytest.mark.parametrize(("step_s", "at_least", "at_most"), [(3.5, 1, 20), (1.5, 40, 64)])
-def test_where_little_is_gained_plain_steps_are_measured_often(step_s, at_least, at_most):
-    """If one takes less than it did, nothing is gained any more."""
+def test_plain_steps_are_measured_now_and_then():
+    """If one takes less than it did, nothing may be gained any more."""
     made = policy()
     for _ in range(9):
         made.learn(target_only_step(1.0))
-    for _ in range(60):
-        made.learn(replace(draft_step(step_s), num_accepted=3, num_emitted=4))
-    made.learn(target_only_step(1.0))
+    context = PolicyContext(10, 3, 500, (ProposerState(16, 1, 0, 0),))
+    good = replace(draft_step(1.5), num_accepted=3, num_emitted=4)
     drafted = 0
-    context = PolicyContext(10, 3, 500, (ProposerState(16, 1, 0, 0),))
-    while (decision := made.choose(context)).draft_off is not DraftOff.MEASURING:
-        assert decision.proposer == 0
-        made.learn(draft_step(step_s))
+    while drafted == 0 or made.choose(context).draft_off is not DraftOff.MEASURING:
+        made.learn(good)
         drafted += 1
-    assert at_least <= drafted <= at_most
-
-
-def test_a_draft_that_comes_back_is_soon_compared_with_plain_steps():
-    """Later that is done more rarely."""
-    made = policy()
-    context = PolicyContext(10, 3, 500, (ProposerState(16, 1, 0, 0),))
-    for _ in range(5):
-        made.learn(target_only_step(1.0))
-        made.learn(replace(draft_step(2.9), confidences=[0.9] * 3, num_accepted=2))
-    made.learn(target_only_step(1.0))
-    assert made.choose(context).draft_off is DraftOff.DOES_NOT_PAY
-    for _ in range(6):
-        made.learn(target_only_step(1.5))
-    drafted = [0]
-    while len(drafted) < 3:
-        if made.choose(context).proposer == 0:
-            drafted[-1] += 1
-            made.learn(replace(draft_step(2.9), num_accepted=2))
-        else:
-            drafted.append(0)
-            made.learn(target_only_step(1.5))
-    assert 1 <= drafted[0] <= 8 < 16 <= drafted[1]
+    assert drafted == 64
