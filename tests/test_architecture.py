@@ -13,12 +13,12 @@ import pytest
 import localspec
 from draw_packages import (
     drawn,
-    imported_at_once,
     imported_by,
     package_imports,
     reachable,
     with_graph,
 )
+from unique_names import twice_defined
 
 PACKAGE = Path(localspec.__file__).parent
 MODULES = {
@@ -73,12 +73,16 @@ def _is_there(root: Path, path: str) -> bool:
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    """Not inside a room either, and not for types alone; imports within functions are late."""
+    """Not inside a room either, not for types alone, and not late, within functions."""
     imports = {
-        name: {found for found in imported_at_once(source) if found in MODULES} - {name}
+        name: {found.removeprefix("localspec.") for found in imported_by(source)} & set(MODULES)
         for name, source in MODULES.items()
     }
     assert [name for name in imports if name in reachable(imports, name)] == []
+
+
+def test_one_name_stands_for_one_thing():
+    assert twice_defined(PACKAGE) == {}
 
 
 def test_each_wall_against_others_says_when_it_goes():

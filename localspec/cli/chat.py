@@ -8,12 +8,13 @@ import click
 
 from localspec.cli import exit_codes
 from localspec.cli.answer import note_if_cut, note_unenforced, write_answer
+from localspec.cli.colour import use_colour
 from localspec.cli.completion import complete_session
 from localspec.cli.constraint_options import constraint_options
 from localspec.cli.help import Command
 from localspec.cli.model_options import model_argument
 from localspec.cli.options import PairOptions, pair_options
-from localspec.cli.screen import error_lines, legend, note, use_colour
+from localspec.cli.screen import error_lines, legend, note
 from localspec.cli.sessions import note_resumed
 from localspec.cli.standard_input import holds_conversation, piped_lines
 from localspec.errors import LocalspecError, OptionError

@@ -10,6 +10,7 @@ import click
 
 from localspec.chat.attachment import Attachment, attached, read_attachment
 from localspec.cli.answer import note_if_cut, note_unenforced, write_answer
+from localspec.cli.colour import use_colour
 from localspec.cli.completion import complete_file
 from localspec.cli.constraint_options import constraint_options
 from localspec.cli.help import Command
@@ -17,7 +18,7 @@ from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.json_output import to_json, write_json
 from localspec.cli.model_options import model_option
 from localspec.cli.options import PairOptions, pair_options
-from localspec.cli.screen import legend, note, stats_lines, use_colour
+from localspec.cli.screen import legend, note, stats_lines
 from localspec.cli.standard_input import on_terminal, read_input
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from localspec.cli.colour import use_colour
 from localspec.cli.flags import usual_flag
 from localspec.errors import LocalspecError
 from localspec.speculative.metrics import Provenance, Stats
@@ -82,15 +82,6 @@ def _visible(character: str) -> str:
     ):  # fmt: skip
         return f"<U+{code:04X}>"
     return character
-
-
-def use_colour() -> bool | None:
-    """False with NO_COLOR or on a dumb terminal, else None.
-
-    None leaves it to click: colour on a terminal, no colour elsewhere.
-    """
-    has_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return False if has_none else None
 
 
 def note(text: str) -> None:

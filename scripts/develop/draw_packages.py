@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -20,24 +19,8 @@ _DRAWN = re.compile(r"(?<=```mermaid\n).*?(?=```)", re.DOTALL)
 
 def imported_by(source: str) -> set[str]:
     """Dotted names of everything that a module imports, at any depth."""
-    return _imported(ast.walk(ast.parse(source)))
-
-
-def imported_at_once(source: str) -> set[str]:
-    """What of localspec a module imports outside of functions, named as from within it."""
-    waiting: list[ast.AST] = [ast.parse(source)]
-    nodes: list[ast.AST] = []
-    while waiting:
-        node = waiting.pop()
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            nodes.append(node)
-            waiting += ast.iter_child_nodes(node)
-    return {name.removeprefix("localspec.") for name in _imported(nodes)}
-
-
-def _imported(nodes: Iterable[ast.AST]) -> set[str]:
     names: set[str] = set()
-    for node in nodes:
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -16,8 +16,9 @@ import click
 
 from localspec.chat.attachment import read_attachment
 from localspec.chat.session import session_names
+from localspec.cli.colour import use_colour
 from localspec.cli.conversation import Conversation
-from localspec.cli.screen import legend, note, stats_lines, use_colour
+from localspec.cli.screen import legend, note, stats_lines
 from localspec.cli.sessions import note_resumed, session_lines
 from localspec.cli.terminal.line_editor import Values, can_edit
 from localspec.cli.terminal.settings import change_setting, setting_names, settings_lines

@@ -11,7 +11,7 @@ from unicodedata import category
 import click
 from rich.cells import cell_len, get_character_cell_size
 
-from localspec.cli.screen import use_colour
+from localspec.cli.colour import use_colour
 
 _TAB = "    "
 _JOINER = "\u200d"
