@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 # The converter's time grows with the square of it: seconds for the worst of this size.
-MAX_BYTES = 32 << 10
+MAX_GBNF_BYTES = 32 << 10
 _RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _PART = re.compile(
     r'(?P<text>"(?:\\.|[^"\\])*")|(?P<set>\[(?:\\.|[^\]\\])*\])|\#[^\n]*|(?P<any>\.)', re.DOTALL

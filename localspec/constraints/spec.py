@@ -69,7 +69,7 @@ def _checked(name: str, text: object, *, is_strict: bool) -> ConstraintSpec:
         raise ConstraintError(f"{name} is empty", "Write one, or leave it out.")
     require_unicode(name, text, ConstraintError)
     is_gbnf = name == "grammar" and gbnf.is_gbnf(text)
-    num_bytes, most = len(text.encode()), gbnf.MAX_BYTES if is_gbnf else MAX_BYTES
+    num_bytes, most = len(text.encode()), gbnf.MAX_GBNF_BYTES if is_gbnf else MAX_BYTES
     if num_bytes > most:
         raise ConstraintError(
             f"{'the GBNF grammar' if is_gbnf else name} has {num_bytes} bytes; "
