@@ -45,9 +45,9 @@ class NoModels:
         return tokens
 
 
-def make_room(chat, begun, turns, use, is_unwanted):
+def make_room(chat, begun, turns, use, is_cancelled):
     """The prompt of the chat's next answer, and how many oldest turns leave for it."""
-    return chat._room.make(Asked(chat._system, begun, use), turns, is_unwanted)
+    return chat._room.make(Asked(chat._system, begun, use), turns, is_cancelled)
 
 
 def turns_of(rng, number):
@@ -80,9 +80,9 @@ def rendered(monkeypatch):
     sizes = []
     render = ChatTemplate.render
 
-    def counted(self, messages, is_unwanted=never, **options):
+    def counted(self, messages, is_cancelled=never, **options):
         sizes.append(len(messages))
-        return render(self, messages, is_unwanted, **options)
+        return render(self, messages, is_cancelled, **options)
 
     monkeypatch.setattr(ChatTemplate, "render", counted)
     return sizes
@@ -282,7 +282,7 @@ def test_idle_work_in_the_midst_of_a_prompt_makes_way_for_an_answer(
 
 
 @pytest.mark.process
-def test_idle_work_for_another_process_makes_no_prompt_that_is_unwanted(monkeypatch):
+def test_idle_work_for_another_process_makes_no_prompt_that_is_cancelled(monkeypatch):
     with localspec.IsolatedEngine(draft_tokens=0) as isolated:
         chat = isolated.chat()
         chat.replace(plain_turns(200))

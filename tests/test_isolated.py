@@ -209,7 +209,7 @@ def test_idle_time_is_used_there(isolated, monkeypatch):
         # Another text each time, since what was read stays.
         idle = isolated.chat(system=f"You know {number} animals of the forest. " * 100)
         thread = prepare_in_a_thread(isolated, idle)
-        isolated._prepare(lambda _is_unwanted: [5, 6], owner=idle)  # does nothing
+        isolated._prepare(lambda _is_cancelled: [5, 6], owner=idle)  # does nothing
         assert isolated._process.call("is_preparing")  # the first one, which goes on
         ends()
         thread.join(10)
@@ -220,7 +220,7 @@ def test_idle_time_is_used_there(isolated, monkeypatch):
     assert next(stream).token_ids
     stream.close()
     with monkeypatch.context() as patch:
-        patch.setattr(chat, "_beginning", lambda _is_unwanted: isolated.cancel() or [5, 6])
+        patch.setattr(chat, "_beginning", lambda _is_cancelled: isolated.cancel() or [5, 6])
         chat.prepare()
     assert not isolated._process.call("is_preparing")
 

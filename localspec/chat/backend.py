@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from localspec.streaming.answer import Answer
-from localspec.streaming.cancellation import Unwanted
+from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
 from localspec.vocabulary import Vocabulary
@@ -34,5 +34,5 @@ class ChatBackend(Protocol):
     def _answer(self, exchange: Exchange, options: AnswerOptions) -> Answer: ...
 
     def _prepare(
-        self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object
+        self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
     ) -> None: ...

@@ -23,7 +23,7 @@ from localspec.chat.turns import (
 from localspec.errors import EngineError, OptionError
 from localspec.streaming.answer import Answer
 from localspec.streaming.answer_text import Said
-from localspec.streaming.cancellation import Unwanted, never
+from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
 from localspec.streaming.prompt import Prompt
@@ -224,14 +224,14 @@ class Chat:
         """
         self._engine._prepare(self._beginning, owner=self)
 
-    def _beginning(self, is_unwanted: Unwanted) -> list[int]:
+    def _beginning(self, is_cancelled: CancelCheck) -> list[int]:
         """What the next prompt begins with, whatever is asked. Raises Interrupted."""
         first, second = map(question_message, _PROBES)
         turns, use = self._turns, ToolUse(self._tools)
         asked = Asked(self._system, (first,), use)
-        prompt, num_leaving = self._room.make(asked, turns, is_unwanted)
+        prompt, num_leaving = self._room.make(asked, turns, is_cancelled)
         asked = asked._replace(begun=(second,))
-        other = self._room.prompt(asked, turns[num_leaving:], is_unwanted)
+        other = self._room.prompt(asked, turns[num_leaving:], is_cancelled)
         pairs = zip(prompt.tokens, other.tokens, strict=False)
         return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
@@ -299,10 +299,10 @@ class _Exchange(Exchange):
         self._prompt = None if unfinished is None else unfinished.prompt
         self._num_leaving = 0  # oldest turns that are forgotten
 
-    def prompt(self, is_unwanted: Unwanted) -> Prompt:
+    def prompt(self, is_cancelled: CancelCheck) -> Prompt:
         """See `Exchange.prompt`. Raises ContextError, TemplateError."""
         if self._prompt is None:
-            made = self.owner._room.make(self._asked, self._turns, is_unwanted)
+            made = self.owner._room.make(self._asked, self._turns, is_cancelled)
             self._prompt, self._num_leaving = made
         return self._prompt
 

@@ -20,7 +20,7 @@ from localspec.chat.nested import texts_in, with_texts
 from localspec.chat.template import ChatTemplate, Message
 from localspec.chat.tool_messages import fit_to_form
 from localspec.errors import TemplateError
-from localspec.streaming.cancellation import Unwanted, never
+from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.thinking import Thoughts, said
 from localspec.streaming.thought_families import families_of
@@ -86,7 +86,7 @@ class PromptMaker:
         self._rendering = threading.Lock()  # the template's meter counts for one at a time
 
     def prompt(
-        self, messages: Sequence[Message], use: ToolUse, is_unwanted: Unwanted = never
+        self, messages: Sequence[Message], use: ToolUse, is_cancelled: CancelCheck = never
     ) -> Prompt:
         """The prompt that asks for the next answer, without a token that begins every text.
 
@@ -97,15 +97,15 @@ class PromptMaker:
 
         Raises TemplateError if the template refuses the messages, leaves some out, or fails,
         or has no tools where some are to be used; Interrupted soon after it has become
-        unwanted.
+        cancelled.
         """
         self._check_tools(messages, use)
         if self._form is not None:
             messages = fit_to_form(messages, self._form)
         asked = self._asked(messages, use)
         with self._rendering:
-            self._check_roles(asked, is_unwanted)
-            text, hidden = self._guarded(asked, is_unwanted)
+            self._check_roles(asked, is_cancelled)
+            text, hidden = self._guarded(asked, is_cancelled)
         tokens = self._guard.tokenize(text, hidden)
         return Prompt(tokens, self._thoughts.after(text), calls=self._calls(use))
 
@@ -162,7 +162,7 @@ class PromptMaker:
         is_unknown = message["role"] == "developer" and "developer" not in self._source
         return "system" if is_unknown else str(message["role"])
 
-    def _check_roles(self, asked: _Asked, is_unwanted: Unwanted) -> None:
+    def _check_roles(self, asked: _Asked, is_cancelled: CancelCheck) -> None:
         """Refuse a role that the template passes over: nothing that is said is lost."""
         spoken = [
             message
@@ -172,7 +172,7 @@ class PromptMaker:
         if all(message["role"] in _USUAL_ROLES for message in spoken):
             return
         hidden = self._guard.hide_all(asked.contents, asked.others)
-        text = self._rendered(asked, hidden, is_unwanted)
+        text = self._rendered(asked, hidden, is_cancelled)
         for message, content in zip(spoken, hidden.contents, strict=True):
             if message["role"] not in _USUAL_ROLES and content.strip() not in text:
                 raise TemplateError(
@@ -185,20 +185,20 @@ class PromptMaker:
         is_answer = message["role"] == "assistant"
         return said(content, self._thoughts.families) if is_answer else content
 
-    def _guarded(self, asked: _Asked, is_unwanted: Unwanted) -> tuple[str, Hidden]:
+    def _guarded(self, asked: _Asked, is_cancelled: CancelCheck) -> tuple[str, Hidden]:
         """The template's text, whose control texts are its own, and what is hidden in it."""
         texts = (asked.contents, asked.others)
         hidden = self._guard.hide(*texts)
-        text = self._rendered(asked, hidden, is_unwanted)
+        text = self._rendered(asked, hidden, is_cancelled)
         if not self._guard.shows_ends(hidden) and self._are_written(self._guard.found(text)):
             return text, hidden
         safest = self._guard.hide_all(*texts)
-        safe_text = self._rendered(asked, safest, is_unwanted)
+        safe_text = self._rendered(asked, safest, is_cancelled)
         own = self._guard.found(safe_text)
         if self._guard.found(text) == own:
             return text, hidden
         hidden = self._guard.hide_words(*texts)
-        text = self._rendered(asked, hidden, is_unwanted)
+        text = self._rendered(asked, hidden, is_cancelled)
         # A switch in a message can bring others.
         others = [each for each in self._guard.found(text) if each not in own]
         return (text, hidden) if self._are_written(others) else (safe_text, safest)
@@ -207,28 +207,28 @@ class PromptMaker:
         """Whether the template names them all, so that it need not put them together."""
         return all(text in self._named or text in self._source for text in texts)
 
-    def _rendered(self, asked: _Asked, hidden: Hidden, is_unwanted: Unwanted) -> str:
+    def _rendered(self, asked: _Asked, hidden: Hidden, is_cancelled: CancelCheck) -> str:
         """The template's text, also where it refuses an answer in which nothing was said."""
         messages, tools = asked.with_hidden(hidden)
         if messages[-1]["role"] == "assistant":
-            return self._begun(messages, tools, hidden.end, is_unwanted)
+            return self._begun(messages, tools, hidden.end, is_cancelled)
         try:
-            return self._template.render(messages, is_unwanted, tools=tools)
+            return self._template.render(messages, is_cancelled, tools=tools)
         except TemplateError:
             if all(message["content"] for message in messages):
                 raise
         return self._template.render(
             [{**message, "content": message["content"] or " "} for message in messages],
-            is_unwanted,
+            is_cancelled,
             tools=tools,
         )
 
     def _begun(
-        self, messages: list[dict[str, Any]], tools: Any, end: str, is_unwanted: Unwanted
+        self, messages: list[dict[str, Any]], tools: Any, end: str, is_cancelled: CancelCheck
     ) -> str:
         """The template's text up to the end of the last message, an answer."""
         messages[-1]["content"] += end
-        text = self._template.render(messages, is_unwanted, tools=tools, opens_answer=False)
+        text = self._template.render(messages, is_cancelled, tools=tools, opens_answer=False)
         begun, found, _ = text.rpartition(end)
         if not found:
             raise TemplateError(

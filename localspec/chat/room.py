@@ -12,7 +12,7 @@ from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn, messages_of, turn_size
 from localspec.errors import ContextError, TemplateLimitError
-from localspec.streaming.cancellation import Unwanted
+from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.prompt import Prompt
 from localspec.tools.tool import ToolUse
 
@@ -38,7 +38,7 @@ class Room:
         self._maker = maker
 
     def make(
-        self, asked: Asked, turns: list[Turn], is_unwanted: Unwanted
+        self, asked: Asked, turns: list[Turn], is_cancelled: CancelCheck
     ) -> tuple[Prompt, int]:
         """The prompt of the next answer, and how many oldest turns leave for it.
 
@@ -54,7 +54,7 @@ class Room:
             if num_leaving not in prompts and num_leaving not in beyond:
                 kept = turns[num_leaving:]
                 try:
-                    prompts[num_leaving] = self.prompt(asked, kept, is_unwanted)
+                    prompts[num_leaving] = self.prompt(asked, kept, is_cancelled)
                 except TemplateLimitError:
                     if not kept:
                         raise
@@ -75,10 +75,10 @@ class Room:
             )
         return prompt, num_leaving
 
-    def prompt(self, asked: Asked, turns: list[Turn], is_unwanted: Unwanted) -> Prompt:
+    def prompt(self, asked: Asked, turns: list[Turn], is_cancelled: CancelCheck) -> Prompt:
         """The prompt behind these turns, however long it is."""
         messages = [*asked.system, *messages_of(turns), *asked.begun]
-        prompt = self._maker.prompt(messages, asked.use, is_unwanted)
+        prompt = self._maker.prompt(messages, asked.use, is_cancelled)
         return prompt._replace(tokens=self._engine._with_bos(prompt.tokens))
 
     def _check_length(self, asked: Asked) -> None:

@@ -25,7 +25,7 @@ from jinja2.tests import TESTS
 from jinja2.utils import Namespace
 
 from localspec.errors import Interrupted
-from localspec.streaming.cancellation import Unwanted, never
+from localspec.streaming.cancellation import CancelCheck, never
 
 MAX_SECONDS = 5.0
 MAX_TEXT = 4_000_000  # characters of one value
@@ -121,19 +121,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
         self.restart()
 
-    def restart(self, is_unwanted: Unwanted = never) -> None:
-        """Give the next rendering its time and its work, while it is not unwanted."""
-        self._is_unwanted = is_unwanted
+    def restart(self, is_cancelled: CancelCheck = never) -> None:
+        """Give the next rendering its time and its work, until it is cancelled."""
+        self._is_cancelled = is_cancelled
         self._deadline = time.monotonic() + MAX_SECONDS
         self._spent = 0
 
     def pay(self, work: int) -> None:
         """Count work. Raises Exhausted when there is too much of it, or no time left.
 
-        Raises Interrupted when it has become unwanted.
+        Raises Interrupted when it is cancelled.
         """
         self._spent += work
-        if self._is_unwanted():
+        if self._is_cancelled():
             raise Interrupted("making a prompt was cancelled")
         if self._spent > MAX_WORK:
             raise Exhausted(f"it makes values of more than {MAX_WORK} characters")

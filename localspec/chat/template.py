@@ -14,7 +14,7 @@ from jinja2.visitor import NodeTransformer
 
 from localspec.chat.sandbox import Exhausted, Refused, Sandbox
 from localspec.errors import Interrupted, TemplateError, TemplateLimitError
-from localspec.streaming.cancellation import Unwanted, never
+from localspec.streaming.cancellation import CancelCheck, never
 
 MAX_SOURCE = 200_000  # characters
 _MAX_REASON = 300  # characters of a template's own words in an error
@@ -103,7 +103,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
-        is_unwanted: Unwanted = never,
+        is_cancelled: CancelCheck = never,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         opens_answer: bool = True,
@@ -112,9 +112,9 @@ class ChatTemplate:
 
         tools: as OpenAI declares them. Raises TemplateError if the template refuses the
         messages or fails, TemplateLimitError if it exceeds its bounds, Interrupted as soon as
-        it is unwanted.
+        it is cancelled.
         """
-        self._sandbox.restart(is_unwanted)
+        self._sandbox.restart(is_cancelled)
         variables: dict[str, Any] = {**self._variables}
         if tools:  # many templates ask whether they are defined
             variables["tools"] = list(tools)

@@ -17,9 +17,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from localspec.errors import BusyError, EngineError, Interrupted
-from localspec.streaming.cancellation import Unwanted, never
+from localspec.streaming.cancellation import CancelCheck, never
 
-_LOOK_S = 0.05  # between two looks at whether a turn has come or is unwanted, if nobody calls
+_LOOK_S = 0.05  # between two looks at whether a turn has come or is cancelled, if nobody calls
 
 Work = TypeVar("Work", bound=Generator[Any, None, None])
 
@@ -110,18 +110,18 @@ class Access:
         refusal: Callable[[], BusyError],
         *,
         waits: bool = False,
-        is_unwanted: Unwanted = never,
+        is_cancelled: CancelCheck = never,
     ) -> None:
         """Have the turn, once idle work has ended; with waits also once all before are over.
 
-        Raises the refusal where it may not wait, Interrupted once it is unwanted while it
-        waits, what `is_unwanted` raises, and EngineError where it would wait for itself.
+        Raises the refusal where it may not wait, Interrupted once it is cancelled while it
+        waits, what `is_cancelled` raises, and EngineError where it would wait for itself.
         """
         turn.join()
         while (first := self._first()) is not turn and first is not None:
             if turn.make_way or not (first.make_way or waits):
                 raise refusal()
-            if is_unwanted():
+            if is_cancelled():
                 raise Interrupted("an answer was cancelled before its turn")
             if first.make_way:
                 first.make_way()

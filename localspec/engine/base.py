@@ -26,7 +26,7 @@ from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.streaming.answer import Answer, PieceReader
 from localspec.streaming.answer_run import AnswerState
-from localspec.streaming.cancellation import Unwanted
+from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.exchange import Exchange, PlainExchange
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
 from localspec.streaming.prompt import Prompt
@@ -169,7 +169,9 @@ class BaseEngine(abc.ABC):
         return Answer(reader)
 
     @abc.abstractmethod
-    def _prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
+    def _prepare(
+        self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
+    ) -> None:
         """What is behind `Chat.prepare`: decode the tokens that the next prompt begins with.
 
         make_tokens: gives them, none if there is nothing to do. What comes of it while an
@@ -232,8 +234,8 @@ class BaseEngine(abc.ABC):
         messages, use = question_messages(question, system), chosen.tool_use(())
         return self._answer(
             PlainExchange(
-                lambda is_unwanted: self._make_prompt(
-                    messages, use, is_unwanted, template=template, think=think
+                lambda is_cancelled: self._make_prompt(
+                    messages, use, is_cancelled, template=template, think=think
                 )
             ),
             chosen,
@@ -254,31 +256,31 @@ class BaseEngine(abc.ABC):
         chosen = AnswerOptions.of(options, **keywords)
         if chosen.tools:
             raise OptionError("a raw prompt has tools", "Give messages: see generate and chat.")
-        raw = PlainExchange(lambda _is_unwanted: self._raw_prompt(prompt))
+        raw = PlainExchange(lambda _is_cancelled: self._raw_prompt(prompt))
         return self._answer(raw, chosen)
 
     def _make_prompt(
         self,
         messages: Sequence[Message],
         use: ToolUse,
-        is_unwanted: Unwanted,
+        is_cancelled: CancelCheck,
         *,
         template: str | None,
         think: bool,
     ) -> Prompt:
         """What `generate` has the model read. Raises as it does, but for ContextError.
 
-        messages: as `checked_messages` gives them. is_unwanted: ends it soon with Interrupted
+        messages: as `checked_messages` gives them. is_cancelled: ends it soon with Interrupted
         once it is true.
         """
         maker = self._prompt_maker(template, think=think)
         try:
-            prompt = maker.prompt(messages, use, is_unwanted)
+            prompt = maker.prompt(messages, use, is_cancelled)
         except TemplateError:
             merged = merged_messages(messages)
             if merged == messages:
                 raise
-            prompt = maker.prompt(merged, use, is_unwanted)
+            prompt = maker.prompt(merged, use, is_cancelled)
         return prompt._replace(tokens=self._with_bos(prompt.tokens))
 
     def _raw_prompt(self, prompt: str | Sequence[int]) -> Prompt:

@@ -38,7 +38,7 @@ from localspec.speculative.policy_api import Drafting, DraftPolicy, ProposerKind
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
 from localspec.streaming.answer_run import AnswerRun, AnswerState
-from localspec.streaming.cancellation import Cancellation, Unwanted, never
+from localspec.streaming.cancellation import CancelCheck, Cancellation, never
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions, spec_of
 from localspec.streaming.prompt import Prompt
@@ -149,13 +149,13 @@ class Engine(BaseEngine):
         """See `BaseEngine._pieces`."""
         options, cancellation = state.options, state.cancellation
 
-        def is_unwanted() -> bool:
+        def is_cancelled() -> bool:
             self._require_not_ending()
             return cancellation.is_requested
 
         try:
             self._require_open()
-            prompt = exchange.prompt(is_unwanted)
+            prompt = exchange.prompt(is_cancelled)
             policy, kinds = answer_policy(options.drafting, self._decoder.proposers)
             run = state.run = AnswerRun(
                 decoder=self._decoder,
@@ -168,7 +168,7 @@ class Engine(BaseEngine):
                 not_kept=not_kept(spec_of(options)),
             )
             reference = self._reference(prompt, options)
-            self._take(turn, busy, waits=options.queue, is_unwanted=is_unwanted)
+            self._take(turn, busy, waits=options.queue, is_cancelled=is_cancelled)
         except Interrupted:
             state.abandon()
             return
@@ -299,7 +299,9 @@ class Engine(BaseEngine):
             self._take(turn, in_use)
             self._cache_pool.clear()
 
-    def _prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
+    def _prepare(
+        self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
+    ) -> None:
         """See `BaseEngine._prepare`."""
         idle = Cancellation()
         with self._access.turn(idle.request) as turn, turn:
@@ -374,11 +376,11 @@ class Engine(BaseEngine):
         refusal: Callable[[], BusyError],
         *,
         waits: bool = False,
-        is_unwanted: Unwanted = never,
+        is_cancelled: CancelCheck = never,
     ) -> None:
         """Have a turn, and all in order for it. Raises what `Access.take` and closing do."""
         self._require_open()
-        self._access.take(turn, refusal, waits=waits, is_unwanted=is_unwanted)
+        self._access.take(turn, refusal, waits=waits, is_cancelled=is_cancelled)
         self._require_not_ending()  # any more
         for model in self._models.all:
             model.begin()

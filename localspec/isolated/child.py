@@ -104,7 +104,7 @@ class Served:
             touch_servers(self._servers)  # one may have gone since it was used last
         owned = None if owner is None else self._owner(owner)
         answer = self._engine._answer(
-            PlainExchange(lambda _is_unwanted: prompt, turn=turn, owner=owned),
+            PlainExchange(lambda _is_cancelled: prompt, turn=turn, owner=owned),
             dataclasses.replace(options, on_prompt=lambda *reading: self._report(reading)),
         )
         with self._changing:
@@ -208,7 +208,7 @@ class Served:
 
         def work() -> None:
             try:
-                self._engine._prepare(lambda _is_unwanted: tokens, owner=self._owner(owner))
+                self._engine._prepare(lambda _is_cancelled: tokens, owner=self._owner(owner))
             except Exception:
                 logger.info("idle time was of no use", exc_info=True)
 

@@ -31,7 +31,7 @@ from localspec.isolated.remote_vocabulary import RemoteVocabulary
 from localspec.isolated.watch import Watch
 from localspec.presets.preset import Preset
 from localspec.streaming.answer_run import AnswerState
-from localspec.streaming.cancellation import Unwanted
+from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
@@ -217,18 +217,20 @@ class IsolatedEngine(BaseEngine):
             raise
         return self._num_answers
 
-    def _prepare(self, make_tokens: Callable[[Unwanted], list[int]], *, owner: object) -> None:
+    def _prepare(
+        self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
+    ) -> None:
         if not self._access.is_free:
             return
         process = self._running()
         before = self._num_answers, self._num_cancels
 
-        def is_unwanted() -> bool:
+        def is_cancelled() -> bool:
             return before != (self._num_answers, self._num_cancels)
 
         try:
-            tokens = make_tokens(is_unwanted)
-            if not tokens or is_unwanted():
+            tokens = make_tokens(is_cancelled)
+            if not tokens or is_cancelled():
                 return
             if process.call("prepare", tokens, self._owner_number(owner)):
                 while process.call("is_preparing"):
@@ -286,9 +288,9 @@ class _RemoteAnswer:
         """The answer, token by token, in its turn, which is over when this is."""
         engine, state, cancellation = self._engine, self._state, self._state.cancellation
         try:
-            prompt = self._exchange.prompt(self._is_unwanted)
+            prompt = self._exchange.prompt(self._is_cancelled)
             waits = state.options.queue
-            engine._access.take(turn, busy, waits=waits, is_unwanted=self._is_unwanted)
+            engine._access.take(turn, busy, waits=waits, is_cancelled=self._is_cancelled)
         except Interrupted:
             state.abandon()
             return
@@ -314,7 +316,7 @@ class _RemoteAnswer:
                 self._exchange.remember(*state.result)
                 turn.end()
 
-    def _is_unwanted(self) -> bool:
+    def _is_cancelled(self) -> bool:
         self._engine._require_not_ending()
         return self._state.cancellation.is_requested
 

@@ -190,7 +190,7 @@ class ChildProcess:
             return False
 
         with self._one_call.turn() as turn, turn:
-            self._one_call.take(turn, in_use, waits=True, is_unwanted=end_call)
+            self._one_call.take(turn, in_use, waits=True, is_cancelled=end_call)
             self._calls.close()
             self._cancels.close()
         self._process.join(_PATIENCE_S)

@@ -20,7 +20,7 @@ from localspec.server.question import Input, Question, RawPrompt
 from localspec.server.refusal import stopping
 from localspec.server.served_models import ServedModels
 from localspec.streaming.answer import Answer
-from localspec.streaming.cancellation import Unwanted
+from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece, Reply
@@ -216,12 +216,12 @@ class _TextExchange(Exchange):
         self._texts = texts
         self.text: AnsweredText  # once there is a prompt
 
-    def prompt(self, is_unwanted: Unwanted) -> Prompt:
+    def prompt(self, is_cancelled: CancelCheck) -> Prompt:
         if isinstance(self._given, RawPrompt):
             prompt = self._engine._raw_prompt(self._given.prompt)
         else:
             use, think = self._question.options.tool_use(()), self._question.think
-            prompt = prompt_of(self._engine, self._given, use, is_unwanted, think=think)
+            prompt = prompt_of(self._engine, self._given, use, is_cancelled, think=think)
         self.owner = self.text = self._texts.text_for(prompt.tokens)
         # Also if it ends early: a client that asks again finds what was read of it.
         self.text.tokens, self.text.num_asked = prompt.tokens, len(prompt.tokens)

@@ -11,7 +11,7 @@ from localspec.chat.template import Message
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.event_loop import in_thread
 from localspec.server.refusal import RequestError
-from localspec.streaming.cancellation import Unwanted, never
+from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.tools.tool import ToolUse
@@ -41,7 +41,7 @@ def prompt_of(
     engine: IsolatedEngine,
     messages: Sequence[Message],
     use: ToolUse,
-    is_unwanted: Unwanted,
+    is_cancelled: CancelCheck,
     *,
     think: bool,
 ) -> Prompt:
@@ -61,7 +61,7 @@ def prompt_of(
             )
         messages, use = [_as_text(message) for message in messages], ToolUse()
     thinks = think or not engine.has_think_switch
-    return engine._make_prompt(messages, use, is_unwanted, template=None, think=thinks)
+    return engine._make_prompt(messages, use, is_cancelled, template=None, think=thinks)
 
 
 def _as_text(message: Message) -> Message:

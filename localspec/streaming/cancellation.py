@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-Unwanted = Callable[[], bool]  # whether work need not be finished any more; from any thread
+CancelCheck = Callable[[], bool]  # whether work need not be finished any more; from any thread
 
 
 def never() -> bool:

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable
 
 from localspec.streaming.answer_text import Said
-from localspec.streaming.cancellation import Unwanted
+from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Reply
 
@@ -22,10 +22,10 @@ class Exchange(abc.ABC):
     owner: object | None = None
 
     @abc.abstractmethod
-    def prompt(self, is_unwanted: Unwanted) -> Prompt:
+    def prompt(self, is_cancelled: CancelCheck) -> Prompt:
         """What the model is to read; made when the answer is first read, in that thread.
 
-        It may be refused, and raise Interrupted as soon as `is_unwanted` is true.
+        It may be refused, and raise Interrupted as soon as `is_cancelled` is true.
         """
 
     @abc.abstractmethod
@@ -46,7 +46,7 @@ class PlainExchange(Exchange):
 
     def __init__(
         self,
-        make_prompt: Callable[[Unwanted], Prompt],
+        make_prompt: Callable[[CancelCheck], Prompt],
         *,
         turn: int = 0,
         owner: object | None = None,
@@ -54,9 +54,9 @@ class PlainExchange(Exchange):
         self._make_prompt = make_prompt
         self.turn, self.owner = turn, owner
 
-    def prompt(self, is_unwanted: Unwanted) -> Prompt:
+    def prompt(self, is_cancelled: CancelCheck) -> Prompt:
         """See `Exchange.prompt`."""
-        return self._make_prompt(is_unwanted)
+        return self._make_prompt(is_cancelled)
 
     def begin(self) -> None:
         """See `Exchange.begin`: nobody else is to know."""
