@@ -269,7 +269,7 @@ def test_an_answer_goes_on_as_what_it_was():
     for at in range(1, len(STORY)):
         parts: list[str] = []
         writer = MarkdownWriter(WrappedWriter(parts.append, lambda: 40, colourful=True))
-        writer.go_on_behind(STORY[:at])
+        writer.continue_after(STORY[:at])
         assert parts == []
         for character in STORY[at:]:
             writer.push(character)
@@ -299,7 +299,7 @@ def test_an_answer_that_goes_on_shows_a_cut_word_whole():
     ):
         parts: list[str] = []
         writer = MarkdownWriter(WrappedWriter(parts.append, lambda: 40, colourful=False))
-        writer.go_on_behind(before)
+        writer.continue_after(before)
         writer.push(after)
         writer.finish()
         assert _STYLES.sub("", "".join(parts)) == expected
