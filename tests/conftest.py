@@ -304,6 +304,7 @@ def hub(
             "HF_HUB_CACHE": str(tmp_path / "cache"),
             "HF_HOME": str(tmp_path / "hf"),
             "XDG_CONFIG_HOME": str(tmp_path / "config"),
+            "XDG_CACHE_HOME": str(tmp_path / "xdg-cache"),
             "HOME": str(tmp_path),
         }
         for name, value in hub.environment.items():

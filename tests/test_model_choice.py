@@ -266,7 +266,8 @@ def test_a_file_of_names_that_cannot_be_read_is_told(text):
         set_default("demo")
 
 
-def test_a_broken_file_of_presets_leaves_the_shipped_ones(caplog):
+def test_a_broken_file_of_presets_leaves_the_shipped_ones(caplog, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where nothing was measured
     user_presets_file().parent.mkdir(parents=True)
     user_presets_file().write_text('[mine]\ncolour = "red"\n')
     for _ in range(3):
