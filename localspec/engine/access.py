@@ -64,7 +64,7 @@ class EngineTurn:
     def is_ended_here(self) -> bool:
         """Whether it is this very thread that would have to go on for it to be over.
 
-        A stream's reader may be another thread of a pool each time; the main one is in none.
+        An answer's reader may be another thread of a pool each time; the main one is in none.
         """
         is_main = threading.current_thread() is threading.main_thread()
         return self.is_of_this_call or (is_main and self._thread == threading.get_ident())

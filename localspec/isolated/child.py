@@ -226,7 +226,7 @@ class Served:
             self._owners.pop(owner, None)
 
     def cancel(self, number: int) -> None:
-        """Cancel the stream or measurement of that number, if it is still the one.
+        """Cancel the answer or measurement of that number, if it is still the one.
 
         From any thread. Without one it ends what is prepared.
         """

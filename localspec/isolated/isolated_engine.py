@@ -179,10 +179,10 @@ class IsolatedEngine(BaseEngine):
             return self._process
 
     def _can_ask(self, process: ChildProcess) -> bool:
-        """Whether the child can be asked something now, by whoever finds a stream unfinished.
+        """Whether the child can be asked something now, by whoever finds an answer unfinished.
 
         A fork must not, nor a finalizer in the midst of another question: the child ends the
-        stream itself when the next begins.
+        answer itself when the next begins.
         """
         is_ours = self._own_process.is_this()
         return is_ours and process.is_running() and not process.is_in_call
@@ -252,7 +252,7 @@ class IsolatedEngine(BaseEngine):
 
     @contextlib.contextmanager
     def _exclusively(self) -> Generator[ChildProcess, None, None]:
-        """The child, while no other stream may run. Raises EngineError if one does."""
+        """The child, while no answer may run. Raises EngineError if one does."""
         with self._access.turn() as turn, turn:
             self._access.take(turn, in_use)
             yield self._running()

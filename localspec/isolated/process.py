@@ -173,10 +173,10 @@ class ChildProcess:
         """Whether the child has not ended yet, and can be asked."""
         return not (self._has_ended or self._is_torn) and self._process.is_alive()
 
-    def cancel(self, stream_number: int) -> None:
-        """Have that stream cancelled, if it is still the one. From any thread."""
+    def cancel(self, answer_number: int) -> None:
+        """Have that answer cancelled, if it is still the one. From any thread."""
         with contextlib.suppress(OSError, TypeError):  # it may be closed at this moment
-            self._cancels.send(stream_number)
+            self._cancels.send(answer_number)
 
     def stop(self) -> None:
         """End the child, once a call that another thread makes is answered. Idempotent."""

@@ -37,7 +37,6 @@ _CLIENTS_WORDS = {
     "a tuple": "a list",
     "None": "null",
     "True or False": "true or false",
-    "engine.stream() or engine.generate()": "/v1/completions",
     "engine.generate_raw()": "/v1/completions",
     "load the model with": "start the server with",
     "Load it again": "Ask again",

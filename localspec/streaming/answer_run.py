@@ -99,7 +99,7 @@ class AnswerRun:
                 yield from self._decode(meter, text)
         finally:
             try:
-                # A closed stream or a stop string leaves the rest of a step behind.
+                # A closed answer or a stop string leaves the rest of a step behind.
                 self.decoder.truncate(len(self.prompt.tokens) + len(self.token_ids))
                 self._finish(text)
                 self._conclude(self._stats(meter))
