@@ -9,6 +9,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from model_writer import ModelWriter, Stated
+
 _LETTERS = ("▁", *"abcdefghijklmnopqrstuvwxyz<>/:.!")
 
 
@@ -38,22 +40,23 @@ def write_random_model(
     names of further tensors.
     """
     random = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = ModelWriter(path, architecture)
     tokens = copy_tokenizer(
         writer, tokenizer_of, num_padding=num_padding, replace_tokens=replace_tokens, drop=drop
     )
     num_heads, hidden = width // 32, 2 * width
-    writer.add_context_length(context_length)
-    writer.add_embedding_length(width)
-    writer.add_block_count(num_layers)
-    writer.add_feed_forward_length(hidden)
-    writer.add_head_count(num_heads)
-    writer.add_head_count_kv(num_heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(32)
-    if architecture == "gemma3":
-        writer.add_key_length(32)
-        writer.add_value_length(32)
+    stated = Stated(
+        context_length=context_length,
+        width=width,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        hidden=hidden,
+        head_width=32 if architecture == "gemma3" else None,
+        num_turned=32,
+        epsilon=1e-5,
+    )
+    writer.describe(stated)
     for key, value in (extra or {}).items():
         {
             bool: writer.add_bool,
@@ -70,8 +73,7 @@ def write_random_model(
     def matrix(name: str, *shape: int) -> None:
         weights = random.standard_normal(shape) / np.sqrt(shape[-1])
         kind = gguf.GGMLQuantizationType[quantization]
-        blocks = gguf.quants.quantize(weights.astype(np.float32), kind)
-        writer.add_tensor(name, blocks, raw_dtype=kind)
+        writer.quantized(name, weights.astype(np.float32), kind)
 
     def ones(name: str, size: int = width) -> None:
         writer.add_tensor(name, np.ones(size, dtype=np.float32))
@@ -94,10 +96,7 @@ def write_random_model(
         writer.add_ssm_inner_size(2 * width)
         writer.add_ssm_state_size(16)
         writer.add_ssm_time_step_rank(4)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    writer.finish()
     return path
 
 
@@ -130,7 +129,7 @@ def _add_feed_forward(
 
 
 def _add_mamba_layer(
-    writer: gguf.GGUFWriter,
+    writer: ModelWriter,
     block: str,
     width: int,
     matrix: Callable[..., None],
@@ -149,7 +148,7 @@ def _add_mamba_layer(
 
 
 def copy_tokenizer(
-    writer: gguf.GGUFWriter,
+    writer: ModelWriter,
     source: Path,
     *,
     num_padding: int = 0,
@@ -232,18 +231,21 @@ def write_scripted_model(
     embedding = np.eye(len(tokens), width, dtype=np.float32)
     output = np.zeros((len(tokens), width), dtype=np.float32)
     output[follows, np.arange(len(tokens))] = 1
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = ModelWriter(path, "llama")
     copy_tokenizer(writer, tokenizer)
     if template is not None:
         writer.add_chat_template(template)
-    writer.add_context_length(2048)
-    writer.add_embedding_length(width)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(width // 64)
-    writer.add_head_count_kv(width // 64)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(64)
+    stated = Stated(
+        context_length=2048,
+        width=width,
+        num_layers=1,
+        num_heads=width // 64,
+        num_kv_heads=width // 64,
+        hidden=64,
+        num_turned=64,
+        epsilon=1e-5,
+    )
+    writer.describe(stated)
     writer.add_tensor("token_embd.weight", embedding)
     writer.add_tensor("output.weight", output)
     for name, shape in {
@@ -259,10 +261,7 @@ def write_scripted_model(
         ("ffn_down", width, 64),
     ):
         writer.add_tensor(f"blk.0.{name}.weight", np.zeros((rows, columns), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    writer.finish()
     return path
 
 
@@ -285,7 +284,7 @@ def _write_spm_tokenizer(
     tokens += [*control, *user_defined]
     kinds = [2, 3, 3, *[6] * num_bytes, *[1] * (len(_LETTERS) + len(more))]
     kinds += [3] * len(control) + [4] * len(user_defined)
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = ModelWriter(path, "llama")
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
@@ -305,20 +304,17 @@ def with_template(source: Path, path: Path, template: str) -> Path:
     """`source` with another chat template."""
     reader = gguf.GGUFReader(source)
     architecture = str(reader.fields["general.architecture"].contents())
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = ModelWriter(path, architecture)
     _copy_fields(writer, reader, apart=("tokenizer.chat_template",))
     writer.add_chat_template(template)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    writer.finish()
     return path
 
 
 def _copy_fields(
-    writer: gguf.GGUFWriter, reader: gguf.GGUFReader, *, apart: tuple[str, ...] = ()
+    writer: ModelWriter, reader: gguf.GGUFReader, *, apart: tuple[str, ...] = ()
 ) -> None:
     """What a file states, but for its version and what is apart."""
     for key, value in reader.fields.items():
@@ -338,7 +334,7 @@ def split_model(source: Path, folder: Path) -> Path:
         zip(paths, (tensors[::2], tensors[1::2]), strict=True)
     ):
         architecture = str(reader.fields["general.architecture"].contents())
-        writer = gguf.GGUFWriter(path, architecture)
+        writer = ModelWriter(path, architecture)
         if number == 0:
             _copy_fields(writer, reader)
         writer.add_uint16("split.no", number)
@@ -346,8 +342,5 @@ def split_model(source: Path, folder: Path) -> Path:
         writer.add_int32("split.tensors.count", len(tensors))
         for tensor in share:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        writer.finish()
     return paths[0]

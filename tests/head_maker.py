@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf
 import numpy as np
 from hybrid_maker import (
     HEAD,
@@ -21,7 +20,6 @@ from hybrid_maker import (
     Weights,
     experts,
     feed_forward,
-    finish,
     head_norms,
     keys_and_values,
     write_common,
@@ -29,6 +27,8 @@ from hybrid_maker import (
     write_qwen35_trunk,
 )
 from numpy.typing import NDArray
+
+from model_writer import ModelWriter
 
 # With a head inside or in a file of its own; and those whose head is another architecture:
 # Gemma 4's assistant, and EAGLE-3.
@@ -68,7 +68,7 @@ def write_head_model(
     own = "gemma4-assistant" if is_assistant else "eagle3" if is_eagle else architecture
     num_blocks = 2 if is_assistant else 1 if is_eagle else NUM_LAYERS + NUM_HEADS.get(own, 0)
     width = _ASSISTANT_WIDTH if is_assistant else WIDTH
-    writer = gguf.GGUFWriter(path, own)
+    writer = ModelWriter(path, own)
     tokens = write_common(writer, tokenizer_of, num_blocks, width=width)
     weights = _PartOfWeights(writer, seed, part if own in INSIDE else "whole", mixing)
     if is_eagle:
@@ -81,14 +81,14 @@ def write_head_model(
         weights.matrix("output.weight", tokens, WIDTH)
         for layer in range(NUM_LAYERS, num_blocks):
             _nextn(weights, f"blk.{layer}.nextn")
-    finish(writer)
+    writer.finish()
     return path
 
 
 class _PartOfWeights(Weights):
     """Weights of the trunk, of the head, or of both, which are the same in all of them."""
 
-    def __init__(self, writer: gguf.GGUFWriter, seed: int, part: str, mixing: float) -> None:
+    def __init__(self, writer: ModelWriter, seed: int, part: str, mixing: float) -> None:
         super().__init__(writer, seed)
         self._part = part
         self.mixing = mixing
@@ -114,7 +114,7 @@ def _nextn(weights: _PartOfWeights, block: str) -> None:
     weights.constant(f"{block}.shared_head_norm.weight", WIDTH)
 
 
-def _qwen35(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> None:
+def _qwen35(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
     write_qwen35_trunk(writer, weights, "qwen35")
     block = f"blk.{NUM_LAYERS}"
     weights.constant(f"{block}.attn_norm.weight", WIDTH)
@@ -125,7 +125,7 @@ def _qwen35(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> No
     head_norms(weights, block)
 
 
-def _glm4moe(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> None:
+def _glm4moe(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
     writer.add_feed_forward_length(HIDDEN)
     writer.add_head_count_kv(1)
     writer.add_leading_dense_block_count(1)
@@ -143,7 +143,7 @@ def _glm4moe(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> N
             feed_forward(weights, block)
 
 
-def _step35(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> None:
+def _step35(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
     num_blocks = NUM_LAYERS + NUM_HEADS["step35"]
     writer.add_feed_forward_length(HIDDEN)
     writer.add_expert_feed_forward_length(HIDDEN)
@@ -164,7 +164,7 @@ def _step35(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> No
         feed_forward(weights, block)
 
 
-def _nemotron(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> None:
+def _nemotron(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
     write_mamba2_trunk(writer, weights, "nemotron_h_moe")
     _add_experts(writer)
     writer.add_expert_shared_feed_forward_length(HIDDEN)
@@ -176,7 +176,7 @@ def _nemotron(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> 
     experts(weights, block, "up", "down")
 
 
-def _gemma4(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> None:
+def _gemma4(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
     _gemma4_keys(writer, [True, True, True, False])
     writer.add_embedding_length_per_layer_input(0)
     weights.add("output.weight", _gemma4_output(weights, tokens) @ _narrowing())
@@ -190,7 +190,7 @@ def _gemma4(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> No
     weights.constant("rope_freqs.weight", HEAD // 2)
 
 
-def _gemma4_assistant(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> None:
+def _gemma4_assistant(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
     """Two layers, which attend with the keys and values of the target's last two."""
     _gemma4_keys(writer, [True, False])
     writer.add_embedding_length_out(WIDTH)
@@ -205,7 +205,7 @@ def _gemma4_assistant(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: 
     weights.constant("rope_freqs.weight", HEAD // 2)
 
 
-def _gemma4_keys(writer: gguf.GGUFWriter, looks_back: list[bool]) -> None:
+def _gemma4_keys(writer: ModelWriter, looks_back: list[bool]) -> None:
     writer.add_feed_forward_length(HIDDEN)
     writer.add_head_count_kv(1)
     writer.add_sliding_window(WINDOW)
@@ -241,7 +241,7 @@ def _gemma4_layer(weights: _PartOfWeights, block: str, width: int) -> None:
     weights.constant(f"{block}.layer_output_scale.weight", 1)
 
 
-def _decoder(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> None:
+def _decoder(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
     """Of qwen3 or llama."""
     writer.add_feed_forward_length(HIDDEN)
     writer.add_head_count_kv(1)
@@ -259,9 +259,7 @@ def _decoder(writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int) -> N
             head_norms(weights, block)
 
 
-def _eagle3(
-    writer: gguf.GGUFWriter, weights: _PartOfWeights, tokens: int, *, shares: bool
-) -> None:
+def _eagle3(writer: ModelWriter, weights: _PartOfWeights, tokens: int, *, shares: bool) -> None:
     """Of a `_decoder` of the same seed. It looks at its last token, and says what it is."""
     writer.add_feed_forward_length(HIDDEN)
     writer.add_head_count_kv(2)
@@ -289,14 +287,14 @@ def _eagle3(
     feed_forward(weights, block)
 
 
-def _add_experts(writer: gguf.GGUFWriter) -> None:
+def _add_experts(writer: ModelWriter) -> None:
     writer.add_expert_count(NUM_EXPERTS)
     writer.add_expert_used_count(2)
     writer.add_expert_feed_forward_length(HIDDEN)
     writer.add_expert_shared_count(1)
 
 
-_WRITERS: dict[str, Callable[[gguf.GGUFWriter, _PartOfWeights, int], None]] = {
+_WRITERS: dict[str, Callable[[ModelWriter, _PartOfWeights, int], None]] = {
     "qwen35": _qwen35,
     "glm4moe": _glm4moe,
     "step35": _step35,

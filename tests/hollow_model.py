@@ -6,18 +6,17 @@ told to simulate its allocations (no_alloc), and logs what it would have taken.
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import gguf
 import llama_cpp
-import numpy as np
 
 from gguf_maker import copy_tokenizer
 from localspec.llama.options import LlamaOptions
 from localspec.llama.params import context_params
+from model_writer import ModelWriter, Stated
 
 _ALIGNMENT = 32
 
@@ -52,25 +51,24 @@ SHAPES = {
 
 def write_hollow_model(path: Path, tokenizer_of: Path, shape: HollowShape) -> Path:
     """A file of that shape; its matrices are said to be Q4_K."""
-    writer = gguf.GGUFWriter(path, shape.architecture)
+    writer = ModelWriter(path, shape.architecture)
     vocab_size = copy_tokenizer(writer, tokenizer_of)
-    writer.add_context_length(1 << 17)
-    writer.add_embedding_length(shape.width)
-    writer.add_block_count(shape.num_layers)
-    writer.add_feed_forward_length(shape.hidden)
-    writer.add_head_count(shape.num_heads)
-    writer.add_head_count_kv(shape.num_kv_heads)
-    writer.add_key_length(shape.head_width)
-    writer.add_value_length(shape.head_width)
-    writer.add_layer_norm_rms_eps(1e-6)
+    stated = Stated(
+        context_length=1 << 17,
+        width=shape.width,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        hidden=shape.hidden,
+        head_width=shape.head_width,
+    )
+    writer.describe(stated)
     for key, value in shape.stated.items():
         writer.add_uint32(f"{shape.architecture}.{key}", value)
     num_bytes = sum(
-        _describe(writer, name, size) for name, size in _tensors(shape, vocab_size).items()
+        _described(writer, name, size) for name, size in _tensors(shape, vocab_size).items()
     )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
+    writer.finish_header()
     writer.close()
     begin = -(-path.stat().st_size // _ALIGNMENT) * _ALIGNMENT
     os.truncate(path, begin + num_bytes)
@@ -110,18 +108,11 @@ def _tensors(shape: HollowShape, vocab_size: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": size for name, size in {**whole, **blocks}.items()}
 
 
-def _describe(writer: gguf.GGUFWriter, name: str, size: tuple[int, ...]) -> int:
-    """State the tensor; the bytes it takes with what pads it."""
-    if len(size) == 1 or "gate_inp" in name:
-        num_bytes = math.prod(size) * 4
-        writer.add_tensor_info(name, size, np.dtype(np.float32), num_bytes)
-    else:
-        kind = gguf.GGMLQuantizationType.Q4_K
-        values, block = gguf.GGML_QUANT_SIZES[kind]
-        row = size[-1] // values * block
-        num_bytes = math.prod(size[:-1]) * row
-        stored = (*size[:-1], row)
-        writer.add_tensor_info(name, stored, np.dtype(np.uint8), num_bytes, raw_dtype=kind)
+def _described(writer: ModelWriter, name: str, size: tuple[int, ...]) -> int:
+    """The bytes that the tensor takes, with what pads it."""
+    kinds = gguf.GGMLQuantizationType
+    is_exact = len(size) == 1 or "gate_inp" in name
+    num_bytes = writer.announce(name, kinds.F32 if is_exact else kinds.Q4_K, size)
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
 from gguf_maker import copy_tokenizer
+from model_writer import ModelWriter, Stated
 
 WIDTH, HIDDEN, HEAD = 64, 96, 32
 NUM_LAYERS = 4
@@ -24,7 +24,7 @@ INNER, STATE, RANK, GROUPS, TAPS = 128, 16, 4, 2, 4  # of the recurrent layers
 class Weights:
     """Adds tensors to a file."""
 
-    def __init__(self, writer: gguf.GGUFWriter, seed: int) -> None:
+    def __init__(self, writer: ModelWriter, seed: int) -> None:
         self._writer = writer
         self._random = np.random.default_rng(seed)
 
@@ -47,42 +47,35 @@ def write_hybrid(path: Path, tokenizer_of: Path, architecture: str, *, seed: int
     architecture: qwen35 (gated delta nets), lfm2 (short convolutions), nemotron_h or
     granitehybrid (Mamba 2; of the latter libllama keeps no snapshots).
     """
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = ModelWriter(path, architecture)
     tokens = write_common(writer, tokenizer_of, NUM_LAYERS)
     weights = Weights(writer, seed)
     weights.matrix("token_embd.weight", tokens, WIDTH)
     weights.matrix("output.weight", tokens, WIDTH)
     _WRITERS[architecture](writer, weights, architecture)
-    finish(writer)
+    writer.finish()
     return path
 
 
 def write_common(
-    writer: gguf.GGUFWriter, tokenizer_of: Path, num_blocks: int, *, width: int = WIDTH
+    writer: ModelWriter, tokenizer_of: Path, num_blocks: int, *, width: int = WIDTH
 ) -> int:
     """The tokenizer and the keys that all architectures have; the number of tokens."""
     tokens = copy_tokenizer(writer, tokenizer_of)
-    writer.add_context_length(2048)
-    writer.add_embedding_length(width)
-    writer.add_block_count(num_blocks)
-    writer.add_head_count(2)
-    writer.add_key_length(HEAD)
-    writer.add_value_length(HEAD)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_dimension_count(HEAD)
-    writer.add_rope_freq_base(10_000.0)
+    stated = Stated(
+        context_length=2048,
+        width=width,
+        num_layers=num_blocks,
+        num_heads=2,
+        head_width=HEAD,
+        num_turned=HEAD,
+        rope_base=10_000.0,
+    )
+    writer.describe(stated)
     return tokens
 
 
-def finish(writer: gguf.GGUFWriter) -> None:
-    """Write the file."""
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def write_qwen35_trunk(writer: gguf.GGUFWriter, weights: Weights, architecture: str) -> None:
+def write_qwen35_trunk(writer: ModelWriter, weights: Weights, architecture: str) -> None:
     writer.add_feed_forward_length(HIDDEN)
     writer.add_head_count_kv(1)
     writer.add_array(f"{architecture}.rope.dimension_sections", [4, 4, 4, 4])
@@ -111,7 +104,7 @@ def write_qwen35_trunk(writer: gguf.GGUFWriter, weights: Weights, architecture: 
         weights.matrix(f"{block}.ssm_out.weight", WIDTH, RANK * STATE)
 
 
-def _lfm2(writer: gguf.GGUFWriter, weights: Weights, architecture: str) -> None:
+def _lfm2(writer: ModelWriter, weights: Weights, architecture: str) -> None:
     writer.add_feed_forward_length(HIDDEN)
     writer.add_array(f"{architecture}.attention.head_count_kv", [0, 0, 0, 1])
     writer.add_uint32(f"{architecture}.shortconv.l_cache", 3)
@@ -131,7 +124,7 @@ def _lfm2(writer: gguf.GGUFWriter, weights: Weights, architecture: str) -> None:
         weights.matrix(f"{block}.shortconv.out_proj.weight", WIDTH, WIDTH)
 
 
-def write_mamba2_trunk(writer: gguf.GGUFWriter, weights: Weights, architecture: str) -> None:
+def write_mamba2_trunk(writer: ModelWriter, weights: Weights, architecture: str) -> None:
     """Also of nemotron_h_moe, whose keys count a head's block as well: one that attends."""
     has_own_layers = architecture != "granitehybrid"  # for feed-forward; else every one has it
     has_experts = architecture == "nemotron_h_moe"
@@ -177,7 +170,7 @@ def _mamba2_layer(weights: Weights, block: str) -> None:
     weights.matrix(f"{block}.ssm_out.weight", WIDTH, INNER)
 
 
-def _state_sizes(writer: gguf.GGUFWriter, *, inner: int) -> None:
+def _state_sizes(writer: ModelWriter, *, inner: int) -> None:
     writer.add_ssm_conv_kernel(TAPS)
     writer.add_ssm_inner_size(inner)
     writer.add_ssm_state_size(STATE)
@@ -212,7 +205,7 @@ def head_norms(weights: Weights, block: str) -> None:
     weights.constant(f"{block}.attn_k_norm.weight", HEAD)
 
 
-_WRITERS: dict[str, Callable[[gguf.GGUFWriter, Weights, str], None]] = {
+_WRITERS: dict[str, Callable[[ModelWriter, Weights, str], None]] = {
     "qwen35": write_qwen35_trunk,
     "lfm2": _lfm2,
     "nemotron_h": write_mamba2_trunk,

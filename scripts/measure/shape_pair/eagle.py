@@ -18,6 +18,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
+from model_writer import ModelWriter, Stated
 from shape_pair import blocks
 from shape_pair.bigrams import PHASES, Bigrams
 from shape_pair.head_weights import code_width
@@ -69,13 +70,13 @@ def write_eagle_head(
         "blk.0.attn_output": _attention_output(shape, code),
         "blk.0.ffn_down": np.zeros((width, shape.hidden), np.float32),
     }
-    writer = gguf.GGUFWriter(path.with_name(path.name + ".part"), "eagle3")
+    writer = ModelWriter(path.with_name(path.name + ".part"), "eagle3")
     writer.add_name(path.stem)
     _add_header(writer, shape)
     add_tokenizer(writer, shape, words)
-    _add(writer, "token_embd", embedding.rows, Kind.Q8_0)
+    writer.quantized("token_embd.weight", embedding.rows, Kind.Q8_0)
     for name, matrix in matrices.items():
-        _add(writer, name, matrix, kind)
+        writer.quantized(f"{name}.weight", matrix, kind)
     random = blocks.RandomMatrices(1)
     for name in ("ffn_gate", "ffn_up"):
         layer_kind = blocks.fitting(blocks.QUANTIZATIONS[quantization][0], width)
@@ -83,34 +84,28 @@ def write_eagle_head(
         writer.add_tensor(f"blk.0.{name}.weight", rows, raw_dtype=layer_kind)
     for name, vector in vectors.items():
         writer.add_tensor(name, vector)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    writer.finish()
     path.with_name(path.name + ".part").replace(path)
 
 
-def _add_header(writer: gguf.GGUFWriter, shape: Shape) -> None:
+def _add_header(writer: ModelWriter, shape: Shape) -> None:
     last = shape.num_layers
     writer.add_description("Real shape, invented text: for measuring speed only.")
-    writer.add_context_length(shape.context_length)
-    writer.add_embedding_length(shape.width)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(shape.hidden)
-    writer.add_head_count(shape.num_heads)
-    writer.add_head_count_kv(shape.num_kv_heads)
-    writer.add_key_length(shape.head_width)
-    writer.add_value_length(shape.head_width)
-    writer.add_rope_dimension_count(shape.head_width)
-    writer.add_rope_freq_base(1e6)
-    writer.add_layer_norm_rms_eps(1e-6)
+    stated = Stated(
+        context_length=shape.context_length,
+        width=shape.width,
+        num_layers=1,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        hidden=shape.hidden,
+        head_width=shape.head_width,
+        num_turned=shape.head_width,
+        rope_base=1e6,
+    )
+    writer.describe(stated)
     # As llama.cpp's converter chooses them.
     writer.add_array("eagle3.target_layers", [min(2, last - 1), last // 2, max(last - 3, 1)])
     writer.add_uint32("eagle3.target_hidden_size", shape.width)
-
-
-def _add(writer: gguf.GGUFWriter, name: str, matrix: Matrix, kind: Kind) -> None:
-    writer.add_tensor(f"{name}.weight", gguf.quants.quantize(matrix, kind), raw_dtype=kind)
 
 
 def _embedding(shape: Shape, bigrams: Bigrams, codes: Matrix) -> _Embedding:

@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from localspec.errors import OptionError
+from model_writer import ModelWriter, Stated
 from shape_pair import blocks
 from shape_pair.head_weights import reading_matrix
 from shape_pair.layers import layer_tensors
@@ -103,44 +104,38 @@ def write_model(path: Path, contents: Contents, words: WordList, ends: Ends, see
     """A complete file at `path`; under another name until it is complete."""
     part = path.with_name(path.name + ".part")
     listed = tensors(contents)
-    writer = gguf.GGUFWriter(part, contents.shape.architecture)
+    writer = ModelWriter(part, contents.shape.architecture)
     writer.add_name(path.stem)
     _add_header(writer, contents)
     add_tokenizer(writer, contents.shape, words)
     for tensor in listed:
-        kind = np.dtype(np.float32 if tensor.kind is Kind.F32 else np.uint8)
-        writer.add_tensor_info(
-            tensor.name, tensor.stored_shape, kind, tensor.num_bytes, tensor.kind
-        )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
+        writer.announce(tensor.name, tensor.kind, tensor.shape)
+    writer.finish_header()
     for data in _contents(listed, ends, seed):
         writer.write_tensor_data(data)
     writer.close()
     part.replace(path)
 
 
-def _add_header(writer: gguf.GGUFWriter, contents: Contents) -> None:
+def _add_header(writer: ModelWriter, contents: Contents) -> None:
     shape = contents.shape
     writer.add_file_type(blocks.QUANTIZATIONS[contents.quantization][1])
     writer.add_description("Real shape, invented text: for measuring speed only.")
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_context_length(shape.context_length)
-    writer.add_embedding_length(shape.width)
-    writer.add_block_count(contents.num_blocks)
-    writer.add_feed_forward_length(shape.hidden)
-    writer.add_head_count(shape.num_heads)
-    writer.add_head_count_kv(shape.num_kv_heads)
-    writer.add_rope_freq_base(1e6)
-    writer.add_layer_norm_rms_eps(1e-6)
-    if shape.has_head:
-        writer.add_key_length(shape.head_width)
-        writer.add_value_length(shape.head_width)
-    if shape.has_eagle:
-        writer.add_rope_dimension_count(shape.head_width)
+    turns_all = shape.has_eagle or shape.architecture == "hy_v3"
+    stated = Stated(
+        context_length=shape.context_length,
+        width=shape.width,
+        num_layers=contents.num_blocks,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        hidden=shape.hidden,
+        head_width=shape.head_width if shape.has_head else None,
+        num_turned=shape.head_width if turns_all else None,
+        rope_base=1e6,
+    )
+    writer.describe(stated)
     if shape.architecture == "hy_v3":
-        writer.add_rope_dimension_count(shape.head_width)
         writer.add_expert_feed_forward_length(shape.hidden)  # asked for, though all is dense
     if shape.recurrence is not None:
         _add_recurrence(writer, shape, shape.recurrence)
@@ -148,7 +143,7 @@ def _add_header(writer: gguf.GGUFWriter, contents: Contents) -> None:
         writer.add_uint32(f"{shape.architecture}.nextn_predict_layers", 1)
 
 
-def _add_recurrence(writer: gguf.GGUFWriter, shape: Shape, sizes: Recurrence) -> None:
+def _add_recurrence(writer: ModelWriter, shape: Shape, sizes: Recurrence) -> None:
     # A quarter of each attention head is turned, by positions of three kinds.
     turned = shape.head_width // 4
     section = turned // 6
