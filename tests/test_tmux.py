@@ -30,13 +30,13 @@ HELP = "/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves."
 # What a run's speed decides; the words around the figures are compared.
 FIGURES = {
     "<status>": r"# tokens \(# drafted\) · # tokens/s(?: · context # full)?",
-    "<stats>": "read # tokens, # of them cached, the others at # tokens/s; "
-    "the first answer token came after # s "
-    "wrote # tokens at # tokens/s, # per target decode "
+    "<stats>": "prompt: # tokens, # of them cached, the others at # tokens/s; "
+    "first token after # s "
+    "answer: # tokens at # tokens/s, # per target decode "
     r"drafted #, accepted # \(#\); recovered #, bonus #, plain # "
     "steps by proposer: the draft model in # of # "
-    "accepted by position: #, #, # seconds: draft #, target #, sampler #, in all # "
-    "the context holds # of 2048 tokens",
+    "accepted by position: #, #, # seconds: draft #, target #, sampler #, total # "
+    "context: # of 2048 tokens",
 }
 
 
