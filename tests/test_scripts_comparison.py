@@ -30,6 +30,8 @@ from comparison.workers import (
 from localspec.machine import peak_memory_bytes
 from localspec.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.process
+
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 DEMO_TARGET = Path(localspec.__file__).parent / "demo/target.gguf"
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -81,7 +83,6 @@ def test_every_contender_answers_both_ways(setup):
             assert contender.peak_bytes > 20 * 2**20  # an interpreter and a model
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("shape", "place"),
     [("tiny-qwen35", "inside"), ("tiny-qwen35", "apart"), ("tiny-llama", "apart")],
@@ -103,7 +104,6 @@ def test_worker_drafts_with_a_head_and_lets_it_rest(tmp_path, shape, place):
             assert contender.answer(request).num_drafted == 0
 
 
-@pytest.mark.process
 def test_lookup_counts_what_it_kept(tmp_path, setup):
     """A text that only repeats itself is proposed right, once it has begun to."""
     done = run(
@@ -184,7 +184,6 @@ def test_child_tells_its_peak_memory_and_its_end():
         assert sleeper.has_ended()
 
 
-@pytest.mark.process
 def test_comparison_prints_a_table_for_the_demo_pair(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps("Tell me a story about a fox.") + "\n")
@@ -247,7 +246,6 @@ def test_table_of_sessions_has_the_ratios_of_rounds(tmp_path):
     )
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -19,6 +19,8 @@ from busy_sides.neighbours import busy_processes, quota_group
 from busy_sides.side import Setting, Side, Sides
 from localspec.errors import EngineError, LocalspecError, MemoryLimitError
 
+pytestmark = pytest.mark.process
+
 MEASURE = Path(__file__).parent.parent / "scripts/measure"
 PLAIN = {"draft_tokens": 0, "context_length": 128}
 
@@ -146,7 +148,6 @@ def test_busy_processes_end_with_the_block_whatever_ends_it():
     assert not any(is_alive(pid) for pid in pids)
 
 
-@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="nothing dies of SIGKILL there")
 def test_what_was_started_ends_even_where_the_script_is_killed(tmp_path):
     code = (
@@ -172,7 +173,6 @@ def test_what_was_started_ends_even_where_the_script_is_killed(tmp_path):
     wait_until(lambda: not any(is_alive(pid) for pid in started))
 
 
-@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C cannot be sent to one process")
 def test_ctrl_c_ends_the_script_and_what_it_started():
     script = subprocess.Popen(
@@ -209,7 +209,6 @@ def test_sides_run_in_the_group_and_the_group_is_gone_afterwards():
     assert not group.exists()
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("options", "sides"),
     [
