@@ -340,8 +340,8 @@ BUGS = [
     Bug(
         "head: drafted tokens one position too far",
         "llama/head.py",
-        "self._decode_batch(tokens, position, 1, 0)",
-        "self._decode_batch(tokens, position + 1, 1, 0)",
+        "            self._decode_batch(tokens, position, 1, 0)",
+        "            self._decode_batch(tokens, position + 1, 1, 0)",
         head("test_greedy_text_is_plain_and_the_head_reads_rightly[glm4moe-3]"),
     ),
     Bug(
