@@ -41,7 +41,7 @@ class Conversation:
     attachments: files for the next question. is_editing: whether the next question replaces
     the last one and its answer. pending: a question that a killed process left unanswered.
     last: the latest reply. lock: the session's lock, held while the session is in use.
-    keeps_caches: whether the caches are saved at the end, too. begun: the text so far of the
+    keeps_caches: whether the caches are saved at the end, too. text_so_far: of the
     answer that is being continued. is_saved: whether the session's file is up to date. told:
     the last error of saving that was shown.
     """
@@ -60,7 +60,7 @@ class Conversation:
     last: Reply | None = None
     lock: FileLock | None = None
     keeps_caches: bool = False
-    begun: str = ""
+    text_so_far: str = ""
     is_saved: bool = False
     told: str = ""
 
@@ -123,11 +123,11 @@ class Conversation:
     def continue_answer(self) -> None:
         """Continue the last answer where it was cut."""
         answer = self.chat.continue_answer(self.options)
-        self.begun = self.chat.messages[-1]["content"]
+        self.text_so_far = self.chat.messages[-1]["content"]
         try:
             self._answer(answer, "")
         finally:
-            self.begun = ""
+            self.text_so_far = ""
 
     def _answer(self, answer: Answer, question: str) -> None:
         num_forgotten, pending = self.chat.num_forgotten, self.pending

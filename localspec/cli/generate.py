@@ -167,7 +167,7 @@ def _reply_json(reply: Reply, engine: BaseEngine) -> dict[str, Any]:
     written: dict[str, Any] = to_json(reply) | {
         "prompt_tokens": reply.stats.prompt_tokens,
         "completion_tokens": reply.stats.completion_tokens,
-        "draft_tokens": 0 if drafting.is_off else drafting.num_draft_tokens or "auto",
+        "draft_tokens": 0 if drafting.is_off else drafting.draft_tokens or "auto",
     }
     if reply.logprobs is None:
         del written["logprobs"]

@@ -79,7 +79,7 @@ def answer_policy(
         return None, None
     if drafting.is_off:
         return FixedDraftPolicy(0), None
-    count = drafting.num_draft_tokens
+    count = drafting.draft_tokens
     policy = None if count is None else FixedDraftPolicy(count)
     if drafting.proposer == "auto":
         return policy, None
@@ -100,8 +100,8 @@ def choose_policies(
     threads = choose_thread_policy(models)
     if drafting.is_off:
         return (FixedDraftPolicy(0), threads), None
-    if drafting.num_draft_tokens is not None:
-        return (FixedDraftPolicy(drafting.num_draft_tokens), threads), None
+    if drafting.draft_tokens is not None:
+        return (FixedDraftPolicy(drafting.draft_tokens), threads), None
     target, draft, head, _ = models
     # A decode reads all weights once, which is most of what it costs.
     shares = {

@@ -241,7 +241,7 @@ def _for_target(options: LlamaOptions, drafting: Drafting) -> LlamaOptions:
     """The options with what the loop asks of a target."""
     snapshots = options.num_snapshots
     if snapshots is None:
-        snapshots = 0 if drafting.is_off else drafting.num_draft_tokens
+        snapshots = 0 if drafting.is_off else drafting.draft_tokens
     return replace(options, max_outputs=MAX_DRAFT_TOKENS + 1, num_snapshots=snapshots)
 
 

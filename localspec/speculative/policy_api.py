@@ -218,10 +218,10 @@ class FixedDraftPolicy(DraftPolicy):
     Raises OptionError outside 0 … MAX_DRAFT_TOKENS.
     """
 
-    num_draft_tokens: int
+    draft_tokens: int
 
     def __post_init__(self) -> None:
-        count = self.num_draft_tokens
+        count = self.draft_tokens
         if not (isinstance(count, int) and 0 <= count <= MAX_DRAFT_TOKENS):
             raise OptionError(
                 f"the number of draft tokens is {count!r}",
@@ -230,10 +230,10 @@ class FixedDraftPolicy(DraftPolicy):
 
     def choose(self, context: PolicyContext) -> Decision:
         """See `DraftPolicy.choose`."""
-        if self.num_draft_tokens == 0:
+        if self.draft_tokens == 0:
             return Decision(None, draft_off=DraftOff.SET_TO_ZERO)
         for index, state in enumerate(context.states):
-            num_tokens = min(self.num_draft_tokens, context.room, state.max_tokens)
+            num_tokens = min(self.draft_tokens, context.room, state.max_tokens)
             if num_tokens > 0:
                 return Decision(index, UpTo(num_tokens))
         return Decision(None, draft_off=reason_for_none(context))
@@ -248,19 +248,19 @@ def reason_for_none(context: PolicyContext) -> DraftOff | None:
 class Drafting:
     """What a user asks of drafting: who proposes, and how much.
 
-    num_draft_tokens: per step; None is the automatic policy.
+    draft_tokens: per step; None is the automatic policy.
 
     proposer: "draft", the draft model; "head" or "mtp", a trained head; "lookup", the text
     itself; "auto", whichever pays; "none" is plain decoding. Raises OptionError for a value
     outside its range.
     """
 
-    num_draft_tokens: int | None = None
+    draft_tokens: int | None = None
     proposer: ProposerName = "auto"
 
     def __post_init__(self) -> None:
-        if self.num_draft_tokens is not None:
-            FixedDraftPolicy(self.num_draft_tokens)
+        if self.draft_tokens is not None:
+            FixedDraftPolicy(self.draft_tokens)
         object.__setattr__(self, "proposer", _OTHER_NAMES.get(self.proposer, self.proposer))
         if self.proposer not in get_args(ProposerName):
             raise OptionError(
@@ -271,7 +271,7 @@ class Drafting:
     @property
     def is_off(self) -> bool:
         """Whether nothing is ever to be proposed."""
-        return self.num_draft_tokens == 0 or self.proposer == "none"
+        return self.draft_tokens == 0 or self.proposer == "none"
 
     @property
     def needs_draft_model(self) -> bool:

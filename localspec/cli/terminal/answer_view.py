@@ -70,10 +70,10 @@ class MarkedView:
 class RenderedView:
     """Markdown rendered, and thoughts as `think` says. On a dumb terminal plain text.
 
-    begun: the text so far of an answer that is continued.
+    text_so_far: the text so far of an answer that is continued.
     """
 
-    def __init__(self, think: ThoughtView, begun: str = "") -> None:
+    def __init__(self, think: ThoughtView, text_so_far: str = "") -> None:
         self._think = think
         self._has_thought = False
         self._has_said = False
@@ -81,9 +81,9 @@ class RenderedView:
         self._is_plain = os.environ.get("TERM") == "dumb"
         self._out = terminal_writer(err=False)
         self._markdown = MarkdownWriter(self._out)
-        self._goes_on = bool(begun)
-        if begun:
-            self._markdown.continue_after(printable(begun))
+        self._continues = bool(text_so_far)
+        if text_so_far:
+            self._markdown.continue_after(printable(text_so_far))
 
     def push(self, piece: Piece) -> None:
         """Show one more piece."""
@@ -123,7 +123,7 @@ class RenderedView:
         self._out.lines(shown, style)
 
     def _show_said(self, text: str) -> None:
-        if self._goes_on and self._is_plain and not self._has_said:
+        if self._continues and self._is_plain and not self._has_said:
             text = text.lstrip()
         if not text:
             return

@@ -39,7 +39,7 @@ def converse(conversation: Conversation) -> None:
     editor = LineEditor({name: command.values for name, command in COMMANDS.items()})
 
     def prefill(was_emptied: bool) -> str:  # noqa: FBT001  its only argument
-        return _begun(conversation, was_emptied=was_emptied)
+        return _prefilled(conversation, was_emptied=was_emptied)
 
     def meanwhile() -> contextlib.AbstractContextManager[None]:
         return idle_time(conversation.engine, conversation.chat)
@@ -62,7 +62,7 @@ def converse(conversation: Conversation) -> None:
                 note("(stopped)")
 
 
-def _begun(conversation: Conversation, *, was_emptied: bool) -> str:
+def _prefilled(conversation: Conversation, *, was_emptied: bool) -> str:
     """The text that the input line starts with; a note says why."""
     if was_emptied:
         if conversation.is_editing:
@@ -81,7 +81,7 @@ def write_rendered(conversation: Conversation, answer: Answer) -> Reply:
     """Show an answer and its status line."""
     view: AnswerView = MarkedView()
     if not conversation.show_draft:
-        view = RenderedView(conversation.think, conversation.begun)
+        view = RenderedView(conversation.think, conversation.text_so_far)
     reply = show_answer(conversation.engine, answer, view)
     if reply.finish_reason == "cancelled":
         note("(stopped)")
