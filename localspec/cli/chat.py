@@ -82,9 +82,9 @@ def chat(
         write = _write_plain
         if is_dialogue:
             # Imported here: a pipe does not need the libraries that draw and edit.
-            from localspec.cli.terminal.dialogue import converse, write_rendered
+            from localspec.cli.terminal.dialogue import converse, show_answer
 
-            write = write_rendered
+            write = show_answer
         conversation = Conversation(
             engine=engine,
             chat=engine.chat(template=options.template(), think=not no_think),

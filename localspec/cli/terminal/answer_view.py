@@ -6,15 +6,10 @@ import os
 from typing import Protocol
 
 from localspec.cli.conversation import ThoughtView
-from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.screen import mark, printable
 from localspec.cli.terminal.markdown import MarkdownWriter
-from localspec.cli.terminal.modes import echo_off
 from localspec.cli.terminal.wrapping import Style, terminal_writer
-from localspec.cli.waiting import waiting
-from localspec.engine.base import BaseEngine
-from localspec.streaming.answer import Answer
-from localspec.streaming.reply import Piece, Reply
+from localspec.streaming.reply import Piece
 
 
 class AnswerView(Protocol):
@@ -25,24 +20,6 @@ class AnswerView(Protocol):
 
     def finish(self) -> None:
         """Show text that is held back, and end the line."""
-
-
-def show_answer(engine: BaseEngine, answer: Answer, view: AnswerView) -> Reply:
-    """Show the answer as it comes. Ctrl-C stops it at once and keeps the text so far."""
-
-    def progress() -> str:
-        num_decoded, num_tokens = engine._reading_progress
-        return f"Reading {num_decoded} of {num_tokens} tokens …"
-
-    with cancel_on_interrupt(answer.cancel), echo_off(), answer:
-        with waiting(progress):
-            first = next(answer, None)
-        if first is not None:
-            view.push(first)
-        for piece in answer:
-            view.push(piece)
-    view.finish()
-    return answer.reply()
 
 
 class MarkedView:

@@ -19,11 +19,13 @@ import click
 from localspec.chat.chat import Chat
 from localspec.chat.media import HEAD_BYTES, refuse_media
 from localspec.cli.conversation import Conversation
+from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.screen import cut_line, error_lines, note, status_line, unenforced_line
-from localspec.cli.terminal.answer_view import AnswerView, MarkedView, RenderedView, show_answer
+from localspec.cli.terminal.answer_view import AnswerView, MarkedView, RenderedView
 from localspec.cli.terminal.chat_commands import COMMANDS, Leave, run_command
 from localspec.cli.terminal.line_editor import LineEditor
-from localspec.cli.terminal.modes import modes_kept
+from localspec.cli.terminal.modes import echo_off, modes_kept
+from localspec.cli.waiting import waiting
 from localspec.engine.base import BaseEngine
 from localspec.errors import ContextError, LocalspecError
 from localspec.streaming.answer import Answer
@@ -77,12 +79,24 @@ def _prefilled(conversation: Conversation, *, was_emptied: bool) -> str:
     return conversation.pending
 
 
-def write_rendered(conversation: Conversation, answer: Answer) -> Reply:
-    """Show an answer and its status line."""
+def show_answer(conversation: Conversation, answer: Answer) -> Reply:
+    """Show an answer as it comes, and its status line.
+
+    Ctrl-C stops it at once and keeps the text so far.
+    """
     view: AnswerView = MarkedView()
     if not conversation.show_draft:
         view = RenderedView(conversation.think, conversation.text_so_far)
-    reply = show_answer(conversation.engine, answer, view)
+    reading = "Reading {} of {} tokens …"
+    with cancel_on_interrupt(answer.cancel), echo_off(), answer:
+        with waiting(lambda: reading.format(*conversation.engine._reading_progress)):
+            first = next(answer, None)
+        if first is not None:
+            view.push(first)
+        for piece in answer:
+            view.push(piece)
+    view.finish()
+    reply = answer.reply()
     if reply.finish_reason == "cancelled":
         note("(stopped)")
     if cut := cut_line(reply, conversation.options.max_tokens, conversation.engine):
