@@ -190,10 +190,10 @@ def test_a_default_outlives_the_alias_that_named_it(model):
     run("models", "alias", "o", model)
     run("models", "default", "c")
     again = run("models", "alias", "c", "qwen3-4b")
-    assert again.stderr == "c stands for qwen3-4b\nIt is the default, too: qwen3-4b.\n"
+    assert again.stderr == "c stands for qwen3-4b\nThe default is now qwen3-4b, too.\n"
     gone = run("models", "alias", "c", "--clear")
     assert gone.exit_code == 0
-    assert gone.stderr == "The default stays qwen3-4b.\n"
+    assert gone.stderr == "The default is still qwen3-4b.\n"
     assert chosen() == Choice("qwen3-4b", None)
     assert run("models", "alias", "o", "--clear").stderr == ""
     set_alias("o", str(model))

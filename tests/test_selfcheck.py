@@ -217,7 +217,7 @@ def test_a_suspicion_that_time_left_open_is_no_verdict(monkeypatch, pair):
     assert report.statistics is report.finding is Finding.NOT_ENOUGH
     assert report.seconds_needed > 3 * report.time_s
     _, _, statistics, advice, *_ = report_text(report, pair, details=False).splitlines()
-    assert "by the rule token look suspect; asking again was not finished" in statistics
+    assert "of the rule token look suspect; the second test was not finished" in statistics
     assert advice.startswith("A verdict needs about ")
 
 

@@ -181,7 +181,7 @@ def test_a_file_that_does_not_fit_is_no_trap(chat, tmp_path):
     terminal = chat(*TERSE, "--session", "s")
     terminal.say("Hello!")
     refused = last_part(terminal.say("/file huge.txt")).replace("\n", " ")
-    assert re.search(r"Error: huge.txt cannot go .* prompt of 40\d\d tokens", refused)
+    assert re.search(r"Error: huge.txt does not fit .* prompt of 40\d\d tokens", refused)
     assert "message: none" in terminal.say("/file")
     assert "large.txt (9000 characters)" in terminal.say("/file large.txt")
     message = "Why? " + "word " * 300

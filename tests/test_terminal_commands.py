@@ -212,9 +212,9 @@ def test_settings_have_the_names_of_flags_too(settings_chat, typed, said):
         ("temp 1", "there is no setting 'temp'", "Perhaps temperature?"),
         ("--max-token 1", "there is no setting '--max-token'", "Perhaps max_tokens?"),
         ("nonsense", "there is no setting 'nonsense'", "/set lists all"),
-        ("--ctx 9", "--ctx is no setting of a chat that runs", "localspec chat --ctx"),
-        ("logit_bias 1", "--logit-bias is no setting", "localspec chat --logit-bias"),
-        ("system Be brief.", "system is no setting", "command of its own: /system"),
+        ("--ctx 9", "--ctx cannot be changed during a chat", "localspec chat --ctx"),
+        ("logit_bias 1", "--logit-bias cannot be changed", "localspec chat --logit-bias"),
+        ("system Be brief.", "system is not a setting", "It is a command: /system"),
         ("mirostat_tau 5", "mirostat_tau cannot be set", "min_p"),
     ],
 )
