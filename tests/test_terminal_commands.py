@@ -348,7 +348,7 @@ def test_a_dumb_terminal_cannot_edit_and_says_so(chat):
     terminal.process.send("Hello!\r")
     terminal.wait_for(lambda text: "tokens/s" in text)
     terminal.process.send("/edit\r")
-    terminal.wait_for(lambda text: "Hint: /undo takes it back: ask anew." in text)
+    terminal.wait_for(lambda text: "Hint: Use /undo, then ask again." in text)
     terminal.process.send("quit\r")
     assert terminal.ended() == 0
 
@@ -396,9 +396,7 @@ def test_notes_and_errors_end_lines_between_words(chat):
     long = "x" * 50
     assert f"Error:\n{long[:40]}\n{long[40:]} does not exist\n" in terminal.say(f"/file {long}")
     shown = last_part(terminal.say("/help"))
-    assert (
-        "\n/edit                change the last\n" + " " * 21 + "question and ask it\n" in shown
-    )
+    assert "\n/edit                change the last\n" + " " * 21 + "question and ask\n" in shown
     assert max(map(len, shown.split("\n"))) < 40
     assert terminal.leave() == 0
 
