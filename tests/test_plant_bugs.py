@@ -22,6 +22,16 @@ def test_every_bug_has_one_place():
     assert len(counts) >= 30
 
 
+@pytest.mark.process
+def test_every_bug_has_a_test_that_runs_by_default():
+    tests = {bug.test for bug in runpy.run_path(str(SCRIPT))["BUGS"]}
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n0", "--collect-only", "-q", *sorted(tests)],
+        cwd=SCRIPT.parents[2], capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
 @pytest.mark.slow
 def test_every_planted_bug_is_noticed():
     done = subprocess.run(

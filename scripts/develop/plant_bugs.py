@@ -449,14 +449,14 @@ BUGS = [
         "speculative/loop.py",
         "proposal.up_to(num_allowed + 1)",
         "proposal.up_to(num_allowed)",
-        constrained("words, K 2-token-free drafts"),
+        constrained("words, K 2-token-FreeDraft"),
     ),
     Bug(
         "the mask of another row",
         "sampling/chain.py",
         "self._obedient(row, tokens, draft_tokens[:i])",
         "self._obedient(row, tokens, draft_tokens[: max(i - 1, 0)])",
-        constrained("words, K 2-token-masked drafts"),
+        constrained("words, K 2-token-DraftModel"),
     ),
     Bug(
         "what is forced is taken as certain",
