@@ -196,6 +196,7 @@ def _state_json(state: PresetState, room: MemoryRoom) -> dict[str, Any]:
     """All that is known of a preset, for --json. kind: where its file comes from."""
     written: dict[str, Any] = to_json(state)
     written |= written.pop("preset") | {"fits": _fits(state, room)}
+    del written["models"]  # target, draft and head again
     for role in get_args(Role):
         if written[role] is not None:
             written[role]["kind"] = _KINDS[type(getattr(state.preset, role))]
