@@ -148,7 +148,9 @@ def test_a_stopped_decode_leaves_the_head_as_it_was(made):
         assert_reads_rightly(engine, made)
 
 
-@pytest.mark.parametrize("length", [511, 512, 513, 700])
+@pytest.mark.parametrize(
+    "length", [513, 700, *(pytest.param(size, marks=pytest.mark.slow) for size in (511, 512))]
+)
 def test_of_a_long_text_it_reads_the_end(made, length):
     prompt = [5 + 37 * index % 900 for index in range(length)]
     with made.opened() as engine:
