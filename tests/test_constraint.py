@@ -272,7 +272,7 @@ def test_whatever_ends_an_answer_the_next_one_is_free_of_it(engine, monkeypatch,
                 def fail(*_arguments):
                     raise _OwnError
 
-                patch.setattr(chain, "settle", fail)
+                patch.setattr(chain, "commit", fail)
                 with pytest.raises(_OwnError):
                     list(stream)
     assert (

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.lookup import Lookup
-from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy, PolicyContext
+from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy, PolicyContext, UpTo
+from toy_constraint import ToyConstraint
 
 
 def never(_token: int) -> bool:
@@ -142,3 +143,14 @@ def test_nothing_is_proposed_behind_an_end_token():
 
 def test_a_new_text_is_told_that_nothing_repeats():
     assert proposed(Lookup(never), [1, 2, 3, 4], 8) == []
+
+
+def test_nothing_is_proposed_behind_a_forbidden_token():
+    """It would be decoded for nothing; the forbidden one itself is judged like any other."""
+    text = [1, 2, 3, 4, 5, 1, 2, 3]
+    constraint = ToyConstraint(9, lambda history: {7} if history else {4}, None)
+    chain = SamplerChain(SamplingParams(), num_prompt_tokens=len(text), constraint=constraint)
+    lookup = Lookup(never)
+    lookup.state(text)
+    proposal = lookup.propose(text, UpTo(8), chain, lambda _, row: row.draw(0.5))
+    assert proposal.draft_tokens == [4, 5]

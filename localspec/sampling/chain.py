@@ -54,26 +54,26 @@ class SamplerChain:
         self._penalises_repeats = params.dry_multiplier > 0.0 and params.dry_penalty_last_n > 0
         self._states = None if constraint is None else ConstraintStates(constraint)
         # Tokens of the text that the constraint knows.
-        self._num_settled = num_prompt_tokens + num_said
+        self._num_committed = num_prompt_tokens + num_said
         self._text = _GrowingText()
         self._row = np.empty(0, dtype=np.float32)
 
     @property
     def constraint(self) -> Constraint | None:
-        """The answer's, behind the tokens of it that were settled."""
-        return None if self._states is None else self._states.settled
+        """The answer's, behind the tokens of it that were committed."""
+        return None if self._states is None else self._states.committed
 
-    def settle(self, tokens: Sequence[int]) -> None:
+    def commit(self, tokens: Sequence[int]) -> None:
         """The answer continues with these. Raises ConstraintError if they are forbidden."""
         if self._states is not None:
             self._states.commit(tokens)
-            self._num_settled += len(tokens)
+            self._num_committed += len(tokens)
 
     def num_allowed(self, draft_tokens: Sequence[int]) -> int:
         """How many of the tokens, from the first on, the constraint allows to come next."""
         if self._states is None or not draft_tokens:
             return len(draft_tokens)
-        return self._states.settled.validate(draft_tokens)
+        return self._states.committed.validate(draft_tokens)
 
     def distribution(
         self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int] = ()
@@ -89,32 +89,32 @@ class SamplerChain:
         """
         row = self._transformed(logits, tokens, draft_tokens)
         mask = self._draft_mask(tokens, draft_tokens)
-        obedient = None if mask is None else self._masked(row, mask)
-        return filtered_distribution(row, self.params) if obedient is None else obedient
+        found = None if mask is None else self._masked(row, mask)
+        return filtered_distribution(row, self.params) if found is None else found
 
     def distributions(
         self, rows: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
     ) -> list[Distribution]:
         """The target's of each row: after `tokens` and the first 0, 1, 2 … draft tokens.
 
-        Those tokens must be allowed by the constraint, and `tokens` end where it was settled.
-        Raises ConstraintError where it leaves nothing to say.
+        `tokens` must end where the constraint was committed. Behind a draft token that it
+        forbids nothing is kept, so any row will do. Raises ConstraintError where it leaves
+        nothing to say.
         """
         return [
-            self._obedient(row, tokens, draft_tokens[:i])
+            self._constrained(row, tokens, draft_tokens[:i])
             if self._states
             else self.distribution(row, tokens, draft_tokens[:i])
             for i, row in enumerate(rows)
         ]
 
-    def _obedient(
+    def _constrained(
         self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
     ) -> Distribution:
         assert self._states is not None
         row = self._transformed(logits, tokens, draft_tokens)
         state = self._states.behind(draft_tokens)
-        assert state is not None, "a row behind a forbidden token"
-        mask = state.mask()
+        mask = None if state is None else state.mask()
         if mask is None:
             return filtered_distribution(row, self.params)
         found = self._masked(row, mask)
@@ -128,7 +128,7 @@ class SamplerChain:
     def _draft_mask(self, tokens: Sequence[int], draft_tokens: Sequence[int]) -> Mask | None:
         states = self._states
         # A replay is at a place where the constraint was before.
-        if states is None or len(tokens) != self._num_settled:
+        if states is None or len(tokens) != self._num_committed:
             return None
         state = states.behind(draft_tokens)
         return None if state is None else state.mask()

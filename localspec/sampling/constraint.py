@@ -54,15 +54,15 @@ class Constraint(Protocol):
 class ConstraintStates:
     """A constraint behind the text and, one after the other, behind what is drafted."""
 
-    def __init__(self, settled: Constraint) -> None:
-        self.settled = settled
+    def __init__(self, committed: Constraint) -> None:
+        self.committed = committed
         self._drafted: list[int] = []
         self._state: Constraint | None = None  # behind those, if they may come
 
     def commit(self, tokens: Sequence[int]) -> None:
         """The text continues with these."""
         self._drafted, self._state = [], None
-        self.settled.commit(tokens)
+        self.committed.commit(tokens)
 
     def behind(self, draft_tokens: Sequence[int]) -> Constraint | None:
         """The state behind these tokens; None if they may not come. Not to be changed.
@@ -70,10 +70,10 @@ class ConstraintStates:
         What the call before has asked for, and more, costs only the rest.
         """
         if not draft_tokens:
-            return self.settled
+            return self.committed
         num_known = len(self._drafted)
         if num_known == 0 or list(draft_tokens[:num_known]) != self._drafted:
-            self._drafted, self._state, num_known = [], self.settled.copy(), 0
+            self._drafted, self._state, num_known = [], self.committed.copy(), 0
         for token in draft_tokens[num_known:]:
             self._drafted.append(token)
             if self._state is not None and self._state.validate([token]):

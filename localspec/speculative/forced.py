@@ -40,7 +40,7 @@ class Forced(Proposer):
         self._constraint = chain.constraint
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        """See `Proposer.state`. tokens: must end where the constraint was settled."""
+        """See `Proposer.state`. tokens: must end where the constraint was committed."""
         if self._constraint is None:
             return ProposerState(0)
         num_tokens = min(len(self._constraint.forced()), MAX_DRAFT_TOKENS)

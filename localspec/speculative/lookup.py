@@ -149,6 +149,8 @@ class Lookup(Proposer):
             place = self._found.place + len(drafted)
             known = len(self._found.text)
             is_over = place >= known and self._found.text is not self._own.text
+            # Behind a token that the constraint forbids none will be kept.
+            is_over |= chain.num_allowed(drafted) < len(drafted)
             if confidence is None or is_over:
                 return None
             token = self._found.text[place] if place < known else drafted[place - known]

@@ -172,11 +172,7 @@ class SpeculativeDecoder:
         # 1. Propose.
         decision, replay_s = self._choice(request, place, room)
         proposal = self._proposal(decision, request, place)
-        # Of tokens that are forbidden the first one is judged with the others, since leaving it
-        # out for what it is would change what follows; there is nothing behind it.
-        num_allowed = request.chain.num_allowed(proposal.draft_tokens)
-        proposal = proposal.up_to(num_allowed + 1)
-        draft_tokens = proposal.draft_tokens[:num_allowed]
+        draft_tokens = proposal.draft_tokens
         proposed = self.clock()
 
         # 2. Score pending and draft tokens in one decode.
@@ -227,7 +223,7 @@ class SpeculativeDecoder:
         if not (tokens and request.is_end(tokens[-1])):
             tokens.append(verdict.next_token)
             provenance.append(_provenance(verdict, len(proposal.draft_tokens)))
-        request.chain.settle(tokens)
+        request.chain.commit(tokens)
         self.tokens += tokens
         return tokens, provenance
 

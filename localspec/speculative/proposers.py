@@ -54,15 +54,6 @@ class Proposal(NamedTuple):
                 break
         return self
 
-    def up_to(self, num_tokens: int) -> Proposal:
-        """Its first num_tokens, as if the proposer had ended there."""
-        return Proposal(
-            self.draft_tokens[:num_tokens],
-            self.distributions[:num_tokens],
-            self.confidences[:num_tokens],
-            self.num_read,
-        )
-
 
 class Proposer:
     """Anything that proposes draft tokens for a text.

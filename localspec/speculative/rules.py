@@ -34,10 +34,7 @@ class Rule(Protocol):
         """How the proposer draws the draft tokens of a step."""
 
     def verdict(self, place: Place, targets: list[Distribution], proposal: Proposal) -> Verdict:
-        """What becomes of the proposal. targets: one row more than it has tokens.
-
-        Or as many, where the last token has probability 0 in the last of them.
-        """
+        """What becomes of the proposal. targets: one row more than it has tokens."""
 
 
 def make_rule(

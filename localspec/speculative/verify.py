@@ -4,9 +4,9 @@ The contract: whatever the draft proposed, the emitted tokens follow the target'
 distribution. Nothing here calls a model, draws a random number or knows how many tokens come
 next.
 
-The last row is read only where all draft tokens are kept, so it may be missing behind a last
-token of probability 0. To leave out such a token instead, because of what it is, would be
-wrong: the draft drew it, and what is drawn in its place has to make up for that.
+A drafted token that has probability 0 is judged like any other. To leave it out instead,
+because of what it is, would be wrong: the draft drew it, and what is drawn in its place has to
+make up for that.
 """
 
 from __future__ import annotations

@@ -447,15 +447,16 @@ BUGS = [
     Bug(
         "a sampled draft is cut at a forbidden token",
         "speculative/loop.py",
-        "proposal.up_to(num_allowed + 1)",
-        "proposal.up_to(num_allowed)",
+        "        draft_tokens = proposal.draft_tokens\n",
+        "        draft_tokens = proposal.draft_tokens\n"
+        "        del draft_tokens[request.chain.num_allowed(draft_tokens) :]\n",
         constrained("words, K 2-token-FreeDraft"),
     ),
     Bug(
         "the mask of another row",
         "sampling/chain.py",
-        "self._obedient(row, tokens, draft_tokens[:i])",
-        "self._obedient(row, tokens, draft_tokens[: max(i - 1, 0)])",
+        "self._constrained(row, tokens, draft_tokens[:i])",
+        "self._constrained(row, tokens, draft_tokens[: max(i - 1, 0)])",
         constrained("words, K 2-token-DraftModel"),
     ),
     Bug(

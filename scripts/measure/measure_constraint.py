@@ -160,7 +160,7 @@ def _step_times(
             chain.constraint.forced()
             chain.num_allowed(drafted[:k])
             chain.distributions(rows, text, drafted[:k])
-            chain.settle(drafted)
+            chain.commit(drafted)
             constrained.append(time.perf_counter() - between)
             plain.append(between - started)
             text += drafted
