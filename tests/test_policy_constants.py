@@ -1,64 +1,43 @@
-"""Every constant that the policy was given by hand stands in docs/policy.md, as in the code."""
+"""docs/policy.md has every constant that the policy was given by hand, as the code has it."""
 
 from __future__ import annotations
 
-import ast
-import re
 from pathlib import Path
-from types import ModuleType
 
+import constant_table
 import pytest
 from policy_scenarios import SCENARIOS
 
-from localspec.policy import (
-    acceptance,
-    adaptive,
-    budget,
-    cost,
-    prospect,
-    step_ratios,
-    step_times,
-    threads,
-)
+import localspec
 
-MODULES = (acceptance, adaptive, budget, prospect, cost, step_ratios, step_times, threads)
-PAGE = (Path(__file__).parent.parent / "docs/policy.md").read_text("utf-8")
+POLICY = Path(localspec.__file__).parent / "policy"
+CONSTANTS = [
+    constant for name in constant_table.MODULES for constant in constant_table.constants(name)
+]
 
 
-def constants(module: ModuleType) -> dict[str, str]:
-    """Name → value as written, of all that is not reckoned from others."""
-    assert module.__file__ is not None
-    found = {}
-    for node in ast.parse(Path(module.__file__).read_text("utf-8")).body:
-        if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
-            continue
-        name, numbers = node.targets[0].id, node.value
-        if isinstance(numbers, ast.Call) and ast.unparse(numbers.func) == "np.array":
-            numbers = numbers.args[0]
-        is_given = any(isinstance(part, ast.Constant) for part in ast.walk(numbers))
-        is_reckoned = any(isinstance(part, ast.Call) for part in ast.walk(numbers))
-        if name.isupper() and is_given and not is_reckoned:
-            found[name] = ast.unparse(numbers)
-    return found
+def test_the_page_has_the_table_as_it_is_now():
+    text = constant_table.PAGE.read_text("utf-8")
+    assert text == constant_table.page(text), "run: python scripts/develop/constant_table.py"
 
 
-def table() -> dict[str, tuple[str, str]]:
-    """Name → value and scenarios, as the page has them."""
-    rows = re.findall(r"^\| `([A-Z_]+)` \| `(.+?)` \| .+? \| (.+?) \|$", PAGE, re.M)
-    return {name: (value, scenarios) for name, value, scenarios in rows}
+def test_no_module_is_left_out():
+    """But for the version of a file, and the precision of a number that is shown."""
+    modules = {path.stem for path in POLICY.glob("*.py")} - {"profile", "speedup"}
+    assert {name for name in modules if any(constant_table.constants(name))} == set(
+        constant_table.MODULES
+    )
+    names = [constant.name for constant in CONSTANTS]
+    assert len(names) > 50
+    assert len(set(names)) == len(names)
 
 
-def test_the_page_has_every_constant_with_its_value():
-    in_code = [pair for module in MODULES for pair in constants(module).items()]
-    assert len({name for name, _ in in_code}) == len(in_code)
-    assert {name: value for name, (value, _) in table().items()} == dict(in_code)
-
-
-@pytest.mark.parametrize("name", table())
-def test_a_constant_is_needed_by_a_scenario_that_there_is(name):
-    """Or by something else that the page says in brackets."""
-    _, scenarios = table()[name]
-    named = re.sub(r"\(.+?\)", "", scenarios)
-    assert named.strip() or "(" in scenarios
-    for scenario in filter(None, (part.strip() for part in named.split(","))):
-        assert scenario in SCENARIOS
+@pytest.mark.parametrize("constant", CONSTANTS, ids=lambda constant: constant.name)
+def test_a_constant_says_what_it_means_and_in_which_scenarios_it_matters(constant):
+    """Or what else it is for."""
+    assert len(constant.meaning) > 10
+    reason, _, purpose = constant.scenarios.partition(": ")
+    if reason != constant_table.NO_SCENARIO:
+        assert [name for name in constant.scenarios.split(", ") if name not in SCENARIOS] == []
+    else:
+        assert purpose

@@ -25,17 +25,27 @@ from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
 
 Weights = NDArray[np.float64]
 
-# Closer towards 1, where small differences decide how long a draft pays.
+# The regimes: rates at which draft tokens are accepted, closer together near 1, where small
+# differences decide how long a draft pays [switching, long answers]
 RATES = np.array([0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.93, 0.955, 0.98])
-HAZARD = 1 / 64  # of another regime, per emitted token
-_PRIOR_RATE = 1 / 256  # how fast the prior follows what is seen, at least
-_PRIOR_TILT = 0.5  # of the first prior: what is added to each rate
-_FORCED_POWER = 40  # of the rates, that the first prior of forced tokens is: 0.96 on average
-_KEPT_SHARE = 0.95  # of the prior, that a kept one has
-_PRIOR_TOKENS = 6  # judged tokens that the first prior weighs as much as
-_SHIFT_RATE = 0.05  # how fast a bin's shift does
-_SHARE_RATE = 0.02  # and how fast the shares of the bins
-_EDGES = (0.3, 0.5, 0.7, 0.85, 0.95)  # of the bins of confidence
+HAZARD = 1 / 64  # chance that another regime begins, per emitted token [switching]
+# The slowest rate at which the prior of the regimes follows what is seen [a chat]
+_PRIOR_RATE = 1 / 256
+# Added to each rate in the first prior: good drafts are likelier [short answers]
+_PRIOR_TILT = 0.5
+# Power of the rates that is the first prior of tokens which a constraint forces: 0.96 on
+# average [no scenario: tests/test_constraint.py]
+_FORCED_POWER = 40
+# Share of a prior that was kept between runs; the rest is spread over all rates
+# [no scenario: a profile of another text must not rule out a rate]
+_KEPT_SHARE = 0.95
+# The first prior weighs as much as this many judged tokens [short answers, a chat]
+_PRIOR_TOKENS = 6
+# How fast the shift of a bin of confidence follows what is seen [sure and unsure]
+_SHIFT_RATE = 0.05
+_SHARE_RATE = 0.02  # how fast the shares of the bins follow what is seen [sure and unsure]
+_EDGES = (0.3, 0.5, 0.7, 0.85, 0.95)  # edges of the bins of confidence [sure and unsure]
+# Largest shift of a bin, in log-odds [no scenario: bounds the effect of a damaged profile]
 _MAX_SHIFT = 4.0
 _LOG_ODDS = np.log(RATES) - np.log1p(-RATES)
 _POWERS = np.cumsum(RATES[:, None] ** np.arange(1, MAX_DRAFT_TOKENS + 1), axis=1)

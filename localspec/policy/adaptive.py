@@ -38,15 +38,25 @@ from localspec.speculative.policy_api import (
     reason_for_none,
 )
 
-_DECIDING_SHARE = 0.002  # of plain decoding, that may be spent on deciding to stay with it
-_NUM_MEASURED = 2  # target-only steps before anything else is tried
-_ANCHOR_STEPS = 64  # after which a target-only one is due, to measure what it costs
-_TRIAL_SHARE = 0.25  # of what was probably missed, that may be lost to see what steps cost now
-_WAKING = 1.1  # times as long as others: that may be a target-only step's place after a draft
-_HORIZON = 1 / HAZARD  # tokens for which what is learned now is worth something
-_GAIN_TOKENS = 2 / HAZARD  # for which a gain that was seen may pay for reading the whole text
-_EVERYTHING_SHARE = 0.25  # of the budget, for which a proposer reads the whole text
-_LOOK_READ_SHARE = 0.5  # of the budget, for which it reads the end of a long one
+# Share of plain decoding's time that deciding to stay with it may take [slow decisions]
+_DECIDING_SHARE = 0.002
+_NUM_MEASURED = 2  # target-only steps before anything else is tried [short answers]
+# Steps after which a target-only one is due, to time it [memory bursts, busy processor]
+_ANCHOR_STEPS = 64
+# Share of the probable loss that a trial at old costs may lose [stale costs]
+_TRIAL_SHARE = 0.25
+# A target-only step after a draft is timed again if it takes this many times as long as others
+# [waking threads]
+_WAKING = 1.1
+# Tokens for which the result of a replay is useful, and that pass between two answers
+# [a chat, short answers]
+_HORIZON = 1 / HAZARD
+# Tokens over which a gain has to pay for reading the whole text [long prompts]
+_GAIN_TOKENS = 2 / HAZARD
+# Share of the budget for which a proposer reads the whole text [long prompts]
+_EVERYTHING_SHARE = 0.25
+# Share of the budget for which a proposer reads the end of a long text [long prompts]
+_LOOK_READ_SHARE = 0.5
 
 
 class AdaptiveDraftPolicy(DraftPolicy):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-_GRANTED_STEPS = 6.0  # target-only steps' time that may be lost at first
-_GRANTED_SHARE = 0.002  # and the share of plain decoding's time that may be lost later
-_MOST_SAVED_STEPS = 60.0  # more than this is not put by
-_LOOK_SHARE = 0.02  # of what was probably missed, that replaying may cost
+# Time that may be lost at first, in target-only steps [never right, short answers]
+_GRANTED_STEPS = 6.0
+# Share of plain decoding's time that may be lost later [never right, turning good]
+_GRANTED_SHARE = 0.002
+# The most time that drafting can save up, in target-only steps [switching]
+_MOST_SAVED_STEPS = 60.0
+# Share of the probable loss that replaying may cost [beside a lookup, turning good]
+_LOOK_SHARE = 0.02
 
 
 class Budget:

@@ -22,23 +22,41 @@ from numpy.typing import NDArray
 from localspec.policy.step_ratios import StepRatios, ratio_change
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
 
-LARGEST_STEP = MAX_DRAFT_TOKENS + 1  # tokens of the largest step whose cost is told apart
+# Tokens of the largest step whose cost is measured for its own size [long answers]
+LARGEST_STEP = MAX_DRAFT_TOKENS + 1
 
-_NUM_SAMPLES = 9  # of a draft's times that are kept; their median counts
-_NUM_TRUSTED = 3  # samples before a median is one
-_NUM_PLAIN = (
-    5  # target-only steps that count; the first ones of a process can take twice as long
-)
-FRESH_STEPS = 16  # a target-only step further back says little about this moment
-_RESTED_STEPS = 64  # target-only steps' time after which other steps are less well known
-FILL_TOKENS = 2048  # texts shorter than this cost the same; beyond it doublings differ
-TILE = 4  # tokens: kernels for several rows come in multiples of this, and may cost no more
-SHORT_READ = 2  # tokens that are read in front of a draft again and again
-_TIMED_READ = 8  # tokens that show what one of many costs
-_FEARED_SLOPE = 0.6  # target-only steps that a token more may cost, where that was not measured
-_HOPED_SLOPE = 0.1  # and as hope has it, as long as no prompt was read
-_HOPED_SHARE = 0.5  # of what a token of a prompt takes: what one more is hoped to cost
-_READ_SHARE = 0.5  # of a drafted token: what one that is read among many costs at first
+_NUM_SAMPLES = 9  # times of a draft token that are kept; their median counts [noisy steps]
+_NUM_TRUSTED = 3  # samples that are needed for a median [noisy steps]
+# Target-only steps whose median counts; the first ones of a process can take twice as long
+# [noisy steps, busy processor]
+_NUM_PLAIN = 5
+# Steps after a target-only one that are compared with it; later ones belong to another moment
+# [memory bursts, wandering]
+FRESH_STEPS = 16
+# Time without steps of several tokens after which their cost is less certain, in target-only
+# steps [stale costs]
+_RESTED_STEPS = 64
+# Texts shorter than this cost the same; above it each doubling is a class of its own
+# [no scenario: no simulated machine has attention to long texts]
+FILL_TOKENS = 2048
+# Kernels for several rows come in multiples of this many tokens, and may be cheap
+# [long answers]
+TILE = 4
+# Most tokens that are read in front of a draft in an ordinary step [long answers]
+SHORT_READ = 2
+_TIMED_READ = 8  # fewest tokens of a read that shows what one of many costs [long prompts]
+# Pessimistic cost of one more token, in target-only steps, where that was not measured
+# [never right]
+_FEARED_SLOPE = 0.6
+# Optimistic cost of the same, as long as no prompt was read
+# [no scenario: a target whose prompt was cached]
+_HOPED_SLOPE = 0.1
+# Optimistic cost of one more token, as a share of the cost of a token of a prompt
+# [short answers]
+_HOPED_SHARE = 0.5
+# Cost of a token that is read, as a share of a drafted one, until either was timed
+# [no scenario: a target whose prompt was cached]
+_READ_SHARE = 0.5
 
 
 class TargetCost:

@@ -18,13 +18,17 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-_NOISE = 0.08**2  # variance of one timed step's logarithm
-_FIRST = 4 * _NOISE  # of the first one of its size: it often takes longer
-_DRIFT = 3e-5  # by which the variance grows in the time of a target-only step
-_MOST = 0.15**2  # it grows no further
-_ELASTICITY = 0.5  # d log T(n) / d log T(1), the same for all n ≥ 2
-_LARGEST_CHANGE = 0.3  # of log T(1); beyond it somebody was interrupted
-_OUTLIER = 3.0  # standard deviations; beyond them somebody was interrupted
+_NOISE = 0.08**2  # variance of the logarithm of one timed step [noisy steps]
+# The same of the first step of its size, which often takes longer [noisy steps]
+_FIRST = 4 * _NOISE
+# Growth of the variance of a size during one target-only step [wandering, stale costs]
+_DRIFT = 3e-5
+_MOST = 0.15**2  # largest variance of a size [stale costs]
+# Elasticity: d log T(n) / d log T(1), the same for all n ≥ 2 [memory bursts, busy processor]
+_ELASTICITY = 0.5
+# Largest change of log T(1) that counts; beyond it the step was interrupted [busy processor]
+_LARGEST_CHANGE = 0.3
+_OUTLIER = 3.0  # standard deviations that a timed step counts as at most [noisy steps]
 
 
 class StepRatios:

@@ -24,16 +24,21 @@ from localspec.policy.cost import LARGEST_STEP, SHORT_READ, fill
 from localspec.speculative.policy_api import StepRecord
 from localspec.speculative.thread_policy import ThreadUse
 
-_WINDOW = 16  # steps that a mean is of, the latest ones most
-_BETTER = 1.05  # times as fast: a smaller difference is noise
-_MOST_TRIED = 1 / 8  # of what is probably missed, that trying other numbers may lose at first
-_LEAST_TRIED = 1 / 64  # and in the end
-_TRIED_STEPS = 1.0  # fastest steps that have to be put by before a number is tried
-_MOST_OWED = 256.0  # fastest steps; a trial that lost more is forgiven the rest
-_ADOPTED = 8  # steps after which a number that was tried, and is faster, is no trial any more
-_KNOWN_STEPS = 16  # after as many, the least slowdown is half believed to be a quiet one
-_FEWER = 0.9  # of the time with more threads, that fewer are hoped to take
-_FORGOTTEN = 1e-9  # seconds; a decayed sum below is as good as none
+_WINDOW = 16  # steps over which a number of threads is averaged, the latest weighing most
+# Another number has to be this many times as fast; a smaller difference is noise
+_BETTER = 1.05
+_MOST_TRIED = 1 / 8  # share of the probable loss that trials of other numbers may lose at first
+# The same in the end; between them it is one over the root of the number of steps
+_LEAST_TRIED = 1 / 64
+# Time that has to be saved up for a trial, in fastest steps; so much is there at the beginning
+_TRIED_STEPS = 1.0
+# The largest debt of a trial, in fastest steps; the rest of its loss is forgiven
+_MOST_OWED = 256.0
+_ADOPTED = 8  # steps after which a tried number that is faster is no longer a trial
+# Steps after which the least slowdown of a number counts half as one of a quiet machine
+_KNOWN_STEPS = 16
+_FEWER = 0.9  # optimistic time of fewer threads, as a share of the time with more
+_FORGOTTEN = 1e-9  # a decayed sum of step times below this many seconds counts as none
 
 Shape = tuple[int, int, int, int]  # fill, tokens of target and draft, and the proposer or -1
 

@@ -9,12 +9,12 @@ out: who imports the engine may import what the engine imports.
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
+
+from marked_part import with_part
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "ARCHITECTURE.md"
-_DRAWN = re.compile(r"(?<=```mermaid\n).*?(?=```)", re.DOTALL)
 
 
 def imported_by(source: str) -> set[str]:
@@ -72,7 +72,7 @@ def drawn(imports: dict[str, set[str]]) -> str:
 
 def with_graph(page: str, graph: str) -> str:
     """The page with its graph replaced."""
-    return _DRAWN.sub(lambda _: graph, page)
+    return with_part(page, "```mermaid\n", "```", graph)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from marked_part import with_part
 
 from localspec.cli import main
 from localspec.cli.help import HEADINGS
@@ -158,8 +159,7 @@ def table() -> str:
 
 def page(text: str) -> str:
     """The page with the table as it is now."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.partition(END)[2]}"
+    return with_part(text, BEGIN, END, f"\n\n{table()}\n\n")
 
 
 def chat_keywords() -> set[str]:
