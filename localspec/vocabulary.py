@@ -54,6 +54,13 @@ class Vocabulary(Protocol):
         """The longest text that so many tokens could spell."""
 
 
+def with_bos(tokens: list[int], vocabulary: Vocabulary) -> list[int]:
+    """The tokens, with the one in front that begins every text, where the model expects it."""
+    if vocabulary.add_bos and tokens[:1] != [vocabulary.bos]:
+        return [vocabulary.bos, *tokens]
+    return tokens
+
+
 class WholeVocabulary(TokenTable, Vocabulary, Protocol):
     """Every token by itself, too. Lists are (size,), in the order of the ids."""
 

@@ -15,4 +15,6 @@ from localspec.tools.tool import ToolUse
 
 def prompt_behind(chat: Chat, turns: Sequence[Turn], question: Message) -> Prompt:
     """The chat's prompt for a question behind these turns, whether it fits or not."""
-    return chat._room.prompt(Asked(chat._system, (question,), ToolUse()), list(turns), never)
+    use = ToolUse()
+    messages = Asked(chat._system, (question,), use).behind(turns)
+    return chat._maker.prompt(messages, use, never)

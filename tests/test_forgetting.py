@@ -41,13 +41,10 @@ class NoModels:
         self.context_length = self.trained_context_length = context_length
         self.chat_template = None
 
-    def _with_bos(self, tokens):
-        return tokens
-
 
 def make_room(chat, begun, turns, use, is_cancelled):
     """The prompt of the chat's next answer, and how many oldest turns leave for it."""
-    return chat._room.make(Asked(chat._system, begun, use), turns, is_cancelled)
+    return chat._room.prompt(Asked(chat._system, begun, use), turns, is_cancelled)
 
 
 def turns_of(rng, number):

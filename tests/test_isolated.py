@@ -56,6 +56,18 @@ def test_answers_are_those_of_an_engine_here(isolated, engine):
     assert asyncio.run(ask()).text == same.text
 
 
+def test_an_answer_has_the_sampling_of_when_it_was_asked_for(isolated, engine):
+    """The engine's may be set before the answer is read, here as in another process."""
+    texts = []
+    for each in (isolated, engine):
+        usual, each.sampling = each.sampling, GREEDY
+        answer = each.generate_raw(STORY, seed=1, max_tokens=40)
+        each.sampling = localspec.SamplingParams(temperature=1.5)
+        texts.append(answer.reply().text)
+        each.sampling = usual
+    assert texts[0] == texts[1]
+
+
 def test_a_crash_is_an_error_and_the_next_question_is_answered(isolated):
     """In the middle of an answer, and between two; the conversation goes on."""
     chat = isolated.chat()

@@ -11,6 +11,7 @@ import localspec
 from localspec.presets.presets import find_preset
 from localspec.server import ollama
 from localspec.server.served_models import ServedModel, ServedModels
+from localspec.vocabulary import with_bos
 from server_runner import running_server
 
 pytestmark = pytest.mark.process
@@ -33,7 +34,9 @@ def test_a_raw_prompt_is_gone_on_with(server, engine):
         {"index": 0, "text": plain.text, "logprobs": None, "finish_reason": "length"}
     ]
     assert found["usage"]["prompt_tokens"] == plain.stats.prompt_tokens
-    by_ids = complete(server, prompt=engine._with_bos(engine.tokenize(PROMPT, special=True)))
+    by_ids = complete(
+        server, prompt=with_bos(engine.tokenize(PROMPT, special=True), engine.vocabulary)
+    )
     assert by_ids["choices"] == found["choices"]
     several = complete(server, prompt=[PROMPT, "Hello"], n=2)
     assert [each["index"] for each in several["choices"]] == [0, 1, 2, 3]
@@ -86,7 +89,7 @@ def test_tokens(server, engine):
     found = server.ask("/tokenize", content=text).json()["tokens"]
     assert found == engine.tokenize(text, special=True)
     plain = server.ask("/tokenize", content=text, parse_special=False, add_special=True)
-    assert plain.json()["tokens"] == engine._with_bos(engine.tokenize(text))
+    assert plain.json()["tokens"] == with_bos(engine.tokenize(text), engine.vocabulary)
     pieces = server.ask("/tokenize", content=text, with_pieces=True).json()["tokens"]
     assert [each["id"] for each in pieces] == found
     assert "".join(each["piece"] for each in pieces) == text

@@ -73,7 +73,8 @@ class Chat:
         self._turns: list[Turn] = []
         self._forgotten: list[Turn] = []
         source = template_source(template, engine.chat_template)
-        self._room = Room(engine, PromptMaker(engine.vocabulary, source, think=think))
+        self._maker = PromptMaker(engine.vocabulary, source, think=think)
+        self._room = Room(engine, self._maker)
         self._num_asked = 0
         self._revision = 0  # counts changes, which outdate what was asked for before
         self._unfinished: Unfinished | None = None  # the last answer, if it was
@@ -208,7 +209,7 @@ class Chat:
     def prompt_tokens(self, text: str) -> list[int]:
         """What the model would read if it were asked `text` now."""
         asked = Asked(self._system, (question_message(text),), ToolUse(self._tools))
-        return self._room.make(asked, self._turns, never)[0].tokens
+        return self._room.prompt(asked, self._turns, never)[0].tokens
 
     def prepare(self) -> None:
         """Use idle time, as while a person types: call it in a thread of its own.
@@ -229,9 +230,9 @@ class Chat:
         first, second = map(question_message, _PROBES)
         turns, use = self._turns, ToolUse(self._tools)
         asked = Asked(self._system, (first,), use)
-        prompt, num_leaving = self._room.make(asked, turns, is_cancelled)
-        asked = asked._replace(begun=(second,))
-        other = self._room.prompt(asked, turns[num_leaving:], is_cancelled)
+        prompt, num_leaving = self._room.prompt(asked, turns, is_cancelled)
+        messages = asked._replace(begun=(second,)).behind(turns[num_leaving:])
+        other = self._maker.prompt(messages, use, is_cancelled)
         pairs = zip(prompt.tokens, other.tokens, strict=False)
         return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
@@ -302,7 +303,7 @@ class _Exchange(Exchange):
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
         """See `Exchange.prompt`. Raises ContextError, TemplateError."""
         if self._prompt is None:
-            made = self.owner._room.make(self._asked, self._turns, is_cancelled)
+            made = self.owner._room.prompt(self._asked, self._turns, is_cancelled)
             self._prompt, self._num_leaving = made
         return self._prompt
 

@@ -27,7 +27,7 @@ from localspec.streaming.thought_families import families_of
 from localspec.tools.calls import Calls
 from localspec.tools.forms import CallForm, form_of, known_families
 from localspec.tools.tool import ToolUse
-from localspec.vocabulary import Vocabulary
+from localspec.vocabulary import Vocabulary, with_bos
 
 _USUAL_ROLES = ("system", "user", "assistant")  # which templates know, or refuse in words
 
@@ -88,9 +88,9 @@ class PromptMaker:
     def prompt(
         self, messages: Sequence[Message], use: ToolUse, is_cancelled: CancelCheck = never
     ) -> Prompt:
-        """The prompt that asks for the next answer, without a token that begins every text.
+        """The prompt that asks for the next answer, or for the rest of the last message.
 
-        An answer that is the last of the messages is gone on with. A developer is the system
+        That is where the last message is an answer. A developer is the system
         where the template does not know the word. Thoughts that stand before an answer are
         left out: templates that do so themselves could not see the marks, which are hidden
         like any in a message.
@@ -106,7 +106,7 @@ class PromptMaker:
         with self._rendering:
             self._check_roles(asked, is_cancelled)
             text, hidden = self._guarded(asked, is_cancelled)
-        tokens = self._guard.tokenize(text, hidden)
+        tokens = with_bos(self._guard.tokenize(text, hidden), self._vocabulary)
         return Prompt(tokens, self._thoughts.after(text), calls=self._calls(use))
 
     def _asked(self, messages: Sequence[Message], use: ToolUse) -> _Asked:

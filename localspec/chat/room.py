@@ -29,6 +29,10 @@ class Asked(NamedTuple):
     begun: Turn
     use: ToolUse
 
+    def behind(self, turns: Sequence[Turn]) -> list[Message]:
+        """The messages that ask it behind these turns."""
+        return [*self.system, *messages_of(turns), *self.begun]
+
 
 class Room:
     """The context of an engine, and the template that fills it."""
@@ -37,8 +41,8 @@ class Room:
         self._engine = engine
         self._maker = maker
 
-    def make(
-        self, asked: Asked, turns: list[Turn], is_cancelled: CancelCheck
+    def prompt(
+        self, asked: Asked, turns: Sequence[Turn], is_cancelled: CancelCheck
     ) -> tuple[Prompt, int]:
         """The prompt of the next answer, and how many oldest turns leave for it.
 
@@ -54,7 +58,9 @@ class Room:
             if num_leaving not in prompts and num_leaving not in beyond:
                 kept = turns[num_leaving:]
                 try:
-                    prompts[num_leaving] = self.prompt(asked, kept, is_cancelled)
+                    prompts[num_leaving] = self._maker.prompt(
+                        asked.behind(kept), asked.use, is_cancelled
+                    )
                 except TemplateLimitError:
                     if not kept:
                         raise
@@ -74,12 +80,6 @@ class Room:
                 num_tokens,
             )
         return prompt, num_leaving
-
-    def prompt(self, asked: Asked, turns: list[Turn], is_cancelled: CancelCheck) -> Prompt:
-        """The prompt behind these turns, however long it is."""
-        messages = [*asked.system, *messages_of(turns), *asked.begun]
-        prompt = self._maker.prompt(messages, asked.use, is_cancelled)
-        return prompt._replace(tokens=self._engine._with_bos(prompt.tokens))
 
     def _check_length(self, asked: Asked) -> None:
         """Refuse what cannot fit however it is tokenised, before that takes its time."""

@@ -25,6 +25,7 @@ from localspec.presets.presets import DEFAULT_PRESET
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, Drafting, ProposerName
 from localspec.speculative.rule_name import RuleName
+from localspec.vocabulary import with_bos
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
@@ -210,5 +211,6 @@ def prompt_tokens(engine: BaseEngine, options: PairOptions, text: str) -> list[i
     one, else the text alone.
     """
     if engine.chat_template is None and options.template_name is None:
-        return engine._with_bos(engine.vocabulary.tokenize(text, parse_special=False))
+        vocabulary = engine.vocabulary
+        return with_bos(vocabulary.tokenize(text, parse_special=False), vocabulary)
     return engine.chat(system=options.system, template=options.template()).prompt_tokens(text)

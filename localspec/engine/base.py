@@ -32,7 +32,7 @@ from localspec.streaming.options import AnswerKeywords, AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece
 from localspec.tools.tool import ToolUse
-from localspec.vocabulary import Vocabulary
+from localspec.vocabulary import Vocabulary, with_bos
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
@@ -275,18 +275,18 @@ class BaseEngine(abc.ABC):
         """
         maker = self._prompt_maker(template, think=think)
         try:
-            prompt = maker.prompt(messages, use, is_cancelled)
+            return maker.prompt(messages, use, is_cancelled)
         except TemplateError:
             merged = merged_messages(messages)
             if merged == messages:
                 raise
-            prompt = maker.prompt(merged, use, is_cancelled)
-        return prompt._replace(tokens=self._with_bos(prompt.tokens))
+            return maker.prompt(merged, use, is_cancelled)
 
     def _raw_prompt(self, prompt: str | Sequence[int]) -> Prompt:
         """What `generate_raw` has the model read. Raises OptionError for what is no prompt."""
         if isinstance(prompt, str):
-            return Prompt(self._with_bos(self.vocabulary.tokenize(prompt, parse_special=True)))
+            tokens = self.vocabulary.tokenize(prompt, parse_special=True)
+            return Prompt(with_bos(tokens, self.vocabulary))
         return Prompt(self._known_ids(prompt))
 
     def _known_ids(self, tokens: Sequence[int]) -> list[int]:
@@ -349,13 +349,6 @@ class BaseEngine(abc.ABC):
         TemplateError if there is no template, it is broken, or knows no such switch.
         """
         return Chat(self, system=system, template=template, think=think)
-
-    def _with_bos(self, tokens: list[int]) -> list[int]:
-        """The tokens, begun as the model expects a text to begin."""
-        vocabulary = self.vocabulary
-        if vocabulary.add_bos and tokens[:1] != [vocabulary.bos]:
-            return [vocabulary.bos, *tokens]
-        return tokens
 
     def __enter__(self) -> Self:
         return self

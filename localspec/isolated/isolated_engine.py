@@ -206,9 +206,8 @@ class IsolatedEngine(BaseEngine):
         process.call("forget", gone)
         del self._gone_owners[: len(gone)]
         owner = None if exchange.owner is None else self._owner_number(exchange.owner)
-        # What is set here, and without a function of this process.
-        sampling = state.options.sampling or self.sampling
-        told = replace(state.options, sampling=sampling, on_prompt=None)
+        # As it was asked for, and without a function of this process.
+        told = replace(state.options, sampling=state.sampling, changes={}, on_prompt=None)
         process.call("begin", self._num_answers, prompt, told, exchange.turn, owner)
         try:
             exchange.begin()  # once it is clear that the child refuses nothing

@@ -15,6 +15,7 @@ from localspec.server.form import Aside
 from localspec.server.prompting import TemplatedPrompt
 from localspec.server.refusal import RequestError
 from localspec.server.tool_fields import openai_tools
+from localspec.vocabulary import with_bos
 
 
 class Tokenize(Aside):
@@ -36,7 +37,7 @@ class Tokenize(Aside):
     def _tokens(self, engine: IsolatedEngine) -> list[Any]:
         tokens = engine.tokenize(self._text, special=self._special)
         if self._has_bos:
-            tokens = engine._with_bos(tokens)
+            tokens = with_bos(tokens, engine.vocabulary)
         if not self._has_pieces:
             return tokens
         if len(tokens) > engine.context_length:  # each is asked for by itself

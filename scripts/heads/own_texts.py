@@ -28,9 +28,7 @@ def write_texts(target: Path, prompts: list[str], seconds: float) -> list[list[i
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             question = prompts[len(texts) % len(prompts)]
-            tokens = engine._with_bos(
-                maker.prompt([{"role": "user", "content": question}], ToolUse()).tokens
-            )
+            tokens = maker.prompt([{"role": "user", "content": question}], ToolUse()).tokens
             reply = engine.generate_raw(
                 tokens, sampling=sampling, seed=len(texts), max_tokens=_ANSWER
             ).reply()
