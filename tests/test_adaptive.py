@@ -161,7 +161,7 @@ def test_sizes_between_measured_ones_promise_no_wonder():
     cost = TargetCost()
     for size, ratio in ((1, 1.0), (4, 1.5), (8, 3.0), (16, 4.0)):
         cost.learn(size, 0, ratio)
-    hoped = cost.ratios(0, hopeful=True)
+    hoped = cost.ratios(0, optimistic=True)
     assert hoped[5:8] == pytest.approx([1.875, 2.25, 2.625])
     assert hoped[12] < 3.5  # a kernel's size may be one
     assert hoped[17] > 4.0
@@ -171,7 +171,7 @@ def test_two_dear_tokens_say_little_of_four():
     cost = TargetCost()
     for size, ratio in ((1, 1.0), (2, 1.9)):
         cost.learn(size, 0, ratio)
-    assert cost.ratios(0, hopeful=True)[4] < 1.9
+    assert cost.ratios(0, optimistic=True)[4] < 1.9
 
 
 def test_the_first_steps_measure_what_plain_decoding_costs():

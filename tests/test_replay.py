@@ -11,7 +11,7 @@ from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import Decision, FixedDraftPolicy, PolicyContext, Replay
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
-from localspec.speculative.rules import Place, make_rule
+from localspec.speculative.rules import StepStart, make_rule
 from localspec.speculative.thread_policy import FixedThreads
 from toy import TableModel, all_shared
 
@@ -74,7 +74,7 @@ def test_what_is_proposed_behind_it_is_the_same():
         state = proposer.state(TEXT)
         assert state.num_unjudged == (0 if looks else len(TEXT) - 1)
         extent = FixedDraftPolicy(5).choose(PolicyContext(0, 16, 20, (state,))).extent
-        proposal = proposer.propose(TEXT, extent, chain, rule.draw(Place(1, 1)))
+        proposal = proposer.propose(TEXT, extent, chain, rule.draw(StepStart(1, 1)))
         proposals.append((proposal.draft_tokens, proposal.confidences))
     assert proposals[0] == proposals[1]
 

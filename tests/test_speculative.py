@@ -19,7 +19,7 @@ from localspec.speculative.metrics import Provenance
 from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy, PolicyContext
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
-from localspec.speculative.rules import Place, make_rule
+from localspec.speculative.rules import StepStart, make_rule
 from localspec.speculative.thread_policy import FixedThreads
 from reference import greedy_text
 from toy import TableModel, all_shared
@@ -249,7 +249,7 @@ def test_renamed_tokens_are_never_proposed():
             .choose(PolicyContext(0, 16, 20, (proposer.state(PROMPT),)))
             .extent
         )
-        proposal = proposer.propose(PROMPT, extent, chain, rule.draw(Place(1, 1)))
+        proposal = proposer.propose(PROMPT, extent, chain, rule.draw(StepStart(1, 1)))
         proposed |= set(proposal.draft_tokens)
     assert proposed == {0, 1, 4, 5, 6, 7}
 

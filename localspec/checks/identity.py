@@ -17,7 +17,7 @@ from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Provenance
 from localspec.speculative.policy_api import FixedDraftPolicy
 from localspec.speculative.randomness import Randomness
-from localspec.speculative.rules import Place, make_rule
+from localspec.speculative.rules import StepStart, make_rule
 
 GREEDY = SamplingParams(temperature=0)
 NUMS_DRAFT_TOKENS = (1, 3, 8)
@@ -181,7 +181,7 @@ class _Judge:
     def _choice(self, position: int, row: Logits) -> int:
         chain = self.request.chain
         distribution = chain.distribution(row, self.prompt_tokens, self.plain[:position])
-        return self.request.rule.draw(Place(0, position))(0, distribution)
+        return self.request.rule.draw(StepStart(0, position))(0, distribution)
 
     def _gap(self, position: int, expected: int, token: int) -> float:
         def is_chosen(gap: float) -> bool:

@@ -35,7 +35,7 @@ _PRIOR_RATE = 1 / 256
 _PRIOR_TILT = 0.5
 # Power of the rates that is the first prior of tokens which a constraint forces: 0.96 on
 # average [no scenario: tests/test_constraint.py]
-_FORCED_POWER = 40
+_FORCED_EXPONENT = 40
 # Share of a prior that was kept between runs; the rest is spread over all rates
 # [no scenario: a profile of another text must not rule out a rate]
 _KEPT_SHARE = 0.95
@@ -70,7 +70,7 @@ class Acceptance:
     def of_forced(cls) -> Acceptance:
         """That of tokens which have to come, in one spelling or another."""
         found = cls()
-        found._prior = RATES**_FORCED_POWER / (RATES**_FORCED_POWER).sum()
+        found._prior = RATES**_FORCED_EXPONENT / (RATES**_FORCED_EXPONENT).sum()
         found._weights = found._prior.copy()
         return found
 

@@ -47,7 +47,7 @@ _ANCHOR_STEPS = 64
 _TRIAL_SHARE = 0.25
 # A target-only step after a draft is timed again if it takes this many times as long as others
 # [waking threads]
-_WAKING = 1.1
+_WAKE_UP_FACTOR = 1.1
 # Tokens for which the result of a replay is useful, and that pass between two answers
 # [a chat, short answers]
 _HORIZON = 1 / HAZARD
@@ -56,7 +56,7 @@ _GAIN_TOKENS = 2 / HAZARD
 # Share of the budget for which a proposer reads the whole text [long prompts]
 _EVERYTHING_SHARE = 0.25
 # Share of the budget for which a proposer reads the end of a long text [long prompts]
-_LOOK_READ_SHARE = 0.5
+_REPLAY_READ_SHARE = 0.5
 
 
 class AdaptiveDraftPolicy(DraftPolicy):
@@ -74,12 +74,12 @@ class AdaptiveDraftPolicy(DraftPolicy):
             for index, (kind, cost) in enumerate(self._costs.now.drafts.items())
         ]
         self._has_drafted = False  # in the last step, which decoded several tokens
-        self._is_in_doubt = False  # what a target-only step costs, by the last one
+        self._must_retime = False  # what a target-only step costs, by the last one
         self._budget = Budget()
         self._able: list[Prospect] = []  # who could propose in this step
         self._deciding_s = 0.0  # what it took to see that nothing pays
-        self._quiet_steps = 0  # without another look into it, each time
-        self._quiet_left = 0
+        self._rest_steps = 0  # without another look into it, each time
+        self._rest_left = 0
         self._draft_off = DraftOff.DOES_NOT_PAY  # why it rests
         self._nearest: Prospect | None = None  # to paying
 
@@ -93,8 +93,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         return self._costs.now.times
 
     def use_threads(self, num_threads: int) -> None:
-        """See `DraftPolicy.use_threads`."""
-        self._is_in_doubt |= self._costs.use(num_threads)
+        self._must_retime |= self._costs.use(num_threads)
         for prospect in self.prospects:
             prospect.cost = self._costs.now.drafts[prospect.kind]
 
@@ -106,44 +105,43 @@ class AdaptiveDraftPolicy(DraftPolicy):
             prospect.acceptance.pass_by(int(_HORIZON))
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
-        """See `DraftPolicy.choose`."""
         self._able = able = [
             prospect
             for prospect, state in zip(self.prospects, context.states, strict=False)
-            if prospect.meet(state, context.room)
+            if prospect.prepare(state, context.room)
         ]
         if not able:
             return Decision(None, draft_off=reason_for_none(context))
-        if self._quiet_left > 0 and not self._is_surely_felt(able):
-            self._quiet_left -= 1
+        if self._rest_left > 0 and not self._gains_for_certain(able):
+            self._rest_left -= 1
             return Decision(None, draft_off=self._draft_off)
         target_only_s = self.target_cost.target_only_s
         if not target_only_s or self._costs.now.num_plain < _NUM_MEASURED:
             return Decision(None, draft_off=DraftOff.MEASURING)
         is_due = self.target_cost.steps_since_target_only >= _ANCHOR_STEPS
-        if is_due or self._is_in_doubt:
+        if is_due or self._must_retime:
             return Decision(None, draft_off=DraftOff.MEASURING)
         times = self._times.at(context.num_cached, target_only_s)
         for prospect in able:
             prefill_token_s = self.target_cost.prefill_token_s
             prospect.expect_catch_up(target_only_s, prefill_token_s, LONG_READ)
             prospect.rank(times, self._times.at_worst, self._budget.left_s(target_only_s))
-        self._nearest = nearest = max(able, key=lambda prospect: prospect.hoped_rate)
+        self._nearest = nearest = max(able, key=lambda prospect: prospect.unlimited_rate)
         decision = self._drafting(able, times, context)
         if decision is None:
-            decision = self._another_look(able, times, context)
+            decision = self._due_replay(able, times, context)
         if decision is None:
             decision = self._trial(nearest, context)
         if decision is None:
-            would_pay = nearest.hoped_rate > MARGIN / target_only_s
+            would_pay = nearest.unlimited_rate > MARGIN / target_only_s
             self._draft_off = DraftOff.OVER_BUDGET if would_pay else DraftOff.DOES_NOT_PAY
             # With a fast target the deciding itself would be felt.
-            self._quiet_steps = int(self._deciding_s / (_DECIDING_SHARE * target_only_s))
-            self._quiet_left = self._quiet_steps
+            self._rest_steps = int(self._deciding_s / (_DECIDING_SHARE * target_only_s))
+            self._rest_left = self._rest_steps
             return Decision(None, draft_off=self._draft_off)
         return decision
 
-    def _is_surely_felt(self, able: list[Prospect]) -> bool:
+    def _gains_for_certain(self, able: list[Prospect]) -> bool:
         """Whether one is certain of so many tokens that they cost less than steps of their own.
 
         What a constraint forces comes and goes with every step, unlike what a regime promises.
@@ -172,7 +170,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             return Decision(best.index, Stopping(best, times), best.reads_from)
         return None
 
-    def _another_look(
+    def _due_replay(
         self, able: list[Prospect], times: Weights, context: PolicyContext
     ) -> Decision | Replay | None:
         """Find out whether the text has become predictable to one of them, when that is due.
@@ -183,21 +181,21 @@ class AdaptiveDraftPolicy(DraftPolicy):
         """
         target_only_s = float(times[1])
         for prospect in able:
-            hoped_s = prospect.saved_token_s(self._times.hoped)
-            feared_s = prospect.saved_token_s(self._times.feared)
-            prospect.missed_token_s = (hoped_s + feared_s) / 2
-            worth_s = prospect.missed_s + prospect.missed_token_s
-            afforded_s = self._budget.for_look_s(target_only_s, worth_s)
+            optimistic_s = prospect.saved_token_s(self._times.optimistic)
+            pessimistic_s = prospect.saved_token_s(self._times.pessimistic)
+            prospect.lost_token_s = (optimistic_s + pessimistic_s) / 2
+            worth_s = prospect.lost_s + prospect.lost_token_s
+            afforded_s = self._budget.for_replay_s(target_only_s, worth_s)
             if not prospect.has_replayed:
                 # What the first look finds is likely to hold for a while.
-                likely_s = prospect.missed_token_s * min(_HORIZON, context.num_remaining)
+                likely_s = prospect.lost_token_s * min(_HORIZON, context.num_remaining)
                 worth_s = max(worth_s, likely_s)
             if prospect.state.num_unjudged == 0:
                 continue
             if min(worth_s, afforded_s) <= prospect.catch_up_s:
                 continue
             if self._may_read(prospect, context, 0.0, afforded_s):
-                prospect.missed_s = 0.0
+                prospect.lost_s = 0.0
                 prospect.has_replayed = True
                 return Replay(prospect.index, prospect.reads_from)
         return None
@@ -213,20 +211,19 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if not (self.target_cost.is_old and nearest.cost.is_measured) or state.num_skipped:
             return None
         target_only_s = float(self._times.latest[1])
-        nearest.meet(state, context.room)  # whatever the budget allows
+        nearest.prepare(state, context.room)  # whatever the budget allows
         prefill_token_s = self.target_cost.prefill_token_s
         nearest.expect_catch_up(target_only_s, prefill_token_s, state.num_missing)
-        probably_lost_s = nearest.hope(self._times)
-        if probably_lost_s is None or probably_lost_s > nearest.trial_s:
+        trial_loss_s = nearest.choose_optimistically(self._times)
+        if trial_loss_s is None or trial_loss_s > nearest.trial_s:
             return None
         if state.num_unjudged > 1:
             # What it would have proposed of late may tell already that it is no use.
             nearest.trial_s -= nearest.catch_up_s
             return Replay(nearest.index)
-        return Decision(nearest.index, Stopping(nearest, self._times.hoped))
+        return Decision(nearest.index, Stopping(nearest, self._times.optimistic))
 
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
-        """See `DraftPolicy.replay`."""
         target_only_s = self.target_cost.target_only_s or 0.0
         prospect = self.prospects[proposer]
         prospect.cost.learn(replay_scores.num_read, 0, seconds, target_only_s)
@@ -260,26 +257,24 @@ class AdaptiveDraftPolicy(DraftPolicy):
         num_tokens = int(max(budget_s - prospect.risk_s, 0.0) / max(token_s, 1e-9))
         if state.num_missing > 2 * LONG_READ:
             # At first a trial; and something has to be left for what comes after it.
-            half = int(_LOOK_READ_SHARE * num_tokens) if cost.knows_reading else 0
+            half = int(_REPLAY_READ_SHARE * num_tokens) if cost.knows_reading else 0
             num_tokens = min(num_tokens, max(half, LONG_READ))
         if num_tokens < state.num_missing:
             prospect.reads_from = length - num_tokens
         return num_tokens >= LONG_READ
 
     def padded(self, num_tokens: int, limit: int) -> int:
-        """See `DraftPolicy.padded`."""
         return self._times.cheapest(num_tokens, min(limit, LARGEST_STEP))
 
     def learn(self, record: StepRecord) -> None:
-        """See `DraftPolicy.learn`."""
         self._costs.pass_by()
         scored_s = record.target_time_s + record.sampler_time_s
         step_s = scored_s + record.draft_time_s
         size = record.num_target_tokens
-        self._is_in_doubt = self._is_doubtful(record, scored_s)
+        self._must_retime = self._is_slowed(record, scored_s)
         self._has_drafted = record.proposer is not None and size > 1
         is_step = record.proposer is not None or size == 1 or size > LARGEST_STEP
-        if is_step and not self._is_in_doubt:
+        if is_step and not self._must_retime:
             self.target_cost.learn(size, record.num_cached, scored_s)
             self._costs.now.num_plain += size == 1
         target_only_s = self.target_cost.target_only_s
@@ -291,19 +286,19 @@ class AdaptiveDraftPolicy(DraftPolicy):
                 record.num_read, max(num_drafted, 1), record.draft_time_s, target_only_s
             )
             prospect.acceptance.learn_verdict(record.confidences, record.num_accepted)
-            prospect.missed_s = prospect.trial_s = 0.0
+            prospect.lost_s = prospect.trial_s = 0.0
             self._budget.save(record.num_emitted * target_only_s - step_s, target_only_s)
         else:
             for prospect in self._able:
-                prospect.missed_s += prospect.missed_token_s
-                prospect.trial_s += _TRIAL_SHARE * prospect.missed_token_s
+                prospect.lost_s += prospect.lost_token_s
+                prospect.trial_s += _TRIAL_SHARE * prospect.lost_token_s
             self._budget.save(-record.draft_time_s, target_only_s or 0.0)
-            if self._quiet_left == self._quiet_steps:
+            if self._rest_left == self._rest_steps:
                 self._deciding_s = record.draft_time_s
         for prospect in self.prospects:
             prospect.acceptance.pass_by(record.num_emitted)
 
-    def _is_doubtful(self, record: StepRecord, scored_s: float) -> bool:
+    def _is_slowed(self, record: StepRecord, scored_s: float) -> bool:
         """Whether it was a target-only step that says little about several in a row.
 
         After a draft it can take longer, where a step takes a millisecond: threads that
@@ -311,7 +306,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         """
         target_only_s = self.target_cost.target_only_s
         is_behind = self._has_drafted or record.proposer is not None or record.replay_s > 0.0
-        is_slow = target_only_s is not None and scored_s > _WAKING * target_only_s
+        is_slow = target_only_s is not None and scored_s > _WAKE_UP_FACTOR * target_only_s
         return record.num_target_tokens == 1 and is_behind and is_slow
 
     def estimate(self) -> PolicyEstimate | None:

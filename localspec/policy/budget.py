@@ -7,9 +7,9 @@ _GRANTED_STEPS = 6.0
 # Share of plain decoding's time that may be lost later [never right, turning good]
 _GRANTED_SHARE = 0.002
 # The most time that drafting can save up, in target-only steps [switching]
-_MOST_SAVED_STEPS = 60.0
+_MAX_SAVED_STEPS = 60.0
 # Share of the probable loss that replaying may cost [beside a lookup, turning good]
-_LOOK_SHARE = 0.02
+_REPLAY_SHARE = 0.02
 
 
 class Budget:
@@ -18,7 +18,7 @@ class Budget:
     It is never less than nothing: a bet at good odds needs no backing, and lost ones would
     have to be paid off, by the grant alone, before a resting draft was looked at again.
 
-    All in seconds; target_only_s is what a target-only step takes now, missed_s what drafting
+    All in seconds; target_only_s is what a target-only step takes now, lost_s what drafting
     would probably have saved since it was tried.
     """
 
@@ -33,16 +33,16 @@ class Budget:
     def save(self, seconds: float, target_only_s: float) -> None:
         """Drafting, replaying or choosing saved that much; it is negative where it cost."""
         saved_s = max(self._saved_s + seconds, -self._grant_s(target_only_s))
-        self._saved_s = min(saved_s, _MOST_SAVED_STEPS * target_only_s)
+        self._saved_s = min(saved_s, _MAX_SAVED_STEPS * target_only_s)
 
     def left_s(self, target_only_s: float) -> float:
         """What may be lost even if nothing comes of it."""
         # Once target-only steps have become faster, more may be spent than they grant.
         return max(self._saved_s + self._grant_s(target_only_s), 0.0)
 
-    def for_look_s(self, target_only_s: float, missed_s: float) -> float:
+    def for_replay_s(self, target_only_s: float, lost_s: float) -> float:
         """What replaying may cost."""
-        return self.left_s(target_only_s) + _LOOK_SHARE * missed_s
+        return self.left_s(target_only_s) + _REPLAY_SHARE * lost_s
 
     def _grant_s(self, target_only_s: float) -> float:
         return self._granted_s + _GRANTED_STEPS * target_only_s

@@ -47,13 +47,13 @@ SHORT_READ = 2
 _TIMED_READ = 8  # fewest tokens of a read that shows what one of many costs [long prompts]
 # Pessimistic cost of one more token, in target-only steps, where that was not measured
 # [never right]
-_FEARED_SLOPE = 0.6
+_PESSIMISTIC_SLOPE = 0.6
 # Optimistic cost of the same, as long as no prompt was read
 # [no scenario: a target whose prompt was cached]
-_HOPED_SLOPE = 0.1
+_OPTIMISTIC_SLOPE = 0.1
 # Optimistic cost of one more token, as a share of the cost of a token of a prompt
 # [short answers]
-_HOPED_SHARE = 0.5
+_OPTIMISTIC_SHARE = 0.5
 # Cost of a token that is read, as a share of a drafted one, until either was timed
 # [no scenario: a target whose prompt was cached]
 _READ_SHARE = 0.5
@@ -160,26 +160,26 @@ class TargetCost:
         """(LARGEST_STEP + 1,) how well v(n) is known: standard deviations of its logarithm."""
         return self._ratios_at(fill(num_cached)).spread()
 
-    def ratios(self, num_cached: int, *, hopeful: bool) -> list[float]:
+    def ratios(self, num_cached: int, *, optimistic: bool) -> list[float]:
         """(LARGEST_STEP + 1,) v(n) for n = 0, 1, 2 …; v(0) is 0.
 
-        Where nothing was measured it is a guess. The hopeful one lets what might pay be
+        Where nothing was measured it is a guess. The optimistic one lets what might pay be
         tried, and measured by that; it goes no further than twice the largest size that was
         measured. The other one says what such a trial may have to cost.
         """
         known = self.measured(num_cached)
-        slope = _FEARED_SLOPE
-        if hopeful:
-            slope = _HOPED_SLOPE
+        slope = _PESSIMISTIC_SLOPE
+        if optimistic:
+            slope = _OPTIMISTIC_SLOPE
             if self.prefill_token_s is not None and self.target_only_s:
                 # A token among many is as cheap as it gets; a share of that is hope.
-                slope = _HOPED_SHARE * min(self.prefill_token_s / self.target_only_s, 1.0)
+                slope = _OPTIMISTIC_SHARE * min(self.prefill_token_s / self.target_only_s, 1.0)
         ratios = [0.0]
         for size in range(1, LARGEST_STEP + 1):
             if size in known:
                 ratios.append(known[size])
-            elif hopeful:
-                ratios.append(_hope(known, ratios, slope))
+            elif optimistic:
+                ratios.append(_optimistic_ratio(known, ratios, slope))
             else:
                 ratios.append(ratios[-1] + slope)
         return ratios
@@ -288,7 +288,7 @@ class DraftCost:
         self._share, self._read_share = share, read_share
 
 
-def _hope(known: Mapping[int, float], ratios: list[float], slope: float) -> float:
+def _optimistic_ratio(known: Mapping[int, float], ratios: list[float], slope: float) -> float:
     """What the next of the ratios may be, if it was not measured. slope: of one more token."""
     size = len(ratios)
     if size > max(TILE, 2 * max(known)):

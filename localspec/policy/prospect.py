@@ -27,14 +27,14 @@ _NOTHING = ProposerState(max_tokens=0)
 class Prospect:
     """A proposer with what is known of it, and what it promises in front of this step.
 
-    index: its place among the proposers. missed_s: seconds that it would probably have saved
-    since it was tried, and missed_token_s: with every plain token. trial_s: a share of the same
+    index: its place among the proposers. lost_s: seconds that it would probably have saved
+    since it was tried, and lost_token_s: with every plain token. trial_s: a share of the same
     since it drafted, less what replaying for a trial took. has_replayed: in this answer.
 
     In front of a step it can propose up to limit tokens. catch_up_s: seconds to read what it
     lacks before it starts; reads_from: as in `Decision`. rate: the tokens per second
     of its best K ≥ 1 that the budget allows, 0 if it allows none; risk_s: what that K is
-    expected to lose where it does not pay. hoped_rate: the rate of the best K whatever the
+    expected to lose where it does not pay. unlimited_rate: the rate of the best K whatever the
     budget.
     """
 
@@ -42,8 +42,8 @@ class Prospect:
     kind: ProposerKind
     cost: DraftCost
     acceptance: Acceptance
-    missed_s: float = 0.0
-    missed_token_s: float = 0.0
+    lost_s: float = 0.0
+    lost_token_s: float = 0.0
     trial_s: float = 0.0
     has_replayed: bool = False
     state: ProposerState = _NOTHING
@@ -52,9 +52,9 @@ class Prospect:
     reads_from: int | None = None
     risk_s: float = 0.0
     rate: float = 0.0
-    hoped_rate: float = 0.0
+    unlimited_rate: float = 0.0
 
-    def meet(self, state: ProposerState, room: int) -> bool:
+    def prepare(self, state: ProposerState, room: int) -> bool:
         """Stand in front of a step with that much room; returns whether it can propose."""
         self.state, self.limit = state, min(room, state.max_tokens)
         self.catch_up_s, self.reads_from = 0.0, None
@@ -90,7 +90,7 @@ class Prospect:
         gains = risks - acceptance.weights @ losses
         allowed = (spent - times[1] <= _BET * budget_s) | (gains >= _SAFE_ODDS * risks)
         rates = (1.0 + expected[1 : self.limit + 1]) / self._spent(times)
-        self.hoped_rate = float(rates.max())
+        self.unlimited_rate = float(rates.max())
         if not allowed.any():
             return
         best = int(np.argmax(np.where(allowed, rates, 0.0)))
@@ -99,14 +99,14 @@ class Prospect:
         self.limit = int(np.flatnonzero(allowed)[-1]) + 1
         self.rate = float(rates[best])
 
-    def hope(self, times: StepTimes) -> float | None:
+    def choose_optimistically(self, times: StepTimes) -> float | None:
         """Find the K that pays if steps of several tokens take as little as may well be.
 
         Returns the seconds that a draft of so many probably loses; None if no K pays.
         """
         acceptance = self.acceptance
         expected = acceptance.expected(acceptance.weights, self.state.confidence)
-        rates = (1.0 + expected[1 : self.limit + 1]) / self._spent(times.hoped)
+        rates = (1.0 + expected[1 : self.limit + 1]) / self._spent(times.optimistic)
         best = int(np.argmax(rates))
         self.rate = float(rates[best])
         target_only_s = float(times.latest[1])
@@ -144,7 +144,6 @@ class Stopping:
         self._draft_loss = best.rate * draft_s * np.arange(best.limit + 1)
 
     def num_worth(self, num_drafted: int, confidence: float) -> int:
-        """See `Extent.num_worth`."""
         limit = self._limit - num_drafted
         if limit <= 0:
             return 0

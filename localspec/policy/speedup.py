@@ -32,11 +32,9 @@ class Curve:
     draft: float
 
     def target_s(self, num_tokens: int) -> float:
-        """See `DecodeTimes.target_s`."""
         return self.steps[num_tokens]
 
     def draft_s(self) -> float:
-        """See `DecodeTimes.draft_s`."""
         return self.draft
 
 

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 _NOISE = 0.08**2  # variance of the logarithm of one timed step [noisy steps]
 # The same of the first step of its size, which often takes longer [noisy steps]
-_FIRST = 4 * _NOISE
+_FIRST_NOISE = 4 * _NOISE
 # Growth of the variance of a size during one target-only step [wandering, stale costs]
 _DRIFT = 3e-5
-_MOST = 0.15**2  # largest variance of a size [stale costs]
+_MAX_VARIANCE = 0.15**2  # largest variance of a size [stale costs]
 # Elasticity: d log T(n) / d log T(1), the same for all n ≥ 2 [memory bursts, busy processor]
 _ELASTICITY = 0.5
 # Largest change of log T(1) that counts; beyond it the step was interrupted [busy processor]
@@ -71,7 +71,7 @@ class StepRatios:
     def pass_by(self, num_plain: float) -> None:
         """Let the time of so many target-only steps go by, in which they may have changed."""
         self._variances[self.known] += _DRIFT * num_plain
-        np.minimum(self._variances, _MOST, out=self._variances)
+        np.minimum(self._variances, _MAX_VARIANCE, out=self._variances)
 
     def learn(self, size: int, ratio: float, target_only_s: float) -> None:
         """Take a step of that size into account. target_only_s: T(1) within an answer."""
@@ -85,7 +85,7 @@ class StepRatios:
     def _observe(self, size: int, log: float) -> None:
         if not self.known[size]:
             self._logs[size] = log
-            self._variances[size] = _FIRST
+            self._variances[size] = _FIRST_NOISE
             return
         variance = self._variances[size] + _NOISE
         gain = self._variances[size] / variance
@@ -107,7 +107,7 @@ class StepRatios:
         change = ratio_change(self._target_only_s / target_only_s)
         self._logs[size] = math.log(ratio * change)
         self.counts[size] = count
-        self._variances[size] = _MOST  # who kept it may have been another machine
+        self._variances[size] = _MAX_VARIANCE  # who kept it may have been another machine
 
 
 def ratio_change(target_only_change: float) -> float:

@@ -25,8 +25,8 @@ class StepTimes:
         self._sizes = list(range(LARGEST_STEP + 1))
         self.latest: Weights = self._ratios
         self.at_worst: Weights = self._ratios
-        self.hoped: Weights = self._ratios
-        self.feared: Weights = self._ratios
+        self.optimistic: Weights = self._ratios
+        self.pessimistic: Weights = self._ratios
         self._spread: Weights = np.ones(LARGEST_STEP + 1)  # a factor, one standard deviation
 
     def at(self, num_cached: int, target_only_s: float) -> Weights:
@@ -40,14 +40,17 @@ class StepTimes:
         self.latest = self._ratios * several_s
         self.at_worst = self._worst * several_s
         self.latest[1] = self.at_worst[1] = target_only_s
-        self.hoped, self.feared = self.latest / self._spread, self.latest * self._spread
+        self.optimistic, self.pessimistic = (
+            self.latest / self._spread,
+            self.latest * self._spread,
+        )
         # More tokens do not take less than one does.
-        np.maximum(self.hoped, np.minimum(self.latest, target_only_s), out=self.hoped)
+        np.maximum(self.optimistic, np.minimum(self.latest, target_only_s), out=self.optimistic)
         return self.latest
 
     def _fill_in(self, num_cached: int) -> None:
-        ratios = self._cost.ratios(num_cached, hopeful=True)
-        self._worst = np.array(self._cost.ratios(num_cached, hopeful=False))
+        ratios = self._cost.ratios(num_cached, optimistic=True)
+        self._worst = np.array(self._cost.ratios(num_cached, optimistic=False))
         measured = self._cost.measured(num_cached)
         self._spread = np.exp(self._cost.spread(num_cached))
         best = LARGEST_STEP

@@ -27,18 +27,20 @@ from localspec.speculative.thread_policy import ThreadUse
 _WINDOW = 16  # steps over which a number of threads is averaged, the latest weighing most
 # Another number has to be this many times as fast; a smaller difference is noise
 _BETTER = 1.05
-_MOST_TRIED = 1 / 8  # share of the probable loss that trials of other numbers may lose at first
+_FIRST_TRIAL_SHARE = (
+    1 / 8
+)  # share of the probable loss that trials of other numbers may lose at first
 # The same in the end; between them it is one over the root of the number of steps
-_LEAST_TRIED = 1 / 64
+_LAST_TRIAL_SHARE = 1 / 64
 # Time that has to be saved up for a trial, in fastest steps; so much is there at the beginning
-_TRIED_STEPS = 1.0
+_TRIAL_STEPS = 1.0
 # The largest debt of a trial, in fastest steps; the rest of its loss is forgiven
-_MOST_OWED = 256.0
-_ADOPTED = 8  # steps after which a tried number that is faster is no longer a trial
+_MAX_DEBT_STEPS = 256.0
+_ADOPTED_AFTER = 8  # steps after which a tried number that is faster is no longer a trial
 # Steps after which the least slowdown of a number counts half as one of a quiet machine
 _KNOWN_STEPS = 16
-_FEWER = 0.9  # optimistic time of fewer threads, as a share of the time with more
-_FORGOTTEN = 1e-9  # a decayed sum of step times below this many seconds counts as none
+_FEWER_SHARE = 0.9  # optimistic time of fewer threads, as a share of the time with more
+_NEGLIGIBLE_S = 1e-9  # a decayed sum of step times below this many seconds counts as none
 
 Shape = tuple[int, int, int, int]  # fill, tokens of target and draft, and the proposer or -1
 
@@ -69,7 +71,9 @@ class Threads:
         """Let so many steps go by, with which the older ones count less."""
         share = (1.0 - 1.0 / _WINDOW) ** num_steps
         self.seconds = {
-            shape: share * total for shape, total in self.seconds.items() if total > _FORGOTTEN
+            shape: share * total
+            for shape, total in self.seconds.items()
+            if total > _NEGLIGIBLE_S
         }
         self.weight *= share
 
@@ -94,28 +98,27 @@ class AdaptiveThreads:
         self._use_threads = use_threads
         self._numbers = [Threads(count) for count in counts_to_try(most)]
         self._now = self._numbers[0]
-        self._home: Threads | None = None  # while another number is tried
-        self._num_tried = 0  # steps of the trial
-        self._put_by = _TRIED_STEPS  # fastest steps' time that trials may lose
+        self._previous: Threads | None = None  # while another number is tried
+        self._trial_length = 0  # steps of the trial
+        self._saved_steps = _TRIAL_STEPS  # fastest steps' time that trials may lose
         self._num_steps = 0
-        self._best_since = 0  # step from which on the present number, or the home, was the best
+        self._best_since = (
+            0  # step from which on the present number, or the previous, was the best
+        )
         # Of the other numbers, which change only where they are used.
-        self._expected_of_others = self._hope_of_others = math.inf
-        self._look_around()
+        self._expected_of_others = self._optimistic_of_others = math.inf
+        self._update_others()
         self._shortest: dict[Shape, float] = {}  # seconds
 
     def choose(self) -> int:
-        """See `ThreadPolicy.choose`."""
         return self._now.count
 
     def use(self) -> ThreadUse:
-        """See `ThreadPolicy.use`."""
         most, now = self._numbers[0], self._now
         # All of them were faster once.
         return ThreadUse(now.count, most.count, most.least * _BETTER < now.least)
 
     def learn(self, record: StepRecord) -> None:
-        """See `ThreadPolicy.learn`."""
         is_prompt = record.proposer is None and record.num_target_tokens > 1
         is_long = record.num_target_tokens > LARGEST_STEP or record.num_read > SHORT_READ
         if is_prompt or is_long or record.replay_s > 0.0:
@@ -129,20 +132,20 @@ class AdaptiveThreads:
         now = self._now
         is_new = slowdown < now.least
         now.add(shape, seconds, slowdown)
-        if self._home is not None:
-            self._go_on_trying(self._home, slowdown)
+        if self._previous is not None:
+            self._continue_trial(self._previous, slowdown)
             return
         if is_new:
-            self._look_around()
+            self._update_others()
         if self._is_better(self._expected_of_others):
             self._best_since = self._num_steps
             self._move_to(min(self._others(), key=self._expected))
-        elif self._is_better(self._hope_of_others):
+        elif self._is_better(self._optimistic_of_others):
             num_steps = self._num_steps - self._best_since
-            share = min(max(num_steps**-0.5, _LEAST_TRIED), _MOST_TRIED)
-            self._save(share * (self._mean(now) - self._hope_of_others))
-            if self._put_by >= _TRIED_STEPS:
-                self._try()
+            share = min(max(num_steps**-0.5, _LAST_TRIAL_SHARE), _FIRST_TRIAL_SHARE)
+            self._save(share * (self._mean(now) - self._optimistic_of_others))
+            if self._saved_steps >= _TRIAL_STEPS:
+                self._start_trial()
 
     def _slowdown(self, shape: Shape, seconds: float) -> float | None:
         """Of a step; None of the first one of its shape, while nothing can be said of it."""
@@ -159,7 +162,7 @@ class AdaptiveThreads:
             for number in self._numbers:
                 if shape in number.shortest:
                     number.least = min(map(self._ratio, number.shortest.items()))
-            self._look_around()
+            self._update_others()
             return 1.0
         return seconds / shortest
 
@@ -173,42 +176,46 @@ class AdaptiveThreads:
             return number.least
         return sum(map(self._ratio, number.seconds.items())) / number.weight
 
-    def _try(self) -> None:
+    def _start_trial(self) -> None:
         """Use one that may be better, the one that was not used for longest."""
-        hopeful = [one for one in self._others() if self._is_better(self._hope(one))]
-        number = min(hopeful, key=lambda one: one.left_at)
+        candidates = [one for one in self._others() if self._is_better(self._optimistic(one))]
+        number = min(candidates, key=lambda one: one.left_at)
         # What it was last may be over: that is what the trial is for.
         number.seconds, number.weight = {}, 0.0
-        self._home = self._now
-        self._num_tried = 0
+        self._previous = self._now
+        self._trial_length = 0
         self._move_to(number)
 
-    def _go_on_trying(self, home: Threads, slowdown: float) -> None:
-        self._num_tried += 1
-        home_mean = self._mean(home)
-        self._save(home_mean - slowdown)
-        if self._mean(self._now) >= home_mean:
-            self._home = None
-            self._move_to(home)
-        elif self._num_tried >= _ADOPTED:
-            self._home = None
+    def _continue_trial(self, previous: Threads, slowdown: float) -> None:
+        self._trial_length += 1
+        previous_mean = self._mean(previous)
+        self._save(previous_mean - slowdown)
+        if self._mean(self._now) >= previous_mean:
+            self._previous = None
+            self._move_to(previous)
+        elif self._trial_length >= _ADOPTED_AFTER:
+            self._previous = None
             self._best_since = self._num_steps
-            self._look_around()
+            self._update_others()
 
     def _save(self, steps: float) -> None:
-        self._put_by = min(max(self._put_by + steps, -_MOST_OWED), 2 * _TRIED_STEPS)
+        self._saved_steps = min(
+            max(self._saved_steps + steps, -_MAX_DEBT_STEPS), 2 * _TRIAL_STEPS
+        )
 
     def _move_to(self, number: Threads) -> None:
         self._now.left_at = self._num_steps
         number.pass_by(self._num_steps - number.left_at)
         self._use_threads(number.count)
         self._now = number
-        self._look_around()
+        self._update_others()
 
-    def _look_around(self) -> None:
+    def _update_others(self) -> None:
         """Reckon anew what is to be expected of the others, and hoped."""
         self._expected_of_others = min(map(self._expected, self._others()), default=math.inf)
-        self._hope_of_others = min(map(self._hope, self._others()), default=math.inf)
+        self._optimistic_of_others = min(
+            map(self._optimistic, self._others()), default=math.inf
+        )
 
     def _others(self) -> list[Threads]:
         return [number for number in self._numbers if number is not self._now]
@@ -224,11 +231,11 @@ class AdaptiveThreads:
         larger = self._next_larger(number)
         return larger.least * larger.count / number.count
 
-    def _hope(self, number: Threads) -> float:
+    def _optimistic(self, number: Threads) -> float:
         """The slowdown that a step may have with it if all goes well."""
         # More threads are no faster than if none of them waited, fewer ones hardly faster at
         # all. How much slower they are on a quiet machine is known when they were used often.
-        gain = max(number.count / self._now.count, 1.0 / _FEWER)
+        gain = max(number.count / self._now.count, 1.0 / _FEWER_SHARE)
         best = min(self._now.least / gain, number.least)
         share = _KNOWN_STEPS / (_KNOWN_STEPS + number.num_steps)
         return share * best + (1.0 - share) * number.least if number.is_known else best
@@ -272,7 +279,7 @@ class AdaptiveThreads:
         for number in self._numbers:
             if number.count in known:
                 number.least, number.num_steps = known[number.count]
-        self._look_around()
+        self._update_others()
 
 
 def _shape(record: StepRecord) -> Shape:

@@ -353,7 +353,7 @@ def known_costs(headers: Sequence[Header], kind: ProposerKind) -> Curve | None:
         policy.restore(learned)
     except (ValueError, TypeError, KeyError):
         return None
-    ratios = policy.target_cost.ratios(0, hopeful=False)
+    ratios = policy.target_cost.ratios(0, optimistic=False)
     draft_share = policy.prospects[0].cost.token_s(1.0)
     if len(policy.target_cost.measured(0)) < 2 or draft_share == 0.0:
         return None

@@ -36,7 +36,6 @@ class Forced(Proposer):
         self._constraint: Constraint | None = None
 
     def begin(self, chain: SamplerChain) -> None:
-        """See `Proposer.begin`."""
         self._constraint = chain.constraint
 
     def state(self, tokens: Sequence[int]) -> ProposerState:

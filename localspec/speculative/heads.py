@@ -44,7 +44,6 @@ class Head(DraftModel):
         self._head = model
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        """See `Proposer.state`."""
         readable = self._head.readable
         if len(tokens) - 1 not in readable:
             return ProposerState(0, draft_off=DraftOff.HEAD_LACKS_ROWS)

@@ -28,7 +28,7 @@ from localspec.speculative.proposers import Draw, Proposal, Proposer
 _LONG, _SHORT = 3, 2  # tokens that are looked up: the long key first
 _NUM_PLACES = 16  # of the same key that are compared
 LONGEST_MATCH = 32  # tokens beyond which a longer match says nothing more
-_LOOK_BACK = 16  # tokens that a replay judges at most
+_MAX_REPLAYED = 16  # tokens that a replay judges at most
 
 
 class Index:
@@ -125,7 +125,6 @@ class Lookup(Proposer):
         self._reference = reference
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        """See `Proposer.state`."""
         self._own.read(tokens)
         own = self._own.longest_match(self._own.text)
         other = self._reference.longest_match(self._own.text)
@@ -163,8 +162,7 @@ class Lookup(Proposer):
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
     ) -> ReplayScores:
-        """See `Proposer.replay`."""
-        first = max(len(tokens) - min(len(probs), _LOOK_BACK), self._judged)
+        first = max(len(tokens) - min(len(probs), _MAX_REPLAYED), self._judged)
         self.truncate(min(first, len(tokens)))
         chances = []
         for position in range(first, len(tokens)):
@@ -179,6 +177,5 @@ class Lookup(Proposer):
         return ReplayScores(chances, 0)
 
     def truncate(self, num_tokens: int) -> None:
-        """See `Proposer.truncate`."""
         self._judged = min(self._judged, num_tokens)
         self._own.truncate(num_tokens)

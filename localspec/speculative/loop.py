@@ -27,7 +27,7 @@ from localspec.speculative.policy_api import (
 )
 from localspec.speculative.prefix import common_length
 from localspec.speculative.proposers import Proposal, Proposer
-from localspec.speculative.rules import Place, Rule
+from localspec.speculative.rules import Rule, StepStart
 from localspec.speculative.thread_policy import ThreadPolicy
 from localspec.speculative.verify import Verdict
 
@@ -141,9 +141,9 @@ class SpeculativeDecoder:
         while remaining > 0:
             num_threads = self.thread_policy.choose()
             self.draft_policy.use_threads(num_threads)
-            place = Place(number, request.max_tokens - remaining)
+            start = StepStart(number, request.max_tokens - remaining)
             try:
-                step = self._step(request, place, num_threads)
+                step = self._step(request, start, num_threads)
             except BaseException:
                 # One token stays pending, so that steps can go on from here.
                 self._truncate_caches(len(self.tokens) - 1)
@@ -160,18 +160,18 @@ class SpeculativeDecoder:
             remaining -= len(step.tokens)
             number += 1
 
-    def _step(self, request: Request, place: Place, num_threads: int) -> Step:
+    def _step(self, request: Request, start: StepStart, num_threads: int) -> Step:
         started = self.clock()
         length, num_cached = len(self.tokens), self.target.num_cached
         # The pending token, emitted but not decoded; at first whatever the cache lacks of
         # the prompt. The first token comes from the prompt's own row, never from a draft:
         # so the steps, and with them a seed's text, do not depend on what was cached.
         missing = self.tokens[num_cached:]
-        room = self._room(request.max_tokens - place.num_emitted) if place.step > 0 else 0
+        room = self._room(request.max_tokens - start.num_emitted) if start.step > 0 else 0
 
         # 1. Propose.
-        decision, replay_s = self._choice(request, place, room)
-        proposal = self._proposal(decision, request, place)
+        decision, replay_s = self._choice(request, start, room)
+        proposal = self._proposal(decision, request, start)
         draft_tokens = proposal.draft_tokens
         proposed = self.clock()
 
@@ -184,7 +184,7 @@ class SpeculativeDecoder:
         targets = request.chain.distributions(
             logits[: len(draft_tokens) + 1], self.tokens, draft_tokens
         )
-        verdict = request.rule.verdict(place, targets, proposal)
+        verdict = request.rule.verdict(start, targets, proposal)
 
         # 4. Truncate all caches to what was accepted.
         self._truncate_caches(length + verdict.num_accepted)
@@ -251,15 +251,15 @@ class SpeculativeDecoder:
         most = min(target.max_outputs - 1, target.max_rollback, MAX_DRAFT_TOKENS)
         return min(num_remaining - 1, most)
 
-    def _choice(self, request: Request, place: Place, room: int) -> tuple[Decision, float]:
+    def _choice(self, request: Request, start: StepStart, room: int) -> tuple[Decision, float]:
         """Who proposes in this step, and the seconds of a replay that led to it."""
-        if place.step == 0:
+        if start.step == 0:
             return Decision(None), 0.0
         if not self.proposers:
             return Decision(None, draft_off=self._draft_off), 0.0
         if room == 0:
             return Decision(None), 0.0
-        num_remaining = request.max_tokens - place.num_emitted
+        num_remaining = request.max_tokens - start.num_emitted
         replay_s = 0.0
         # A replay leaves its proposer nothing to replay, so this ends.
         while True:
@@ -291,13 +291,13 @@ class SpeculativeDecoder:
         self.draft_policy.replay(replay.proposer, replay_scores, seconds)
         return seconds
 
-    def _proposal(self, decision: Decision, request: Request, place: Place) -> Proposal:
+    def _proposal(self, decision: Decision, request: Request, start: StepStart) -> Proposal:
         if decision.proposer is None or decision.extent is None:
             return Proposal([], [], [])
         proposer = self.proposers[decision.proposer]
         if decision.reads_from is not None:
             proposer.read_from(decision.reads_from)
-        draw = request.rule.draw(place)
+        draw = request.rule.draw(start)
         return proposer.propose(self.tokens, decision.extent, request.chain, draw)
 
     def _truncate_caches(self, num_tokens: int) -> None:

@@ -57,7 +57,6 @@ class Medusa(Proposer):
         self._num_judged = 0  # tokens at the front of the text that it has proposed or judged
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        """See `Proposer.state`."""
         rows_at = self._heads.rows_at
         if len(tokens) - 2 not in rows_at:
             return ProposerState(0, draft_off=DraftOff.HEAD_LACKS_ROWS)
@@ -67,7 +66,6 @@ class Medusa(Proposer):
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
-        """See `Proposer.propose`."""
 
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
             if len(drafted) == self._heads.num_heads:
@@ -96,5 +94,4 @@ class Medusa(Proposer):
         return ReplayScores(chances, 0)
 
     def truncate(self, num_tokens: int) -> None:
-        """See `Proposer.truncate`."""
         self._num_judged = min(self._num_judged, num_tokens)

@@ -229,7 +229,6 @@ class FixedDraftPolicy(DraftPolicy):
             )
 
     def choose(self, context: PolicyContext) -> Decision:
-        """See `DraftPolicy.choose`."""
         if self.draft_tokens == 0:
             return Decision(None, draft_off=DraftOff.SET_TO_ZERO)
         for index, state in enumerate(context.states):

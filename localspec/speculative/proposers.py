@@ -133,7 +133,6 @@ class DraftModel(Proposer):
         return self.model.context_length + 1
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        """See `Proposer.state`."""
         room = self.context_length - len(tokens)
         if room <= 0:
             return ProposerState(0, draft_off=DraftOff.DRAFT_CONTEXT_FULL)
@@ -147,7 +146,6 @@ class DraftModel(Proposer):
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
-        """See `Proposer.propose`."""
         # Whatever the draft lacks comes first, in one decode: a whole prompt at its first
         # step, later the last token or two. Its own draft tokens are cached already.
         missing = self._missing(tokens)
@@ -220,12 +218,10 @@ class DraftModel(Proposer):
         return rows
 
     def read_from(self, position: int) -> None:
-        """See `Proposer.read_from`."""
         self.model.truncate(0)
         self._begin = position
 
     def truncate(self, num_tokens: int) -> None:
-        """See `Proposer.truncate`."""
         self._num_known = min(self._num_known, num_tokens)
         self._num_judged = min(self._num_judged, num_tokens)
         if num_tokens <= self._begin:

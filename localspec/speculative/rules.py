@@ -17,7 +17,7 @@ from localspec.speculative.rule_name import RuleName
 from localspec.speculative.verify import Verdict
 
 
-class Place(NamedTuple):
+class StepStart(NamedTuple):
     """A step: its number in the answer, and the answer's tokens before it."""
 
     step: int
@@ -30,10 +30,12 @@ class Rule(Protocol):
     @property
     def name(self) -> RuleName: ...
 
-    def draw(self, place: Place) -> Draw:
+    def draw(self, start: StepStart) -> Draw:
         """How the proposer draws the draft tokens of a step."""
 
-    def verdict(self, place: Place, targets: list[Distribution], proposal: Proposal) -> Verdict:
+    def verdict(
+        self, start: StepStart, targets: list[Distribution], proposal: Proposal
+    ) -> Verdict:
         """What becomes of the proposal. targets: one row more than it has tokens."""
 
 
@@ -68,11 +70,13 @@ class _Matching:
         self.name: RuleName = name
         self._choose = choose
 
-    def draw(self, place: Place) -> Draw:
-        return lambda index, distribution: self._choose(place.num_emitted + index, distribution)
+    def draw(self, start: StepStart) -> Draw:
+        return lambda index, distribution: self._choose(start.num_emitted + index, distribution)
 
-    def verdict(self, place: Place, targets: list[Distribution], proposal: Proposal) -> Verdict:
-        return verify.match(targets, proposal.draft_tokens, self.draw(place))
+    def verdict(
+        self, start: StepStart, targets: list[Distribution], proposal: Proposal
+    ) -> Verdict:
+        return verify.match(targets, proposal.draft_tokens, self.draw(start))
 
 
 class _Sampling:
@@ -85,12 +89,14 @@ class _Sampling:
         self._judge = judge
         self._randomness = randomness
 
-    def draw(self, place: Place) -> Draw:
-        uniforms = self._randomness.uniforms(place.step)[Purpose.DRAFT]
+    def draw(self, start: StepStart) -> Draw:
+        uniforms = self._randomness.uniforms(start.step)[Purpose.DRAFT]
         return lambda index, distribution: distribution.draw(uniforms[index])
 
-    def verdict(self, place: Place, targets: list[Distribution], proposal: Proposal) -> Verdict:
-        uniforms = self._randomness.uniforms(place.step)
+    def verdict(
+        self, start: StepStart, targets: list[Distribution], proposal: Proposal
+    ) -> Verdict:
+        uniforms = self._randomness.uniforms(start.step)
         return self._judge(
             targets,
             proposal.distributions,

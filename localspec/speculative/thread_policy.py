@@ -41,12 +41,10 @@ class FixedThreads:
     num_threads: int
 
     def choose(self) -> int:
-        """See `ThreadPolicy.choose`."""
         return self.num_threads
 
     def learn(self, record: StepRecord) -> None:
         """See `ThreadPolicy.learn`."""
 
     def use(self) -> ThreadUse:
-        """See `ThreadPolicy.use`."""
         return ThreadUse(self.num_threads, self.num_threads, is_busy=False)

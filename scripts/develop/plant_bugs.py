@@ -99,8 +99,8 @@ BUGS = [
     Bug(
         "the draft's numbers come again in the next step",
         "speculative/rules.py",
-        "uniforms(place.step)[Purpose.DRAFT]",
-        "uniforms(place.step // 2)[Purpose.DRAFT]",
+        "uniforms(start.step)[Purpose.DRAFT]",
+        "uniforms(start.step // 2)[Purpose.DRAFT]",
         loop("five tokens, K 3"),
     ),
     Bug(
@@ -127,8 +127,8 @@ BUGS = [
     Bug(
         "noise by step, not by index",
         "speculative/rules.py",
-        "self._choose(place.num_emitted + index, distribution)",
-        "self._choose(place.step + index, distribution)",
+        "self._choose(start.num_emitted + index, distribution)",
+        "self._choose(start.step + index, distribution)",
         "tests/test_speculative.py::test_coupled_text_is_that_of_plain_decoding",
     ),
     # 3. Draft distributions that are not those the tokens were drawn from; penalties that stand

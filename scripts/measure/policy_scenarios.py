@@ -249,7 +249,7 @@ class Deliberate(AdaptiveDraftPolicy):
         self._clock = clock
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
-        if self._quiet_left == 0:
+        if self._rest_left == 0:
             self._clock.now += 0.03
         return super().choose(context)
 
