@@ -436,3 +436,9 @@ def test_plain_steps_are_measured_now_and_then():
         made.learn(good)
         drafted += 1
     assert drafted == 64
+
+
+def test_a_proposer_more_than_the_policy_knows_is_an_error_and_not_passed_over():
+    """As two of one kind would be, of which it knows one."""
+    with pytest.raises(ValueError, match="longer"):
+        policy().choose(PolicyContext(100, 16, 100, (ProposerState(16), ProposerState(16))))

@@ -123,6 +123,14 @@ def test_a_recurrent_model_is_said_to_be_decoded_plainly(tmp_path, demo_target):
     shown = run("--target", mamba, "--draft", demo_target)
     assert "the target's cache cannot be rolled back: plain decoding" in shown
     assert "Speed-up" not in shown
+    alone = run("--target", mamba)
+    assert "Draft      none: the target's cache cannot be rolled back: plain decoding" in alone
+
+
+def test_a_file_without_a_draft_is_said_to_be_drafted_for_by_lookup(demo_target):
+    shown = run(demo_target)
+    assert "Draft      none: lookup drafts by itself wherever the text repeats" in shown
+    assert "plain decoding" not in shown
 
 
 def test_a_context_that_does_not_fit_is_said_to(tmp_path, demo_target):
@@ -130,7 +138,7 @@ def test_a_context_that_does_not_fit_is_said_to(tmp_path, demo_target):
     shown = run("--target", path, "--ctx", 1 << 30)
     assert "IT DOES NOT FIT; a context of up to" in shown
     assert re.search("the preset [a-z0-9.@_-]+ fits", shown)
-    assert "none: plain decoding" in shown
+    assert "none: lookup drafts by itself" in shown
 
 
 @pytest.mark.parametrize("context_length", [2049, 99999999999999999999])

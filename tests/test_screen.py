@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -10,6 +11,7 @@ from localspec.cli.screen import error_lines, printable, stats_lines, status_lin
 from localspec.errors import LocalspecError
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import DraftOff, PolicyEstimate, ProposerKind
+from localspec.speculative.reasons import why_off
 from localspec.speculative.thread_policy import ThreadUse
 
 
@@ -36,6 +38,18 @@ def test_errors_are_harmless_too():
     assert (
         error_lines(LocalspecError("bad \x1b[2J", "do \x07")) == "Error: bad ␛[2J\nHint: do ␇"
     )
+
+
+@pytest.mark.parametrize("reason", DraftOff)
+def test_each_reason_for_not_drafting_has_words(reason):
+    assert len(why_off(reason)) > 5
+
+
+@pytest.mark.parametrize("kind", ProposerKind)
+def test_each_kind_of_proposer_has_a_name_in_the_statistics(kind):
+    meter = Meter(1, 0, 0.0, num_steps=9, proposers={kind: 4})
+    lines = "\n".join(stats_lines(meter.stats(1.0, None, None), 512))
+    assert re.search(r"^steps by proposer: [a-z ]+ in 4 of 9$", lines, re.M)
 
 
 def stats_of(reason, break_even, **more):

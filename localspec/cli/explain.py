@@ -105,7 +105,7 @@ def _lines(found: Explanation) -> list[tuple[str, str]]:
     if not found.is_pair:
         return [*lines, *_no_pair(found)]
     if found.draft is None and found.head is None:
-        lines.append(("Draft", "none: plain decoding"))
+        lines.append(("Draft", f"none: {_without_draft(found)}"))
     else:
         lines.append(("Caches", _rollback(found)))
     lines += _memory_lines(found)
@@ -171,6 +171,12 @@ def _types(type_bytes: dict[str, int]) -> str:
 
 def _parameters(count: int) -> str:
     return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
+
+
+def _without_draft(found: Explanation) -> str:
+    if not found.target.can_roll_back:
+        return _rollback(found)
+    return "lookup drafts by itself wherever the text repeats an earlier passage"
 
 
 def _rollback(found: Explanation) -> str:

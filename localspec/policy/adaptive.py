@@ -107,7 +107,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
     def choose(self, context: PolicyContext) -> Decision | Replay:
         self._able = able = [
             prospect
-            for prospect, state in zip(self.prospects, context.states, strict=False)
+            for prospect, state in zip(self.prospects, context.states, strict=True)
             if prospect.prepare(state, context.room)
         ]
         if not able:
