@@ -127,7 +127,7 @@ def test_a_header_that_changes_with_each_request_leaves_the_caches_of_use(server
     ("fields", "what"),
     [
         ({"messages": []}, "messages is []"),
-        ({"messages": ["x"]}, "messages is ['x']"),
+        ({"messages": ["x"]}, 'messages is ["x"]'),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "an image"),
         ({"messages": [{"role": "user", "content": 3}]}, "is 3"),
         ({"system": 3}, "is 3"),

@@ -6,8 +6,8 @@ import json
 import logging
 import math
 import re
-import reprlib
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, NoReturn
 
 from localspec.server.refusal import RequestError
@@ -19,6 +19,7 @@ MOST_TEXTS = 64  # each is looked for again and again while an answer is given
 _SURROGATES = re.compile(
     r"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})"
 )
+_MOST_SHOWN = 60  # characters of a value in an error
 _MOST_TOLD = 1000  # names that a client makes up cost memory, too
 
 
@@ -102,8 +103,9 @@ class Fields:
 
     def refuse(self, name: str, hint: str) -> NoReturn:
         """Raise what a client is told of a field's value."""
+        given = _shown(self._values[name]) if name in self._values else "missing"
         raise RequestError(
-            f"{self._path}{name} is {reprlib.repr(self._values.get(name))}",
+            f"{self._path}{name} is {given}",
             hint,
             param=f"{self._path}{name}",
         )
@@ -119,6 +121,13 @@ class Fields:
     def _value(self, name: str) -> Any:
         self._read.add(name)
         return self._values.get(name)
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a value, as the client wrote it in JSON."""
+    parts = json.JSONEncoder(ensure_ascii=False).iterencode(value)
+    text = "".join(islice(parts, _MOST_SHOWN))  # a value can be as long as the body
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} …"
 
 
 def _is_number(value: object) -> bool:
@@ -140,7 +149,7 @@ def read_fields(body: bytes) -> Fields:
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is no JSON: {error!s:.200}", "Send an object.") from error
     if not isinstance(value, dict):
-        raise RequestError(f"the body is {reprlib.repr(value)}", "Send an object.")
+        raise RequestError(f"the body is {_shown(value)}", "Send an object.")
     return Fields(value)
 
 
