@@ -89,7 +89,9 @@ def test_every_reason_for_no_draft_is_explained():
 
 def test_the_reference_has_all_that_is_public_and_every_type_in_its_signatures():
     page = (ROOT / "docs/api.md").read_text("utf-8")
-    listed = set(re.findall(r"^::: localspec\.[\w.]*?(\w+)$", page, re.M))
+    entries = re.findall(r"^::: localspec\.[\w.]*?(\w+)$", page, re.M)
+    listed = set(entries)
+    assert len(entries) == len(listed)
     public = {name: getattr(localspec, name) for name in localspec.__all__}
     errors = {name for name in public if getattr(localspec.errors, name, None)}
     assert public.keys() - errors <= listed

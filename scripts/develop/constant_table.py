@@ -48,7 +48,8 @@ def constants(module: str) -> Iterator[Constant]:
         if name.isupper() and is_given and not is_computed:
             meaning, _, scenarios = _comment(source.splitlines(), node).partition("[")
             scenarios = scenarios.rstrip("]") or (OF_THREADS if module == "threads" else "")
-            meaning = meaning[:1].upper() + meaning[1:].strip()
+            meaning = meaning.strip()
+            meaning = meaning[:1].upper() + meaning[1:]
             yield Constant(name, ast.unparse(numbers), meaning, scenarios)
 
 
