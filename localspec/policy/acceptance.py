@@ -1,16 +1,16 @@
 """How likely a proposer's tokens are to be accepted: a filter over regimes of the text.
 
-A text is predictable here and not there. A regime is a rate at which draft tokens are
-accepted, one after the other; which regime holds now is a hidden state that changes now
-and then, and it is tracked by Bayes' rule over a grid of rates (a hidden Markov model whose
-hidden state is redrawn from a slowly learned prior with a fixed hazard). Three properties
-follow: a fully accepted draft says "at least so many", as a censored observation should; a
-regime that has not been seen for a while becomes uncertain again; and evidence for several
-rates at once weighs long drafts rightly, because they average over the rates.
+Some parts of a text are predictable and others are not. A regime is a rate at which draft
+tokens are accepted, one after the other. The present regime is a hidden state that changes now
+and then; it is tracked by Bayes' rule over a grid of rates (a hidden Markov model whose state
+is redrawn from a slowly learned prior with a fixed hazard). Three properties follow. A fully
+accepted draft counts as "at least so many", as a censored observation should. A regime that has
+not been observed for a while becomes uncertain again. And long drafts are valued correctly when
+several rates are possible, because the expectation is taken over the rates.
 
-The proposer's own confidence shifts the log-odds of a token, by an amount that is learned
-for each bin of confidence. Over the bins as they occur the shifts are 0 on average, so that a
-regime's rate is that of a token whose confidence is not known yet.
+The proposer's own confidence shifts the log-odds of a token by an amount that is learned for
+each bin of confidence. Weighted by how often the bins occur, the shifts average 0, so the rate
+of a regime is that of a token whose confidence is not known yet.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class Acceptance:
 
     def __init__(self) -> None:
         self.num_seen = 0
-        # Drafts that people put together are more often good than not.
+        # Drafts that people choose for a target are more often good than not.
         self._prior: Weights = (_PRIOR_TILT + RATES) / (_PRIOR_TILT + RATES).sum()
         self._shifts = np.zeros(len(_EDGES) + 1)
         self._shares = np.full(len(_EDGES) + 1, 1.0 / (len(_EDGES) + 1))  # of the bins
         self._weights: Weights = self._prior.copy()
-        self._num_passed = 0  # tokens that the weights do not know of yet
+        self._num_passed = 0  # tokens since the weights were updated
         self._chances = _shifted(self._shifts)
 
     @classmethod
     def of_forced(cls) -> Acceptance:
-        """That of tokens which have to come, in one spelling or another."""
+        """The acceptance of forced tokens, which have to come in one spelling or another."""
         found = cls()
         found._prior = RATES**_FORCED_EXPONENT / (RATES**_FORCED_EXPONENT).sum()
         found._weights = found._prior.copy()
@@ -77,7 +77,7 @@ class Acceptance:
     @property
     def weights(self) -> Weights:
         """(regimes,) probabilities of the rates in `RATES` now."""
-        # Where nothing pays nobody asks for long, and each target-only step would cost this.
+        # Updated on demand: while nothing pays, each target-only step would have to do this.
         if self._num_passed > 0:
             stays = (1.0 - HAZARD) ** self._num_passed
             self._weights = stays * self._weights + (1.0 - stays) * self._prior
@@ -125,7 +125,7 @@ class Acceptance:
             self.learn(confidence, float(index < num_accepted))
 
     def pass_by(self, num_tokens: int) -> None:
-        """Let num_tokens of text go by, with which the regime may have changed."""
+        """Let the regime become less certain, after num_tokens of text."""
         self._num_passed += num_tokens
 
     def _shift(self, bin_: int, surprise: float) -> None:
@@ -137,7 +137,7 @@ class Acceptance:
         self._chances = _shifted(self._shifts)
 
     def as_dict(self) -> dict[str, Any]:
-        """What is worth keeping beyond this process, as JSON has it."""
+        """What is worth saving for the next process, in JSON's types."""
         return {
             "num_seen": self.num_seen,
             "prior": [round(float(weight), 6) for weight in self._prior],
@@ -146,8 +146,8 @@ class Acceptance:
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError if it is
-        something else, and is then unchanged."""
+        """Continue from a result of `as_dict`. Raises ValueError, TypeError or KeyError for a
+        damaged one, and is then unchanged."""
         prior = np.array(kept["prior"], dtype=np.float64)
         shifts = np.array(kept["shifts"], dtype=np.float64)
         shares = np.array(kept["shares"], dtype=np.float64)
@@ -162,7 +162,7 @@ class Acceptance:
         if not 0 <= kept["num_seen"] < np.inf:
             raise ValueError(f"{kept['num_seen']} tokens were seen")
         self.num_seen = int(kept["num_seen"])
-        # A little of every rate stays, so that no regime is ruled out for good.
+        # Every rate keeps a little weight, so that no regime is ruled out forever.
         self._prior = _KEPT_SHARE * prior / prior.sum() + (1.0 - _KEPT_SHARE) / len(RATES)
         self._shifts = np.clip(shifts, -_MAX_SHIFT, _MAX_SHIFT)
         self._shares = shares / shares.sum()

@@ -6,8 +6,8 @@ place of a constant one), from `cost` and `acceptance`. While tokens are drafted
 question is asked again with what is known by then, as an optimal stopping problem at the
 rate of the best K (Dinkelbach's method).
 
-Whether a text is predictable is seen by replaying: reading the text that is there, which a
-draft has to do anyway, tells what it would have proposed. That is done as often as pays, and
+A replay shows whether a text is predictable: a draft has to read the text anyway, and that
+tells what it would have proposed there. Replays happen as often as they pay for themselves, and
 nothing uncertain is tried beyond a `Budget`.
 """
 
@@ -60,11 +60,12 @@ _REPLAY_READ_SHARE = 0.5
 
 
 class AdaptiveDraftPolicy(DraftPolicy):
-    """Expected tokens per second, maximised over proposers and K.
+    """Maximises the expected tokens per second over all proposers and all K.
 
-    One object serves all answers of an engine; what it learned can be kept and restored.
-    draft_shares: of each proposer's kind the guess of a draft token's cost, as a share of
-    a target-only step, until it is measured. num_threads: with which the models begin.
+    One object serves all answers of an engine; what it learned can be saved and restored.
+    draft_shares: for each kind of proposer, a guess of what a draft token costs, as a share of
+    a target-only step; it counts until the cost is measured. num_threads: the number of threads
+    that the models begin with.
     """
 
     def __init__(self, draft_shares: Mapping[ProposerKind, float], num_threads: int) -> None:
@@ -73,15 +74,17 @@ class AdaptiveDraftPolicy(DraftPolicy):
             Prospect(index, kind, cost, _first_acceptance(kind))
             for index, (kind, cost) in enumerate(self._costs.now.drafts.items())
         ]
-        self._has_drafted = False  # in the last step, which decoded several tokens
-        self._must_retime = False  # what a target-only step costs, by the last one
+        self._has_drafted = False  # whether the last step drafted, and decoded several tokens
+        self._must_retime = (
+            False  # whether the cost of a target-only step has to be timed again
+        )
         self._budget = Budget()
-        self._able: list[Prospect] = []  # who could propose in this step
-        self._deciding_s = 0.0  # what it took to see that nothing pays
-        self._rest_steps = 0  # without another look into it, each time
-        self._rest_left = 0
-        self._draft_off = DraftOff.DOES_NOT_PAY  # why it rests
-        self._nearest: Prospect | None = None  # to paying
+        self._available: list[Prospect] = []  # who could propose in this step
+        self._deciding_s = 0.0  # time of the last decision that nothing pays
+        self._rest_steps = 0  # steps without drafting after such a decision
+        self._rest_left = 0  # of these, steps to come
+        self._draft_off = DraftOff.DOES_NOT_PAY  # the reason of that decision
+        self._nearest: Prospect | None = None  # the one closest to paying
 
     @property
     def target_cost(self) -> TargetCost:
@@ -98,21 +101,21 @@ class AdaptiveDraftPolicy(DraftPolicy):
             prospect.cost = self._costs.now.drafts[prospect.kind]
 
     def begin(self) -> None:
-        """See `DraftPolicy.begin`. Another text may be another regime."""
-        self._able = []
+        # Another text may be in another regime.
+        self._available = []
         for prospect in self.prospects:
             prospect.has_replayed = False
             prospect.acceptance.pass_by(int(_HORIZON))
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
-        self._able = able = [
+        self._available = available = [
             prospect
             for prospect, state in zip(self.prospects, context.states, strict=True)
             if prospect.prepare(state, context.room)
         ]
-        if not able:
+        if not available:
             return Decision(None, draft_off=reason_for_none(context))
-        if self._rest_left > 0 and not self._gains_for_certain(able):
+        if self._rest_left > 0 and not self._gains_for_certain(available):
             self._rest_left -= 1
             return Decision(None, draft_off=self._draft_off)
         target_only_s = self.target_cost.target_only_s
@@ -122,72 +125,71 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if is_due or self._must_retime:
             return Decision(None, draft_off=DraftOff.MEASURING)
         times = self._times.at(context.num_cached, target_only_s)
-        for prospect in able:
+        for prospect in available:
             prefill_token_s = self.target_cost.prefill_token_s
             prospect.expect_catch_up(target_only_s, prefill_token_s, LONG_READ)
             prospect.rank(times, self._times.at_worst, self._budget.left_s(target_only_s))
-        self._nearest = nearest = max(able, key=lambda prospect: prospect.unlimited_rate)
-        decision = self._drafting(able, times, context)
+        self._nearest = nearest = max(available, key=lambda prospect: prospect.unlimited_rate)
+        decision = self._drafting(available, times, context)
         if decision is None:
-            decision = self._due_replay(able, times, context)
+            decision = self._due_replay(available, times, context)
         if decision is None:
             decision = self._trial(nearest, context)
         if decision is None:
             would_pay = nearest.unlimited_rate > MARGIN / target_only_s
             self._draft_off = DraftOff.OVER_BUDGET if would_pay else DraftOff.DOES_NOT_PAY
-            # With a fast target the deciding itself would be felt.
+            # With a fast target the decision itself would take a noticeable share of a step.
             self._rest_steps = int(self._deciding_s / (_DECIDING_SHARE * target_only_s))
             self._rest_left = self._rest_steps
             return Decision(None, draft_off=self._draft_off)
         return decision
 
-    def _gains_for_certain(self, able: list[Prospect]) -> bool:
-        """Whether one is certain of so many tokens that they cost less than steps of their own.
+    def _gains_for_certain(self, available: list[Prospect]) -> bool:
+        """Whether some proposer is certain of more tokens than it needs to pay.
 
-        What a constraint forces comes and goes with every step, unlike what a regime promises.
+        Tokens that a constraint forces come and go with each step, while a regime lasts.
         """
         steps = self._times.latest
         return any(
             steps[prospect.limit + 1] * MARGIN < steps[1] * (prospect.limit + 1)
-            for prospect in able
+            for prospect in available
             if prospect.state.confidence == CERTAIN_CONFIDENCE
         )
 
     def _drafting(
-        self, able: list[Prospect], times: Weights, context: PolicyContext
+        self, available: list[Prospect], times: Weights, context: PolicyContext
     ) -> Decision | Replay | None:
-        """Draft by the best for which the budget allows what it would have to read first."""
+        """Draft with the best proposer whose reading the budget allows."""
         target_only_s = float(times[1])
-        for best in sorted(able, key=lambda prospect: -prospect.rate):
+        for best in sorted(available, key=lambda prospect: -prospect.rate):
             if best.rate <= MARGIN / target_only_s:
                 break
             gain_s = (target_only_s - 1 / best.rate) * min(_GAIN_TOKENS, context.num_remaining)
             if not self._may_read(best, context, gain_s, self._budget.left_s(target_only_s)):
                 continue
             if best.state.num_unjudged > 1:
-                # That has to be read anyway, and shows what to expect.
+                # It has to read those tokens anyway, and a replay shows what to expect.
                 return Replay(best.index, best.reads_from)
             return Decision(best.index, Stopping(best, times), best.reads_from)
         return None
 
     def _due_replay(
-        self, able: list[Prospect], times: Weights, context: PolicyContext
+        self, available: list[Prospect], times: Weights, context: PolicyContext
     ) -> Decision | Replay | None:
-        """Find out whether the text has become predictable to one of them, when that is due.
+        """Replay when it is due, to find out whether the text has become predictable.
 
-        Every plain token may be a chance that was missed. When as much has probably been
-        missed as it costs to look, it is time to look; so no more is spent on looking than
-        is lost by waiting.
+        Each token that was not drafted may have cost time. A replay is due once that probable
+        loss is as large as the cost of the replay, so replays never cost more than waiting.
         """
         target_only_s = float(times[1])
-        for prospect in able:
+        for prospect in available:
             optimistic_s = prospect.saved_token_s(self._times.optimistic)
             pessimistic_s = prospect.saved_token_s(self._times.pessimistic)
             prospect.lost_token_s = (optimistic_s + pessimistic_s) / 2
             worth_s = prospect.lost_s + prospect.lost_token_s
             afforded_s = self._budget.for_replay_s(target_only_s, worth_s)
             if not prospect.has_replayed:
-                # What the first look finds is likely to hold for a while.
+                # The result of the first replay is likely to hold for a while.
                 likely_s = prospect.lost_token_s * min(_HORIZON, context.num_remaining)
                 worth_s = max(worth_s, likely_s)
             if prospect.state.num_unjudged == 0:
@@ -201,24 +203,24 @@ class AdaptiveDraftPolicy(DraftPolicy):
         return None
 
     def _trial(self, nearest: Prospect, context: PolicyContext) -> Decision | Replay | None:
-        """Draft once, where that would pay if costs had become what they may be by now.
+        """Draft once, if drafting would pay at the lowest costs that are likely by now.
 
-        While nothing is drafted no step of several tokens is timed. Believing what was timed
-        once, a policy could stay with plain decoding for good. nearest: to paying; one trial
-        tells of the costs of all.
+        While nothing is drafted, no step of several tokens is timed. A policy that trusted old
+        times could stay with plain decoding forever. nearest: the proposer closest to paying;
+        one trial shows the costs of all.
         """
         state = nearest.state
         if not (self.target_cost.is_old and nearest.cost.is_measured) or state.num_skipped:
             return None
         target_only_s = float(self._times.latest[1])
-        nearest.prepare(state, context.room)  # whatever the budget allows
+        nearest.prepare(state, context.room)  # without the limit of the budget
         prefill_token_s = self.target_cost.prefill_token_s
         nearest.expect_catch_up(target_only_s, prefill_token_s, state.num_missing)
         trial_loss_s = nearest.choose_optimistically(self._times)
         if trial_loss_s is None or trial_loss_s > nearest.trial_s:
             return None
         if state.num_unjudged > 1:
-            # What it would have proposed of late may tell already that it is no use.
+            # What it would have proposed lately may already show that it is of no use.
             nearest.trial_s -= nearest.catch_up_s
             return Replay(nearest.index)
         return Decision(nearest.index, Stopping(nearest, self._times.optimistic))
@@ -235,11 +237,11 @@ class AdaptiveDraftPolicy(DraftPolicy):
     def _may_read(
         self, prospect: Prospect, context: PolicyContext, gain_s: float, budget_s: float
     ) -> bool:
-        """Choose where in the text a proposer that lacks much of it shall begin to read.
+        """Choose where in the text a proposer that lacks much of it begins to read.
 
-        It reads everything if that will surely pay, else as much of the end of the text as
-        half of the budget allows; later, when drafting has earned it, all. gain_s: what
-        drafting is expected to save. Returns whether the budget allows to read enough.
+        It reads everything if that surely pays. Otherwise it reads as much of the end of the
+        text as half of the budget allows, and everything later, once drafting has saved enough
+        time. gain_s: what drafting is expected to save. Returns whether the budget is enough.
         """
         state, cost = prospect.state, prospect.cost
         if state.num_missing < LONG_READ and state.num_skipped == 0:
@@ -256,7 +258,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             return True
         num_tokens = int(max(budget_s - prospect.risk_s, 0.0) / max(token_s, 1e-9))
         if state.num_missing > 2 * LONG_READ:
-            # At first a trial; and something has to be left for what comes after it.
+            # The first read is a trial, and some budget has to remain for drafting.
             half = int(_REPLAY_READ_SHARE * num_tokens) if cost.knows_reading else 0
             num_tokens = min(num_tokens, max(half, LONG_READ))
         if num_tokens < state.num_missing:
@@ -289,7 +291,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             prospect.lost_s = prospect.trial_s = 0.0
             self._budget.save(record.num_emitted * target_only_s - step_s, target_only_s)
         else:
-            for prospect in self._able:
+            for prospect in self._available:
                 prospect.lost_s += prospect.lost_token_s
                 prospect.trial_s += _TRIAL_SHARE * prospect.lost_token_s
             self._budget.save(-record.draft_time_s, target_only_s or 0.0)
@@ -299,10 +301,10 @@ class AdaptiveDraftPolicy(DraftPolicy):
             prospect.acceptance.pass_by(record.num_emitted)
 
     def _is_slowed(self, record: StepRecord, scored_s: float) -> bool:
-        """Whether it was a target-only step that says little about several in a row.
+        """Whether it was a target-only step that was slower because it followed a draft.
 
-        After a draft it can take longer, where a step takes a millisecond: threads that
-        rested have to wake. Then another one follows, after it, which tells.
+        Where a step takes a millisecond, threads that rested during the draft have to wake up.
+        The next step is then target-only as well, and its time is the one that counts.
         """
         target_only_s = self.target_cost.target_only_s
         is_behind = self._has_drafted or record.proposer is not None or record.replay_s > 0.0
@@ -310,10 +312,10 @@ class AdaptiveDraftPolicy(DraftPolicy):
         return record.num_target_tokens == 1 and is_behind and is_slow
 
     def estimate(self) -> PolicyEstimate | None:
-        """See `DraftPolicy.estimate`. Of the proposer that came nearest to paying."""
+        """The expectation for the proposer that came closest to paying."""
         target_only_s = self.target_cost.target_only_s
         steps = self._times.latest.tolist()
-        # Of a number of threads that was chosen just now no step's time was looked up yet.
+        # With a number of threads that was chosen just now, no times were computed yet.
         if self._nearest is None or target_only_s is None or not steps[1]:
             return None
         prospect = self._nearest
@@ -329,7 +331,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """What is worth keeping beyond this process, as JSON has it."""
+        """What is worth saving for the next process, in JSON's types."""
         return {
             "costs": self._costs.as_dict(),
             "acceptance": {
@@ -339,9 +341,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Go on from what `as_dict` gave.
+        """Continue from a result of `as_dict`.
 
-        Raises ValueError, TypeError or KeyError at a part that is something else.
+        Raises ValueError, TypeError or KeyError for a damaged part.
         """
         parts = kept["acceptance"]
         if not isinstance(parts, Mapping):

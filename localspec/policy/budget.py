@@ -13,13 +13,13 @@ _REPLAY_SHARE = 0.02
 
 
 class Budget:
-    """What drafting has saved so far, a grant, and a share of what resting has missed.
+    """The time that drafting saved so far, a grant, and a share of the probable loss.
 
-    It is never less than nothing: a bet at good odds needs no backing, and lost ones would
-    have to be paid off, by the grant alone, before a resting draft was looked at again.
+    It never falls below 0. A bet at good odds needs no budget, and after lost bets the grant
+    alone would have to pay the debt before a resting draft could be tried again.
 
-    All in seconds; target_only_s is what a target-only step takes now, lost_s what drafting
-    would probably have saved since it was tried.
+    All in seconds. target_only_s: what a target-only step takes now. lost_s: the probable loss,
+    what drafting would have saved since the last replay or draft.
     """
 
     def __init__(self) -> None:
@@ -27,21 +27,21 @@ class Budget:
         self._granted_s = 0.0
 
     def pass_by(self, seconds: float) -> None:
-        """Plain decoding would have taken that long: a share of it is granted."""
+        """Grant a share of the time that plain decoding would have taken."""
         self._granted_s += _GRANTED_SHARE * seconds
 
     def save(self, seconds: float, target_only_s: float) -> None:
-        """Drafting, replaying or choosing saved that much; it is negative where it cost."""
+        """Add the time that a draft, a replay or a decision saved; negative if it cost time."""
         saved_s = max(self._saved_s + seconds, -self._grant_s(target_only_s))
         self._saved_s = min(saved_s, _MAX_SAVED_STEPS * target_only_s)
 
     def left_s(self, target_only_s: float) -> float:
-        """What may be lost even if nothing comes of it."""
-        # Once target-only steps have become faster, more may be spent than they grant.
+        """How much time may be lost with nothing gained."""
+        # After target-only steps became faster, more may be spent than the grant is now.
         return max(self._saved_s + self._grant_s(target_only_s), 0.0)
 
     def for_replay_s(self, target_only_s: float, lost_s: float) -> float:
-        """What replaying may cost."""
+        """How much a replay may cost."""
         return self.left_s(target_only_s) + _REPLAY_SHARE * lost_s
 
     def _grant_s(self, target_only_s: float) -> float:

@@ -1,10 +1,10 @@
-"""What decodes cost on this machine, learned by timing the ones that are done anyway.
+"""What decodes cost on this machine, learned by timing the ones that happen anyway.
 
-For the target v(n) = T(n) / T(1), the cost of decoding n tokens at once in target-only steps:
-the function that decides whether a draft pays. It is not monotone (a kernel for 4 tokens can be
-cheaper than one for 3), so every n has a measurement of its own (`step_ratios`). T(1) is that
-of the last few target-only steps, because it changes with the load of the machine and the
-length of the text; v(n) is corrected for what T(1) was when it was measured.
+For the target this is v(n) = T(n) / T(1), the cost of decoding n tokens at once, in target-only
+steps. It decides whether a draft pays. It is not monotone (a kernel for 4 tokens can be cheaper
+than one for 3), so every n is measured separately (`step_ratios`). T(1) is the time of the last
+few target-only steps, because it changes with the load of the machine and the length of the
+text; v(n) is corrected for the T(1) at its measurement.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _READ_SHARE = 0.5
 class TargetCost:
     """Seconds that the target takes for a step of n tokens.
 
-    target_only_s: of a target-only step now; None before one was seen in this process.
+    target_only_s: of a target-only step now; None before the first one in this process.
     """
 
     def __init__(self) -> None:
@@ -70,24 +70,24 @@ class TargetCost:
         self.target_only_s: float | None = None
         self.prefill_token_s: float | None = None
         self._ratios: dict[int, StepRatios] = {}  # by fill
-        self._num_passed = 0.0  # target-only steps' time, of which the ratios do not know yet
+        self._num_passed = 0.0  # in target-only steps: time since the ratios were updated
         self._target_only: deque[float] = deque(maxlen=_NUM_PLAIN)
-        self._answer_plain_s: float | None = None  # before `apart`, within it
+        self._answer_plain_s: float | None = None  # target_only_s of an answer, within `apart`
         self._steps_since_plain = 0
         self._plain_in_a_row = 0
 
     @property
     def is_old(self) -> bool:
-        """Whether no step of several tokens was timed for long, so that v(n) may be another."""
+        """Whether v(n) may have changed: no step of several tokens was timed for long."""
         return self._plain_in_a_row >= _RESTED_STEPS
 
     @property
     def steps_since_target_only(self) -> int:
-        """Steps since one was plain, so that the other side of the ratio was measured."""
+        """Steps since the last target-only one."""
         return self._steps_since_plain
 
     def learn(self, num_tokens: int, num_cached: int, seconds: float) -> None:
-        """Take a timed decode into account, of num_tokens after num_cached others."""
+        """Learn from a timed decode of num_tokens after num_cached others."""
         if num_tokens > LARGEST_STEP:
             self.prefill_token_s = seconds / num_tokens
             return
@@ -125,13 +125,13 @@ class TargetCost:
         self.version += 1
 
     def forget_target_only(self) -> None:
-        """T(1) is to be timed anew: what it was says little about this moment."""
+        """Discard the times of target-only steps, which are too old."""
         self._target_only.clear()
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Within it steps are timed in idle time, when a target-only one may take longer than
-        in an answer: they are compared among themselves, and only their ratios are kept.
+        """A context for timing steps in idle time, when a target-only step may take longer than
+        in an answer. The steps are compared with each other, and only their ratios are kept.
         """
         before = self._target_only, self.target_only_s, self._steps_since_plain
         self._target_only, self.target_only_s = deque(maxlen=_NUM_PLAIN), None
@@ -143,36 +143,36 @@ class TargetCost:
             self._answer_plain_s = None
 
     def ratio_change(self, target_only_s: float) -> float:
-        """What v(n), n ≥ 2, was probably multiplied by since T(1) was target_only_s."""
+        """The probable change of v(n), n ≥ 2, since T(1) was target_only_s, as a factor."""
         return ratio_change((self.target_only_s or target_only_s) / target_only_s)
 
     def measured(self, num_cached: int) -> dict[int, float]:
-        """n → v(n) where it was measured, 1 included, for a text of that length."""
+        """n → v(n) of the measured sizes, 1 included, for a text of that length."""
         known = {1: 1.0}
         nearest = fill(num_cached)
-        # The nearest length that was measured: the curves of neighbours look alike.
+        # The nearest measured length counts, since similar lengths have similar curves.
         for length in sorted(self._ratios, key=lambda length: -abs(length - nearest)):
-            # A target-only step after another length takes another time for another reason.
+            # After a text of another length, T(1) differs for another reason.
             known |= self._ratios[length].at(self.target_only_s if length == nearest else None)
         return known
 
     def spread(self, num_cached: int) -> NDArray[np.float64]:
-        """(LARGEST_STEP + 1,) how well v(n) is known: standard deviations of its logarithm."""
+        """(LARGEST_STEP + 1,) standard deviations of the logarithm of v(n)."""
         return self._ratios_at(fill(num_cached)).spread()
 
     def ratios(self, num_cached: int, *, optimistic: bool) -> list[float]:
         """(LARGEST_STEP + 1,) v(n) for n = 0, 1, 2 …; v(0) is 0.
 
-        Where nothing was measured it is a guess. The optimistic one lets what might pay be
-        tried, and measured by that; it goes no further than twice the largest size that was
-        measured. The other one says what such a trial may have to cost.
+        Sizes that were not measured get a guess. With the optimistic guess, sizes that might
+        pay are tried, and so measured; it ends at twice the largest measured size. The
+        pessimistic guess is what such a trial may cost.
         """
         known = self.measured(num_cached)
         slope = _PESSIMISTIC_SLOPE
         if optimistic:
             slope = _OPTIMISTIC_SLOPE
             if self.prefill_token_s is not None and self.target_only_s:
-                # A token among many is as cheap as it gets; a share of that is hope.
+                # A token among many is the cheapest; the optimistic guess is a share of that.
                 slope = _OPTIMISTIC_SHARE * min(self.prefill_token_s / self.target_only_s, 1.0)
         ratios = [0.0]
         for size in range(1, LARGEST_STEP + 1):
@@ -185,7 +185,7 @@ class TargetCost:
         return ratios
 
     def sizes_to_measure(self, num_cached: int) -> list[int]:
-        """Sizes of steps after such a text, each as often as samples of it are missing."""
+        """Sizes of steps that lack samples after such a text, once for each missing sample."""
         counts = self._ratios_at(fill(num_cached)).counts
         return [
             size
@@ -194,7 +194,7 @@ class TargetCost:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """What is worth keeping beyond this process, as JSON has it."""
+        """What is worth saving for the next process, in JSON's types."""
         return {
             "ratios": [
                 [fill, *row]
@@ -204,8 +204,8 @@ class TargetCost:
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError if it is
-        something else, and is then unchanged."""
+        """Continue from a result of `as_dict`. Raises ValueError, TypeError or KeyError for a
+        damaged one, and is then unchanged."""
         rows = []
         for fill, size, ratio, target_only_s, count in kept["ratios"]:
             is_known_size = 1 < size <= LARGEST_STEP and 0 <= fill < 64
@@ -222,7 +222,7 @@ class TargetCost:
 
 
 class DraftCost:
-    """Seconds that a proposer takes. share: of the target's, until it was measured."""
+    """Seconds that a proposer takes. share: of a target-only step's, until it is measured."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -243,7 +243,7 @@ class DraftCost:
     def learn(
         self, num_read: int, num_drafted: int, seconds: float, target_only_s: float
     ) -> None:
-        """Take a timed proposal into account: num_read tokens read, num_drafted proposed."""
+        """Learn from a timed proposal that read num_read tokens and proposed num_drafted."""
         if num_read >= _TIMED_READ:
             others_s = max(num_drafted - 1, 0) * self.token_s(target_only_s)
             self._reads.append(max(seconds - others_s, 0.0) / num_read)
@@ -255,7 +255,7 @@ class DraftCost:
                 self._share = statistics.median(self._tokens) / target_only_s
 
     def token_s(self, target_only_s: float) -> float:
-        """Seconds of a drafted token, where a target-only step takes target_only_s."""
+        """Seconds of a drafted token, while a target-only step takes target_only_s."""
         if self.is_measured:
             return statistics.median(self._tokens)
         return self._share * target_only_s
@@ -263,7 +263,7 @@ class DraftCost:
     def read_token_s(self, target_only_s: float, prefill_token_s: float | None) -> float:
         """Seconds of a token that is read among many.
 
-        prefill_token_s: what such a token costs the target, if that is known.
+        prefill_token_s: the target's cost of such a token, if it is known.
         """
         if self._reads:
             return statistics.median(self._reads)
@@ -274,13 +274,13 @@ class DraftCost:
         return _READ_SHARE * self.token_s(target_only_s)
 
     def as_dict(self) -> dict[str, Any]:
-        """What is worth keeping beyond this process, as JSON has it."""
+        """What is worth saving for the next process, in JSON's types."""
         read_share = None if self._read_share is None else round(self._read_share, 5)
         return {"share": round(self._share, 5), "read_share": read_share}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError if it is
-        something else, and is then unchanged."""
+        """Continue from a result of `as_dict`. Raises ValueError, TypeError or KeyError for a
+        damaged one, and is then unchanged."""
         share = float(kept["share"])
         read_share = None if kept["read_share"] is None else float(kept["read_share"])
         if not (0 <= share < math.inf and 0 <= (read_share or 0.0) < math.inf):
@@ -289,19 +289,19 @@ class DraftCost:
 
 
 def _optimistic_ratio(known: Mapping[int, float], ratios: list[float], slope: float) -> float:
-    """What the next of the ratios may be, if it was not measured. slope: of one more token."""
+    """The optimistic guess of the next ratio. slope: the cost of one more token."""
     size = len(ratios)
     if size > max(TILE, 2 * max(known)):
         return math.inf
     hope = ratios[-1] + slope
     above = [other for other in known if other > size]
     if above:
-        # On a staircase few sizes cost less than the line between their neighbours.
+        # On a staircase, few sizes cost less than the line between their neighbours.
         low, high = max(other for other in known if other < size), min(above)
         share = (size - low) / (high - low)
         hope = max(hope, known[low] + share * (known[high] - known[low]))
     if size == TILE:
-        # A kernel of its own, of which two or three tokens say nothing.
+        # This size has its own kernel, so sizes 2 and 3 do not predict its cost.
         hope = min(hope, 1.0 + (TILE - 1) * slope)
     elif size % TILE == 0:
         hope = min(hope, ratios[size // 2] + slope)
@@ -309,10 +309,10 @@ def _optimistic_ratio(known: Mapping[int, float], ratios: list[float], slope: fl
 
 
 def _estimate(samples: Sequence[float], enough: int = _NUM_TRUSTED) -> float:
-    """The median; of fewer samples the smallest: what disturbs one makes it longer."""
+    """The median; of too few samples the smallest, since disturbances only add time."""
     return statistics.median(samples) if len(samples) >= enough else min(samples)
 
 
 def fill(num_cached: int) -> int:
-    """The class of texts that cost the same as one of so many tokens."""
+    """The class of text lengths with about the same costs, for a text of so many tokens."""
     return (num_cached // FILL_TOKENS).bit_length()

@@ -1,7 +1,7 @@
-"""What a pair of models was found to cost on this machine, kept between runs.
+"""What a pair of models costs on this machine, saved between runs.
 
-A cache, in the user's cache directory: a file that is missing, damaged or of another version
-is as good as none, and one that cannot be written costs no more than learning it again.
+This is a cache, in the user's cache directory. A file that is missing, damaged or of another
+version is ignored, and if a file cannot be written, its content is learned again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSION = 6
 
 
 class Profile:
-    """The file for one pair in one setting. identity: all that changes what a decode costs."""
+    """The file of one pair in one setting. identity: all that changes a decode's cost."""
 
     def __init__(self, identity: Sequence[str]) -> None:
         self._identity = list(identity)
@@ -32,7 +32,7 @@ class Profile:
         self._saved: dict[str, Any] | None = None
 
     def load(self) -> dict[str, Any] | None:
-        """What was kept; None if there is nothing usable."""
+        """What was saved; None if there is nothing usable."""
         try:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -47,7 +47,7 @@ class Profile:
         return learned if isinstance(learned, dict) else None
 
     def save(self, learned: dict[str, Any]) -> None:
-        """Keep it. All of the file is replaced at once, so that no reader sees a part."""
+        """Save it. The whole file is replaced at once, so that no reader sees a part."""
         if learned == self._saved:
             return
         content = {"version": VERSION, "identity": self._identity, "learned": learned}
@@ -61,7 +61,7 @@ class Profile:
 
 
 def latest_learned(contents: Sequence[str]) -> dict[str, Any] | None:
-    """What was learned last of a pair, in any setting. contents: of its files (`content`)."""
+    """What was last learned of a pair, in any setting. contents: of its files (`content`)."""
     for _, identity, learned in kept_profiles():
         if len(identity) == len(contents):
             begun = zip(identity, contents, strict=True)
@@ -71,7 +71,7 @@ def latest_learned(contents: Sequence[str]) -> dict[str, Any] | None:
 
 
 def kept_profiles() -> Iterator[tuple[Path, list[str], dict[str, Any]]]:
-    """The usable files, the latest first: where each is, its identity, what was learned."""
+    """The usable files, the latest first: path, identity and what was learned."""
     folder = profiles_folder()
     paths = (
         [path for path in folder.glob("*.json") if path.is_file()] if folder.is_dir() else []
@@ -82,16 +82,16 @@ def kept_profiles() -> Iterator[tuple[Path, list[str], dict[str, Any]]]:
             version, identity, learned = kept["version"], kept["identity"], kept["learned"]
             is_usable = version == VERSION and all(isinstance(one, str) for one in identity)
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            continue  # as good as none
+            continue  # ignored, as in `load`
         if is_usable:
             yield path, identity, learned
 
 
 def num_profiles() -> int:
-    """How many are kept."""
+    """The number of saved profiles."""
     return sum(1 for _ in profiles_folder().glob("*.json"))
 
 
 def profiles_folder() -> Path:
-    """Where profiles are kept."""
+    """The folder of the profiles."""
     return user_cache_path("localspec", appauthor=False) / "profiles"

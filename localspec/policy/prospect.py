@@ -1,4 +1,4 @@
-"""A proposer in front of a step: what its best K promises and risks, and when to stop."""
+"""A proposer before a step: what its best K may gain and lose, and when drafting stops."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _NOTHING = ProposerState(max_tokens=0)
 
 @dataclass(slots=True)
 class Prospect:
-    """A proposer with what is known of it, and what it promises in front of this step.
+    """What is known of a proposer, and what it may gain in the next step.
 
-    index: its place among the proposers. lost_s: seconds that it would probably have saved
-    since it was tried, and lost_token_s: with every plain token. trial_s: a share of the same
-    since it drafted, less what replaying for a trial took. has_replayed: in this answer.
+    index: its position among the proposers. lost_token_s: seconds that it would probably have
+    saved with each token that was not drafted; lost_s: their sum since its last replay or
+    draft, the probable loss. trial_s: a share of that since its last draft, minus the time of
+    replays for a trial. has_replayed: whether it replayed in this answer.
 
-    In front of a step it can propose up to limit tokens. catch_up_s: seconds to read what it
-    lacks before it starts; reads_from: as in `Decision`. rate: the tokens per second
-    of its best K ≥ 1 that the budget allows, 0 if it allows none; risk_s: what that K is
-    expected to lose where it does not pay. unlimited_rate: the rate of the best K whatever the
-    budget.
+    limit: the most tokens it can propose in the next step. catch_up_s: seconds to read what it
+    lacks first; reads_from: as in `Decision`. rate: tokens per second with its best K ≥ 1 that
+    the budget allows, 0 if it allows none; risk_s: the expected loss with that K in the cases
+    where it does not pay. unlimited_rate: the rate of the best K without a budget.
     """
 
     index: int
@@ -55,7 +55,7 @@ class Prospect:
     unlimited_rate: float = 0.0
 
     def prepare(self, state: ProposerState, room: int) -> bool:
-        """Stand in front of a step with that much room; returns whether it can propose."""
+        """Begin a step with room for so many tokens. Returns whether it can propose any."""
         self.state, self.limit = state, min(room, state.max_tokens)
         self.catch_up_s, self.reads_from = 0.0, None
         self.risk_s = self.rate = 0.0
@@ -64,9 +64,9 @@ class Prospect:
     def expect_catch_up(
         self, target_only_s: float, prefill_token_s: float | None, most: int
     ) -> None:
-        """Reckon `catch_up_s`, of most tokens: of a long read no more counts with a step.
+        """Compute `catch_up_s`. most: of a long read, only so many tokens count for a step.
 
-        prefill_token_s: what a token among many costs the target, if that is known.
+        prefill_token_s: the target's cost of one token among many, if it is known.
         """
         if self.state.num_missing > 1:
             cost = self.cost
@@ -77,8 +77,8 @@ class Prospect:
     def rank(self, times: Weights, at_worst: Weights, budget_s: float) -> None:
         """Find its best K.
 
-        times, at_worst: (LARGEST_STEP + 1,) seconds of a step of n tokens, as expected and
-        as they may be. budget_s: seconds that may be lost.
+        times, at_worst: (LARGEST_STEP + 1,) seconds of a step of n tokens, as expected and in
+        the worst case. budget_s: seconds that may be lost.
         """
         acceptance = self.acceptance
         expected = acceptance.expected(acceptance.weights, self.state.confidence)
@@ -86,7 +86,7 @@ class Prospect:
         spent = self._spent(at_worst) + self.catch_up_s
         losses = spent - times[1] * emitted
         risks = acceptance.weights @ np.maximum(losses, 0.0)
-        # A bet that is much better than even needs no backing.
+        # A bet at very good odds needs no budget.
         gains = risks - acceptance.weights @ losses
         allowed = (spent - times[1] <= _BET * budget_s) | (gains >= _SAFE_ODDS * risks)
         rates = (1.0 + expected[1 : self.limit + 1]) / self._spent(times)
@@ -95,14 +95,14 @@ class Prospect:
             return
         best = int(np.argmax(np.where(allowed, rates, 0.0)))
         self.risk_s = float(risks[best])
-        # Nor is a draft prolonged beyond what is allowed.
+        # A draft must not become longer than the budget allows either.
         self.limit = int(np.flatnonzero(allowed)[-1]) + 1
         self.rate = float(rates[best])
 
     def choose_optimistically(self, times: StepTimes) -> float | None:
-        """Find the K that pays if steps of several tokens take as little as may well be.
+        """Find the K that pays if steps of several tokens are as fast as is likely at best.
 
-        Returns the seconds that a draft of so many probably loses; None if no K pays.
+        Returns the seconds that a draft of K tokens probably loses; None if no K pays.
         """
         acceptance = self.acceptance
         expected = acceptance.expected(acceptance.weights, self.state.confidence)
@@ -118,7 +118,7 @@ class Prospect:
         return float(acceptance.weights @ np.maximum(losses, 0.0))
 
     def saved_token_s(self, times: Weights) -> float:
-        """Seconds per token that it is expected to save, if the regime were known."""
+        """Seconds per token that it would save on average if the regime were known."""
         draft_s = self.cost.token_s(float(times[1]))
         spent = times[2:] + draft_s * np.arange(1, len(times) - 1)
         token_s = (spent / (1.0 + GAINS[:, 1:])).min(axis=1)
@@ -132,12 +132,13 @@ class Prospect:
 
 
 class Stopping:
-    """Goes on drafting while that brings in more tokens than the best K in the same time."""
+    """Continues a draft while that yields more tokens than the best K in the same time."""
 
     def __init__(self, best: Prospect, times: Weights) -> None:
         self._acceptance = best.acceptance
         self._confidence = best.state.confidence
-        self._alive = self._acceptance.weights  # that all so far are accepted, per regime
+        # (regimes,) probability of the regime, and that all tokens so far are accepted
+        self._alive = self._acceptance.weights
         self._limit = best.limit
         self._loss = best.rate * times  # in tokens
         draft_s = best.cost.token_s(float(times[1]))
@@ -148,7 +149,7 @@ class Stopping:
         if limit <= 0:
             return 0
         alive = self._alive * self._acceptance.chances(confidence)
-        # After this one, 0, 1, 2 … further tokens: what they bring in and what they take.
+        # What 0, 1, 2 … more tokens after this one gain, and what they cost.
         known = self._confidence is not None
         further = self._acceptance.expected(alive, confidence if known else None)[:limit]
         loss = self._loss[num_drafted + 2 : num_drafted + 2 + limit]

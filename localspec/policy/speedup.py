@@ -1,4 +1,4 @@
-"""What a decoder gains at known costs and a known acceptance.
+"""The speed-up at known costs and a known acceptance rate.
 
 With K draft tokens, each accepted with probability a, a step yields 1 + a + … + a^K tokens
 (Leviathan et al., https://arxiv.org/abs/2211.17192, equation 1) and costs K draft decodes and
@@ -18,15 +18,15 @@ class DecodeTimes(Protocol):
     """Times of decodes on this machine, in seconds."""
 
     def target_s(self, num_tokens: int) -> float:
-        """Of the target, for a batch of so many tokens; more than 0."""
+        """The target's time for a batch of so many tokens; above 0."""
 
     def draft_s(self) -> float:
-        """Of the draft, for one token."""
+        """The draft's time for one token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Times in target-only steps. steps: of 0, 1, 2 … tokens; draft: of its token."""
+    """Times in target-only steps. steps: for 0, 1, 2 … tokens; draft: for a draft token."""
 
     steps: Sequence[float]
     draft: float
@@ -39,18 +39,18 @@ class Curve:
 
 
 def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
-    """Tokens that a step yields on average, the target's own included."""
+    """Mean tokens per step, including the target's own."""
     return sum(acceptance**power for power in range(num_draft_tokens + 1))
 
 
 def expected_speedup(costs: DecodeTimes, acceptance: float, num_draft_tokens: int) -> float:
-    """Tokens per second with so many draft tokens a step, over those of the target alone."""
+    """Tokens per second with so many draft tokens per step ÷ those of the target alone."""
     step_s = num_draft_tokens * costs.draft_s() + costs.target_s(num_draft_tokens + 1)
     return expected_tokens(acceptance, num_draft_tokens) * costs.target_s(1) / step_s
 
 
 def best_draft_tokens(costs: DecodeTimes, acceptance: float, most: int) -> int:
-    """How many draft tokens, 0 to `most`, are fastest."""
+    """The fastest number of draft tokens, 0 to `most`."""
     return max(range(most + 1), key=lambda count: expected_speedup(costs, acceptance, count))
 
 

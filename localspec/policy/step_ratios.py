@@ -1,14 +1,15 @@
-"""v(n) of every n, followed while the machine changes: a Kalman filter of each.
+"""Estimates v(n) for every n while the machine changes, with a Kalman filter for each.
 
-What a step of n tokens takes, in target-only steps, wanders within minutes where something else
-runs. The logarithm of v(n) follows a random walk, and a timed step is a noisy look at it
-(Kalman, 1960, a scalar). So what was timed long ago is known less well, and counts less
-beside what is timed now.
+The cost of a step of n tokens, in target-only steps, drifts within minutes while other programs
+run. The logarithm of v(n) is modelled as a random walk, and each timed step is a noisy
+measurement of it (the scalar case of Kalman, 1960). So an old measurement is less certain, and
+weighs less than a new one.
 
-Two things change what decodes take while an answer is written. A processor that slows down
-slows all of them by the same share. Memory that others use, too, slows target-only steps, which
-wait for it, and steps of many tokens hardly. Which of them it is nobody knows at once, so
-T(n) is taken to go with T(1) to a power between, the elasticity, until steps are timed again.
+Two things change the time of a decode during an answer. A slower processor slows all decodes by
+the same factor. Other programs that use the memory slow target-only steps, which wait for
+memory, but hardly slow steps of many tokens. Which of the two happens is not known at once, so
+T(n) is assumed to change with a power of T(1) between 0 and 1, the elasticity, until steps are
+timed again.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ _OUTLIER = 3.0  # standard deviations that a timed step counts as at most [noisy
 class StepRatios:
     """v(n) after texts of about one length.
 
-    known: (largest + 1,) of which n a step was timed; counts: how many of them.
+    known: (largest + 1,) whether a step of n tokens was timed; counts: how many were.
     """
 
     def __init__(self, largest: int) -> None:
         self.counts: NDArray[np.int64] = np.zeros(largest + 1, dtype=np.int64)
-        self._target_only_s = 0.0  # of a target-only step, when the ratios were these
+        self._target_only_s = 0.0  # of a target-only step, at the time of these ratios
         self._logs = np.zeros(largest + 1)
         self._variances = np.zeros(largest + 1)  # of the logarithms
 
@@ -49,7 +50,7 @@ class StepRatios:
         return known
 
     def at(self, target_only_s: float | None) -> dict[int, float]:
-        """n → v(n) where it is known, where a target-only step takes target_only_s."""
+        """n → v(n) of the known sizes, while a target-only step takes target_only_s."""
         change = 1.0
         if target_only_s is not None and self._target_only_s:
             change = ratio_change(target_only_s / self._target_only_s)
@@ -61,7 +62,7 @@ class StepRatios:
     def spread(self) -> NDArray[np.float64]:
         """(largest + 1,) standard deviations of the logarithms of v(n); 0 for n < 2.
 
-        Of a size that is not known it is that of the others.
+        A size that is not known has the mean of the others.
         """
         spread: NDArray[np.float64] = np.sqrt(self._variances)
         spread[~self.known] = spread[self.known].mean() if self.known.any() else 0.0
@@ -69,7 +70,7 @@ class StepRatios:
         return spread
 
     def pass_by(self, num_plain: float) -> None:
-        """Let the time of so many target-only steps go by, in which they may have changed."""
+        """Make the ratios less certain, after the time of so many target-only steps."""
         self._variances[self.known] += _DRIFT * num_plain
         np.minimum(self._variances, _MAX_VARIANCE, out=self._variances)
 
@@ -94,23 +95,23 @@ class StepRatios:
         self._variances[size] *= 1.0 - gain
 
     def as_rows(self) -> list[list[float]]:
-        """[n, v(n), target_only_s, how often it was timed] of those that are known."""
+        """[n, v(n), target_only_s, how often it was timed] for each known size."""
         return [
             [size, round(ratio, 4), round(self._target_only_s, 7), int(self.counts[size])]
             for size, ratio in self.at(None).items()
         ]
 
     def restore(self, size: int, ratio: float, target_only_s: float, count: int) -> None:
-        """Know one that was kept; how well, `pass_by` and further steps say."""
+        """Restore a saved ratio, with the largest variance."""
         if not self._target_only_s:
             self._target_only_s = target_only_s
         change = ratio_change(self._target_only_s / target_only_s)
         self._logs[size] = math.log(ratio * change)
         self.counts[size] = count
-        self._variances[size] = _MAX_VARIANCE  # who kept it may have been another machine
+        self._variances[size] = _MAX_VARIANCE  # the machine may have been in another state
 
 
 def ratio_change(target_only_change: float) -> float:
-    """What v(n) = T(n) / T(1) is multiplied by where T(1) is by target_only_change."""
+    """The factor by which v(n) = T(n) / T(1) changes when T(1) changes by that factor."""
     change = min(max(math.log(target_only_change), -_LARGEST_CHANGE), _LARGEST_CHANGE)
     return math.exp((_ELASTICITY - 1.0) * change)

@@ -1,4 +1,4 @@
-"""What steps of each size would take now, with padding to cheaper sizes."""
+"""How long steps of each size would take now, with padding to cheaper sizes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from localspec.policy.cost import FILL_TOKENS, LARGEST_STEP, TILE, TargetCost
 class StepTimes:
     """The target's seconds per step size.
 
-    latest: what `at` returned last. at_worst: the same where unmeasured sizes are expensive.
-    hoped, feared: the same where all but target-only steps have become as much faster, or
-    slower, as may well be.
+    latest: the last result of `at`. at_worst: the same if sizes that were not measured are
+    expensive. optimistic, pessimistic: the same if all steps but target-only ones are faster,
+    or slower, by one standard deviation.
     """
 
     def __init__(self, cost: TargetCost) -> None:
         self._cost = cost
         self._version = (-1, -1)
-        self._target_only_s = 0.0  # when the ratios were looked up
+        self._target_only_s = 0.0  # at the time of the ratios
         self._ratios: Weights = np.zeros(LARGEST_STEP + 1)
         self._worst: Weights = self._ratios
         self._sizes = list(range(LARGEST_STEP + 1))
@@ -27,7 +27,7 @@ class StepTimes:
         self.at_worst: Weights = self._ratios
         self.optimistic: Weights = self._ratios
         self.pessimistic: Weights = self._ratios
-        self._spread: Weights = np.ones(LARGEST_STEP + 1)  # a factor, one standard deviation
+        self._spread: Weights = np.ones(LARGEST_STEP + 1)  # one standard deviation, as a factor
 
     def at(self, num_cached: int, target_only_s: float) -> Weights:
         """(LARGEST_STEP + 1,) seconds of a step of n tokens."""
@@ -44,7 +44,7 @@ class StepTimes:
             self.latest / self._spread,
             self.latest * self._spread,
         )
-        # More tokens do not take less than one does.
+        # Several tokens take at least as long as one, unless they were measured faster.
         np.maximum(self.optimistic, np.minimum(self.latest, target_only_s), out=self.optimistic)
         return self.latest
 
@@ -55,18 +55,18 @@ class StepTimes:
         self._spread = np.exp(self._cost.spread(num_cached))
         best = LARGEST_STEP
         for size in range(LARGEST_STEP, 0, -1):
-            # Only what is known to be cheaper is worth padding to.
+            # Padding pays only to a size that was measured and is cheaper.
             if not (best in measured and ratios[best] < ratios[size]):
                 best = size
             self._sizes[size] = best
             self._ratios[size] = ratios[best]
             tile = min(-(-size // TILE) * TILE, LARGEST_STEP)
             if size > 2 and best not in measured and tile not in measured:
-                # Of what is unknown the likely cheapest is measured first.
+                # Of the sizes that were not measured, the probably cheapest is tried first.
                 self._sizes[size] = tile
         self._worst = np.minimum.accumulate(self._worst[::-1])[::-1]
 
     def cheapest(self, num_tokens: int, limit: int) -> int:
-        """The size, num_tokens … limit, that is known to take the least."""
+        """The size from num_tokens to limit that is known to be fastest."""
         size = self._sizes[num_tokens] if num_tokens <= LARGEST_STEP else num_tokens
         return size if size <= limit else num_tokens

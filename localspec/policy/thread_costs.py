@@ -1,7 +1,7 @@
 """What decodes cost with each number of threads.
 
-v(n), c and T(1) belong to a number of threads: beside a busy program one thread may be faster
-than two, and a draft pays with the one and not with the other.
+v(n), c and T(1) differ by the number of threads: on a busy machine one thread may be faster
+than two, and a draft may pay with one and not with two.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from localspec.speculative.policy_api import ProposerKind
 
 
 class Costs:
-    """Of target and proposers with one number of threads.
+    """The costs of target and proposers with one number of threads.
 
-    times: the target's, as a table. num_plain: target-only steps that were timed. last_used:
-    step at which decodes had this number of threads last.
+    times: a table of the target's costs. num_plain: target-only steps that were timed.
+    last_used: the last step with this number of threads.
     """
 
     def __init__(self, draft_shares: Mapping[ProposerKind, float]) -> None:
@@ -29,15 +29,15 @@ class Costs:
         self.last_used = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """What is worth keeping beyond this process, as JSON has it."""
+        """What is worth saving for the next process, in JSON's types."""
         return {
             "target": self.target.as_dict(),
             "drafts": {kind.value: cost.as_dict() for kind, cost in self.drafts.items()},
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError at a part
-        that is something else."""
+        """Continue from a result of `as_dict`. Raises ValueError, TypeError or KeyError for a
+        damaged part."""
         drafts = kept["drafts"]
         if not isinstance(drafts, Mapping):
             raise TypeError(f"the drafts' costs are {drafts!r}")
@@ -48,7 +48,7 @@ class Costs:
 
 
 class ThreadCosts:
-    """The costs of each number of threads that was used; now: those of the present one.
+    """The costs with each number of threads that was used. now: those with the present number.
 
     draft_shares: see `AdaptiveDraftPolicy`.
     """
@@ -61,14 +61,14 @@ class ThreadCosts:
         self._costs = {num_threads: self.now}
 
     def use(self, num_threads: int) -> bool:
-        """Take those of another number for the present ones.
+        """Switch to the costs with another number.
 
-        Returns whether T(1) has to be timed again, since it was not for some time.
+        Returns whether T(1) has to be timed again, because its last time is old.
         """
         if num_threads == self._num_threads:
             return False
         if num_threads not in self._costs:
-            # As a guess, known as well as what another run has kept.
+            # A guess, as reliable as costs from an earlier process.
             costs = Costs(self._draft_shares)
             costs.restore(self.now.as_dict())
             costs.target.prefill_token_s = self.now.target.prefill_token_s
@@ -81,17 +81,17 @@ class ThreadCosts:
         return True
 
     def pass_by(self) -> None:
-        """A step was done with the present number."""
+        """Count a step with the present number."""
         self._num_steps += 1
         self.now.last_used = self._num_steps
 
     def as_dict(self) -> dict[str, Any]:
-        """What is worth keeping beyond this process, as JSON has it."""
+        """What is worth saving for the next process, in JSON's types."""
         return {str(count): costs.as_dict() for count, costs in self._costs.items()}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError at a part
-        that is something else."""
+        """Continue from a result of `as_dict`. Raises ValueError, TypeError or KeyError for a
+        damaged part."""
         if not isinstance(kept, Mapping):
             raise TypeError(f"the costs are {kept!r}")
         for count, part in kept.items():

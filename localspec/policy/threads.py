@@ -1,16 +1,15 @@
-"""How many threads decode, chosen while it runs: fewer where the machine is busy.
+"""How many threads decode, chosen at run time: fewer while the machine is busy.
 
-The threads of a decode wait for each other many times in every step. One that shares its core
-with another program keeps all waiting, so beside a busy neighbour fewer are often several times
-faster. What that costs lies in few very slow steps, so means decide, never medians.
+The threads of a decode wait for each other many times in every step. A thread that shares its
+core with another program makes all of them wait, so on a busy machine fewer threads are often
+several times faster. The cost is in a few very slow steps, so means decide, never medians.
 
-A step is held against the fastest one of its shape that was ever timed, whatever the number of
-threads: that is its slowdown, which grows when a faster one is timed. Each number has the mean
-of its latest steps, and the least of all, which comes closest to what it would be on a quiet
-machine. The number with the smallest mean is used. What another may have become meanwhile is
-tried again as drafts are: for a share of what is probably missed without it (see `Budget`).
-What was so for long will probably stay so for long; so that share is the less, the longer the
-present number was the best.
+The slowdown of a step is its time divided by the shortest time of any step of its shape, with
+any number of threads; it grows when a faster step is timed. Each number of threads has the mean
+slowdown of its latest steps, and its least slowdown, which is close to that on a quiet machine.
+The number with the smallest mean is used. Other numbers are tried again as drafts are, for a
+share of the probable loss without them (see `Budget`). What was true for long probably stays
+true for long, so the share shrinks the longer the present number was the best.
 """
 
 from __future__ import annotations
@@ -42,16 +41,17 @@ _KNOWN_STEPS = 16
 _FEWER_SHARE = 0.9  # optimistic time of fewer threads, as a share of the time with more
 _NEGLIGIBLE_S = 1e-9  # a decayed sum of step times below this many seconds counts as none
 
-Shape = tuple[int, int, int, int]  # fill, tokens of target and draft, and the proposer or -1
+# Fill, tokens of the target, tokens of the draft, index of the proposer or -1.
+Shape = tuple[int, int, int, int]
 
 
 @dataclass(slots=True)
 class Threads:
-    """A number of threads, and what steps took with it.
+    """A number of threads, and how long steps took with it.
 
-    seconds, weight: sums over its steps, those of each shape apart, decayed with every step;
-    shortest: the fastest of each shape. least: the smallest slowdown; num_steps: that there
-    were. left_at: step at which another took its place last.
+    seconds, weight: decayed sums over its steps: the seconds of each shape, and the number of
+    steps. shortest: seconds of the fastest step of each shape. least: the least slowdown.
+    left_at: the step at which another number replaced it last.
     """
 
     count: int
@@ -68,7 +68,7 @@ class Threads:
         return self.num_steps > 0
 
     def pass_by(self, num_steps: int) -> None:
-        """Let so many steps go by, with which the older ones count less."""
+        """Let the older steps count less, after so many new ones."""
         share = (1.0 - 1.0 / _WINDOW) ** num_steps
         self.seconds = {
             shape: share * total
@@ -88,24 +88,22 @@ class Threads:
 
 
 class AdaptiveThreads:
-    """The number of threads with which steps take the least, as far as they were timed.
+    """Chooses the number of threads with which steps were fastest.
 
-    most: threads that are of use on a quiet machine, with which it begins. use_threads: lets
-    the models compute with as many.
+    most: the best number on a quiet machine, with which it begins. use_threads: sets the
+    models' number of threads.
     """
 
     def __init__(self, most: int, use_threads: Callable[[int], None]) -> None:
         self._use_threads = use_threads
         self._numbers = [Threads(count) for count in counts_to_try(most)]
         self._now = self._numbers[0]
-        self._previous: Threads | None = None  # while another number is tried
-        self._trial_length = 0  # steps of the trial
-        self._saved_steps = _TRIAL_STEPS  # fastest steps' time that trials may lose
+        self._previous: Threads | None = None  # the number before a trial, during the trial
+        self._trial_length = 0  # steps of the trial so far
+        self._saved_steps = _TRIAL_STEPS  # time that trials may lose, in fastest steps
         self._num_steps = 0
-        self._best_since = (
-            0  # step from which on the present number, or the previous, was the best
-        )
-        # Of the other numbers, which change only where they are used.
+        self._best_since = 0  # step since which the number outside of trials was the best
+        # The smallest slowdowns of the other numbers, which change only when those are used.
         self._expected_of_others = self._optimistic_of_others = math.inf
         self._update_others()
         self._shortest: dict[Shape, float] = {}  # seconds
@@ -115,14 +113,14 @@ class AdaptiveThreads:
 
     def use(self) -> ThreadUse:
         most, now = self._numbers[0], self._now
-        # All of them were faster once.
+        # It was faster with all threads before.
         return ThreadUse(now.count, most.count, most.least * _BETTER < now.least)
 
     def learn(self, record: StepRecord) -> None:
         is_prompt = record.proposer is None and record.num_target_tokens > 1
         is_long = record.num_target_tokens > LARGEST_STEP or record.num_read > SHORT_READ
         if is_prompt or is_long or record.replay_s > 0.0:
-            return  # what was read, and how often that comes, says nothing of steps
+            return  # reading takes its own time, and says nothing about steps
         seconds = record.draft_time_s + record.target_time_s + record.sampler_time_s
         shape = _shape(record)
         slowdown = self._slowdown(shape, seconds)
@@ -148,16 +146,16 @@ class AdaptiveThreads:
                 self._start_trial()
 
     def _slowdown(self, shape: Shape, seconds: float) -> float | None:
-        """Of a step; None of the first one of its shape, while nothing can be said of it."""
+        """The slowdown of a step; None for the first step of its shape, which has none yet."""
         now = self._now
         shortest = self._shortest.get(shape)
         if shortest is None:
-            # The first one is taken to be as slow as others are now, or have to be expected.
+            # The first one is assumed to be as slow as other steps are expected to be now.
             is_first = self._num_steps == 0
             self._shortest[shape] = seconds / (1.0 if is_first else self._expected(now))
             return 1.0 if is_first else None
         if seconds < shortest:
-            # What the others took was slower than it seemed.
+            # So the steps of other numbers had a larger slowdown than it seemed.
             self._shortest[shape] = seconds
             for number in self._numbers:
                 if shape in number.shortest:
@@ -167,20 +165,20 @@ class AdaptiveThreads:
         return seconds / shortest
 
     def _ratio(self, timed: tuple[Shape, float]) -> float:
-        """The slowdown of so many seconds of a shape."""
+        """The slowdown of a shape and its seconds."""
         return timed[1] / self._shortest[timed[0]]
 
     def _mean(self, number: Threads) -> float:
-        """The slowdown of its latest steps; what was kept of it, where there were none."""
+        """The mean slowdown of its latest steps; without any, its least slowdown."""
         if number.weight == 0.0:
             return number.least
         return sum(map(self._ratio, number.seconds.items())) / number.weight
 
     def _start_trial(self) -> None:
-        """Use one that may be better, the one that was not used for longest."""
+        """Try a number that may be better: of several, the one not used for longest."""
         candidates = [one for one in self._others() if self._is_better(self._optimistic(one))]
         number = min(candidates, key=lambda one: one.left_at)
-        # What it was last may be over: that is what the trial is for.
+        # Its old times may no longer hold: the trial is to find out.
         number.seconds, number.weight = {}, 0.0
         self._previous = self._now
         self._trial_length = 0
@@ -211,7 +209,7 @@ class AdaptiveThreads:
         self._update_others()
 
     def _update_others(self) -> None:
-        """Reckon anew what is to be expected of the others, and hoped."""
+        """Compute again what the other numbers promise, as expected and at best."""
         self._expected_of_others = min(map(self._expected, self._others()), default=math.inf)
         self._optimistic_of_others = min(
             map(self._optimistic, self._others()), default=math.inf
@@ -224,24 +222,24 @@ class AdaptiveThreads:
         return slowdown * _BETTER < self._mean(self._now)
 
     def _expected(self, number: Threads) -> float:
-        """The slowdown that a step has to be expected to have with it."""
+        """The expected slowdown of a step with it."""
         if number.is_known:
             return self._mean(number)
-        # Fewer than any that is known: as if all of them computed, and none waited.
+        # Fewer threads than were ever timed: as if none of their time were spent waiting.
         larger = self._next_larger(number)
         return larger.least * larger.count / number.count
 
     def _optimistic(self, number: Threads) -> float:
-        """The slowdown that a step may have with it if all goes well."""
-        # More threads are no faster than if none of them waited, fewer ones hardly faster at
-        # all. How much slower they are on a quiet machine is known when they were used often.
+        """The slowdown of a step with it at best."""
+        # At best, more threads are faster in proportion, and fewer ones hardly faster at all.
+        # After many steps, its own least slowdown shows what it reaches on a quiet machine.
         gain = max(number.count / self._now.count, 1.0 / _FEWER_SHARE)
         best = min(self._now.least / gain, number.least)
         share = _KNOWN_STEPS / (_KNOWN_STEPS + number.num_steps)
         return share * best + (1.0 - share) * number.least if number.is_known else best
 
     def _next_larger(self, number: Threads) -> Threads:
-        """The smallest known number above it; in the beginning the largest of all."""
+        """The smallest timed number above it; at the beginning the largest of all."""
         known = [other for other in self._numbers if other.is_known] or self._numbers[:1]
         return min(
             (other for other in known if other.count >= number.count),
@@ -249,7 +247,7 @@ class AdaptiveThreads:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """What is worth keeping beyond this process, as JSON has it."""
+        """What is worth saving for the next process, in JSON's types."""
         return {
             "shortest": [
                 [*shape, round(seconds, 7)] for shape, seconds in self._shortest.items()
@@ -262,8 +260,8 @@ class AdaptiveThreads:
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Go on from what `as_dict` gave. Raises ValueError, TypeError or KeyError if it is
-        something else, and is then unchanged."""
+        """Continue from a result of `as_dict`. Raises ValueError, TypeError or KeyError for a
+        damaged one, and is then unchanged."""
         shortest = {}
         for *sizes, seconds in kept["shortest"]:
             length, num_target, num_draft, proposer = map(int, sizes)
@@ -289,7 +287,7 @@ def _shape(record: StepRecord) -> Shape:
 
 
 def counts_to_try(most: int) -> list[int]:
-    """The numbers of threads that are told apart, the largest first."""
+    """The numbers of threads that are tried, the largest first."""
     counts = [most]
     if most > 2:
         counts.append(most - 1)  # one busy neighbour is the usual case
