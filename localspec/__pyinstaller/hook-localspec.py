@@ -6,7 +6,7 @@ from PyInstaller.utils.hooks import collect_data_files, collect_dynamic_libs, co
 
 import localspec
 
-datas = collect_data_files("localspec")  # the shipped presets and the demo pair
+datas = collect_data_files("localspec")  # the shipped presets, the demo pair, the stub
 # `localspec doctor` states the versions of what localspec requires.
 datas += copy_metadata("localspec", recursive=True)
 
@@ -15,5 +15,5 @@ binaries = collect_dynamic_libs("llama_cpp", search_patterns=["*.dll", "*.dylib"
 
 # Public names are imported when they are asked for, those of the hub's client, too. The
 # command line is no part of an application that does not import it.
-hiddenimports = sorted({f"localspec.{module}" for module in localspec._MODULE_OF.values()})
+hiddenimports = sorted(set(localspec._modules().values()))
 hiddenimports += ["huggingface_hub.file_download", "huggingface_hub.hf_api"]

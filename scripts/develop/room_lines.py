@@ -31,7 +31,7 @@ _HEAD = """\
 def room_lines(folder: Path) -> dict[str, int]:
     """Lines of Python in each room, the largest first. folder: of the package localspec."""
     lines: Counter[str] = Counter()
-    for path in folder.rglob("*.py"):
+    for path in [*folder.rglob("*.py"), *folder.rglob("*.pyi")]:
         parts = path.relative_to(folder).parts
         lines[parts[0] if len(parts) > 1 else "top"] += len(path.read_bytes().splitlines())
     return dict(lines.most_common())
