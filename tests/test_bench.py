@@ -181,7 +181,7 @@ def test_the_verdict_comes_first_and_the_rest_on_request(prompts_file):
 def compared(target_only_s, ours_s, name="greedy", num_drafted=3):
     """Seconds per round of 100 tokens, by hand."""
     meter = Meter(1, 0, 0.0, draft_off_steps={DraftOff.DOES_NOT_PAY: 5})
-    meter.lengths[num_drafted] += 1
+    meter.steps_per_length[num_drafted] += 1
     sides = (
         Side(tuple(100 / s for s in seconds), 0.1, (meter.stats(1.0, None, None),))
         for seconds in (target_only_s, ours_s)

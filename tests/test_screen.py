@@ -47,7 +47,7 @@ def test_each_reason_for_not_drafting_has_words(reason):
 
 @pytest.mark.parametrize("kind", ProposerKind)
 def test_each_kind_of_proposer_has_a_name_in_the_statistics(kind):
-    meter = Meter(1, 0, 0.0, num_steps=9, proposers={kind: 4})
+    meter = Meter(1, 0, 0.0, num_steps=9, steps_per_proposer={kind: 4})
     lines = "\n".join(stats_lines(meter.stats(1.0, None, None), 512))
     assert re.search(r"^steps by proposer: [a-z ]+ in 4 of 9$", lines, re.M)
 
@@ -86,7 +86,10 @@ def test_the_status_line_counts_and_stats_explains():
     """How many tokens were drafted; of which share of the proposed, and what would come of the
     next one, are other things."""
     stats = stats_of(
-        DraftOff.DOES_NOT_PAY, 0.784, drafted=[4] + [0] * 15, accepted=[3] + [0] * 15
+        DraftOff.DOES_NOT_PAY,
+        0.784,
+        drafted_per_position=[4] + [0] * 15,
+        accepted_per_position=[3] + [0] * 15,
     )
     line = status_line(stats, 512, 200)
     assert line == "0 tokens (3 drafted) · draft off where it did not pay · context 0% full"
@@ -136,7 +139,7 @@ def test_the_status_line_is_one_line_whatever_the_window():
 
 def test_stats_say_who_proposed():
     kinds = {ProposerKind.HEAD: 5, ProposerKind.DRAFT: 2, ProposerKind.LOOKUP: 1}
-    stats = Meter(1, 0, 0.0, num_steps=9, proposers=kinds).stats(1.0, None, None)
+    stats = Meter(1, 0, 0.0, num_steps=9, steps_per_proposer=kinds).stats(1.0, None, None)
     said = "steps by proposer: the head in 5, the draft model in 2, lookup in 1 of 9"
     assert said in stats_lines(stats, 512)
     assert "proposed" not in "\n".join(stats_lines(stats_of(DraftOff.NO_DRAFT, None), 512))

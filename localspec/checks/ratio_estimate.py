@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 CONFIDENCE = 0.95  # of an interval
-SEEN_PROBABILITY = 0.9  # with which a difference that "would have been seen" is
+_POWER_OF_TEST = 0.9  # probability of seeing a difference that "would have been seen"
 _NEARLY_NORMAL = 200  # degrees of freedom from which on Student's t is taken for normal
 
 
@@ -41,7 +41,7 @@ class RatioEstimate:
         """How many rounds, noisy as these, tell sides apart that differ by such a share."""
         most = math.log1p(share)
         quantiles = student_quantile((1 + CONFIDENCE) / 2, _NEARLY_NORMAL)
-        quantiles += student_quantile(SEEN_PROBABILITY, _NEARLY_NORMAL)
+        quantiles += student_quantile(_POWER_OF_TEST, _NEARLY_NORMAL)
         # As if the deviation were known; with fewer rounds it is less so.
         num_rounds = max(2, math.ceil((quantiles * self.deviation / most) ** 2))
         while _reach(num_rounds) * self.deviation > most:
@@ -69,7 +69,7 @@ def _reach(num_rounds: int) -> float:
     """How many deviations of one round apart are told apart: the usual sample size formula."""
     freedom = num_rounds - 1
     seen_beyond = student_quantile((1 + CONFIDENCE) / 2, freedom)
-    return (seen_beyond + student_quantile(SEEN_PROBABILITY, freedom)) / math.sqrt(num_rounds)
+    return (seen_beyond + student_quantile(_POWER_OF_TEST, freedom)) / math.sqrt(num_rounds)
 
 
 def student_quantile(share: float, freedom: int) -> float:

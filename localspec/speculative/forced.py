@@ -1,7 +1,7 @@
-"""What a constraint forces: the keys, brackets and commas that have to come next.
+"""Proposes what a constraint forces: the keys, brackets and commas that have to come next.
 
-It costs next to nothing to know. The bytes are certain, the tokens that spell them are not
-where others may spell them, too: so they are judged like any other draft.
+That costs almost nothing. The bytes are certain, but other tokens may spell the same bytes, so
+the tokens are judged like any other draft.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Forced(Proposer):
         self._constraint = chain.constraint
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        """See `Proposer.state`. tokens: must end where the constraint was committed."""
+        """What it could propose. `tokens` must end where the constraint was committed."""
         if self._constraint is None:
             return ProposerState(0)
         num_tokens = min(len(self._constraint.forced()), MAX_DRAFT_TOKENS)
@@ -48,7 +48,7 @@ class Forced(Proposer):
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
-        """See `Proposer.propose`. Its distributions are one-hot: each token is certain."""
+        """Propose the forced tokens. Each distribution is one-hot."""
         forced = [] if self._constraint is None else self._constraint.forced()
 
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:

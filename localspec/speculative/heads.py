@@ -1,4 +1,4 @@
-"""A trained head as a proposer: it reads the target's hidden rows instead of the text alone."""
+"""A trained head as a proposer: besides the text it reads the target's hidden rows."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ class HeadModel(Model, Protocol):
         """The most tokens that it can draft in a row."""
 
     def read_from(self, position: int) -> None:
-        """Forget everything, and go on at that position of the text."""
+        """Forget everything, and continue at that position of the text."""
 
 
 class Head(DraftModel):
-    """A draft that lives beside its target, whose vocabulary it has.
+    """A draft that belongs to its target and has the same vocabulary.
 
-    What the target decoded before the rows that are kept it cannot read any more, and does
-    without.
+    It cannot read tokens whose rows are no longer kept, and skips them.
     """
 
     kind = ProposerKind.HEAD
@@ -56,7 +55,7 @@ class Head(DraftModel):
         )
 
     def read_from(self, position: int) -> None:
-        """See `Proposer.read_from`: as near to there as it can."""
+        # As close to the position as it can.
         position = max(position, self._head.readable.start)
         super().read_from(position)
         self._head.read_from(position)

@@ -1,9 +1,8 @@
-"""Prompt lookup: what followed the last few tokens when they stood in the text before.
+"""Prompt lookup: proposes what followed the last few tokens where they occurred before.
 
-Saxena, "Prompt Lookup Decoding" (2023). Costs next to nothing and pays where text is copied:
-summaries, edits, code. The index grows with the text and shrinks when the text is cut; it
-is never built again. A reference, such as the text that an answer is expected to be, is looked
-up beside it.
+Saxena, "Prompt Lookup Decoding" (2023). It costs almost nothing, and pays where text is copied:
+summaries, edits, code. The index grows with the text and shrinks when the text is cut; it is
+never built again. A reference, such as the expected text of the answer, is searched as well.
 """
 
 from __future__ import annotations
@@ -25,34 +24,34 @@ from localspec.speculative.policy_api import (
 )
 from localspec.speculative.proposers import Draw, Proposal, Proposer
 
-_LONG, _SHORT = 3, 2  # tokens that are looked up: the long key first
-_NUM_PLACES = 16  # of the same key that are compared
-LONGEST_MATCH = 32  # tokens beyond which a longer match says nothing more
+_LONG, _SHORT = 3, 2  # tokens of a key; the long one is tried first
+_NUM_COMPARED = 16  # the most occurrences of a key that are compared
+LONGEST_MATCH = 32  # tokens; a longer match is no better
 _MAX_REPLAYED = 16  # tokens that a replay judges at most
 
 
 class Index:
-    """Where the tokens of a text follow on which few before them.
+    """Finds where the last few tokens occurred before in a text.
 
-    An exception of a signal handler may end any change half way: the next one then begins
-    with nothing.
+    A signal handler's exception may end any change half way; the next change then starts over
+    with an empty index.
     """
 
     def __init__(self) -> None:
         self.text: list[int] = []
         # Key → ends of its occurrences, ascending: the position after each.
-        self._places: dict[tuple[int, ...], list[int]] = {}
+        self._ends: dict[tuple[int, ...], list[int]] = {}
         self._is_changing = False
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Index what is new: a key is known once there is a token after it."""
+        """Index the new tokens. A key is indexed once a token follows it."""
         self._begin_change()
         text = self.text
         for position in range(len(text), len(tokens)):
             for size in (_LONG, _SHORT):
                 if position >= size:
                     key = tuple(text[position - size : position])
-                    self._places.setdefault(key, []).append(position)
+                    self._ends.setdefault(key, []).append(position)
             text.append(tokens[position])
         self._is_changing = False
 
@@ -63,42 +62,42 @@ class Index:
             for size in (_LONG, _SHORT):
                 key = tuple(self.text[-size - 1 : -1])
                 if len(key) == size:
-                    places = self._places[key]
-                    places.pop()
-                    if not places:
-                        del self._places[key]
+                    ends = self._ends[key]
+                    ends.pop()
+                    if not ends:
+                        del self._ends[key]
             self.text.pop()
         self._is_changing = False
 
     def _begin_change(self) -> None:
         if self._is_changing:
-            self.text, self._places = [], {}
+            self.text, self._ends = [], {}
         self._is_changing = True
 
     def longest_match(self, end: Sequence[int]) -> Match:
-        """The place that follows on most of the last tokens of `end`, among equals the last.
+        """The longest earlier occurrence of the last tokens of `end`; of equal ones the last.
 
-        `end` may be the text itself, whose end follows on nothing.
+        `end` may be the text itself.
         """
         text, best, best_length = self.text, -1, 0
         for size in (_LONG, _SHORT):
-            for place in reversed(self._places.get(tuple(end[-size:]), [])[-_NUM_PLACES:]):
+            for position in reversed(self._ends.get(tuple(end[-size:]), [])[-_NUM_COMPARED:]):
                 length = size
-                most = min(place, len(end), LONGEST_MATCH)
-                while length < most and text[place - length - 1] == end[-length - 1]:
+                most = min(position, len(end), LONGEST_MATCH)
+                while length < most and text[position - length - 1] == end[-length - 1]:
                     length += 1
                 if length > best_length:
-                    best, best_length = place, length
+                    best, best_length = position, length
             if best >= 0:
                 break
         return Match(text, best, best_length)
 
 
 class Match(NamedTuple):
-    """What may come next: a text, the position in it, and how many tokens before agree."""
+    """A text, the position in it of what may come next, and how many tokens before it agree."""
 
     text: list[int]
-    place: int
+    position: int
     length: int
 
 
@@ -119,7 +118,7 @@ class Lookup(Proposer):
         self._judged = 0  # tokens at the front of the text that no replay judges again
 
     def refer_to(self, tokens: Sequence[int]) -> None:
-        """Look these up, too, from now on; none drops what was referred to."""
+        """Search these tokens as well from now on. An empty sequence drops the reference."""
         reference = Index()
         reference.read(tokens)
         self._reference = reference
@@ -129,7 +128,7 @@ class Lookup(Proposer):
         own = self._own.longest_match(self._own.text)
         other = self._reference.longest_match(self._own.text)
         self._found = own if own.length > other.length else other
-        if self._found.place < 0:
+        if self._found.position < 0:
             return ProposerState(0, draft_off=DraftOff.NOTHING_REPEATS)
         return ProposerState(
             MAX_DRAFT_TOKENS,
@@ -140,19 +139,21 @@ class Lookup(Proposer):
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
-        """See `Proposer.propose`. Its distributions are one-hot: each token is certain."""
+        """Propose what follows the longest match. Each distribution is one-hot."""
         confidence = self.state(tokens).confidence
 
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
-            # After the end of the text stands what was just proposed: a period goes on.
-            place = self._found.place + len(drafted)
+            # The drafted tokens follow the end of the text, so that a period continues.
+            position = self._found.position + len(drafted)
             known = len(self._found.text)
-            is_over = place >= known and self._found.text is not self._own.text
-            # Behind a token that the constraint forbids none will be kept.
+            is_over = position >= known and self._found.text is not self._own.text
+            # Nothing is kept after a token that the constraint forbids.
             is_over |= chain.num_allowed(drafted) < len(drafted)
             if confidence is None or is_over:
                 return None
-            token = self._found.text[place] if place < known else drafted[place - known]
+            token = (
+                self._found.text[position] if position < known else drafted[position - known]
+            )
             return Distribution(np.array([token]), CERTAIN), confidence
 
         proposal = Proposal([], [], []).extend(next_row, extent, draw, self._is_end)
@@ -170,7 +171,7 @@ class Lookup(Proposer):
             if state.confidence is not None:
                 # A distribution of one token x accepts x whatever the target's distribution of
                 # it is.
-                hit = self._found.text[self._found.place] == tokens[position]
+                hit = self._found.text[self._found.position] == tokens[position]
                 chances.append((state.confidence, float(hit)))
         self._judged = len(tokens)
         self.state(tokens)

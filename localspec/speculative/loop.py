@@ -36,8 +36,8 @@ from localspec.speculative.verify import Verdict
 class Request:
     """What one answer asks of the loop.
 
-    is_end: the target's end-of-generation test. kinds: the only ones that may propose; None is
-    whoever can.
+    is_end: the target's end-of-generation test. kinds: the kinds of proposers that may propose;
+    None allows all.
     """
 
     chain: SamplerChain
@@ -71,8 +71,8 @@ class SpeculativeDecoder:
         clock: Callable[[], float],
     ) -> None:
         self.tokens: list[int] = []
-        self._probs: list[float] = []  # the target's, of the answer's tokens
-        self._chain: SamplerChain | None = None  # that they came through
+        self._probs: list[float] = []  # of the answer's tokens, in the target's distributions
+        self._chain: SamplerChain | None = None  # of the answer
         self.target = target
         self.proposers = tuple(proposers)
         self.draft_policy = draft_policy
@@ -105,9 +105,9 @@ class SpeculativeDecoder:
         del self.tokens[num_tokens:]
 
     def forget_doubtful(self) -> None:
-        """Forget what an exception at any line may have left half done.
+        """Forget everything that an exception at any line may have left half done.
 
-        The target's cache is not among it: whatever it holds of the text is the text's.
+        The target's cache is kept: whatever it holds is a prefix of the text.
         """
         self._probs.clear()
         for proposer in self.proposers:
@@ -115,10 +115,10 @@ class SpeculativeDecoder:
             proposer.truncate(0)
 
     def replay_scores(self, proposer: Proposer, num_tokens: int) -> Iterator[ReplayScores]:
-        """How proposals would have fared at the last num_tokens places of the answer.
+        """How proposals would have done at the last num_tokens positions of the answer.
 
-        A few places at a time, in order. The proposer reads what it lacks of the text for that;
-        what it has read already it does not judge. num_tokens: not above `num_answered`.
+        A few positions at a time, in order. The proposer reads what it lacks of the text for
+        that, and judges only what it reads. num_tokens: at most `num_answered`.
         """
         end = len(self.tokens)
         for num_behind in reversed(range(0, num_tokens, REPLAY_TOKENS)):
@@ -147,10 +147,10 @@ class SpeculativeDecoder:
             except BaseException:
                 # One token stays pending, so that steps can go on from here.
                 self._truncate_caches(len(self.tokens) - 1)
-                self._probs.clear()  # which may lack some of the last tokens
+                self._probs.clear()  # they may lack some of the last tokens
                 raise
             if number == 0:
-                # An answer that is cut back, or said again, goes on from behind its prompt.
+                # An answer that is cut back or generated again continues after its prompt.
                 self.target.checkpoint()
             self.draft_policy.learn(step)
             self.thread_policy.learn(step)
@@ -216,7 +216,7 @@ class SpeculativeDecoder:
     def _emit(
         self, verdict: Verdict, proposal: Proposal, request: Request
     ) -> tuple[list[int], list[Provenance]]:
-        """Make the tokens of a verdict part of the text; them, and where they come from."""
+        """Add the tokens of a verdict to the text. Returns them and where they come from."""
         tokens = proposal.draft_tokens[: verdict.num_accepted]
         provenance = [Provenance.ACCEPTED] * len(tokens)
         # Nothing follows an end token, so it can only be the draft's last one.
@@ -233,8 +233,8 @@ class SpeculativeDecoder:
     def _batch(self, missing: list[int], draft_tokens: list[int]) -> list[int]:
         """What the target decodes: padded where that is cheaper.
 
-        The padding is any token, and its rows are never read: it may go beyond what the
-        answer may still say.
+        The padding may be any token, and may exceed the length of the answer: its rows are
+        never read.
         """
         batch = [*missing, *draft_tokens]
         if draft_tokens:
@@ -281,7 +281,7 @@ class SpeculativeDecoder:
         return PolicyContext(self.target.num_cached, room, num_remaining, states)
 
     def _replay(self, replay: Replay, request: Request) -> float:
-        """Let the chosen proposer do so, and the policy learn from it; the seconds it took."""
+        """Let the proposer replay and the policy learn from it. Returns the seconds it took."""
         started = self.clock()
         proposer = self.proposers[replay.proposer]
         if replay.reads_from is not None:
@@ -301,7 +301,7 @@ class SpeculativeDecoder:
         return proposer.propose(self.tokens, decision.extent, request.chain, draw)
 
     def _truncate_caches(self, num_tokens: int) -> None:
-        # The target first: what it still has says what a head can read.
+        # The target comes first: what remains in its cache decides what a head can read.
         self.target.truncate(min(self.target.num_cached, num_tokens))
         for proposer in self.proposers:
             proposer.truncate(num_tokens)

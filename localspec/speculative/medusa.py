@@ -1,4 +1,4 @@
-"""Medusa heads as a proposer: one for each place, all of which read the same row."""
+"""Medusa heads as a proposer: one head per draft token, all reading the same row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from localspec.speculative.proposers import (
 
 
 class RowHeads(Protocol):
-    """Heads that read a row of their target each."""
+    """Heads that each read a row of their target."""
 
     @property
     def num_heads(self) -> int:
@@ -36,17 +36,17 @@ class RowHeads(Protocol):
         """Positions of the text whose rows the target has given."""
 
     def logits(self, head: int, position: int) -> Logits:
-        """Of a head, for the token head + 2 places behind the position, (vocab,) float32.
+        """(vocab,) float32 logits of a head, for the token head + 2 positions further on.
 
-        A view that may be written to and is valid until the next.
+        A view that may be written to, and is valid until the next call.
         """
 
 
 class Medusa(Proposer):
     """Proposes from the row of the last token that the target has decoded.
 
-    The token behind it is known: the target drew it. The heads draft those after that, each
-    without knowing what the one before has drafted, so their laws are independent.
+    The token after that is known: the target drew it. The heads draft the ones that follow.
+    No head knows what the one before it drafted, so their distributions are independent.
     """
 
     kind = ProposerKind.HEAD
@@ -81,7 +81,7 @@ class Medusa(Proposer):
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
     ) -> ReplayScores:
-        """See `Proposer.replay`: of the first head."""
+        # Only the first head is judged.
         end = len(tokens)
         first = max(self._heads.rows_at.start + 2, self._num_judged, end - len(probs))
         chances = []

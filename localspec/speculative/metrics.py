@@ -34,11 +34,11 @@ class Provenance(str, enum.Enum):
 class Step(StepRecord):
     """One round of propose, score, verify, truncate, emit.
 
-    tokens, provenance: emitted, in order. kind: of the proposer, if one was chosen. draft_off:
-    why nothing was proposed, unless it is the step's place: the first one and the last token of
-    an answer have no use for a draft.
-    logits, distributions: the target's rows and distributions at least of every emitted token,
-    in order; the rows are a view that the next step overwrites.
+    tokens, provenance: of the emitted tokens, in order. kind: of the chosen proposer, if any.
+    draft_off: why nothing was proposed; None also in the first step and for the last token of
+    an answer, which have no use for a draft. logits, distributions: the target's rows and
+    distributions of at least every emitted token, in order; the rows are a view that the next
+    step overwrites.
     """
 
     tokens: list[int]
@@ -55,14 +55,14 @@ class Stats:
 
     steps_per_length: (1 + MAX_DRAFT_TOKENS,) steps that proposed 0, 1, 2 … tokens.
     steps_per_proposer: steps in which each kind proposed something; drafted_per_proposer and
-    accepted_per_proposer: tokens of each. draft_off: why the last
-    step that did not draft did not; draft_off_steps: steps per reason. outlook: what the
-    automatic policy expects at the end of the answer; None of any other policy.
-    steps_per_threads: steps after the prefill per number of threads; threads: what came of
-    choosing it, at the end; None of an answer that never began.
+    accepted_per_proposer: tokens of each kind. draft_off: the reason of the last step that did
+    not draft; draft_off_steps: steps per reason. outlook: what the automatic policy expects at
+    the end of the answer; None with any other policy. steps_per_threads: steps after the
+    prefill per number of threads; threads: the choice at the end, None for an answer that never
+    began.
 
-    The first step decodes the prompt and draws the first token: that is the prefill, and
-    the draft, target and sampler times are those of the steps after it.
+    The first step decodes the prompt and draws the first token. That is the prefill; the draft,
+    target and sampler times are those of the later steps.
     """
 
     prompt_tokens: int
@@ -95,7 +95,7 @@ class Stats:
     def decode_time_s(self) -> float:
         """Seconds of the steps after the prefill: draft, target and sampler.
 
-        Not the wall time: what an application does between two pieces is not decoding.
+        Not the wall time: it excludes what an application does between two pieces.
         """
         return self.draft_time_s + self.target_time_s + self.sampler_time_s
 
@@ -137,26 +137,26 @@ class Stats:
 
 @dataclass(slots=True)
 class Meter:
-    """Adds steps up to `Stats`."""
+    """Adds steps up to `Stats`. tokens: delivered ones; the other counts are as there."""
 
     prompt_tokens: int
     cached_prompt_tokens: int
     started_s: float
     first_token_s: float | None = None
     num_steps: int = 0
-    counts: dict[Provenance, int] = field(default_factory=lambda: dict.fromkeys(Provenance, 0))
-    drafted: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
-    accepted: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
+    tokens: Counter[Provenance] = field(default_factory=Counter)
+    drafted_per_position: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
+    accepted_per_position: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
     draft_time_s: float = 0.0
     target_time_s: float = 0.0
     sampler_time_s: float = 0.0
-    lengths: list[int] = field(default_factory=lambda: [0] * (MAX_DRAFT_TOKENS + 1))
-    proposers: Counter[ProposerKind] = field(default_factory=Counter)
-    drafted_by: Counter[ProposerKind] = field(default_factory=Counter)
-    accepted_by: Counter[ProposerKind] = field(default_factory=Counter)
+    steps_per_length: list[int] = field(default_factory=lambda: [0] * (MAX_DRAFT_TOKENS + 1))
+    steps_per_proposer: Counter[ProposerKind] = field(default_factory=Counter)
+    drafted_per_proposer: Counter[ProposerKind] = field(default_factory=Counter)
+    accepted_per_proposer: Counter[ProposerKind] = field(default_factory=Counter)
     draft_off: DraftOff | None = None
-    draft_off_steps: dict[DraftOff, int] = field(default_factory=dict)
-    steps_per_threads: dict[int, int] = field(default_factory=dict)
+    draft_off_steps: Counter[DraftOff] = field(default_factory=Counter)
+    steps_per_threads: Counter[int] = field(default_factory=Counter)
 
     def add(self, step: Step, now_s: float) -> None:
         """Count one step that ended at now_s."""
@@ -166,27 +166,23 @@ class Meter:
             self.draft_time_s += step.replay_s + step.draft_time_s
             self.target_time_s += step.target_time_s
             self.sampler_time_s += step.sampler_time_s
-            self.steps_per_threads[step.num_threads] = (
-                self.steps_per_threads.get(step.num_threads, 0) + 1
-            )
+            self.steps_per_threads[step.num_threads] += 1
         self.num_steps += 1
-        self.lengths[step.num_draft_tokens] += 1
+        self.steps_per_length[step.num_draft_tokens] += 1
         if step.num_draft_tokens and step.kind is not None:
-            self.proposers[step.kind] += 1
-            self.drafted_by[step.kind] += step.num_draft_tokens
-            self.accepted_by[step.kind] += step.num_accepted
+            self.steps_per_proposer[step.kind] += 1
+            self.drafted_per_proposer[step.kind] += step.num_draft_tokens
+            self.accepted_per_proposer[step.kind] += step.num_accepted
         for position in range(step.num_draft_tokens):
-            self.drafted[position] += 1
-            self.accepted[position] += position < step.num_accepted
+            self.drafted_per_position[position] += 1
+            self.accepted_per_position[position] += position < step.num_accepted
         if step.draft_off is not None:
             self.draft_off = step.draft_off
-            self.draft_off_steps[step.draft_off] = (
-                self.draft_off_steps.get(step.draft_off, 0) + 1
-            )
+            self.draft_off_steps[step.draft_off] += 1
 
     def deliver(self, provenance: Provenance) -> None:
         """Count one token of the answer. A stop string can leave the rest of a step out."""
-        self.counts[provenance] += 1
+        self.tokens[provenance] += 1
 
     def stats(
         self, now_s: float, outlook: PolicyEstimate | None, threads: ThreadUse | None
@@ -196,24 +192,24 @@ class Meter:
         return Stats(
             prompt_tokens=self.prompt_tokens,
             cached_prompt_tokens=self.cached_prompt_tokens,
-            completion_tokens=sum(self.counts.values()),
+            completion_tokens=self.tokens.total(),
             num_steps=self.num_steps,
-            num_draft_tokens=sum(self.drafted),
-            num_accepted=sum(self.accepted),
-            num_recovered=self.counts[Provenance.RECOVERED],
-            num_bonus=self.counts[Provenance.BONUS],
-            num_plain=self.counts[Provenance.PLAIN],
-            drafted_per_position=tuple(self.drafted),
-            accepted_per_position=tuple(self.accepted),
+            num_draft_tokens=sum(self.drafted_per_position),
+            num_accepted=sum(self.accepted_per_position),
+            num_recovered=self.tokens[Provenance.RECOVERED],
+            num_bonus=self.tokens[Provenance.BONUS],
+            num_plain=self.tokens[Provenance.PLAIN],
+            drafted_per_position=tuple(self.drafted_per_position),
+            accepted_per_position=tuple(self.accepted_per_position),
             draft_time_s=self.draft_time_s,
             target_time_s=self.target_time_s,
             sampler_time_s=self.sampler_time_s,
             time_to_first_token_s=self.first_token_s or total_time_s,
             total_time_s=total_time_s,
-            steps_per_length=tuple(self.lengths),
-            steps_per_proposer=dict(self.proposers),
-            drafted_per_proposer=dict(self.drafted_by),
-            accepted_per_proposer=dict(self.accepted_by),
+            steps_per_length=tuple(self.steps_per_length),
+            steps_per_proposer=dict(self.steps_per_proposer),
+            drafted_per_proposer=dict(self.drafted_per_proposer),
+            accepted_per_proposer=dict(self.accepted_per_proposer),
             draft_off=self.draft_off,
             draft_off_steps=dict(self.draft_off_steps),
             outlook=outlook,

@@ -1,8 +1,8 @@
-"""How many tokens to propose in the next step, by whom, or why none: the policies' interface.
+"""The interface of draft policies: how many tokens to propose in the next step, and by whom.
 
-A policy is told what could be proposed (`ProposerState`) and answers with a `Decision`, or with
-a `Replay` and is asked again. It is asked before each further token is drawn (`Extent`), and
-learns from the step that came of it.
+Before each step a policy gets the state of all proposers (`PolicyContext`). It answers with a
+`Decision`, or asks for a `Replay`, learns from its scores, and is asked again. During a
+proposal it is asked before each token is drawn (`Extent`). Afterwards it learns from the step.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Literal, NamedTuple, Protocol, get_args
 from localspec.errors import OptionError
 
 MAX_DRAFT_TOKENS = 16
-CERTAIN_CONFIDENCE = 1.0  # of who knows what has to come
-REPLAY_TOKENS = 8  # that a draft model judges at once: each takes a row of logits
+CERTAIN_CONFIDENCE = 1.0  # of a proposer that knows what has to come
+REPLAY_TOKENS = (
+    8  # the most tokens that a draft model judges at once; each takes a row of logits
+)
 
 
 class DraftOff(str, enum.Enum):
@@ -53,8 +55,8 @@ class ProposerState(NamedTuple):
 
     max_tokens: how many tokens it can propose; if 0, draft_off says why. num_missing: tokens
     it has to read first. num_skipped: tokens at the front of the text that it does not see.
-    num_unjudged: tokens at the end of the text on which a replay would shed light.
-    confidence: in its next token, 0 … 1, if it knows that before it starts.
+    num_unjudged: tokens at the end of the text that a replay would judge. confidence: in its
+    next token, 0 … 1, if it knows that before it starts.
     """
 
     max_tokens: int
@@ -66,10 +68,10 @@ class ProposerState(NamedTuple):
 
 
 class PolicyContext(NamedTuple):
-    """What a policy decides on, in front of a step.
+    """What a policy knows before a step.
 
     num_cached: tokens in the target's cache. room: the most draft tokens the step may
-    propose. num_remaining: tokens that the answer may still have. states: one of each proposer.
+    propose. num_remaining: tokens that the answer may still have. states: one per proposer.
     """
 
     num_cached: int
@@ -79,22 +81,23 @@ class PolicyContext(NamedTuple):
 
 
 class Extent(Protocol):
-    """How far one proposal goes."""
+    """Decides how long one proposal becomes."""
 
     def num_worth(self, num_drafted: int, confidence: float) -> int:
         """How many more tokens are worth proposing after the first num_drafted.
 
-        confidence: the proposer's, in the next of them, whose row is known and which is not
-        drawn yet. 0 ends the proposal without it; 1 draws it and ends there. It must depend
-        on rows and on tokens already drawn alone: that keeps every rule exact.
+        confidence: the proposer's, in the next token, whose row is known but which is not drawn
+        yet. 0 ends the proposal before that token, 1 after it. The result may depend only on
+        rows and on tokens already drawn: that keeps every rule exact.
         """
 
 
 class Decision(NamedTuple):
-    """A policy's answer: who proposes how much, or nobody and why.
+    """A policy's answer: who proposes in this step and how much, or why nobody does.
 
-    proposer: index of the proposer. extent: how far it proposes. reads_from: position in the
-    text at which the proposer shall begin to read again (None: it goes on with what it has).
+    proposer: its index; None for nobody, and draft_off then says why. extent: how far it
+    proposes. reads_from: position in the text from which the proposer reads anew; None if it
+    keeps what it has read.
     """
 
     proposer: int | None
@@ -104,9 +107,10 @@ class Decision(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """A policy's wish to know first what a proposer would have proposed for tokens that are
-    there already; then it is asked again.
+    """A policy's answer that asks for more information before it decides.
 
+    The proposer tells what it would have proposed for tokens that are already in the text
+    (`ReplayScores`). `DraftPolicy.replay` gets that, and then `choose` is called again.
     proposer, reads_from: as in `Decision`.
     """
 
@@ -115,11 +119,11 @@ class Replay(NamedTuple):
 
 
 class ReplayScores(NamedTuple):
-    """What a proposer would have proposed for tokens that are in the text.
+    """How a proposer would have done on tokens that are already in the text.
 
-    chances: of each token that it was asked about, in order, its confidence at that place
-    and the chance, 0 … 1, that a proposal would have been accepted there. num_read: tokens it
-    read for that.
+    chances: for each judged token, in order, the proposer's confidence there and the
+    probability, 0 … 1, that its proposal would have been accepted. num_read: tokens it read for
+    the replay.
     """
 
     chances: list[tuple[float, float]]
@@ -128,13 +132,14 @@ class ReplayScores(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What a step did, as far as a policy learns from it. Times in seconds.
+    """What a policy learns from a step. Times in seconds.
 
-    proposer: index of the proposer that was taken, if any. confidences: of the draft tokens.
-    num_accepted: of these. num_read: tokens the proposer read before its first row.
-    num_target_tokens: tokens in the target's decode, padding included; num_cached: before it.
-    draft_time_s: choosing and proposing; replay_s: a replay before that.
-    sampler_time_s: chain and verification. num_threads: of the target's decode.
+    proposer: index of the chosen proposer, if any. confidences: of the draft tokens.
+    num_accepted: how many of them were accepted. num_read: tokens that the proposer read before
+    its first row. num_target_tokens: tokens in the target's decode, padding included;
+    num_cached: tokens in its cache before that. draft_time_s: decision and proposal;
+    replay_s: replays before that. sampler_time_s: samplers and verification. num_threads: of
+    the target's decode.
     """
 
     proposer: int | None
@@ -160,8 +165,9 @@ class StepRecord:
 class PolicyEstimate:
     """What a policy expects of the next step. Times in seconds.
 
-    acceptance: of the next draft token, 0 … 1. break_even: the lowest acceptance at which
-    drafting would pay; None if it never does. A target-only step costs plain_step_s.
+    acceptance: probability that the next draft token is accepted, 0 … 1. break_even: the lowest
+    acceptance at which drafting would pay; None if it never does. plain_step_s: the time of a
+    target-only step.
     """
 
     proposer: ProposerKind
@@ -172,38 +178,35 @@ class PolicyEstimate:
 
 
 class DraftPolicy:
-    """A policy of the number of draft tokens.
-
-    Here stands what one does that learns nothing.
-    """
+    """Chooses the number of draft tokens. By default it learns nothing."""
 
     def begin(self) -> None:
         """Another answer begins."""
 
     def use_threads(self, num_threads: int) -> None:
-        """The next step's decodes have so many threads; what they cost belongs to that."""
+        """The decodes of the next step have so many threads, which changes what they cost."""
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
-        """Who proposes in the next step, and how far; or whose replay would tell."""
+        """Decide who proposes in the next step and how far, or ask for a replay first."""
         raise NotImplementedError
 
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
-        """Take into account what came of a choice that asked for it, and how long it took."""
+        """Learn from a replay that `choose` asked for; it took so many seconds."""
 
     def padded(self, num_tokens: int, limit: int) -> int:
-        """The number of tokens, num_tokens … limit, that the target had better decode."""
+        """The number of tokens, num_tokens to limit, that the target decodes fastest."""
         return num_tokens
 
     def learn(self, record: StepRecord) -> None:
-        """Take a finished step into account."""
+        """Learn from a finished step."""
 
     def estimate(self) -> PolicyEstimate | None:
-        """What it expects, if it expects anything."""
+        """What it expects of the next step; None if it expects nothing."""
         return None
 
 
 class UpTo(NamedTuple):
-    """A number of tokens, whatever the proposer's confidence."""
+    """A fixed number of tokens, whatever the proposer's confidence."""
 
     num_tokens: int
 
@@ -213,7 +216,7 @@ class UpTo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FixedDraftPolicy(DraftPolicy):
-    """The same number in every step, by the first proposer that can.
+    """The same number of draft tokens in every step, from the first proposer that has any.
 
     Raises OptionError outside 0 … MAX_DRAFT_TOKENS.
     """

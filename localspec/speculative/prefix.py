@@ -1,4 +1,4 @@
-"""What two texts begin with alike."""
+"""The common beginning of two texts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """The number of tokens that both begin with."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -58,7 +58,7 @@ class Proposal(NamedTuple):
 class Proposer:
     """Anything that proposes draft tokens for a text.
 
-    Here stands what one does that keeps nothing of an answer or of the text.
+    The methods here suit a proposer that stores nothing of the answer or the text.
     """
 
     kind: ProposerKind
@@ -83,29 +83,29 @@ class Proposer:
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
     ) -> ReplayScores:
-        """How a proposal would have fared at the last places of `tokens`.
+        """How proposals would have done at the last positions of `tokens`.
 
-        probs: of the last of the tokens, each one's under the target's distribution.
+        probs: the probabilities of the last tokens in the target's distributions.
         """
         return ReplayScores([], 0)
 
     def read_from(self, position: int) -> None:
-        """Forget the text, and see only what begins at `position` of it from now on."""
+        """Forget the text, and from now on read only what follows `position`."""
 
     def truncate(self, num_tokens: int) -> None:
-        """Forget whatever it knows of the text beyond its first num_tokens."""
+        """Forget the text beyond its first num_tokens."""
 
 
 class DraftModel(Proposer):
     """A small model that shares the target's tokenizer.
 
-    shared: ids that mean the same token to target and draft. Mass elsewhere is cut before
-    the distribution is formed, so nothing else is ever drawn. is_end: the target's
-    end-of-generation test.
+    shared: ids that mean the same token to target and draft. Other ids are removed before the
+    distribution is formed, so they are never drawn. is_end: the target's end-of-generation
+    test.
 
-    Its cache holds a part of the text that begins at its front or, to spare the time of
-    reading a long prompt for a draft that may not pay, further behind: any distribution will
-    do, as long as it is the one that the tokens are drawn from.
+    Its cache holds a part of the text. That begins at the front of the text, or further behind,
+    to save the time of reading a long prompt for a draft that may not pay. Any distribution is
+    correct, as long as the tokens are drawn from it.
     """
 
     kind = ProposerKind.DRAFT
@@ -123,7 +123,7 @@ class DraftModel(Proposer):
 
     @property
     def begins_at(self) -> int:
-        """Position in the text from which on it has read it."""
+        """Position of the first token that it has read."""
         return self._begin
 
     @property
@@ -136,7 +136,7 @@ class DraftModel(Proposer):
         room = self.context_length - len(tokens)
         if room <= 0:
             return ProposerState(0, draft_off=DraftOff.DRAFT_CONTEXT_FULL)
-        # What is new alone: a draft that rests is asked in front of every step of a long text.
+        # Only new tokens are checked: a resting draft is asked before each step of a long text.
         if not self.knows(tokens[self._num_known :]):
             return ProposerState(0, draft_off=DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
         self._num_known = len(tokens)
@@ -146,13 +146,13 @@ class DraftModel(Proposer):
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
-        # Whatever the draft lacks comes first, in one decode: a whole prompt at its first
-        # step, later the last token or two. Its own draft tokens are cached already.
+        # First it decodes what it lacks, all at once: a whole prompt in its first step, later
+        # the last token or two. Its own draft tokens are already in its cache.
         missing = self._missing(tokens)
 
         def next_row(drafted: list[int]) -> tuple[Distribution, float]:
             if len(drafted) == 1:
-                # It decodes tokens of its own from here on, and those may be refused.
+                # From here on it decodes its own tokens, which may be refused.
                 self.model.checkpoint()
             row = self._decoded(drafted[-1:] or missing, 1)[0]
             distribution = chain.distribution(row, tokens, drafted)
@@ -166,11 +166,8 @@ class DraftModel(Proposer):
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
     ) -> ReplayScores:
-        """See `Proposer.replay`.
-
-        Whatever the draft lacks has to be read before it can propose, but for the last
-        token; the rows that come of it say what it would have proposed there.
-        """
+        # It has to read what it lacks, except the last token, before it can propose anyway. The
+        # rows of that decode show what it would have proposed.
         missing = self._missing(tokens)[:-1]
         num_rows = min(self._num_unjudged(tokens), len(probs), self.model.max_outputs)
         if not missing:
@@ -192,10 +189,10 @@ class DraftModel(Proposer):
         return tokens[self._begin + self.model.num_cached :]
 
     def _num_unjudged(self, tokens: Sequence[int]) -> int:
-        """Tokens at the end, of which a read of what is missing says what it would propose.
+        """Tokens at the end for which reading the missing ones shows what it would propose.
 
-        What it lacks it may have proposed before: a recurrent draft comes back to where it
-        began to.
+        It may have proposed some of the missing tokens before: a recurrent draft is rolled back
+        to where it began to draft.
         """
         begin = max(self._begin + self.model.num_cached + 1, self._num_judged)
         return max(len(tokens) - begin, 0)
@@ -231,19 +228,19 @@ class DraftModel(Proposer):
 
 
 def chance(distribution: Distribution, token: int, prob: float) -> float:
-    """That a draft of that distribution would have been accepted where the token stands.
+    """The probability that a draft from `distribution` would have been accepted here.
 
-    prob: the token's under the target's distribution p. A token x of p is one that a draft of
-    distribution q would have proposed and seen accepted with probability min(p, q), hence
-    q / p given x.
+    prob: the token's probability in the target's distribution p. A draft from q proposes x and
+    has it accepted with probability min(p, q); given that x was drawn from p, that is
+    min(1, q / p).
     """
     return min(1.0, distribution.prob(token) / max(prob, 1e-9))
 
 
 def confidence_in(row: Logits, distribution: Distribution) -> float:
-    """Of the draft in its next token, 0 … 1: the probability of its best one.
+    """The draft's confidence in its next token, 0 … 1: the probability of its best token.
 
-    Where the distribution is one-hot that says nothing; then the best two logits are compared.
+    For a one-hot distribution, which says nothing, it compares the best two logits instead.
     """
     if len(distribution.ids) > 1:
         return float(distribution.probs.max())

@@ -27,7 +27,7 @@ _NOISE_CHUNK = 256  # and answer positions whose keys are
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFT_30, _SHIFT_27, _SHIFT_31, _SHIFT_11 = (np.uint64(n) for n in (30, 27, 31, 11))
-_FEW = 256  # survivors that are raced without looking for the ones with a chance first
+_FEW = 256  # up to so many survivors, all are raced without a first selection
 
 
 class Purpose(enum.IntEnum):
@@ -44,8 +44,10 @@ _NOISE = len(Purpose)  # in the counter's word where uniforms have 0
 class Randomness:
     """The random numbers of one answer.
 
-    num_said: tokens of it that are there already: it goes on with the numbers behind theirs, as
-    no more steps than that led to them. Raises OptionError for a seed outside 0 … 2**63 - 1.
+    num_said: tokens that the answer already has. It continues with the numbers after theirs,
+    since they took no more steps than that.
+
+    Raises OptionError for a seed outside 0 … 2**63 - 1.
     """
 
     def __init__(self, seed: int, turn: int = 0, num_said: int = 0) -> None:
@@ -60,12 +62,12 @@ class Randomness:
 
     def uniforms(self, step: int) -> Probs:
         """(len(Purpose), MAX_DRAFT_TOKENS) float64 in [0, 1): a row for every purpose."""
-        chunk, place = divmod(self._num_said + step, _UNIFORMS_CHUNK)
+        chunk, offset = divmod(self._num_said + step, _UNIFORMS_CHUNK)
         if chunk != self._uniforms_chunk:
             generator = np.random.Generator(self._philox(0, chunk))
             self._uniforms = generator.random((_UNIFORMS_CHUNK, len(Purpose), MAX_DRAFT_TOKENS))
             self._uniforms_chunk = chunk
-        uniforms: Probs = self._uniforms[place]
+        uniforms: Probs = self._uniforms[offset]
         return uniforms
 
     def gumbel_max(self, index: int, distribution: Distribution) -> int:
@@ -80,25 +82,25 @@ class Randomness:
             return int(ids[0])
         uniforms = self._noise(index, ids)
         if len(ids) > _FEW:
-            # -log(1 - u) >= u: who is not ahead of the favourite by u alone cannot win.
+            # -log(1 - u) >= u: a token that does not beat the favourite by u alone cannot win.
             favourite = int(np.argmax(probs))
             limit = -np.log1p(-uniforms[favourite]) / probs[favourite]
             able = np.flatnonzero(uniforms <= limit * probs)
             ids, probs, uniforms = ids[able], probs[able], uniforms[able]
         with np.errstate(divide="ignore"):
-            # A probability that underflowed to 0 takes for ever.
+            # A probability that underflowed to 0 takes forever.
             times = -np.log1p(-uniforms) / probs
         return int(ids[int(np.argmin(times))])
 
     def _noise(self, index: int, ids: TokenIds) -> Probs:
         """(m,) float64 in (0, 1): a pure function of (seed, turn, index, id)."""
-        chunk, place = divmod(self._num_said + index, _NOISE_CHUNK)
+        chunk, offset = divmod(self._num_said + index, _NOISE_CHUNK)
         if chunk != self._noise_chunk:
             self._noise_keys = self._philox(_NOISE, chunk).random_raw(_NOISE_CHUNK)
             self._noise_chunk = chunk
         bits = ids.astype(np.uint64)
         bits *= _GOLDEN
-        bits += self._noise_keys[place]
+        bits += self._noise_keys[offset]
         for shift, factor in ((_SHIFT_30, _MIX_1), (_SHIFT_27, _MIX_2)):
             bits ^= bits >> shift
             bits *= factor
@@ -113,5 +115,5 @@ class Randomness:
 
 
 def fresh_seed() -> int:
-    """A seed from the operating system, for answers that nobody asked to repeat."""
+    """A seed from the operating system, for answers that need not be repeated."""
     return secrets.randbelow(MAX_SEED + 1)

@@ -1,4 +1,4 @@
-"""Do a target and a draft speak the same tokens?"""
+"""Compares the vocabularies of a target and a draft."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from localspec.errors import PairError
 from localspec.vocabulary import TokenTable
 
 _NUM_SHOWN = 5
-# A renamed special token here and there is a matter of taste, and costs acceptance at most;
-# where more differs it is another tokenizer, and a draft would hardly ever be right.
+# A few renamed special tokens cost some acceptance at most. Where more differs it is another
+# tokenizer, and a draft would hardly ever be right.
 _MAX_DIFFERENT = 0.01
 
 
@@ -27,9 +27,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class SharedVocabulary:
-    """The ids below `size` but for `differences`: those mean the same to target and draft.
+    """Ids below `size`, except `differences`, mean the same to target and draft.
 
-    Beyond are ids that only one of the two has: padding, as a rule.
+    Larger ids exist in only one of the two; they are usually padding.
     """
 
     size: int

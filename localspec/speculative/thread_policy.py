@@ -1,4 +1,4 @@
-"""With how many threads the next step is computed: the interface of who decides that."""
+"""The interface of policies that choose the number of threads for the next step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from localspec.speculative.policy_api import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class ThreadUse:
-    """num_threads: of the target's decodes now; num_usable: that it could have.
+    """num_threads: of the target's decodes now; num_usable: the most that it could have.
 
-    is_busy: whether it has fewer of them because something else runs on the machine, and not
-    because more are no faster.
+    is_busy: whether it has fewer because other programs run on the machine, and not because
+    more threads are no faster.
     """
 
     num_threads: int
@@ -22,16 +22,16 @@ class ThreadUse:
 
 
 class ThreadPolicy(Protocol):
-    """A policy of the number of threads."""
+    """Chooses the number of threads."""
 
     def choose(self) -> int:
-        """Of the target's decodes in the next step; the models are set to it."""
+        """The number for the target's decodes in the next step; the models are set to it."""
 
     def learn(self, record: StepRecord) -> None:
-        """Take a finished step into account."""
+        """Learn from a finished step."""
 
     def use(self) -> ThreadUse:
-        """What it has come to."""
+        """The present choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class FixedThreads:
         return self.num_threads
 
     def learn(self, record: StepRecord) -> None:
-        """See `ThreadPolicy.learn`."""
+        """A fixed number learns nothing."""
 
     def use(self) -> ThreadUse:
         return ThreadUse(self.num_threads, self.num_threads, is_busy=False)

@@ -106,8 +106,8 @@ BUGS = [
     Bug(
         "all numbers come again in the next step",
         "speculative/randomness.py",
-        "self._uniforms[place]",
-        "self._uniforms[place // 2]",
+        "self._uniforms[offset]",
+        "self._uniforms[offset // 2]",
         "tests/test_randomness.py::test_no_two_addresses_share_a_number",
     ),
     Bug(
