@@ -1,1 +1,1 @@
-"""What shapes a distribution, and the distribution itself."""
+"""Distributions of the next token, and everything that shapes them."""

@@ -22,10 +22,10 @@ from localspec.sampling.penalties import Breakers, penalise_repeats, penalise_to
 class SamplerChain:
     """The chain of one answer, the same for target and draft.
 
-    num_prompt_tokens: where in the text the answer begins. num_said: how many of its tokens are
-    there already. ends: every end-of-generation id of the target. breakers:
-    dry_sequence_breakers as token ids of the target. constraint: of this answer alone, behind
-    those tokens.
+    num_prompt_tokens: the position in the text at which the answer begins. num_said: tokens
+    that the answer already has. ends: every end-of-generation id of the target. breakers:
+    dry_sequence_breakers as token ids of the target. constraint: of this answer, in its state
+    after those tokens.
     """
 
     def __init__(
@@ -53,18 +53,18 @@ class SamplerChain:
         )
         self._penalises_repeats = params.dry_multiplier > 0.0 and params.dry_penalty_last_n > 0
         self._states = None if constraint is None else ConstraintStates(constraint)
-        # Tokens of the text that the constraint knows.
+        # Tokens at the front of the text that are committed to the constraint.
         self._num_committed = num_prompt_tokens + num_said
         self._text = _GrowingText()
         self._row = np.empty(0, dtype=np.float32)
 
     @property
     def constraint(self) -> Constraint | None:
-        """The answer's, behind the tokens of it that were committed."""
+        """The answer's constraint, in its state after the committed tokens."""
         return None if self._states is None else self._states.committed
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """The answer continues with these. Raises ConstraintError if they are forbidden."""
+        """Continue the answer with these. Raises ConstraintError if they are forbidden."""
         if self._states is not None:
             self._states.commit(tokens)
             self._num_committed += len(tokens)
@@ -84,8 +84,8 @@ class SamplerChain:
         tokens: prompt and answer so far, which only grow from call to call; draft_tokens
         may be others each time. Raises DecodeError if the row holds NaN or no finite maximum.
 
-        A draft's, where there is a constraint, for which any distribution will do: it is obeyed
-        if that leaves something of the row, and in the text as it stands.
+        For a draft, any distribution is correct. So a constraint is applied only at the end of
+        the text, and only if it allows a token of the row.
         """
         row = self._transformed(logits, tokens, draft_tokens)
         mask = self._draft_mask(tokens, draft_tokens)
@@ -97,9 +97,9 @@ class SamplerChain:
     ) -> list[Distribution]:
         """The target's of each row: after `tokens` and the first 0, 1, 2 … draft tokens.
 
-        `tokens` must end where the constraint was committed. Behind a draft token that it
-        forbids nothing is kept, so any row will do. Raises ConstraintError where it leaves
-        nothing to say.
+        `tokens` must end where the constraint was committed. Nothing is kept after a draft
+        token that it forbids, so any distribution is correct there. Raises ConstraintError if
+        it allows no token.
         """
         return [
             self._constrained(row, tokens, draft_tokens[:i])
@@ -127,15 +127,15 @@ class SamplerChain:
 
     def _draft_mask(self, tokens: Sequence[int], draft_tokens: Sequence[int]) -> Mask | None:
         states = self._states
-        # A replay is at a place where the constraint was before.
+        # In a replay the constraint is already further on.
         if states is None or len(tokens) != self._num_committed:
             return None
         state = states.behind(draft_tokens)
         return None if state is None else state.mask()
 
     def _masked(self, row: Logits, mask: Mask) -> Distribution | None:
-        """What is left of a row; None if that is nothing."""
-        # Cuts of what may come alone: far less to look at, most of the time.
+        """The distribution over the allowed tokens; None if there are none."""
+        # Only allowed tokens go through the cuts: usually far fewer.
         ids = mask[: len(row)].nonzero()[0]
         left = row[ids]
         if len(left) == 0 or left.max() == -np.inf:
@@ -146,7 +146,7 @@ class SamplerChain:
     def _transformed(
         self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
     ) -> Logits:
-        """The row before any cut: what the next call overwrites, or the row itself."""
+        """The row before any cut: the row itself, or a copy that the next call overwrites."""
         ends_banned = self._ends_banned(len(tokens) + len(draft_tokens))
         looks_back = self._penalises_tokens or self._penalises_repeats
         if not (len(self._bias) or ends_banned or looks_back):
@@ -177,7 +177,7 @@ class SamplerChain:
 
 
 class _GrowingText:
-    """A text as an array, to which only what is new is copied."""
+    """A text as an array, to which only new tokens are copied."""
 
     def __init__(self) -> None:
         self._buffer = np.empty(256, dtype=np.int64)

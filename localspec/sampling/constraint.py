@@ -1,4 +1,4 @@
-"""What an answer may say, and the states that it is in behind each drafted token."""
+"""The constraint of an answer, and its states after each drafted token."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Mask = NDArray[np.bool_]
 
 
 class Constraint(Protocol):
-    """Which tokens may come next in one answer, behind those that it was told of.
+    """Decides which tokens may come next in one answer, after the committed ones.
 
-    Every method raises ConstraintError where its limits are reached. Behind a token that ends
-    the answer nothing is forbidden, as nothing of it is emitted.
+    Every method raises ConstraintError where its limits are reached. After a token that ends
+    the answer nothing is forbidden, because nothing after it is emitted.
     """
 
     @property
@@ -28,46 +28,46 @@ class Constraint(Protocol):
     def mask(self) -> Mask | None:
         """(vocab,) True where a token may come next; None where any may.
 
-        One that ends the answer may where what was said is whole. Where one text alone can
-        follow, it may be left with its usual spelling; `validate` takes any.
+        A token that ends the answer may come when the answer is complete. Where only one text
+        can follow, only the tokens of its usual spelling may be True; `validate` takes any.
         """
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """How many of the tokens, from the first on, may come. Changes nothing."""
+        """How many of the tokens may come, counted from the first. Changes nothing."""
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Go on behind these.
+        """Continue after these tokens.
 
-        Raises ConstraintError if they may not come, and is of no use then.
+        Raises ConstraintError if they may not come, and cannot be used after that.
         """
 
     def copy(self) -> Self:
-        """A copy that continues from here by itself."""
+        """An independent copy in the same state."""
 
     def forced(self) -> list[int]:
-        """Tokens that spell what has to come next, perhaps not as the only ones that do.
+        """Tokens that spell what has to come next; others may spell it too.
 
-        Ends after a token that ends the answer.
+        The last of them may be a token that ends the answer.
         """
 
 
 class ConstraintStates:
-    """A constraint behind the text and, one after the other, behind what is drafted."""
+    """A constraint after the text, and after each drafted token in turn."""
 
     def __init__(self, committed: Constraint) -> None:
         self.committed = committed
         self._drafted: list[int] = []
-        self._state: Constraint | None = None  # behind those, if they may come
+        self._state: Constraint | None = None  # after those, if they may come
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """The text continues with these."""
+        """Continue the text with these."""
         self._drafted, self._state = [], None
         self.committed.commit(tokens)
 
     def behind(self, draft_tokens: Sequence[int]) -> Constraint | None:
-        """The state behind these tokens; None if they may not come. Not to be changed.
+        """The state after these tokens; None if they may not come. Must not be changed.
 
-        What the call before has asked for, and more, costs only the rest.
+        If they continue the tokens of the last call, only the new ones cost time.
         """
         if not draft_tokens:
             return self.committed

@@ -33,9 +33,9 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """How probable an emitted token was, and what else could have stood there.
+    """How probable an emitted token was, and which other tokens were possible.
 
-    text: the token's own; U+FFFD stands for bytes that are no whole character. before: in the
+    text: of the token; U+FFFD stands for bytes that are not a whole character. before: in the
     model's own distribution, the softmax of its row. after: in the distribution the token was
     drawn from, which temperature, filters and penalties have shaped. top_before, top_after:
     the best possible tokens of each, best first; top_after may be shorter, since filters
@@ -57,9 +57,9 @@ def token_logprobs(
     num_top: int,
     text_of: Callable[[int], str],
 ) -> TokenLogprobs:
-    """The log-probabilities of an emitted token, and the num_top best of its place.
+    """The log-probabilities of an emitted token and of the num_top best ones at its position.
 
-    logits: (vocab,) and distribution: the target's, at the token's place. text_of: a token's.
+    logits: (vocab,) and distribution: the target's, at that position. text_of: a token's text.
     """
     own = _logprobs(logits, np.array([token]))[0]
     return TokenLogprobs(

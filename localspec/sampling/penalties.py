@@ -1,6 +1,6 @@
-"""What the text so far takes from the logits: penalties for tokens, DRY for sequences.
+"""What the text so far subtracts from the logits: penalties for tokens, DRY for sequences.
 
-Nothing here knows prompt from answer or draft tokens from kept ones: the text is the text.
+Nothing here distinguishes prompt from answer, or draft tokens from kept ones.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 from localspec.sampling.distribution import Logits, TokenIds
 from localspec.sampling.params import SamplingParams
 
-# Sequences no repeat reaches across: first token → what must follow it, perhaps nothing.
+# Sequences that no repeat crosses: first token → what must follow it, perhaps nothing.
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def penalise_tokens(row: Logits, text: TokenIds, params: SamplingParams) -> None:
-    """Take the repetition, presence and frequency penalties from `row` (vocab,), in place.
+    """Apply the repetition, presence and frequency penalties to `row` (vocab,), in place.
 
     text: the tokens so far, (n,). The last penalty_last_n count. Ids beyond the row are
     skipped: the target may have tokens that the draft lacks.
@@ -40,11 +40,11 @@ def penalise_tokens(row: Logits, text: TokenIds, params: SamplingParams) -> None
 def penalise_repeats(
     row: Logits, text: TokenIds, params: SamplingParams, breakers: Breakers
 ) -> None:
-    """Take DRY's penalties from `row` (vocab,), in place.
+    """Apply DRY's penalties to `row` (vocab,), in place.
 
-    A token is penalised by the longest end of `text` (n,) after which it stood before. As
-    llama.cpp does it: within the last dry_penalty_last_n tokens, back to the last breaker;
-    a token that is a breaker by itself is spared.
+    A token is penalised for the longest end of `text` (n,) that it already followed. As in
+    llama.cpp, only the last dry_penalty_last_n tokens count, back to the last breaker, and a
+    token that is a breaker by itself is not penalised.
     """
     text = _last(text, params.dry_penalty_last_n)
     longest = _longest_repeats(text, params, breakers)
@@ -62,10 +62,10 @@ def _last(text: TokenIds, n: int) -> TokenIds:
 def _longest_repeats(
     text: TokenIds, params: SamplingParams, breakers: Breakers
 ) -> dict[int, int]:
-    """Token → length of the longest end of the text that stood before it; allowed ones not.
+    """Token → length of the longest end of the text that it already followed.
 
-    Works on the places where the last token stood before, and of these, length by length,
-    on the ones that still match.
+    Only lengths from dry_allowed_length on. It starts with all earlier occurrences of the last
+    token and keeps, length by length, those that still match.
     """
     limit = _length_since_breaker(text, breakers)
     limit = min(limit, params.dry_allowed_length + _max_exponent(params.dry_base))

@@ -1,4 +1,4 @@
-"""What sampling options name by text or by nature → token ids of one vocabulary."""
+"""Turns sampling options that name tokens by text or kind into ids of one vocabulary."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _LONGEST_TAIL = 20  # tokens of a breaker after its first; llama.cpp's bound
 
 
 class Resolver:
-    """Resolves options against the target's vocabulary, and remembers what took a scan."""
+    """Resolves options against the target's vocabulary, and caches what takes a scan."""
 
     def __init__(self, vocabulary: WholeVocabulary) -> None:
         self._vocabulary = vocabulary
         self._ends: list[int] | None = None
-        # Those that were used last, alone: whoever asks may choose others each time.
+        # Only the last ones, since each answer may have others.
         self._breakers: tuple[tuple[str, ...], Breakers] = ((), {})
 
     def chain(
@@ -72,7 +72,7 @@ class Resolver:
 
 
 def find_breakers(texts: tuple[str, ...], vocabulary: WholeVocabulary) -> Breakers:
-    """Every way in which tokens can spell one of `texts`, perhaps with more around it.
+    """Every way in which tokens can spell one of `texts`, perhaps with other text around it.
 
     After llama.cpp: a token that contains the text is a breaker by itself; one that ends in
     its beginning is a breaker if the tokens of the rest follow.

@@ -6,13 +6,13 @@
 
 Runs the real loop and policy on the models of tests/simulated.py. Each cell is a scenario on a
 machine: the time of the best that is possible ÷ that of the automatic policy, the mean of
-`NUM_TEXTS` texts and the worst. The best is plain decoding where a draft is never right, who
-knows where the text changes where it does, else the fixed number of draft tokens that is best
-for that very text. Both sides have the same text and the same slow and fast moments, which
-belong to places in the text. The same command prints the same table: nothing is timed.
+`NUM_TEXTS` texts and the worst. The best is plain decoding where a draft is never right, an
+oracle where the text changes, else the fixed number of draft tokens that is best for that very
+text. Both sides have the same text and the same slow and fast moments, which belong to
+positions in the text. The same command prints the same table: nothing is timed.
 
-With --against it prints how the means of the scenarios have moved, of the same texts, with the
-standard error of that. The scenarios are in `policy_scenarios.py`. Takes a few minutes.
+With --against it prints how the means of the scenarios have changed on the same texts, with the
+standard errors. The scenarios are in `policy_scenarios.py`. It takes a few minutes.
 """
 
 from __future__ import annotations
