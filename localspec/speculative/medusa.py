@@ -85,10 +85,10 @@ class Medusa(Proposer):
         end = len(tokens)
         first = max(self._heads.rows_at.start + 2, self._num_judged, end - len(probs))
         chances = []
-        for place in range(max(first, end - REPLAY_TOKENS), end):
-            row = self._heads.logits(0, place - 2)
-            distribution = chain.distribution(row, tokens[:place], [])
-            judged = chance(distribution, tokens[place], probs[place - end])
+        for position in range(max(first, end - REPLAY_TOKENS), end):
+            row = self._heads.logits(0, position - 2)
+            distribution = chain.distribution(row, tokens[:position], [])
+            judged = chance(distribution, tokens[position], probs[position - end])
             chances.append((confidence_in(row, distribution), judged))
         self._num_judged = end
         return ReplayScores(chances, 0)

@@ -96,7 +96,7 @@ class Decision(NamedTuple):
     """A policy's answer: who proposes in this step and how much, or why nobody does.
 
     proposer: its index; None for nobody, and draft_off then says why. extent: how far it
-    proposes. reads_from: position in the text from which the proposer reads anew; None if it
+    proposes. reads_from: position in the text from which the proposer reads again; None if it
     keeps what it has read.
     """
 

@@ -2,8 +2,8 @@
 
     python scripts/develop/check_presets.py [PRESET…]
 
-For whoever releases, where there is internet; HF_ENDPOINT names another hub. One request for
-each repository and revision. Exit code 1 if a pin is wrong or a file is not pinned.
+Run it before a release; it needs internet access. HF_ENDPOINT names another hub. It sends one
+request per repository and revision. The exit code is 1 if a pin is wrong or a file has none.
 """
 
 from __future__ import annotations

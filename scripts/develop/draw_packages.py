@@ -1,9 +1,9 @@
-"""Draws the graph of localspec's packages, as their imports are, into ARCHITECTURE.md.
+"""Draws the graph of imports between localspec's packages into ARCHITECTURE.md.
 
     python scripts/develop/draw_packages.py
 
-An arrow goes from a package to one that it imports. Arrows that follow from others are left
-out: who imports the engine may import what the engine imports.
+An arrow leads from a package to one that it imports. Arrows that follow from others are left
+out: a package that imports the engine may import everything that the engine imports.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def imported_by(source: str) -> set[str]:
 
 
 def package_imports(folder: Path) -> dict[str, set[str]]:
-    """Which packages, or modules beside them, each imports; `localspec` itself is no part.
+    """Package → the packages, or modules beside them, that it imports.
 
-    Nor is what Python and PyInstaller run, `__main__` and `__pyinstaller`.
+    Without `localspec` itself, and without `__main__` and `__pyinstaller`.
     folder: of the package localspec.
     """
     rooms = {path.stem for path in folder.iterdir() if path.suffix == ".py"}

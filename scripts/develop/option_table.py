@@ -29,7 +29,7 @@ PAGE = Path(__file__).parents[2] / "docs/options.md"
 BEGIN, END = "<!-- table: scripts/develop/option_table.py -->", "<!-- end of the table -->"
 COMMANDS = ("generate", "chat")
 
-# Options that stand for no keyword of their own, and what they are in Python.
+# Options without a keyword of the same name, and what they are in Python.
 IN_PYTHON = {
     "model": "`load(MODEL)`",
     "preset": "`load(NAME)`",
@@ -64,13 +64,13 @@ OF_PROTOCOLS = {
     "parallel_tool_calls": ("parallel_tool_calls",),
     "raw": ("raw",),
 }  # fmt: skip
-# Keywords of an answer that no program outside this process could be told.
+# Keywords of an answer that only code in this process can use.
 ONLY_IN_PYTHON = ("sampling", "on_prompt", "queue", "trigger")
 NONE = "none"
 
 
 class _Noting(Fields):
-    """Notes which fields are read."""
+    """Records which fields are read."""
 
     def __init__(self, names: dict[str, None]) -> None:
         super().__init__({})

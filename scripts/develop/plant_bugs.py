@@ -1,11 +1,10 @@
-"""Plants the bugs that ended losslessness elsewhere, one by one, each for a test to notice.
+"""Plants known bugs that broke losslessness elsewhere, one by one, and runs a test for each.
 
     python scripts/develop/plant_bugs.py [NAME ...]
 
-Each bug is one change of the installed package's text, made in a copy, and names the test that
-fails because of it. A bug that it does not notice is printed as MISSED, and the exit code is 1.
-All run in this one process, where only the package and the tests are imported again. Needs
-`.[test]` installed.
+Each bug is one change to a copy of the installed package, and names the test that has to fail.
+If the test passes, the bug is printed as MISSED, and the exit code is 1. All tests run in this
+process, where only the package and the tests are imported again. It needs `.[test]`.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def head(case: str) -> str:
 
 
 def constrained(case: str) -> str:
-    """The exact law of constrained texts over several steps."""
+    """The exact distribution of constrained texts over several steps."""
     name = "test_constrained_texts_have_the_law_of_masked_rows"
     return f"tests/test_constraint_law.py::{name}[{case}]"
 

@@ -1,11 +1,11 @@
-"""Prints how many lines each room of localspec has today, and how many it may have.
+"""Prints how many lines each room of localspec has, and how many it may have.
 
     python scripts/develop/room_lines.py          the table
     python scripts/develop/room_lines.py --new    a new budget: today's lines and 3 %
 
-The budget is room_lines.toml beside this file; tests/test_budget.py holds the rooms to it. It
-is raised for one room, in a commit that says why. Modules beside the packages are the
-room "top".
+The budget is room_lines.toml beside this file, and tests/test_budget.py checks it. It is raised
+for one room at a time, in a commit that says why. Modules outside of packages are the room
+"top".
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Puts the repository's address where a package index shows it, before a release is built.
+"""Writes the repository's address wherever a package index shows it, before a release is built.
 
     python scripts/develop/set_home.py https://github.com/someone/localspec v0.1.0
 
-In the checkout README.md links to files beside it, and `[project.urls]`, README.md and pages of
-docs/ have OWNER for whose repository it is. On PyPI all of these have to be addresses. The
-second argument is the tag that the links go to.
+In the checkout, README.md links to files by relative paths, and `[project.urls]`, README.md and
+pages of docs/ contain the placeholder OWNER. On PyPI all of these have to be full addresses.
+The second argument is the tag that the links point to.
 """
 
 from __future__ import annotations

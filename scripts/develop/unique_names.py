@@ -1,11 +1,10 @@
-"""Lists the names that two modules of localspec give to two things: one name, one thing.
+"""Lists names that two modules of localspec use for two different things.
 
     python scripts/develop/unique_names.py
 
-What counts is what a module defines outside of functions: its classes, also those with a name
-for itself alone, and its public functions, constants and aliases. What is one of many by its
-kind does not: a command of the command line, which is named as its program says; the `main` of
-a file that is run; a logger; a type variable.
+It compares what modules define outside of functions: all classes, private ones too, and public
+functions, constants and aliases. It leaves out names that many modules share by convention: the
+commands of the command line, the `main` of a script, loggers and type variables.
 """
 
 from __future__ import annotations
