@@ -86,7 +86,7 @@ def test_chat_on_a_terminal_offers_to_fetch(hub: StandinHub, tmp_path, answer):
         encoding="utf-8",
         dimensions=(40, 200),
     )
-    child.expect(r"qwen2-7b is not on this machine. Download 10.\d MB into (\S+) \(.*free\)")
+    child.expect(r"qwen2-7b is not on this machine. Download 10.\d MB to (\S+) \(.*free\)")
     assert child.match[1] == str(tmp_path / "cache")
     child.sendline(answer)
     if answer == "y":
@@ -118,7 +118,7 @@ def test_a_model_of_the_hub_is_offered_like_a_preset(hub: StandinHub):
         encoding="utf-8",
         dimensions=(40, 200),
     )
-    child.expect(rf"{name} is not on this machine. Download 2.\d MB into")
+    child.expect(rf"{name} is not on this machine. Download 2.\d MB to")
     child.sendline("y")
     child.expect(pexpect.EOF)
     child.close()
@@ -144,7 +144,7 @@ def test_another_programs_files_are_offered_on_a_terminal(hub: StandinHub, tmp_p
         dimensions=(40, 200),
     )
     child.expect("LM Studio has")
-    child.expect(r"Take it instead of fetching it again\?")
+    child.expect(r"Use it instead of downloading it again\?")
     child.sendline("")
     child.expect(rf"{DRAFT}.*MB.*MB/s")
     child.expect(pexpect.EOF)

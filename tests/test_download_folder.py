@@ -142,8 +142,8 @@ def test_a_plan_tells_what_it_will_compare(hub: StandinHub, folder):
     (folder / TARGET).write_bytes(b"?")
     result = run("download", "qwen2-7b", "--local-dir", folder, "--dry-run")
     assert result.exit_code == 0
-    assert f"{TARGET} stands in {folder} and is compared" in result.stderr
-    assert "2.4 MB to fetch" in result.stderr
+    assert f"{TARGET} is in {folder} already and is compared" in result.stderr
+    assert "2.4 MB to download" in result.stderr
 
 
 # --- files that another program keeps

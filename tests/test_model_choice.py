@@ -153,7 +153,7 @@ def test_default_shows_what_counts(monkeypatch, model):
     shown = run("models", "default")
     assert shown.stdout == "qwen3-8b\n"
     assert str(names_file()) in shown.stderr
-    assert "Without a name it is qwen3-8b" in run("models").stderr
+    assert "Default: qwen3-8b." in run("models").stderr
     monkeypatch.setenv("LOCALSPEC_MODEL", "demo")
     shown = run("models", "default")
     assert (shown.stdout, shown.stderr) == ("demo\n", "That is LOCALSPEC_MODEL.\n")

@@ -63,7 +63,7 @@ def test_bans_name_tokens_by_text_or_id(engine):
     (fox,) = engine.vocabulary.tokenize(" fox", parse_special=True)
     params = changed_sampling(engine, {"ban": (" fox", "17"), "logit_bias": {fox: 1.0}})
     assert params.logit_bias == {fox: -math.inf, 17: -math.inf}
-    with pytest.raises(OptionError, match=r"with \d+ tokens") as caught:
+    with pytest.raises(OptionError, match=r"is \d+ tokens for this model") as caught:
         changed_sampling(engine, {"ban": ("a fox and an owl",)})
     assert "id" in caught.value.hint
 

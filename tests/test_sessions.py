@@ -91,9 +91,17 @@ def test_the_list_says_what_there_is():
         (40 * 86_400, None),
     ],
 )
-def test_the_list_says_when_a_session_was_used(seconds, said):
+def test_the_list_says_when_a_session_was_used(seconds, said, monkeypatch):
     keep("a", "Why?", "So.")
-    then = time.time() - seconds
+    now = datetime.now()
+
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return now
+
+    monkeypatch.setattr(sys.modules["localspec.cli.sessions"], "datetime", Stopped)
+    then = now.timestamp() - seconds
     os.utime(session_file("a"), (then, then))
     day = datetime.fromtimestamp(then).strftime("%Y-%m-%d")
     assert f"  1 turn  {said or day}  " in run().stdout

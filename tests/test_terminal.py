@@ -226,7 +226,7 @@ def test_what_the_next_prompt_begins_with_is_read_while_a_person_thinks(tmp_path
     # What it measures after the text that it has read is kept.
     terminal.wait_for(lambda _text: any(tmp_path.rglob("profiles/*.json")))
     terminal.say("Hello!")
-    counts = re.search(r"read (\d+) tokens, (\d+) of\s+them", terminal.say("/stats"))
+    counts = re.search(r"prompt: (\d+) tokens, (\d+) of\s+them", terminal.say("/stats"))
     assert int(counts[2]) > 100
     assert int(counts[1]) - int(counts[2]) < 15
     assert terminal.leave() == 0
@@ -477,7 +477,7 @@ def test_a_dumb_terminal_asks_again_what_was_not_answered(chat):
     again.wait_for(lambda text: "tokens/s" in text)
     again.process.send("/undo\r")
     again.wait_for(lambda text: "Took back: Tell me" in text)
-    assert again.text().count("not answered yet") == 1
+    assert again.text().count("was not answered") == 1
 
 
 def test_a_question_that_was_not_answered_outlives_a_command(chat, tmp_path):
@@ -487,12 +487,12 @@ def test_a_question_that_was_not_answered_outlives_a_command(chat, tmp_path):
     terminal.process.send("\x03")
     terminal.wait_for_prompt(2)
     terminal.process.send("/save s\r")
-    terminal.wait_for(lambda text: text.count("not answered yet") == 2)
+    terminal.wait_for(lambda text: text.count("was not answered") == 2)
     terminal.process.send("\x03")
     terminal.wait_for(lambda text: text.endswith("\n>"))
-    assert "not answered yet" not in last_part(terminal.say("Hello!"))
+    assert "was not answered" not in last_part(terminal.say("Hello!"))
     assert terminal.leave() == 0
-    assert chat("--session", "s", *TERSE).text().count("not answered yet") == 0
+    assert chat("--session", "s", *TERSE).text().count("was not answered") == 0
 
 
 def test_what_a_model_says_cannot_drive_the_terminal(chat, tmp_path):
@@ -585,7 +585,7 @@ def test_a_killed_process_loses_at_most_the_answer_that_was_streaming(chat):
     terminal.process.kill(signal.SIGKILL)
     terminal.ended()
     again = chat("--session", "s", *TERSE, begins_with=STORY)
-    assert "not answered yet" in again.text()
+    assert "was not answered" in again.text()
     again.process.send("\r")
     again.wait_for_prompt(2)
     assert "Took back: Tell me" in again.say("/undo")

@@ -137,12 +137,12 @@ def test_a_session_can_have_a_name_of_any_letters(chat, tmp_path):
     """And is found by it however it is written."""
     terminal = chat()
     terminal.say("Hello!")
-    assert "Saved as Grüße 日本語; from" in terminal.say("/save Grüße 日本語")
+    assert "Saved as Grüße 日本語, and from" in terminal.say("/save Grüße 日本語")
     listed = last_part(terminal.say("/sessions"))
     assert re.search(
         r"^Grüße 日本語 +1 turn  just now +\d+ B  open$", _narrow(listed), re.MULTILINE
     )
-    assert "Saved as Grüße 日本語; from" in terminal.say("/save GRU\u0308SSE 日本語")
+    assert "Saved as Grüße 日本語, and from" in terminal.say("/save GRU\u0308SSE 日本語")
     assert "no name for a session" in last_part(terminal.say("/save ../x"))
     assert terminal.leave() == 0
     again = chat("--session", "grüsse 日本語")
@@ -415,7 +415,7 @@ def test_an_answer_of_generate_is_wrapped_at_words_on_a_terminal(tmp_path):
     for more in ((), ("--show-draft",)):
         terminal = Terminal(tmp_path, "generate", *more, *asked, columns=40, rows=100)
         assert terminal.ended() == 0
-        shown = terminal.text().partition("nothing was proposed\n")[2] or terminal.text()
+        shown = terminal.text().partition("nothing was drafted\n")[2] or terminal.text()
         assert max(map(len, shown.split("\n"))) < 40
         assert shown.split() == piped.stdout.split()
         terminal.close()

@@ -24,7 +24,8 @@ def run(*arguments: object, stdin: str | None = None) -> Result:
 
 
 @pytest.fixture(autouse=True)
-def users_file(own_config: Path) -> Path:
+def users_file(own_config: Path, tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # nothing was measured there
     user_presets_file().parent.mkdir(parents=True)
     return user_presets_file()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -12,7 +12,6 @@ from localspec.cli.help import Group
 from localspec.cli.json_output import to_json, write_json
 from localspec.cli.own_models import add, alias, default, import_models
 from localspec.cli.screen import note, printable
-from localspec.engine.disk_usage import DiskUsage, disk_usage, free_disk
 from localspec.errors import DownloadError, PresetError
 from localspec.hub.hub_file import HubModel
 from localspec.preflight.fit import fits_by_size, room_here
@@ -31,6 +30,9 @@ from localspec.presets.presets import (
     user_presets_file,
 )
 from localspec.presets.user_presets import drop_preset, extended_by
+
+if TYPE_CHECKING:
+    from localspec.engine.disk_usage import DiskUsage
 
 _KINDS = {HubModel: "hub", PackagedModel: "packaged", LocalModel: "local"}
 _STATES = ("ready", "partial", "absent")  # in the order of the list
@@ -105,6 +107,9 @@ def remove_preset(*, preset: str, yes: bool) -> None:
     Files that another preset uses, that another program put into the cache, or that are in
     your own folders stay, too. A preset that you added is asked about separately.
     """
+    # Imported here, because every command imports this module, and NumPy takes its time.
+    from localspec.engine.disk_usage import disk_usage
+
     chosen = find_preset(preset)
     is_own = _is_own(chosen.name)
     removal, kept = installed.removal_of(chosen), disk_usage(chosen)
@@ -132,6 +137,8 @@ def _is_own(name: str) -> bool:
 
 def _free(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
     """Delete all that is kept for a preset, unless the user does not want it."""
+    from localspec.engine.disk_usage import free_disk
+
     for what, sizes in (("caches of sessions", kept.caches), ("measured costs", kept.costs)):
         if sizes:
             click.echo(f"{what}: {readable_bytes(sum(sizes.values()))}", err=True)

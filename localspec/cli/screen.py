@@ -36,9 +36,9 @@ _BRACKETS = {
 }
 _MEANINGS = {
     Provenance.ACCEPTED: "drafted and accepted",
-    Provenance.RECOVERED: "the target's own, after a draft token was rejected",
-    Provenance.BONUS: "the target's own, after all draft tokens were accepted",
-    Provenance.PLAIN: "the target's own, nothing was drafted",
+    Provenance.RECOVERED: "in place of a rejected token",
+    Provenance.BONUS: "after a fully accepted draft",
+    Provenance.PLAIN: "nothing was drafted",
 }
 _PROPOSERS = {
     ProposerKind.DRAFT: "the draft model",
