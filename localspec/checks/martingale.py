@@ -1,4 +1,4 @@
-"""Do tokens follow the distributions that they should be drawn from? A test for any text.
+"""Tests whether tokens follow the distributions that they should be drawn from.
 
 Given everything before it, each token is a draw from a known distribution. Its category (by
 rank, say) then has a known expectation and covariance, although each distribution is different
@@ -45,7 +45,7 @@ class CategoryTest:
         return chi_square_tail(float((along**2 / values[kept]).sum()), int(kept.sum()))
 
     def smallest_visible_bias(self, alpha: float, power: float) -> float:
-        """The shift of one category's probability that gives a p-value below alpha that often.
+        """The shift of one category's probability that gives a p-value below alpha so often.
 
         For the category in which it shows least. 1 if no shift would show.
         """
@@ -73,7 +73,7 @@ def _told_apart(values: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 
 @functools.cache
 def noncentrality(freedom: int, alpha: float, power: float) -> float:
-    """Of a chi-square variable that exceeds the central one's alpha quantile that often."""
+    """The noncentrality at which chi-square exceeds the alpha quantile with that power."""
 
     def exceeds(far: float) -> float:
         # A mixture of central ones by Poisson's distribution (Johnson, Kotz and Balakrishnan,

@@ -1,10 +1,10 @@
-"""How many times faster one side is than another that took turns with it, and how surely.
+"""How many times faster one of two sides is that took turns, with a confidence interval.
 
-Every round times both sides in the same minute, so what the machine does to one it does to the
-other. The estimate is the ratio of the sums, its error that of a ratio estimator (Cochran,
+Every round times both sides in the same minute, so the state of the machine affects both alike.
+The estimate is the ratio of the sums, its error that of a ratio estimator (Cochran,
 Sampling Techniques, 1977, section 6.3), taken for the logarithm, so that it is the same
-whichever side is on top; the interval is Student's t. Rounds are taken for independent of each
-other, which drifts that last longer than a round do not disturb, since they cancel in each.
+whichever side is on top; the interval is Student's t. Rounds are assumed to be independent.
+Drifts that last longer than a round do no harm, since they cancel within each round.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from statistics import NormalDist
 
 CONFIDENCE = 0.95  # of an interval
 _POWER_OF_TEST = 0.9  # probability of seeing a difference that "would have been seen"
-_NEARLY_NORMAL = 200  # degrees of freedom from which on Student's t is taken for normal
+_NEARLY_NORMAL = 200  # degrees of freedom above which Student's t counts as normal
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class RatioEstimate:
         return math.expm1(_reach(self.num_rounds) * self.deviation)
 
     def rounds_to_see(self, share: float) -> int:
-        """How many rounds, noisy as these, tell sides apart that differ by such a share."""
+        """How many rounds with this noise are needed to see a difference of that share."""
         most = math.log1p(share)
         quantiles = student_quantile((1 + CONFIDENCE) / 2, _NEARLY_NORMAL)
         quantiles += student_quantile(_POWER_OF_TEST, _NEARLY_NORMAL)
-        # As if the deviation were known; with fewer rounds it is less so.
+        # The first guess treats the deviation as known; few rounds know it less well.
         num_rounds = max(2, math.ceil((quantiles * self.deviation / most) ** 2))
         while _reach(num_rounds) * self.deviation > most:
             num_rounds += 1
@@ -50,9 +50,9 @@ class RatioEstimate:
 
 
 def estimate_ratio(above: Sequence[float], below: Sequence[float]) -> RatioEstimate | None:
-    """Sum of `above` over that of `below`: of each round one number above 0.
+    """The sum of `above` ÷ the sum of `below`. Both have one number above 0 per round.
 
-    None of fewer than two rounds, which say nothing of their noise.
+    None for fewer than two rounds, which do not show their noise.
     """
     num_rounds = len(below)
     if num_rounds < 2:
@@ -66,14 +66,14 @@ def estimate_ratio(above: Sequence[float], below: Sequence[float]) -> RatioEstim
 
 
 def _reach(num_rounds: int) -> float:
-    """How many deviations of one round apart are told apart: the usual sample size formula."""
+    """The smallest visible difference, in deviations of one round, by the usual formula."""
     freedom = num_rounds - 1
     seen_beyond = student_quantile((1 + CONFIDENCE) / 2, freedom)
     return (seen_beyond + student_quantile(_POWER_OF_TEST, freedom)) / math.sqrt(num_rounds)
 
 
 def student_quantile(share: float, freedom: int) -> float:
-    """What Student's t of so many degrees of freedom stays below with probability share > ½."""
+    """The quantile of Student's t with so many degrees of freedom, for a share above ½."""
     if freedom >= _NEARLY_NORMAL:
         return NormalDist().inv_cdf(share)
     low, high = 0.0, math.pi / 2  # angles whose tangent is t ÷ √freedom
@@ -85,7 +85,7 @@ def student_quantile(share: float, freedom: int) -> float:
 
 
 def _within(angle: float, freedom: int) -> float:
-    """Probability that |t| ÷ √freedom is below the tangent.
+    """Probability that |t| ÷ √freedom is below the tangent of the angle.
 
     The closed sums: Abramowitz and Stegun, 26.7.3 (odd) and 26.7.4 (even).
     """

@@ -1,4 +1,4 @@
-"""Times steps of every size on purpose, not as they happen."""
+"""Times steps of every size in a benchmark, rather than as they happen."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def measure_steps(
 
 
 class _Timer:
-    """Seconds of every size, as often as they were measured, by sizes."""
+    """The measured seconds of each size."""
 
     def __init__(self, loop: SpeculativeDecoder) -> None:
         self._target = target = loop.target
@@ -83,10 +83,10 @@ class _Timer:
         return has_draft and all(self.target_s.values())
 
     def measured_round(self) -> Iterator[int]:
-        """Measure every size once; before each, how many are done."""
+        """Measure every size once. Yields, before each, how many are done."""
         for done, (size, found) in enumerate(self.target_s.items()):
             yield done
-            # The other side of the ratio, measured in the same moment.
+            # A target-only step at the same moment, to compare with.
             target_only_s = _timed(self._target, self._num_cached, 1)
             self.target_s[1].append(target_only_s)
             seconds = target_only_s
@@ -101,7 +101,7 @@ class _Timer:
             self._draft_s.append(_timed_draft(self.draft, min(self._num_cached, room)))
 
     def costs(self) -> StepCosts:
-        """Medians; the policy learns the draft's, too."""
+        """The medians. The policy learns the draft's cost as well."""
         target_s = tuple(map(statistics.median, self.target_s.values()))
         if self.draft is None:
             return StepCosts(target_s, None)
@@ -121,7 +121,7 @@ def _timed(model: Model, num_cached: int, size: int) -> float:
 
 
 def _fill(model: Model, num_cached: int) -> None:
-    """Cut the cache to that many tokens; at first, or where it was emptied, decode them."""
+    """Cut the cache to that many tokens, and decode those that are missing."""
     model.truncate(min(model.num_cached, num_cached))
     if missing := num_cached - model.num_cached:
         model.decode([1] * missing, 0)

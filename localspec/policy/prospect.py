@@ -122,8 +122,8 @@ class Prospect:
         draft_s = self.cost.token_s(float(times[1]))
         spent = times[2:] + draft_s * np.arange(1, len(times) - 1)
         token_s = (spent / (1.0 + GAINS[:, 1:])).min(axis=1)
-        missed = np.maximum(times[1] - token_s, 0.0)
-        return float(self.acceptance.weights @ missed)
+        saved = np.maximum(times[1] - token_s, 0.0)
+        return float(self.acceptance.weights @ saved)
 
     def _spent(self, times: Weights) -> Weights:
         """(limit,) seconds of steps with 1, 2 … draft tokens."""
