@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 
@@ -10,7 +11,6 @@ import pytest
 
 import localspec
 from localspec.errors import ContextError, EngineError
-from localspec.streaming.answer import read_all
 
 GREEDY = localspec.SamplingParams(temperature=0)
 STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
@@ -38,17 +38,31 @@ def test_the_twins_say_the_same(engine):
     assert chat.send("Another one!", sampling=GREEDY).reply().text == texts[4]
 
 
-def test_decodes_run_in_another_thread_while_the_loop_goes_on(engine):
-    """The loop's own callbacks run between the pieces and during the prompt's decode."""
-    seen: set[int] = set()
+@contextlib.contextmanager
+def watched_decodes(engine, watch):
+    """While the block runs, `watch` is called before each decode, in its thread."""
     decode = engine._target.decode
 
     def watched(tokens, num_logits):
+        watch()
+        return decode(tokens, num_logits)
+
+    engine._target.decode = watched
+    try:
+        yield
+    finally:
+        del engine._target.decode
+
+
+def test_decodes_run_in_another_thread_while_the_loop_goes_on(engine):
+    """The loop's own callbacks run between the pieces and during the prompt's decode."""
+    seen: set[int] = set()
+
+    def watch():
         seen.add(threading.get_ident())
         ticked.clear()
-        # A decode that ends only when the loop has come round.
+        # A decode that begins only when the loop has come round.
         assert ticked.wait(timeout=60)
-        return decode(tokens, num_logits)
 
     ticked = threading.Event()
 
@@ -61,11 +75,8 @@ def test_decodes_run_in_another_thread_while_the_loop_goes_on(engine):
             await asyncio.sleep(0)
         return await asking
 
-    engine._target.decode = watched
-    try:
+    with watched_decodes(engine, watch):
         reply = asyncio.run(ask())
-    finally:
-        del engine._target.decode
     assert reply.text == engine.generate_raw(STORY, sampling=GREEDY, max_tokens=12).reply().text
     assert len(seen) == 1
     assert threading.get_ident() not in seen
@@ -75,23 +86,19 @@ def test_what_is_left_is_read_in_the_thread_of_the_answer(engine):
     """After some pieces, of one that is cancelled meanwhile, and of one that is closed."""
     threads = set()
 
-    async def ask() -> tuple[list[localspec.Piece], localspec.Answer]:
+    async def ask() -> list[localspec.Reply]:
         stream = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20)
-        pieces = [await stream.__anext__()]
-
-        def tell(piece: localspec.Piece) -> None:
-            threads.add(threading.get_ident())
-            pieces.append(piece)
-
-        await read_all(stream, tell)
+        await stream.__anext__()
+        whole = await stream
         async with stream:
             pass
-        await read_all(stream, tell)  # nothing is left
-        return pieces, stream
+        return [whole, await stream]  # nothing is left
 
-    pieces, stream = asyncio.run(ask())
-    assert pieces == list(engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20))
-    assert stream.reply().finish_reason == "length"
+    with watched_decodes(engine, lambda: threads.add(threading.get_ident())):
+        whole, again = asyncio.run(ask())
+    plain = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20).reply()
+    assert whole is again
+    assert (whole.token_ids, whole.finish_reason) == (plain.token_ids, "length")
     assert len(threads) == 1
     assert threading.get_ident() not in threads
 
@@ -99,12 +106,13 @@ def test_what_is_left_is_read_in_the_thread_of_the_answer(engine):
         stream = engine.generate_raw(STORY, sampling=LONG)
         has_begun = asyncio.Event()
         loop = asyncio.get_running_loop()
-        reading = asyncio.ensure_future(
-            read_all(stream, lambda _piece: loop.call_soon_threadsafe(has_begun.set))
-        )
-        await has_begun.wait()
+        reading = asyncio.ensure_future(stream)
+        with watched_decodes(engine, lambda: loop.call_soon_threadsafe(has_begun.set)):
+            await has_begun.wait()
         with pytest.raises(EngineError, match="another task"):
-            await read_all(stream, print)
+            await stream
+        while not stream._reader.state.run.token_ids:
+            await asyncio.sleep(0.001)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading

@@ -247,7 +247,7 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
         (["generate", "x", "-f", "absent"], 2, "absent does not exist"),
         (["generate", "x", "--raw", "-f", __file__], 2, "--raw takes the prompt alone"),
         (["generate", "-f", "-"], 2, "Give a PROMPT"),
-        (["chat", "--session", "../x"], 2, "no name for a session"),
+        (["chat", "--session", "../x"], 2, "cannot be the name of a session"),
         (["chat", "--no-think"], 1, "no switch for thinking"),
         (["generate", "word " * 3000], 1, "the context holds 2048"),
         (["chat", "--preset", "nope"], 2, "no preset 'nope'"),

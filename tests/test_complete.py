@@ -1,4 +1,4 @@
-"""Lists of messages as the field writes them, and answers that are gone on with."""
+"""Lists of messages as the field writes them, and answers that are continued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer that was cut anywhere and is gone on with is the answer that comes in one."""
+"""An answer that was cut anywhere and is continued is the answer that comes in one."""
 
 from __future__ import annotations
 

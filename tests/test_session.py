@@ -93,7 +93,7 @@ def test_a_session_that_is_not_there_is_none():
     ],
 )  # fmt: skip
 def test_a_name_cannot_leave_the_folder(name):
-    with pytest.raises(OptionError, match="no name for a session"):
+    with pytest.raises(OptionError, match="cannot be the name of a session"):
         session_file(name)
 
 

@@ -221,7 +221,7 @@ def test_an_unknown_session_is_told_with_near_names(command):
     assert (result.exit_code, result.stdout) == (2, "")
     assert "there is no session 'frnch'" in result.stderr
     assert "Perhaps french?" in result.stderr
-    assert "no name for a session" in run(command, "../x").stderr
+    assert "cannot be the name of a session" in run(command, "../x").stderr
 
 
 @pytest.mark.process

@@ -143,7 +143,7 @@ def test_a_session_can_have_a_name_of_any_letters(chat, tmp_path):
         r"^Grüße 日本語 +1 turn  just now +\d+ B  open$", _narrow(listed), re.MULTILINE
     )
     assert "Saved as Grüße 日本語, and from" in terminal.say("/save GRU\u0308SSE 日本語")
-    assert "no name for a session" in last_part(terminal.say("/save ../x"))
+    assert "cannot be the name of a session" in last_part(terminal.say("/save ../x"))
     assert terminal.leave() == 0
     again = chat("--session", "grüsse 日本語")
     assert "Continuing Grüße 日本語: 1 turn." in unwrapped(_narrow(again.text()))

@@ -152,7 +152,7 @@ def test_a_model_that_calls_by_itself(script):
         reply = chat.send("hi", tools=TOOLS, temperature=0).reply()
         assert reply.text == "Let me see."
         assert all(map(fits, reply.tool_calls))
-        with pytest.raises(OptionError, match="has not been told what came of it"):
+        with pytest.raises(OptionError, match="their results are missing"):
             chat.send("and").reply()
         (call,) = reply.tool_calls
         with pytest.raises(OptionError, match="no result is given"):
@@ -370,7 +370,7 @@ def test_what_has_no_tools(engine, demo_target):
             plain.generate([QUESTION, called, QUESTION]).reply()
     with pytest.raises(OptionError, match="raw prompt"):
         engine.generate_raw("Once", tools=TOOLS).reply()
-    with pytest.raises(TemplateError, match="nothing has come of them"):
+    with pytest.raises(TemplateError, match="their results are missing"):
         engine.generate([QUESTION, called]).reply()
 
 

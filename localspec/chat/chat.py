@@ -76,7 +76,7 @@ class Chat:
         self._maker = PromptMaker(engine.vocabulary, source, think=think)
         self._room = Room(engine, self._maker)
         self._num_asked = 0
-        self._revision = 0  # counts changes, which outdate what was asked for before
+        self._revision = 0  # counts changes: an answer asked for before one is refused
         self._unfinished: Unfinished | None = None  # the last answer, if it was
         self._tools: tuple[Tool, ...] = ()  # that the last answer was told of
 
@@ -87,7 +87,7 @@ class Chat:
 
     @property
     def transcript(self) -> tuple[Message, ...]:
-        """The conversation from its begin, with the turns that were forgotten."""
+        """The conversation from its beginning, with the turns that were forgotten."""
         return (*self._system, *messages_of(self._forgotten + self._turns))
 
     @property
@@ -107,7 +107,7 @@ class Chat:
 
     @property
     def num_asked(self) -> int:
-        """How many answers were begun. The next one has the random numbers of this turn."""
+        """How many answers were started. The next one has the random numbers of this turn."""
         return self._num_asked
 
     @property
@@ -140,11 +140,11 @@ class Chat:
         options: AnswerOptions | None = None,
         **keywords: Unpack[AnswerKeywords],
     ) -> Answer:
-        """The answer to what came of the calls that the last one asked for.
+        """The answer to the results of the tools that the last answer called.
 
-        results: a text, or what JSON can hold, for each of its `tool_calls`, by their ids. It
-        may call tools again. Options as for `send`. Raises OptionError if a result is missing
-        or of no call.
+        results: by the ids of that answer's `tool_calls`, for each a text, or a value that JSON
+        can hold. The new answer may call tools again. Options as for `send`. Raises OptionError
+        if a result is missing or of no call.
         """
         found = result_messages(self._turns, results)
         chosen = AnswerOptions.of(options, **keywords)
@@ -187,7 +187,8 @@ class Chat:
         It becomes the answer that would have come in one, with the same options: wherever it
         was cut, also in the midst of a character, a mark, a stop string or a call, and with a
         seed. The answer returned has what is new. What was shown at the cut, and turns out to
-        be the begin of a mark or a stop string, is no longer part of the answer in `messages`.
+        be the beginning of a mark or a stop string, is no longer part of the answer in
+        `messages`.
 
         Nothing is forgotten to make room. Raises OptionError if the answer came to its own
         end, was made elsewhere, or the conversation has changed; ContextError, when it is
@@ -201,10 +202,10 @@ class Chat:
         rest = _Exchange(self, self._turns[-1], self._turns[:-1], chosen, self._unfinished)
         return self._engine._answer(rest, chosen)
 
-    def _ask(self, begun: Turn, turns: list[Turn], options: AnswerOptions) -> Answer:
-        """The answer to a turn without it, after `turns`, which are all or all but the last."""
+    def _ask(self, asked: Turn, turns: list[Turn], options: AnswerOptions) -> Answer:
+        """The answer that completes a turn. turns: those before it, all or all but the last."""
         answer = call_message("", (), "")
-        return self._engine._answer(_Exchange(self, (*begun, answer), turns, options), options)
+        return self._engine._answer(_Exchange(self, (*asked, answer), turns, options), options)
 
     def prompt_tokens(self, text: str) -> list[int]:
         """What the model would read if it were asked `text` now."""
@@ -231,7 +232,7 @@ class Chat:
         turns, use = self._turns, ToolUse(self._tools)
         asked = Asked(self._system, (first,), use)
         prompt, num_leaving = self._room.prompt(asked, turns, is_cancelled)
-        messages = asked._replace(begun=(second,)).behind(turns[num_leaving:])
+        messages = asked._replace(turn=(second,)).behind(turns[num_leaving:])
         other = self._maker.prompt(messages, use, is_cancelled)
         pairs = zip(prompt.tokens, other.tokens, strict=False)
         return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
@@ -277,26 +278,26 @@ class Chat:
 
 
 class _Exchange(Exchange):
-    """An answer, or its rest, as a part of its conversation, as that was when it was asked for.
+    """An answer, or its rest, in a conversation as that was when the answer was asked for.
 
-    begun: its turn, with what is there of the answer. turns: those before it. unfinished: the
-    answer that is continued, if one is.
+    whole: the answer's turn, with the part of the answer that is there. turns: the turns before
+    it. unfinished: the answer that is continued, if one is.
     """
 
     def __init__(
         self,
         chat: Chat,
-        begun: Turn,
+        whole: Turn,
         turns: list[Turn],
         options: AnswerOptions,
         unfinished: Unfinished | None = None,
     ) -> None:
         self.owner: Chat = chat
         self.turn = chat._num_asked if unfinished is None else unfinished.turn
-        self._begun, self._turns = begun, turns
+        self._whole, self._turns = whole, turns
         self._replaced = chat._turns[len(turns) :]
         self._revision = chat._revision
-        self._asked = Asked(chat._system, begun[:-1], options.tool_use(chat._tools))
+        self._asked = Asked(chat._system, whole[:-1], options.tool_use(chat._tools))
         self._prompt = None if unfinished is None else unfinished.prompt
         self._num_leaving = 0  # oldest turns that are forgotten
 
@@ -323,11 +324,10 @@ class _Exchange(Exchange):
         vars(chat).update(_forgotten=forgotten, _turns=self._kept + self._replaced)
 
     def remember(self, reply: Reply, said: Said | None) -> None:
-        """See `Exchange.remember`."""
         chat, prompt = self.owner, self._prompt
         if prompt is None or chat._revision != self._revision + 1:
             return  # it was cleared, say, while the answer came
-        *asked, answer = self._begun
+        *asked, answer = self._whole
         if said is None:
             answer = {**answer, "content": answer["content"] + reply.text}
         else:

@@ -45,7 +45,7 @@ def merged_messages(messages: Sequence[Message]) -> list[Message]:
     """The same in turns that every template takes.
 
     What the system says first is one message, what it says later the user's, and messages in a
-    row of one role are one. Calls of tools, and what came of them, stay as they are.
+    row of one role are one. Calls of tools and their results stay as they are.
     """
     opening = list(takewhile(_is_system, messages))
     merged = [_merged("system", opening)] if opening else []

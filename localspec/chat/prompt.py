@@ -149,12 +149,12 @@ class PromptMaker:
         has_calls = any("tool_calls" in message for message in messages)
         if has_calls and not self._knows_calls:
             raise TemplateError(
-                "the chat template leaves out calls of tools and what came of them",
+                "the chat template leaves out calls of tools and their results",
                 "Give them as text, in messages of the roles assistant and user.",
             )
         if messages and "tool_calls" in messages[-1]:
             raise TemplateError(
-                "the last message has calls of tools, and nothing has come of them yet",
+                "the last message calls tools, and their results are missing",
                 "Give the results in messages of the role tool.",
             )
 
@@ -211,7 +211,7 @@ class PromptMaker:
         """The template's text, also where it refuses an answer in which nothing was said."""
         messages, tools = asked.with_hidden(hidden)
         if messages[-1]["role"] == "assistant":
-            return self._begun(messages, tools, hidden.end, is_cancelled)
+            return self._opened(messages, tools, hidden.end, is_cancelled)
         try:
             return self._template.render(messages, is_cancelled, tools=tools)
         except TemplateError:
@@ -223,19 +223,19 @@ class PromptMaker:
             tools=tools,
         )
 
-    def _begun(
+    def _opened(
         self, messages: list[dict[str, Any]], tools: Any, end: str, is_cancelled: CancelCheck
     ) -> str:
-        """The template's text up to the end of the last message, an answer."""
+        """The template's text up to the end of the last message, which is an answer."""
         messages[-1]["content"] += end
         text = self._template.render(messages, is_cancelled, tools=tools, opens_answer=False)
-        begun, found, _ = text.rpartition(end)
+        opened, found, _ = text.rpartition(end)
         if not found:
             raise TemplateError(
-                "the chat template leaves out the answer that is to be gone on with",
+                "the chat template leaves out the answer that is to be continued",
                 "Leave out the last message, whose role is assistant.",
             )
-        return begun
+        return opened
 
 
 def takes_tools(source: str | None) -> bool:

@@ -22,16 +22,16 @@ MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below
 class Asked(NamedTuple):
     """What a model is asked, whatever was said before.
 
-    begun: a turn without the answer that is to come.
+    turn: the last turn without its answer: a question, or all up to the results of tools.
     """
 
     system: Sequence[Message]
-    begun: Turn
+    turn: Turn
     use: ToolUse
 
     def behind(self, turns: Sequence[Turn]) -> list[Message]:
         """The messages that ask it behind these turns."""
-        return [*self.system, *messages_of(turns), *self.begun]
+        return [*self.system, *messages_of(turns), *self.turn]
 
 
 class Room:
@@ -44,9 +44,9 @@ class Room:
     def prompt(
         self, asked: Asked, turns: Sequence[Turn], is_cancelled: CancelCheck
     ) -> tuple[Prompt, int]:
-        """The prompt of the next answer, and how many oldest turns leave for it.
+        """The prompt of the next answer, and how many of the oldest turns are left out of it.
 
-        Raises ContextError if even the question alone does not fit, Interrupted.
+        Raises ContextError if even the question alone does not fit, TemplateError, Interrupted.
         """
         self._check_length(asked)
         capacity = self._engine.context_length
@@ -87,7 +87,7 @@ class Room:
         longest = self._engine.vocabulary.max_text_bytes(capacity)
         length = sum(
             len(each["content"].encode(errors="replace"))
-            for each in (*asked.system, *asked.begun)
+            for each in (*asked.system, *asked.turn)
         )
         if length > longest:
             raise self._too_long(

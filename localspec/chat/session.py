@@ -261,7 +261,7 @@ def _checked(name: str) -> str:
     name = unicodedata.normalize("NFC", name.translate(blanks).strip(" "))
     if not _is_name(name):
         raise OptionError(
-            f"{name!r} is no name for a session",
+            f"{name!r} cannot be the name of a session",
             'Use letters, digits, blanks and signs, but none of / \\ : * ? " < > |; begin with '
             "a letter or digit.",
         )

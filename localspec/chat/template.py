@@ -20,7 +20,7 @@ MAX_SOURCE = 200_000  # characters
 _MAX_REASON = 300  # characters of a template's own words in an error
 
 # Keys: role, content; of an answer perhaps tool_calls and the reasoning_content before them, of
-# what came of a call its tool_call_id and name.
+# the result of a call its tool_call_id and name.
 Message = Mapping[str, Any]
 
 BUILT_IN = {

@@ -77,7 +77,7 @@ def _arguments(given: object) -> object:
 
 
 def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
-    """Each call in a message of its own, and behind it what came of it."""
+    """Each call in a message of its own, followed by its result."""
     rest = list(messages)
     while rest:
         message = rest.pop(0)

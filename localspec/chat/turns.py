@@ -1,4 +1,4 @@
-"""Turns of a conversation: a question, and all that came of it up to its last answer."""
+"""Turns of a conversation: a question, and everything up to its last answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
 from localspec.errors import OptionError
 
-# A question, an answer, and where that called tools what came of them, and the next answer.
+# A question and its answer; where that calls tools, their results and the next answer.
 Turn = tuple[Message, ...]
 
 
@@ -28,10 +28,10 @@ def system_messages(text: str | None) -> list[Message]:
 
 
 def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Turn:
-    """What came of the calls of the last answer, in their order.
+    """The results of the last answer's calls of tools, in the order of the calls.
 
-    results: by the ids of the calls; what is no text is written as JSON. Raises OptionError
-    where the answer called nothing, a result is missing, or is of no call.
+    results: by the ids of the calls; a value that is no text is written as JSON. Raises
+    OptionError where the answer calls no tool, a result is missing, or belongs to no call.
     """
     calls = pending_calls(turns)
     if not calls:
@@ -60,7 +60,7 @@ def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Tur
 
 
 def pending_calls(turns: Sequence[Turn]) -> Sequence[Message]:
-    """The calls of the last answer, of which nothing has come yet."""
+    """The calls of the last answer, whose results are missing."""
     if not turns:
         return ()
     calls: Sequence[Message] = turns[-1][-1].get("tool_calls", ())
@@ -68,10 +68,10 @@ def pending_calls(turns: Sequence[Turn]) -> Sequence[Message]:
 
 
 def require_no_calls(turns: Sequence[Turn]) -> None:
-    """Raise OptionError where the last answer waits for what comes of its calls."""
+    """Raise OptionError where the last answer waits for the results of its calls."""
     if pending_calls(turns):
         raise OptionError(
-            "the last answer calls tools, and has not been told what came of it",
+            "the last answer calls tools, and their results are missing",
             "Give their results with send_tool_results, or take the turn back with undo().",
         )
 
@@ -109,7 +109,7 @@ def turns_of(messages: Sequence[Message]) -> list[Turn]:
 
 
 def _is_whole(turn: Turn) -> bool:
-    """Whether each answer but the last calls tools, and is followed by what came of it."""
+    """Whether each answer but the last calls tools, and is followed by the results."""
     rest = list(turn[1:])
     while rest and rest[0]["role"] == "assistant":
         answer = rest.pop(0)

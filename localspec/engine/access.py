@@ -151,7 +151,7 @@ class Access:
 
 
 def busy() -> BusyError:
-    """What whoever asks for an answer, and is refused, gets to know."""
+    """The refusal of another answer."""
     return BusyError(
         "the engine is producing another answer",
         "Finish or close that answer first, or wait in line for it: queue=True.",
@@ -159,7 +159,7 @@ def busy() -> BusyError:
 
 
 def in_use() -> BusyError:
-    """What whoever wants anything else of it gets to know."""
+    """The refusal of anything but an answer."""
     return BusyError(
         "the engine is producing another answer",
         "Finish or close that answer first; an engine does one at a time.",

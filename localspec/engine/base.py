@@ -65,7 +65,7 @@ class BaseEngine(abc.ABC):
         self._own_process = OwnProcess()
         self._access = Access()
         self._readers: weakref.WeakSet[PieceReader] = weakref.WeakSet()
-        self._listing = threading.Lock()  # of those
+        self._listing = threading.Lock()  # held while `_readers` is changed or listed
         self._is_ending = False
         self._maker: tuple[tuple[str, bool], PromptMaker] | None = None  # the last one used
         weakref.finalize(self, _end_at_exit, weakref.ref(self))
@@ -126,18 +126,18 @@ class BaseEngine(abc.ABC):
 
     @abc.abstractmethod
     def free_kept(self) -> None:
-        """Free what is kept of conversations that wait: they are decoded again when they go on.
+        """Free the caches of waiting conversations; each is decoded again at its next answer.
 
         Raises BusyError while an answer is produced.
         """
 
     @abc.abstractmethod
     def _save_caches_of(self, owner: object, path: Path) -> bool:
-        """What is behind `save_caches`, for whatever owns a text."""
+        """`save_caches`, for any owner of a text."""
 
     @abc.abstractmethod
     def _load_caches_of(self, owner: object, path: Path) -> bool:
-        """What is behind `load_caches`, for whatever owns a text."""
+        """`load_caches`, for any owner of a text."""
 
     @abc.abstractmethod
     def _check_options(self, options: AnswerOptions) -> None:
@@ -150,7 +150,7 @@ class BaseEngine(abc.ABC):
         """The pieces of an answer in its turn, which is over when this is."""
 
     def _answer(self, exchange: Exchange, options: AnswerOptions) -> Answer:
-        """What is behind every method that asks for an answer.
+        """The answer to an exchange; every method that asks for one ends here.
 
         Raises OptionError for options that do not go together.
         """
@@ -172,11 +172,11 @@ class BaseEngine(abc.ABC):
     def _prepare(
         self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
     ) -> None:
-        """What is behind `Chat.prepare`: decode the tokens that the next prompt begins with.
+        """Decode the tokens that the next prompt begins with, for `Chat.prepare`.
 
-        make_tokens: gives them, none if there is nothing to do. What comes of it while an
-        answer begins, or this is cancelled, is outdated and not used: what it is called with
-        is true from then on, and it may raise Interrupted.
+        make_tokens: gives these tokens, none if there is nothing to do. Its argument becomes
+        true as soon as an answer begins or the work is cancelled; then it may raise
+        Interrupted, and its tokens are not used.
         """
 
     @abc.abstractmethod
@@ -290,14 +290,14 @@ class BaseEngine(abc.ABC):
         return Prompt(self._known_ids(prompt))
 
     def _known_ids(self, tokens: Sequence[int]) -> list[int]:
-        """The ids as plain ints. Raises OptionError for what is none of the vocabulary."""
+        """The ids as plain ints. Raises OptionError for an id outside the vocabulary."""
         ids = token_ids(tokens)
         if ids:
             self.vocabulary.detokenize([min(ids), max(ids)])  # which refuses others
         return ids
 
     def _prompt_maker(self, template: str | None, *, think: bool) -> PromptMaker:
-        """That of the call before, if it was for the same."""
+        """The maker for a template; the last one is kept, for calls with the same template."""
         key = (template_source(template, self.chat_template), think)
         kept = self._maker
         if kept is None or kept[0] != key:
@@ -330,11 +330,11 @@ class BaseEngine(abc.ABC):
         return self._save_caches_of(chat, Path(path))
 
     def load_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
-        """Give a conversation what `save_caches` kept of it; False if it is of no use here.
+        """Give a conversation its caches that `save_caches` kept; False if they do not fit.
 
-        It then is decoded again when it goes on. Raises BusyError while an answer is
-        produced, CacheError if it takes more memory than was granted, or the models are such as
-        `save_caches` refuses.
+        The conversation is then decoded again at its next answer. Raises BusyError while an
+        answer is produced, CacheError if the caches take more memory than was granted, or
+        `save_caches` would refuse the models.
         """
         require_chat(chat)
         return self._load_caches_of(chat, Path(path))

@@ -85,7 +85,7 @@ def read_caches(
         return None
     except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         logger.warning(
-            "%s is of no use, and the conversation is decoded again: %s", path, error
+            "%s cannot be used, and the conversation is decoded again: %s", path, error
         )
         return None
 

@@ -57,7 +57,7 @@ class Constrainer:
         said = prompt.tokens[len(prompt.tokens) - prompt.num_said :]
         if constraint.validate(said) < len(said):
             raise ConstraintError(
-                "the answer that is to be gone on with does not fit the constraint",
+                "the answer that is to be continued does not fit the constraint",
                 "Give the one that it was asked with, or ask again.",
             )
         constraint.commit(said)

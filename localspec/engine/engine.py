@@ -96,7 +96,6 @@ class Engine(BaseEngine):
 
     @property
     def _reading_progress(self) -> tuple[int, int]:
-        """See `BaseEngine._reading_progress`."""
         return self._target.num_cached, len(self._decoder.tokens)
 
     @property
@@ -139,14 +138,12 @@ class Engine(BaseEngine):
             self._is_settled = True
 
     def _check_options(self, options: AnswerOptions) -> None:
-        """See `BaseEngine._check_options`."""
         self._require_open()
         answer_policy(options.drafting, self._decoder.proposers)
 
     def _pieces(
         self, turn: EngineTurn, exchange: Exchange, state: AnswerState
     ) -> Generator[Piece, None, None]:
-        """See `BaseEngine._pieces`."""
         options, cancellation = state.options, state.cancellation
 
         def is_cancelled() -> bool:
@@ -205,7 +202,7 @@ class Engine(BaseEngine):
         num_tokens = len(prompt.tokens)
         room = self.context_length - num_tokens
         if not prompt.tokens:
-            raise OptionError("the prompt is empty", "Give a token or more to go on from.")
+            raise OptionError("the prompt is empty", "Give at least one token.")
         if room < 1:
             raise ContextError(
                 f"the prompt has {num_tokens} tokens; the context holds {self.context_length}",
@@ -231,7 +228,7 @@ class Engine(BaseEngine):
         )
 
     def _use(self, answer: AnswerRun, policy: DraftPolicy | None, reference: list[int]) -> None:
-        """What of the engine is an answer's own while it is produced."""
+        """Set what an answer has of its own: its on_prompt, policy and prediction."""
         on_prompt, num_tokens = answer.options.on_prompt, len(answer.prompt.tokens)
         if on_prompt is not None:
             self._target.on_batch = lambda num_cached: on_prompt(num_cached, num_tokens)
@@ -241,7 +238,7 @@ class Engine(BaseEngine):
         self._refer_to(reference)
 
     def _use_usual(self) -> None:
-        """Undo that, if it was not undone."""
+        """Undo `_use`. Idempotent."""
         self._target.on_batch = None
         if self._usual_policy is not None:
             self._decoder.draft_policy = self._usual_policy
@@ -254,18 +251,17 @@ class Engine(BaseEngine):
                 proposer.refer_to(reference)
 
     def _reference(self, prompt: Prompt, options: AnswerOptions) -> list[int]:
-        """What an answer is expected to be, to be looked up."""
+        """The tokens of the prediction, for the lookup to propose from; none without one."""
         if options.prediction is None:
             return []
         if isinstance(options.prediction, str):
             prediction = self.vocabulary.tokenize(options.prediction, parse_special=False)
         else:
             prediction = self._known_ids(options.prediction)
-        # What the prompt ends with comes before it, so that its begin is found.
+        # What the prompt ends with comes before it, so that its beginning is found.
         return [*prompt.tokens[-LONGEST_MATCH:], *prediction] if prediction else []
 
     def _save_caches_of(self, owner: object, path: Path) -> bool:
-        """See `BaseEngine._save_caches_of`."""
         with self._access.turn() as turn, turn:
             self._take(turn, in_use)
             kept = self._cache_pool.text_of(owner)
@@ -274,7 +270,6 @@ class Engine(BaseEngine):
             return kept is not None
 
     def _load_caches_of(self, owner: object, path: Path) -> bool:
-        """See `BaseEngine._load_caches_of`."""
         with self._access.turn() as turn, turn:
             self._take(turn, in_use)
             kept = read_caches(path, self._identities(), self._cache_pool.make_room)
@@ -284,17 +279,15 @@ class Engine(BaseEngine):
 
     @property
     def num_decodes(self) -> int:
-        """Of the target, so far: whether something goes on. From any thread."""
+        """Decodes of the target so far, which shows whether it still works. From any thread."""
         return self._target.num_decodes
 
     def memory(self) -> EngineMemory:
-        """See `BaseEngine.memory`."""
         self._require_open()
         pool = self._cache_pool
         return EngineMemory(self._models.memory, pool.num_bytes, pool.budget_bytes)
 
     def free_kept(self) -> None:
-        """See `BaseEngine.free_kept`."""
         with self._access.turn() as turn, turn:
             self._take(turn, in_use)
             self._cache_pool.clear()
@@ -302,7 +295,6 @@ class Engine(BaseEngine):
     def _prepare(
         self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
     ) -> None:
-        """See `BaseEngine._prepare`."""
         idle = Cancellation()
         with self._access.turn(idle.request) as turn, turn:
             try:
@@ -324,11 +316,9 @@ class Engine(BaseEngine):
             self._is_settled = True
 
     def cancel(self) -> None:
-        """See `BaseEngine.cancel`."""
         self._interrupt()
 
     def _close(self) -> None:
-        """See `BaseEngine._close`."""
         if not self._own_process.is_this():
             # Its copy of the lock may be taken, and no thread is there to give it back.
             self._free()
@@ -358,7 +348,7 @@ class Engine(BaseEngine):
         )
 
     def _identities(self) -> list[str]:
-        """Of the models. Raises CacheError if it is not known what one of them is."""
+        """Each model's identity. Raises CacheError if a model has none any more."""
         identities = []
         for model in self._models.saved:
             if model.identity is None:
@@ -378,10 +368,13 @@ class Engine(BaseEngine):
         waits: bool = False,
         is_cancelled: CancelCheck = never,
     ) -> None:
-        """Have a turn, and all in order for it. Raises what `Access.take` and closing do."""
+        """Take a turn, and make the models and the loop ready for it.
+
+        Raises ClosedError, and what `Access.take` raises.
+        """
         self._require_open()
         self._access.take(turn, refusal, waits=waits, is_cancelled=is_cancelled)
-        self._require_not_ending()  # any more
+        self._require_not_ending()  # it may have been closed meanwhile
         for model in self._models.all:
             model.begin()
         if not self._is_settled:

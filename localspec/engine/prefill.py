@@ -82,9 +82,9 @@ def _read_ahead(decoder: SpeculativeDecoder, tokens: list[int]) -> None:
         decoder.start(tokens)
     _read(decoder.target, tokens)
     for draft in following:
-        is_begun = draft.model.num_cached > 0
+        has_cache = draft.model.num_cached > 0
         # A head that lacks too much of it goes on further behind.
-        if is_begun and draft.state(tokens).max_tokens > 0:
+        if has_cache and draft.state(tokens).max_tokens > 0:
             _read(draft.model, tokens[draft.begins_at :])
 
 

@@ -138,9 +138,9 @@ class Served:
         return False
 
     def end(self, num_read: int) -> tuple[Reply, Said | None] | None:
-        """Close the answer. What came of the tokens of it that were read, if it had begun.
+        """Close the answer; its result, as `Exchange.remember` gets it, None if there is none.
 
-        See `Exchange.remember`.
+        num_read: tokens that were read. The result is that of an answer that ended there.
         """
         with self._changing:
             answer, self._answer = self._answer, None
@@ -210,7 +210,7 @@ class Served:
             try:
                 self._engine._prepare(lambda _is_cancelled: tokens, owner=self._owner(owner))
             except Exception:
-                logger.info("idle time was of no use", exc_info=True)
+                logger.info("preparing the next answer failed", exc_info=True)
 
         self._idle_work = threading.Thread(target=work, name="localspec-idle", daemon=True)
         self._idle_work.start()

@@ -87,7 +87,7 @@ class IsolatedEngine(BaseEngine):
             weakref.WeakKeyDictionary()
         )
         self._num_owners = 0
-        self._numbering = threading.Lock()  # of those
+        self._numbering = threading.Lock()  # held while an owner gets its number
         self._gone_owners: list[int] = []
         self._reading = (0, 0)
         self.trained_context_length = self._facts.trained_context_length
@@ -129,7 +129,7 @@ class IsolatedEngine(BaseEngine):
         watch: Watch,
         **keywords: Any,
     ) -> Any:
-        """What is behind `measuring.measure`."""
+        """`measuring.measure`, in the child."""
 
         def show(told: tuple[str, float | None]) -> None:
             watch.progress(*told)
@@ -293,7 +293,7 @@ class _RemoteAnswer:
         except Interrupted:
             state.abandon()
             return
-        process, number = self._begun(engine._running(), prompt)
+        process, number = self._start(engine._running(), prompt)
         try:
             if cancellation.is_requested:
                 process.call("cancel", number)  # on this line it comes before the first
@@ -319,10 +319,10 @@ class _RemoteAnswer:
         self._engine._require_not_ending()
         return self._state.cancellation.is_requested
 
-    def _begun(self, process: ChildProcess, prompt: Prompt) -> tuple[ChildProcess, int]:
-        """The child that has begun the answer: a new one, if this one had gone unnoticed.
+    def _start(self, process: ChildProcess, prompt: Prompt) -> tuple[ChildProcess, int]:
+        """Begin the answer; the child that does, and the answer's number.
 
-        As one that has lost an RPC server while it was idle.
+        A new child if this one ended unnoticed, as where an RPC server left while it was idle.
         """
         begin = functools.partial(
             self._engine._begin, exchange=self._exchange, state=self._state, prompt=prompt

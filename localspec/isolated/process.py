@@ -120,10 +120,10 @@ class ChildProcess:
         return value
 
     def _whole(self, move: Callable[..., Any], *message: Any) -> Any:
-        """What comes of sending or receiving a message.
+        """The result of sending or receiving a message.
 
-        An exception of a signal handler may come in the midst of it: then nobody knows where
-        the next one begins, and the child is of no use any more.
+        If a signal handler raises in the middle of a message, nobody knows where the next one
+        begins: the child can no longer be used.
         """
         try:
             return move(*message)

@@ -47,9 +47,10 @@ class ReadPieces:
         return replace(reply, stats=stats)
 
     def alone(self, prompt: Prompt, rule: RuleName) -> tuple[Reply, Said | None]:
-        """What came of them alone, where the process was lost with its own.
+        """The result of these pieces alone, where that of the process was lost with it.
 
-        See `Exchange.remember`. Of a call that was begun before only the end may be here.
+        As `Exchange.remember` gets it. Of a call that an earlier answer began, only the end may
+        be here.
         """
         pieces = self._pieces
         meter = Meter(len(prompt.tokens), 0, 0.0)

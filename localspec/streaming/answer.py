@@ -54,10 +54,10 @@ class PieceReader:
             time.sleep(_NOTICE_S)
         raise StopIteration
 
-    def read_all(self, tell: Callable[[Piece], None]) -> None:
-        """Read what is left. tell: called with each piece."""
-        for piece in self:
-            tell(piece)
+    def read_all(self) -> None:
+        """Read what is left."""
+        for _ in self:
+            pass
 
     def cancel(self) -> None:
         """See `Answer.cancel`."""
@@ -84,7 +84,7 @@ class PieceReader:
 
     def _has_closed(self) -> bool:
         """Whether that was possible."""
-        is_begun = inspect.getgeneratorstate(self._pieces) != inspect.GEN_CREATED
+        was_started = inspect.getgeneratorstate(self._pieces) != inspect.GEN_CREATED
         self._is_closing = True
         try:
             self._pieces.close()
@@ -94,7 +94,7 @@ class PieceReader:
             return False
         finally:
             self._is_closing = False
-        if not is_begun:
+        if not was_started:
             self.state.abandon()
         return True
 
@@ -119,7 +119,7 @@ class _Worker:
         self._calls: SimpleQueue[_Call | None] | None = None
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """What comes of the call, in its turn."""
+        """The call's result or exception, once its turn has come."""
         calls = self._calls
         if calls is None:
             calls = self._calls = SimpleQueue()
@@ -183,8 +183,7 @@ class Answer:
         """
         # The second closes it where something comes in the way of the first.
         with self._reader, self._reader:
-            for _ in self._reader:
-                pass
+            self._reader.read_all()
         return self._reader.state.reply()
 
     def cancel(self) -> None:
@@ -231,12 +230,13 @@ class Answer:
         return self._whole_reply().__await__()
 
     async def _whole_reply(self) -> Reply:
-        await read_all(self, lambda _piece: None)
+        # Without a change of threads between two pieces.
+        await self._in_thread(self._reader.read_all)
         self._worker.stop()
         return self._reader.state.reply()
 
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
-        """What comes of a call in the answer's thread; None once a task has closed it."""
+        """The result of a call in the answer's thread; None once a task closed it."""
         if self._is_awaited:
             raise EngineError(
                 "another task waits for a piece of this answer", "Read it in one task."
@@ -296,16 +296,11 @@ class Answer:
             self._reader.close()
 
 
-async def read_all(answer: Answer, tell: Callable[[Piece], None]) -> None:
-    """Read what is left, without a change of threads between two pieces.
-
-    tell: called with each in the answer's thread. Raises EngineError as `Answer.__anext__`.
-    """
-    await answer._in_thread(functools.partial(answer._reader.read_all, tell))
-
-
 def close_behind(answer: Answer, num_tokens: int) -> tuple[Reply, Said | None] | None:
-    """Close it; what came of it, as if no more than so many tokens had been produced."""
+    """Close an answer; its result, as if only its first num_tokens had been produced.
+
+    None if it has none: it was refused, or failed, before it began.
+    """
     answer.close()
     state = answer._reader.state
     return state.result if state.run is None else state.run.cut(num_tokens)

@@ -25,8 +25,8 @@ from localspec.vocabulary import WholeVocabulary
 class AnswerState:
     """What is known of an answer from when it is asked for; its producer and reader share it.
 
-    sampling, rule: those of the options, or by default. run: what produces it, once it does, in
-    this process. result: what came of it, see `Exchange.remember`.
+    sampling, rule: those of the options, or the defaults. run: what produces the answer, once
+    it does, in this process. result: set at the end, as `Exchange.remember` gets it.
     """
 
     options: AnswerOptions
@@ -37,7 +37,7 @@ class AnswerState:
     result: tuple[Reply, Said | None] | None = None
 
     def abandon(self) -> None:
-        """It ends without having begun: an empty reply, and no trace anywhere else."""
+        """End it before its first token: an empty reply, and no trace anywhere else."""
         reply = Reply(
             text="",
             token_ids=(),
@@ -201,7 +201,7 @@ class AnswerRun:
         self.result = (reply, said)
 
     def cut(self, num_tokens: int) -> tuple[Reply, Said] | None:
-        """What came of it, as if no more than so many tokens had been produced."""
+        """The result, as if only the first num_tokens had been produced."""
         if self.result is not None and num_tokens < len(self.token_ids):
             del self.token_ids[num_tokens:], self.logprobs[num_tokens:]
             self.finish_reason, self.stopped_by = "cancelled", None
@@ -220,5 +220,5 @@ def _piece(
     token_ids: tuple[int, ...] = (),
     logprobs: TokenLogprobs | None = None,
 ) -> Piece:
-    """A part as it is handed on; the first that came of a token has that."""
+    """A part as the reader gets it. token_ids: the token, for the first part that it gave."""
     return Piece(part.text, token_ids, provenance, logprobs, part.is_thought, part.call)

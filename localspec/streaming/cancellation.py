@@ -10,14 +10,14 @@ CancelCheck = Callable[[], bool]  # whether work need not be finished any more; 
 
 
 def never() -> bool:
-    """Of work that nobody cancels."""
+    """A `CancelCheck` for work that nobody cancels."""
     return False
 
 
 class Cancellation:
-    """Comes from any thread, before the answer has begun or while it runs.
+    """The wish to end an answer, from any thread, before it has begun or while it runs.
 
-    It reaches this answer and no other, and none that comes in between is lost.
+    It reaches this answer and no other, and no request is lost, whenever it comes.
     """
 
     def __init__(self) -> None:

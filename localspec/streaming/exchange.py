@@ -34,10 +34,10 @@ class Exchange(abc.ABC):
 
     @abc.abstractmethod
     def remember(self, reply: Reply, said: Said | None) -> None:
-        """Called when an answer that was begun has ended, in any way.
+        """Called when an answer that had its turn has ended, in any way.
 
-        said: all that the answer says, with what was said of it before; None where a process
-        was lost with that.
+        said: all that the answer says, with the part of it that an earlier answer gave; None
+        where that was lost with a process.
         """
 
 
@@ -55,7 +55,6 @@ class PlainExchange(Exchange):
         self.turn, self.owner = turn, owner
 
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
-        """See `Exchange.prompt`."""
         return self._make_prompt(is_cancelled)
 
     def begin(self) -> None:
