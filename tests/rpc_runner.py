@@ -17,7 +17,7 @@ PROGRAM = program_in(binaries_of(default_folder()), RPC_SERVER)
 
 needs_servers = pytest.mark.skipif(
     not (llama_cpp.llama_supports_rpc() and PROGRAM.exists()),
-    reason="ggml-rpc-server is not installed, or this llama-cpp-python has no RPC back-end",
+    reason="ggml-rpc-server is not installed, or this llama-cpp-python has no RPC backend",
 )
 
 

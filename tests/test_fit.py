@@ -130,7 +130,7 @@ def eight_layers(tmp_path_factory, demo_target):
 
 
 def test_the_last_layers_go_onto_gpus_as_libllama_puts_them(eight_layers):
-    """As the log of libllama 0.3.36 has it, with two devices of its RPC back-end."""
+    """As the log of libllama 0.3.36 has it, with two devices of its RPC backend."""
     header = check_model_file(eight_layers)
     gpus = (gpu("A", 1 << 30), gpu("B", 1 << 30))
     for free, options, layers in (
@@ -152,7 +152,7 @@ def test_the_last_layers_go_onto_gpus_as_libllama_puts_them(eight_layers):
 
 
 def test_each_place_takes_what_libllama_took_there(eight_layers):
-    """MiB of weights, caches and graphs in its log, with two devices of its RPC back-end."""
+    """MiB of weights, caches and graphs in its log, with two devices of its RPC backend."""
     header, gpus = check_model_file(eight_layers), (gpu("A", 1 << 30), gpu("B", 1 << 30))
     f32 = 32 / 8.5  # the model of that log was Q8_0
     for options, weights, caches, compute in (

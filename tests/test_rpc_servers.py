@@ -167,7 +167,7 @@ def test_a_build_without_rpc_says_how_to_build_one(demo_target):
         lambda: localspec.IsolatedEngine(rpc=["127.0.0.1:1"]),
         lambda: localspec.explain(rpc=["127.0.0.1:1"]),
     ):
-        with pytest.raises(OptionError, match="no RPC back-end") as caught:
+        with pytest.raises(OptionError, match="no RPC backend") as caught:
             call()
         assert "CMAKE_ARGS=-DGGML_RPC=ON" in caught.value.hint
     assert CliRunner().invoke(main, ["generate", "--rpc", "127.0.0.1:1", "Hi"]).exit_code == 2
@@ -176,7 +176,7 @@ def test_a_build_without_rpc_says_how_to_build_one(demo_target):
             CliRunner().invoke(main, ["doctor", "--json", "--rpc", address]).output
         )
     assert found["devices"][-1]["server"] == address
-    assert "no RPC back-end" in found["problems"][0]["what"]
+    assert "no RPC backend" in found["problems"][0]["what"]
 
 
 def test_layers_go_to_servers_first_and_to_those_alone_that_a_model_names(demo_target):

@@ -50,7 +50,6 @@ class Trigger:
         self._texts = texts
 
     def push(self, text: str) -> str | None:
-        """See `Boundary`."""
         said = self.held + text
         ends = [said.find(each) + len(each) for each in self._texts if each in said]
         if ends:
@@ -59,7 +58,6 @@ class Trigger:
         return None
 
     def copy(self) -> Trigger:
-        """See `Boundary`."""
         return Trigger(self._texts, self.held)
 
 
@@ -102,17 +100,14 @@ class Behind:
 
     @property
     def is_done(self) -> bool:
-        """See `Constraint`."""
         return self._has_ended or (self._is_behind and self._inner.is_done)
 
     def copy(self) -> Behind:
-        """See `Constraint`."""
         other = copy.copy(self)
         other._inner, other._boundary = self._inner.copy(), self._boundary.copy()
         return other
 
     def mask(self) -> Mask | None:
-        """See `Constraint`."""
         if self._has_ended:
             return None
         if not self._has_begun:
@@ -152,7 +147,6 @@ class Behind:
         return self._inner.validate(tokens) == len(tokens)
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """See `Constraint`."""
         if self._is_behind and not self._may_be_between:
             return self._inner.validate(tokens)
         state = self.copy()
@@ -198,7 +192,6 @@ class Behind:
                 self._inner.commit(self._spelling.tokenize(rest.encode("latin-1")))
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """See `Constraint`."""
         for token in tokens:
             if self._has_ended:
                 return
@@ -210,6 +203,5 @@ class Behind:
             self._go_on(token)
 
     def forced(self) -> list[int]:
-        """See `Constraint`."""
         is_free = not self._is_behind or self._may_be_between
         return [] if is_free else self._inner.forced()

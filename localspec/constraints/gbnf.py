@@ -11,7 +11,7 @@ _PART = re.compile(
     r'(?P<text>"(?:\\.|[^"\\])*")|(?P<set>\[(?:\\.|[^\]\\])*\])|\#[^\n]*|(?P<any>\.)', re.DOTALL
 )
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([\[\]])|.)", re.DOTALL)
-# What means something else in a set of Rust's.
+# Characters that mean something else in a character set of Rust's.
 _SIGN = re.compile(r"(?P<first>\A\[\^?)-|(?P<twice>[&~-])(?P=twice)")
 
 
@@ -42,7 +42,7 @@ def _readable_part(found: re.Match[str]) -> str:
 
 
 def _character(escape: re.Match[str]) -> str:
-    """What it leaves the zeros out of, written otherwise."""
+    """A character whose zeros the converter would drop, written otherwise."""
     digits = escape[1] or escape[2]
     if digits is None:
         return escape[0]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _KEYWORDS = re.compile(r"Unimplemented keys: \[(.*?)\]")
-# What llguidance keeps to in part, by the first word of what it says of it.
+# What llguidance enforces only in part, by the first word of its message.
 _LOOSER = {"oneOf": ("oneOf",), "min/maxProperties": ("minProperties", "maxProperties")}
 _NAMES: dict[Kind, str] = {
     "json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar",
@@ -169,7 +169,7 @@ def _compiled(spec: ConstraintSpec) -> str:
 
 
 def _refused(spec: ConstraintSpec, message: str) -> ConstraintError:
-    """What llguidance says of it, for people."""
+    """llguidance's refusal as an error for people."""
     keywords = _KEYWORDS.search(message)
     if keywords:
         return ConstraintError(
@@ -192,18 +192,15 @@ class Guidance:
         self._forced: list[int] | None = None  # if they were asked for since
 
     def copy(self) -> Guidance:
-        """See `Constraint`."""
         other = Guidance(self._matcher.deep_copy(), self._guide)
         other._has_ended = self._has_ended
         return other
 
     @property
     def is_done(self) -> bool:
-        """See `Constraint`."""
         return self._has_ended or self._matcher.is_stopped()
 
     def mask(self) -> Mask | None:
-        """See `Constraint`."""
         if self._has_ended:
             return None
         size = self._guide.tokenizer.vocab_size
@@ -214,7 +211,6 @@ class Guidance:
         return bits.view(np.bool_)
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """See `Constraint`."""
         if self._has_ended:
             return len(tokens)
         ends = self._guide.spelling.ends
@@ -231,7 +227,6 @@ class Guidance:
         return len(tokens) if behind.is_accepting() else before
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """See `Constraint`."""
         for token in tokens:
             if self._has_ended:
                 return
@@ -250,7 +245,6 @@ class Guidance:
             self._forced = known[1:] if known and known[0] == token and known[1:] else None
 
     def forced(self) -> list[int]:
-        """See `Constraint`."""
         if self._has_ended:
             return []
         if self._forced is None:

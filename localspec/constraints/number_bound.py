@@ -12,8 +12,8 @@ from localspec.constraints.spelling import Spelling
 from localspec.errors import ConstraintError
 from localspec.sampling.constraint import Constraint, Mask
 
-# Of a number, without signs. The longest that programs write of a double has 24 (JavaScript's
-# 1e-6 with 17 digits), of a whole number of 64 bit 20.
+# Characters of a number, without signs. The longest that programs write for a double has 24
+# (JavaScript's 1e-6 with 17 digits), for a whole number of 64 bits 20.
 MOST_CHARACTERS = 32
 MOST_OF_EXPONENT = 3  # digits, and as long as the number is finite
 
@@ -92,17 +92,14 @@ class NumberBound:
 
     @property
     def is_done(self) -> bool:
-        """See `Constraint`."""
         return self._inner.is_done
 
     def copy(self) -> NumberBound:
-        """See `Constraint`."""
         other = copy.copy(self)
         other._inner = self._inner.copy()
         return other
 
     def mask(self) -> Mask | None:
-        """See `Constraint`."""
         mask, place = self._inner.mask(), self._place
         lengths = self._spelling.number_lengths
         if mask is None or place.quoted or place.room >= lengths.longest:
@@ -123,7 +120,6 @@ class NumberBound:
         return mask is None or bool((mask & (self._spelling.number_lengths.of == 0)).any())
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """See `Constraint`."""
         num_valid = self._inner.validate(tokens)
         place = self._place
         for index, token in enumerate(tokens[:num_valid]):
@@ -144,7 +140,6 @@ class NumberBound:
         return not place.quoted and bool(self._spelling.number_lengths.of[token] > place.room)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """See `Constraint`."""
         for token in tokens:
             if self._is_long(token, self._place) and not self.validate([token]):
                 raise ConstraintError(
@@ -155,5 +150,4 @@ class NumberBound:
             self._place = self._place.behind(self._spelling.texts[token])
 
     def forced(self) -> list[int]:
-        """See `Constraint`."""
         return self._inner.forced()

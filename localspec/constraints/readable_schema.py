@@ -17,7 +17,7 @@ FORMATS: Mapping[str, int | None] = {
 _LOWEST, _HIGHEST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _MULTIPLES_WITHIN = 10**18  # as far as llguidance counts
 _BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"  # between values, where a schema wants them free
-# What Rust's expressions lack: looking around, and what was matched before.
+# What Rust's expressions lack: lookaround and backreferences.
 _UNREADABLE = re.compile(r"(?<!\\)(?:\\\\)*(\(\?<?[=!]|\\[1-9])")
 # Pydantic's for a Decimal: not nothing but signs and a point.
 _NUMBER_TEXT = "^(?!^[-+.]*$)"

@@ -7,8 +7,8 @@ from typing import Any
 
 from localspec.errors import ConstraintError
 
-# Of one text: whether n patterns can all match takes llguidance time and memory that grow
-# with 2 ** n. A dozen take some 30 ms, 25 more than anybody has.
+# Patterns that hold for one text: to find out whether n of them can all match, llguidance takes
+# time and memory that grow with 2 ** n. A dozen take some 30 ms, 25 more than anybody has.
 _MAX_PATTERNS = 12
 _MAX_PLACES = 20_000  # looked at in a schema
 _HOLDING = {

@@ -14,7 +14,7 @@ from localspec.constraints.schema_bounds import check_bounds
 from localspec.constraints.schema_walk import Node, changed_schema
 from localspec.errors import ConstraintError, OptionError, require_unicode
 
-# Of a schema or grammar: what takes llguidance about a second to read on a slow machine.
+# Bytes of a schema or grammar, which llguidance reads in about a second on a slow machine.
 MAX_BYTES = 256 << 10
 # One line, as json.dumps writes it: what stands between two values is known then, and no
 # answer ends in blanks without end.
@@ -112,7 +112,7 @@ def schema_text(schema: object) -> str:
         return json.dumps(found, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConstraintError(
-            f"the JSON schema has what JSON has not: {error}", "Use only what JSON can hold."
+            f"the JSON schema holds what JSON cannot: {error}", "Use only what JSON can hold."
         ) from error
 
 

@@ -50,7 +50,7 @@ class Spelling:
 
     @cached_property
     def pieces(self) -> list[bytes]:
-        """Of every token, control tokens by their entries: (vocab,)."""
+        """The bytes of every token, control tokens by their entries: (vocab,)."""
         return self._vocabulary.spelled_out()
 
     @cached_property

@@ -37,7 +37,7 @@ class HeadGraph(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """What is special of one; as it stands, of all that `architecture` does not know.
+    """What is special about one; the defaults are those of an architecture that is not listed.
 
     has_snapshots: libllama can keep the last states (llm_arch_supports_rs_rollback).
     is_head: there are no layers of a model in its files. head_of: the architecture that it
@@ -143,5 +143,5 @@ _SPECIAL = {
 
 
 def architecture(name: str) -> Architecture:
-    """What is known of the one of that name, which need not be in the table."""
+    """What is known about the architecture of that name, which need not be in the table."""
     return _SPECIAL.get(name, _PLAIN)

@@ -22,7 +22,7 @@ _NOT_READ_BY_STEPS = (_TABLE, "fc.weight", _NAMES)  # but for a row
 
 
 def layers_read(shape: ModelShape) -> tuple[int, ...]:
-    """Of the target, in the order in which the head's file has them side by side."""
+    """The target's layers that the head reads, in the order of their rows side by side."""
     stated = shape.stated("target_layers")
     return tuple(map(int, stated)) if isinstance(stated, tuple) else ()
 

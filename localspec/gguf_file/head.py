@@ -69,7 +69,7 @@ class HeadFacts:
 
 
 def head_facts(header: Header) -> HeadFacts | None:
-    """Of the head in a model's file, or of a head's own; None if there is none."""
+    """The facts of the head in a model's file or in its own file; None if there is none."""
     shape = ModelShape(header)
     known = shape.architecture
     if shape.num_head_layers == 0 and not known.is_head:
@@ -200,7 +200,7 @@ def _layers(count: int) -> str:
 
 
 def _own_misfits(target: Header, head: Header) -> Iterator[str]:
-    """Of a head that has the architecture of its target."""
+    """Why a head with the architecture of its target does not draft for it."""
     if target.architecture != head.architecture:
         yield _other_architecture(target, head)
     ours, theirs = ModelShape(target), ModelShape(head)
@@ -216,7 +216,7 @@ def _own_misfits(target: Header, head: Header) -> Iterator[str]:
 
 
 def _shared_misfits(target: Header, head: Header) -> Iterator[str]:
-    """Of a head that attends with the keys and values of its target's last two layers."""
+    """The same, for a head that attends with the keys and values of its target."""
     ours, theirs = ModelShape(target), ModelShape(head)
     if target.architecture != theirs.architecture.head_of:
         yield _other_architecture(target, head)

@@ -1,7 +1,7 @@
 """The header of a GGUF file, read with every length checked against the file's size.
 
 libllama trusts a header further than a downloaded or damaged file deserves: what it finds
-late can end the process. So the header is read here first. Of its arrays only short ones of
+late can end the process. So the header is read here first. Of its arrays, only short ones of
 numbers and the tokens are kept; the other strings would be 300 000 more. A header can be read
 before its file is here: of a `ByteSource` only the beginning is asked for.
 
@@ -87,7 +87,7 @@ class Header:
 
     @property
     def weights_bytes(self) -> int:
-        """Of all parts, where the model is split."""
+        """Bytes of the weights, of all parts if the model is split."""
         return sum(tensor.size_bytes for tensor in self.tensors)
 
     @property

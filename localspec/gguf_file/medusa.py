@@ -26,14 +26,14 @@ _NAMES = "d2t"
 
 
 class MedusaTensors(NamedTuple):
-    """Of one head. residuals: weight and bias, if there is one, of each block."""
+    """The tensors of one head. residuals: weight and bias, if there is one, of each block."""
 
     residuals: tuple[tuple[Tensor, Tensor | None], ...]
     output: Tensor
 
 
 def medusa_tensors(header: Header) -> tuple[MedusaTensors, ...]:
-    """Of every head, in a file without refusals."""
+    """The tensors of every head, in a file without refusals."""
     shape, tensors = ModelShape(header), _by_name(header)
     return tuple(
         MedusaTensors(

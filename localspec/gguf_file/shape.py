@@ -71,7 +71,7 @@ class ModelShape:
         return self.stated_kv_heads()[self.num_layers :]
 
     def stated_kv_heads(self) -> list[int]:
-        """As the header has them, of all blocks and whether they have a cache or not."""
+        """The header's numbers for all blocks, whether they have a cache or not."""
         stated = self.stated("attention.head_count_kv")
         if isinstance(stated, tuple):
             return [int(number) for number in stated[: self.num_blocks]]

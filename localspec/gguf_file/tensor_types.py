@@ -11,7 +11,7 @@ _NEWER = {42: "Q2_0"}  # libllama has it, gguf 0.19 does not
 
 
 def type_name(kind: int) -> str:
-    """The type's name, by its number in a file; of one that nobody knows yet, its number."""
+    """The type's name, by its number in a file; or that number if nobody knows it."""
     from gguf.constants import GGMLQuantizationType
 
     try:

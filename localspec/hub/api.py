@@ -28,7 +28,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 _ETAG = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # it becomes the name of a file
 _TRANSIENT = {408, 429, 500, 502, 503, 504}
 # What the HTTP libraries call a connection that was there and broke: another one may hold.
-# One that cannot be made at all is told about at once.
+# One that cannot be made at all is reported at once.
 _BROKEN = {
     "ReadError",
     "ReadTimeout",

@@ -8,14 +8,14 @@ from pathlib import PurePosixPath
 
 from localspec.errors import DownloadError, OptionError
 
-# What a hub allows and no file system misreads: no "..", no drive, no backslash.
+# Names that a hub allows and no file system misreads: no "..", no drive, no backslash.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO = re.compile(f"{_NAME}/{_NAME}")
 _FILE_PART = re.compile(r"(?!\.+$)[A-Za-z0-9._+=@,() -]+")
 # The longest models have some two hundred; each is a file to look for.
 _MAX_PARTS = 1024
 _MAX_NAMED = 10  # files that an error names
-# In the names of files that lie beside a model's, as llama.cpp knows them.
+# Words in the names of files beside a model's, as llama.cpp knows them.
 HEAD_SIGN = "mtp-"  # of a head, before a quantization and in names of files
 _HEAD_SIGNS = (HEAD_SIGN, "eagle3", "EAGLE3")
 _OTHER_SIGNS = ("mmproj", "imatrix", "dflash-", "dspark-")
@@ -107,7 +107,7 @@ def all_parts(file: str) -> list[str]:
 
 
 def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[str]:
-    """Of the file names those of the one model in that quantization, all parts in order.
+    """The file names of the one model in that quantization, all parts in order.
 
     A single file is preferred to the same model in parts. "mtp-" before the quantization
     stands for the head beside the model, of whichever kind it is. Raises DownloadError if

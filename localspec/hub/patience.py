@@ -68,7 +68,7 @@ class _Asking(threading.Thread, Generic[Result]):
             self._failure = failure
 
     def result(self) -> Result:
-        """What came of it, once the thread has ended."""
+        """The result of the try, once its thread has ended."""
         if self._failure is not None:
             raise self._failure
         return self._results[0]

@@ -49,7 +49,7 @@ class ProgressBoard:
             self._changed.notify()
 
     def take(self, seconds: float) -> tuple[list[Progress], list[HubFile]]:
-        """What is new, and which files have ended; waits so long for it. Takes it down."""
+        """What is new since the last call, and which files have ended; waits so long."""
         with self._changed:
             self._changed.wait_for(lambda: self._news or self._ended, seconds)
             news, self._news = list(self._news.values()), {}

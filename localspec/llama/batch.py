@@ -10,7 +10,7 @@ import numpy as np
 
 
 class TokenBatch:
-    """Room for `size` tokens of sequence 0, each with a row of `width` floats if that is not 0.
+    """Space for `size` tokens of a text, with a row of `width` floats each if that is not 0.
 
     lib: the llama_cpp module. rows: (size, width) float32, to be filled before `filled`.
     rows_alone: libllama sees no tokens, only their rows.

@@ -14,7 +14,7 @@ _UNKNOWN = -1  # tokens in snapshots, where not even the last state is of use
 class Cache:
     """The cached sequence of a handle's context.
 
-    Keys and values of any token can be taken away again. What is recurrent goes on from one
+    The keys and values of any token can be removed. A recurrent state only goes on from one
     state: where libllama keeps snapshots (n_rs_seq) it comes back to those of the last
     decode, and from anywhere to a checkpoint that was taken here. What libllama says it has
     removed is not believed.
@@ -117,7 +117,7 @@ class Cache:
 
         libllama takes anything away from a sliding window, whose oldest entries it has
         overwritten or, in a restored state, never had: what is left can have a hole at its
-        begin, or be nothing at all.
+        beginning, or be nothing at all.
         """
         if llama_cpp.llama_memory_seq_pos_max(self._handle.memory, 0) != num_cached - 1:
             return False

@@ -93,7 +93,7 @@ class LlamaHead:
         self.begins_at = position
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
-        """See `Model.decode`. Of a token beyond `readable` there can be one at a time.
+        """See `Model.decode`. Beyond `readable` it takes one token at a time.
 
         Raises DecodeError or Interrupted.
         """

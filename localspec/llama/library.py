@@ -31,7 +31,7 @@ def devices() -> tuple[Device, ...]:
 def rpc_servers(addresses: Sequence[str]) -> list[RpcServer]:
     """What the RPC servers at checked addresses are, once it is clear that each can be used.
 
-    Raises RpcError for the first that cannot, OptionError if this build has no RPC back-end.
+    Raises RpcError for the first that cannot, OptionError if this build has no RPC backend.
     """
     if addresses:
         rpc_backend.require_backend(llama_cpp)

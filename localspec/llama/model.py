@@ -169,7 +169,7 @@ class LlamaModel:
     def adopt(cls, llama: Llama, max_outputs: int) -> LlamaModel:
         """Work on an application's `Llama`, with its settings. `close` gives it back, emptied.
 
-        max_outputs: as of `LlamaOptions`, within a batch of its own; those of a whole batch
+        max_outputs: as in `LlamaOptions`, within a batch of its own; those of a whole batch
         take 300 MB. Raises ModelFileError if it computes embeddings or holds no weights,
         EngineError if it is closed, another engine works on it, or this is a fork.
         """
@@ -295,7 +295,7 @@ class LlamaModel:
         self._forget_rows()
 
     def _forget_rows(self) -> None:
-        """Those of tokens that are not cached any more."""
+        """Forget the hidden rows of tokens that are no longer cached."""
         if self._rows is not None:
             self._rows.truncate(self.num_cached)
 

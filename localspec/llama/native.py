@@ -19,7 +19,7 @@ from localspec.errors import EngineError, LocalspecError, MemoryLimitError, Mode
 logger = logging.getLogger("localspec.llama")
 logger.addHandler(logging.NullHandler())  # else warnings go to stderr unasked
 
-# Of ggml, its back-ends and libllama, where memory could not be had.
+# What ggml, its backends and libllama log when memory could not be had.
 _NO_MEMORY = re.compile(
     r"(failed|unable) to (allocate|reserve)|cannot allocate|out of memory|bad_alloc|"
     r"OutOf(Device|Host)Memory",

@@ -25,7 +25,7 @@ Opened = TypeVar("Opened", bound=_Closes)
 def open_watched(
     progress: Callable[[float], None], open_it: Callable[[native.LoadWatch], Opened]
 ) -> Opened:
-    """What `open_it` opens, which what `progress` raises ends at once, as Ctrl-C does.
+    """What `open_it` opens; an exception of `progress`, or Ctrl-C, ends the load at once.
 
     progress: called with the loaded share, 0 … 1. Raises EngineError in a fork of a process
     that has loaded libllama.

@@ -1,4 +1,4 @@
-"""libllama's RPC back-end: whether this build has it, its version, and its devices.
+"""libllama's RPC backend: whether this build has it, its version, and its devices.
 
 Any failure in it ends the process: `rpc_servers` asks the servers first. Each function takes
 the llama_cpp module: `llama/library.py` is the one place that imports it.
@@ -24,11 +24,11 @@ _Pointer = ctypes.c_void_p
 
 
 def require_backend(lib: Any) -> None:
-    """Raise OptionError if this build has no RPC back-end."""
+    """Raise OptionError if this build has no RPC backend."""
     if not lib.llama_supports_rpc():
         name = "llama-cpp-python"
         raise OptionError(
-            "this build of llama.cpp has no RPC back-end, so it cannot use other machines",
+            "this build of llama.cpp has no RPC backend, so it cannot use other machines",
             "Build it here: CMAKE_ARGS=-DGGML_RPC=ON python -m pip install "
             f"--force-reinstall --no-deps --no-cache-dir --no-binary {name} "
             f"{name}=={version(name)}",
@@ -39,7 +39,7 @@ def require_backend(lib: Any) -> None:
 def protocol_of(library: str) -> Protocol | None:
     """The version of the protocol that the libllama at that path speaks.
 
-    None where no process can be started to ask it.
+    None if no process can be started to ask it.
     """
     found = re.search(r" v(\d+)\.(\d+)\.(\d+)", written_by(rpc_version.__file__, library))
     return None if found is None else Protocol(*map(int, found.groups()))
@@ -60,7 +60,7 @@ def require_protocol(lib: Any, server: RpcServer) -> None:
 def remote_pointers(lib: Any, addresses: Sequence[str]) -> list[int]:
     """ggml's pointers to the devices of the servers, in order. It connects to them.
 
-    The servers are not registered with ggml: so no model uses them that does not name them.
+    The servers are not registered with ggml, so only models that name them use them.
     """
     ggml = native.shared_library(lib)
     size = ctypes.c_size_t
@@ -76,7 +76,7 @@ def remote_pointers(lib: Any, addresses: Sequence[str]) -> list[int]:
 
 
 def touch(lib: Any, addresses: Sequence[str]) -> None:
-    """Have each server that a model is on say a word: where one cannot, the process ends."""
+    """Have each server of a model answer once; if one cannot, the process ends."""
     for device in remote_pointers(lib, addresses):
         device_memory(lib, device)
 

@@ -26,7 +26,7 @@ from localspec.llama.devices import REMOTE, Device
 _WAIT_S = 5.0  # for a connection and all answers
 _HELLO, _DEVICE_COUNT, _DEVICE_MEMORY = 14, 15, 11  # of enum rpc_cmd
 _CAPABILITIES = bytes(24)  # of RDMA: none
-_MOST_DEVICES = 64  # that are believed
+_MOST_DEVICES = 64  # a larger number is not believed
 
 
 class Protocol(NamedTuple):
@@ -89,7 +89,7 @@ def ask_server(address: str) -> RpcServer:
 
 
 def ask_servers(addresses: Sequence[str]) -> list[RpcServer | RpcError]:
-    """Of each server what it is, or why that is not known. All are asked at once."""
+    """What each server is, or why that is not known. All are asked at once."""
 
     def ask(address: str) -> RpcServer | RpcError:
         try:
@@ -106,8 +106,8 @@ def ask_servers(addresses: Sequence[str]) -> list[RpcServer | RpcError]:
 def reset_at_end(connection: socket.socket) -> None:
     """Have the line reset when it is closed, or its process ends.
 
-    A server of llama.cpp that writes to a client that has gone is ended by SIGPIPE: also when
-    its turn comes to answer one that waited in vain. What it reads from or writes to a line
+    SIGPIPE ends a server of llama.cpp that writes to a client that has gone, also when its turn
+    comes to answer one that waited in vain. What it reads from or writes to a line
     that was reset fails, and it goes on to its next client.
     """
     on, seconds = 1, 0

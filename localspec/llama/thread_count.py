@@ -14,7 +14,7 @@ _LONGEST_STEP = 32  # tokens; a batch of more is a part of a prompt
 
 
 class ThreadCount:
-    """Of one context. A prompt's is that with which it was opened.
+    """The threads of one context. Prompts keep the number that it was opened with.
 
     libllama tells a decode of one token from one of several. A step has either, and what they
     cost is held against each other: so they have the same number.
@@ -34,7 +34,7 @@ class ThreadCount:
         self.of_steps = count
 
     def get_ready(self, num_tokens: int) -> None:
-        """For a decode of so many. What an application has set for its own stays."""
+        """Set the threads of a decode of num_tokens; what an application has set stays."""
         if self._handle.owner is not None:
             return
         of_several = self.of_steps if num_tokens <= _LONGEST_STEP else self._of_prompts

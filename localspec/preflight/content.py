@@ -1,4 +1,4 @@
-"""What tells one model from every other, whatever it is called: what is in it.
+"""Which model a file is, whatever it is called: told by its content.
 
 Fine-tunes of a model share their names, sizes and shapes. What was kept of one must not be
 taken for another's, so it holds a hash of the whole header and of samples of every tensor. A
@@ -57,7 +57,7 @@ class FileContent:
         return digest.hexdigest()
 
     def _current_states(self) -> list[tuple[int, ...] | None]:
-        """What the system says of each file; None of one that is gone."""
+        """What the system says of each file; None for one that is gone."""
         return [_state(part.path) for part in self._header.parts]
 
 

@@ -108,9 +108,9 @@ class Explanation:
     vocabulary: what target and draft share; misfit: why they cannot be a pair. size_warning:
     why the draft is too large to pay, in a sentence, or empty.
     largest_context: tokens that fit into the memory that is free now. gpu_layers: the most
-    layers of the target on GPUs that fit at this context, where another number was asked
-    for; None without GPUs, if no number does, or the number is chosen anyway. kept_bytes: what
-    an engine takes beside that, at most, for the caches of conversations that wait. gains: None
+    layers of the target on GPUs that fit at this context, if more were asked for; None without
+    GPUs, if no number fits, or if the number was left open. kept_bytes: the most that an
+    engine takes besides, for the caches of conversations that wait. gains: None
     if the costs of decoding were not measured here. break_even: the least acceptance that
     pays, None if none does. variants: other presets of the same models. smaller: a preset
     that fits, if this pair does not.
@@ -140,7 +140,7 @@ class Explanation:
 
     @property
     def is_pair(self) -> bool:
-        """Whether they can be loaded together; also where nothing is to draft."""
+        """Whether they can be loaded together; true also if nothing is to draft."""
         return not (self.misfit or (self.head and self.head.is_apart and self.head.why_not))
 
     @property
@@ -215,7 +215,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
 
 
 def _wanted(found: dict[Role, FoundHeader], asked: LlamaOptions) -> list[Planned]:
-    """The models with their options. asked: of the target, if none has a head of its own."""
+    """The models with their options. asked: the target's options."""
     if "head" in found or asked.rpc:  # one in the target's file would be on the servers
         asked = replace(asked, with_head=False)
     here = replace(asked, rpc=(), tensor_split=()) if asked.rpc else asked
@@ -243,7 +243,7 @@ def expected_gains(costs: DecodeTimes) -> tuple[ExpectedGain, ...]:
 def _head_report(
     found: dict[Role, FoundHeader], memory: PairMemory, asked: LlamaOptions
 ) -> HeadReport | None:
-    """Of the head in a file of its own, or in the target's. asked: of the target."""
+    """The head in a file of its own, or else in the target's. asked: the target's options."""
     without = "" if memory.models[0].with_head else "there is no memory for it"
     if asked.rpc:
         without = 'it would be on the servers, where proposer="head" uses it'
@@ -348,7 +348,7 @@ def known_costs(headers: Sequence[Header], kind: ProposerKind) -> Curve | None:
     if learned is None:
         return None
     try:
-        # Of a quiet machine.
+        # The costs of a quiet machine.
         policy = AdaptiveDraftPolicy({kind: 0.0}, max(map(int, learned["costs"])))
         policy.restore(learned)
     except (ValueError, TypeError, KeyError):

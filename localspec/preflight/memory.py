@@ -67,14 +67,14 @@ class MemoryEstimate:
 
     @property
     def needed_bytes(self) -> int:
-        """What has to be there, anywhere: the file's copy of repacked weights may go."""
+        """Memory that must be there, anywhere: the file's copy of repacked weights may go."""
         return (
             self.weights_bytes + self.cache_bytes + self.compute_bytes + self.vocabulary_bytes
         )
 
     @property
     def main_bytes(self) -> int:
-        """What of that has to be in the main memory."""
+        """The part of that which must be in main memory."""
         return self.needed_bytes - sum(self.gpu_bytes)
 
     @property
@@ -127,7 +127,7 @@ def estimate_memory(
 
 
 def _medusa_memory(header: Header, facts: HeadFacts, placement: Placement) -> MemoryEstimate:
-    """Of heads that libllama does not know: weights and a row of logits in the main memory."""
+    """Main memory of heads that libllama does not know: weights and a row of logits."""
     return MemoryEstimate(
         with_head=True,
         weights_bytes=facts.num_bytes,
@@ -161,7 +161,7 @@ class _Contexts(NamedTuple):
 
 
 def _contexts(header: Header, options: LlamaOptions) -> _Contexts:
-    """Of the model in a file, and of the head if that is used, or of a head alone."""
+    """The contexts of a model and of its head, if that is used, or those of a head alone."""
     facts = head_facts(header)
     if facts is not None and facts.layers_read:
         return _Contexts(None, replace(options, max_outputs=EAGLE_BATCH_SIZE))

@@ -18,11 +18,11 @@ from localspec.llama.options import DEFAULT_SNAPSHOTS, LlamaOptions
 from localspec.llama.placement import chosen_gpus, has_experts, place_layers
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned, pair_memory
 
-# Of each GPU, that a plan leaves free: for what its library takes for itself, the weights of
-# the main memory that it copies there to read a prompt, and other programs. Where that does
-# not do, a GPU's library may end the process. llama.cpp leaves as much (--fit-target).
+# Memory of each GPU that a plan leaves free: for what its library takes for itself, the weights
+# in main memory that it copies there to read a prompt, and other programs. If that is not
+# enough, a GPU's library may end the process. llama.cpp leaves as much (--fit-target).
 MARGIN_BYTES = 1 << 30
-# Of what a plan takes on GPUs, that the next ones may take where it finds no memory after all.
+# Share of a plan's GPU memory that the next plan may take, if the first found too little.
 _SHARES = (0.75, 0.5, 0.0)
 _FEWER_SNAPSHOTS = (4, 2, 1, 0)  # of a hybrid's states, where those that are wanted do not fit
 
@@ -38,7 +38,7 @@ class Plan:
 
     @property
     def memory(self) -> PairMemory:
-        """What the models take where they are put."""
+        """What the models take in the places that were chosen."""
         return pair_memory(self.models, self.context_length, self.room)
 
     def fewer(self) -> Iterator[Plan]:

@@ -21,14 +21,14 @@ _FEATURES = {"AVX2": "avx2", "FMA": "fma", "AVX512": "avx512f", "DOTPROD": "asim
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is not as it could be, and what to do about it."""
+    """Something that could be better, and what to do about it."""
 
     what: str
     remedy: str
 
 
 def find_problems(found: Installation) -> list[Problem]:
-    """All there are, the grave ones first."""
+    """All problems, the serious ones first."""
     return [*_faults(found), *_build(found), *_room(found), *_leftovers(found)]
 
 
@@ -85,7 +85,7 @@ def _room(found: Installation) -> Iterator[Problem]:
         given = cores.usable if cores.is_bound_by_quota else cores.allowed
         yield Problem(
             f"this process may use {given} of {cores.logical} cores",
-            "If that is not meant so: look at taskset, or the limits of the container.",
+            "If you did not intend that, check taskset or the limits of the container.",
         )
     if memory.available_bytes < _LITTLE_MEMORY_BYTES:
         yield Problem(

@@ -74,17 +74,17 @@ class PairMemory:
 
     @property
     def needed_bytes(self) -> int:
-        """What has to be there, in all places together."""
+        """Memory that must be there, all places together."""
         return total_needed_bytes(self.models)
 
     @property
     def gpu_bytes(self) -> tuple[int, ...]:
-        """What has to be there on each GPU."""
+        """Memory that must be there on each GPU."""
         return tuple(map(sum, zip(*(model.gpu_bytes for model in self.models), strict=True)))
 
     @property
     def main_bytes(self) -> int:
-        """What has to be there in the main memory."""
+        """Memory that must be there in main memory."""
         return self.needed_bytes - sum(self.gpu_bytes)
 
     @property

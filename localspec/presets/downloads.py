@@ -223,7 +223,7 @@ def _remote_of(file: HubFile, path: Path | None, on_progress: OnProgress) -> Rem
 
 
 def _not_compared(file: HubFile, path: Path, error: DownloadError) -> DownloadError:
-    """What can be said of a file whose sum nobody tells."""
+    """What can be said of a file whose checksum is not known."""
     size = path.stat().st_size
     known = "nothing of it could be checked"
     if file.size_bytes is not None:

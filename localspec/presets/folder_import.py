@@ -172,7 +172,7 @@ def _proposals(headers: dict[Path, Header], names: dict[Path, str]) -> Iterator[
 
 
 def _why_too_large(draft: str, share: float) -> str:
-    """In words; empty if it is small enough. share: of the target's size."""
+    """Why a draft is too large, empty if it is small enough. share: of the target's size."""
     if share >= 1:
         return "it is the smallest here with its tokenizer"
     if share <= LARGEST_SHARE:

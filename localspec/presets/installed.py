@@ -61,7 +61,7 @@ class Removal:
 
     @property
     def num_bytes(self) -> int:
-        """What becomes free."""
+        """Bytes that become free."""
         return sum(self.owned.values())
 
 
@@ -125,7 +125,7 @@ def remove_preset(removal: Removal) -> int:
 def damaged_files(preset: Preset, on_bytes: Callable[[int], None]) -> list[Path]:
     """The files of a preset whose content is not what it should be, all of them re-read.
 
-    Of files without a known sum the header is checked. on_bytes: called with the length of
+    Files without a known sum have their headers checked. on_bytes: called with the length of
     each piece read. Raises PresetError if files are missing, ModelFileError for a local one.
     """
     paths = locate(preset).by_role()

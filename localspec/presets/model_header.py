@@ -26,7 +26,7 @@ class FoundHeader:
 
 
 def read_model_header(model: PresetModel) -> FoundHeader:
-    """The header of a model. Of files on the hub nothing else is fetched.
+    """The header of a model. Nothing else is fetched of files on the hub.
 
     Raises ModelFileError or DownloadError.
     """

@@ -6,8 +6,9 @@ from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
 from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
 
-# Of the target's bytes. What a draft token costs grows with them, and a draft that is right as
-# often as drafts are gains little once three of its tokens cost as much as one of the target.
+# A share of the target's bytes. What a draft token costs grows with the draft's, and a draft
+# that is right as often as drafts are gains little once three of its tokens cost as much as one
+# of the target.
 LARGEST_SHARE = 1 / 3
 
 

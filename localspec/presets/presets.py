@@ -51,7 +51,7 @@ def user_presets() -> dict[str, Preset]:
 
 
 def _users_text() -> str:
-    """Of the user's file, empty if there is none. Raises PresetError."""
+    """The text of the user's file, empty if there is none. Raises PresetError."""
     path = user_presets_file()
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
@@ -65,13 +65,13 @@ def _users_text() -> str:
 
 @functools.cache
 def _warn(message: str) -> None:
-    """Once: a command asks for presets several times."""
+    """Warn once: a command asks for presets several times."""
     logger.warning("%s", message)
 
 
 @functools.cache
 def _shipped_presets() -> Mapping[str, Preset]:
-    """Parsed once: every command asks for presets several times."""
+    """The shipped presets, parsed once: every command asks for them several times."""
     text = (resources.files("localspec") / "models.toml").read_text(encoding="utf-8")
     return read_presets("models.toml", text, {})
 

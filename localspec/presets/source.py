@@ -1,6 +1,6 @@
-"""The ways to name a model: a preset or alias, a path, and files of the hub.
+"""The ways to name a model: a preset or alias, a path, and files on the hub.
 
-Of the hub: hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf, owner/repo:QUANT.
+On the hub: hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf, owner/repo:QUANT.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def parse_source(text: str | os.PathLike[str], role: Role) -> PresetModel | Quan
 
 
 def _absent_path(text: str) -> LocalModel:
-    """What is nothing else. Raises OptionError for what looks like a name."""
+    """The path of a file that is not there. Raises OptionError for what looks like a name."""
     if not text.lower().endswith(".gguf"):
         if not _SEPARATOR.search(text):
             raise no_such_preset(text)

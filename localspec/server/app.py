@@ -40,7 +40,7 @@ from localspec.server.writing import write_form
 _IDLE_CHECKS_S = 15.0  # between two looks at whether a model is used
 _LAST_S = 3.0  # for the answer that is given when the server stops; uvicorn waits longer
 
-# What is read of a request to each path, and what comes of it.
+# The class that reads a request to each path and answers it.
 _POSTS: dict[str, type[Form | Aside]] = {
     "/v1/chat/completions": ChatCompletion,
     "/v1/completions": Completion,

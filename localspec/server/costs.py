@@ -31,7 +31,7 @@ class Usage:
 
 
 def usage_of(finished: Sequence[Finished], num_answers: int, *, has_prediction: bool) -> Usage:
-    """Of all answers; several to one prompt count that once."""
+    """The usage of all answers; a prompt with several answers counts once."""
     stats = [each.reply.stats for each in finished]
     firsts = stats[::num_answers]
     lookup = ProposerKind.LOOKUP

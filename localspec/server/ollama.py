@@ -30,7 +30,7 @@ _NOT_OFFERED = {
 
 
 def version() -> dict[str, Any]:
-    """Of Ollama's interface."""
+    """The version of Ollama's interface."""
     return {"version": _VERSION}
 
 
@@ -76,7 +76,7 @@ def loaded(models: ServedModels, unload_s: float) -> dict[str, Any]:
 
 
 def not_offered(path: str) -> RequestError | None:
-    """What is told of a path that Ollama has; None of any other."""
+    """The refusal for a path of Ollama's that is not offered; None for any other path."""
     first, _, rest = path.removeprefix("/api/").partition("/")
     if (
         not path.startswith("/api/")

@@ -97,7 +97,7 @@ class ServedModel:
 
 
 def _served_name(model: Preset | str, path: Path) -> str:
-    """What clients call a model."""
+    """The name that clients use for a model."""
     if isinstance(model, Preset):
         return model.name
     is_file = isinstance(parse_source(model, "target"), LocalModel)

@@ -58,7 +58,7 @@ class _ClientGoneError(Exception):
 
 
 def _headers(position: int, not_kept: Sequence[str]) -> dict[str, str]:
-    """Of an answer: how many are before it, and what of its schema it is not kept to."""
+    """An answer's headers: how many are before it, and what of its schema is not enforced."""
     headers = {"x-localspec-queue": str(position)}
     if not_kept:
         text = json.dumps(", ".join(not_kept))[1:-1]  # in ASCII

@@ -43,7 +43,7 @@ class Calls:
     key: str = field(default_factory=new_call_id)
 
     def id_of(self, number: int) -> str:
-        """Of a call of the answer, by which of them it is, from 0."""
+        """The id of a call of the answer, by its number, from 0."""
         return hashlib.sha256(f"{self.key} {number}".encode()).hexdigest()[: len(self.key)]
 
     @property

@@ -78,8 +78,8 @@ def _start(
         opening = form.openings[0]
         rest = spell.of(form.before.removeprefix(opening))
         return [f"start: {rest} calls"], form.openings
-    # What begins as a call does is one. What reads it back takes an opening that is spelled out
-    # for the entry.
+    # Whatever begins as a call does is one. What reads it back takes an opening that is spelled
+    # out for the entry.
     begin = r"\s*".join(map(re.escape, form.sign))
     opened = " | ".join(f"TEXT? {spell.of(opening)} calls" for opening in form.openings)
     entries = "|".join(re.escape(each) for each in form.openings if spell.has(each))
@@ -89,7 +89,7 @@ def _start(
 
 
 def _objects(use: ToolUse, schema_of: Callable[[Tool], Schema]) -> str:
-    """The grammar where a call is an object, and so is any other answer."""
+    """The grammar if a call is an object, and so is any other answer."""
     calls = [
         {
             "type": "object",
@@ -105,7 +105,7 @@ def _objects(use: ToolUse, schema_of: Callable[[Tool], Schema]) -> str:
 
 
 def _messages(use: ToolUse, spell: GrammarTexts) -> tuple[list[str], tuple[str, ...]]:
-    """The same where a call is a message: gpt-oss's channels."""
+    """The same if a call is a message: gpt-oss's channels."""
     channel, message = spell.of("<|channel|>"), spell.of("<|message|>")
     kind = f'(" json" | " "? {spell.of("<|constrain|>")} "json")?'
     names = " | ".join(

@@ -35,7 +35,7 @@ def takes_text(schema: object, root: Schema, depth: int = 0) -> bool | None:
 
 
 def types_of(schema: Schema) -> Sequence[object]:
-    """The names of the types that a value may have; none where it says nothing of them."""
+    """The names of the types that a value may have; none if it does not say."""
     found = schema.get("type")
     if isinstance(found, str):
         return [found]
@@ -168,5 +168,5 @@ def _has_type(value: object, kind: object) -> bool:
 
 
 def _is_same(one: object, other: object) -> bool:
-    """As JSON has it, where true is not 1."""
+    """Whether two values are equal in JSON, where true is not 1."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)

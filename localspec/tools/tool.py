@@ -87,7 +87,7 @@ class ToolUse:
 
 
 def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
-    """What a caller says of tools.
+    """The tools of an answer, as a caller declares them.
 
     tools: a sequence of mappings: a name, a description and the schema of the parameters, flat
     or under "function" as OpenAI has them, the schema also as input_schema. choice: "auto",
@@ -126,7 +126,7 @@ def checked_tools(tools: object) -> tuple[Tool, ...]:
 
 
 def json_value(text: str) -> Any:
-    """What JSON says, in which every number is finite and every text can be encoded.
+    """The value of a JSON text; every number is finite and every text can be encoded.
 
     1e400 is the largest float: no grammar of JSON has a bound there. Raises ValueError for what
     is no JSON.

@@ -1,7 +1,7 @@
 """Grammars of arguments: JSON, and the notations of families that write none.
 
 These hold what the schema says of names, types, values to choose from, and what is required;
-of a text's length and pattern they know nothing, which JSON's grammar does. What a notation has
+they do not know a text's length and pattern, as JSON's grammar does. What a notation has
 no way to say is not allowed: a text that holds what ends texts, or a name or choice that does.
 """
 

@@ -3,7 +3,7 @@
     python scripts/develop/build_rpc_server.py
 
 It takes minutes, once, and needs CMake and a C++ compiler. Prints the path of the program,
-which the tests of RPC servers start. They also need a llama-cpp-python with that back-end:
+which the tests of RPC servers start. They also need a llama-cpp-python with that backend:
 
     CMAKE_ARGS=-DGGML_RPC=ON python -m pip install --force-reinstall --no-deps \\
         --no-cache-dir --no-binary llama-cpp-python llama-cpp-python
