@@ -75,7 +75,7 @@ def test_a_prediction_is_proposed_and_changes_nothing(engine):
     with pytest.raises(OptionError, match="neither text nor token ids"):
         ask(engine, prediction=3)
     for ids in ([10**6], [-1]):
-        with pytest.raises(OptionError, match="is none of this vocabulary"):
+        with pytest.raises(OptionError, match="is not in this vocabulary"):
             ask(engine, prediction=ids)
 
 

@@ -300,7 +300,7 @@ def test_add_refuses_a_path_that_is_no_text(hub: StandinHub, tmp_path, demo_targ
     before = user_presets_file().read_bytes()
     result = run("models", "add", "mine", "--target", path)
     assert result.exit_code == 2
-    assert "is no Unicode text" in result.stderr
+    assert "is not valid Unicode" in result.stderr
     assert user_presets_file().read_bytes() == before
 
 

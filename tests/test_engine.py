@@ -662,8 +662,8 @@ def test_load_refuses_what_it_cannot_do(arguments, error, message):
         ({"prompt": "x", "rule": "greedy"}, "needs temperature 0"),
         ({"prompt": "x", "seed": "1"}, "seed is '1'"),
         ({"prompt": [1, "2"]}, "neither text nor token ids"),
-        ({"prompt": [1, 10**6]}, "token id 1000000 is none of this vocabulary"),
-        ({"prompt": [1, -1]}, "token id -1 is none of this vocabulary"),
+        ({"prompt": [1, 10**6]}, "token id 1000000 is not in this vocabulary"),
+        ({"prompt": [1, -1]}, "token id -1 is not in this vocabulary"),
     ],
 )
 def test_stream_refuses_what_it_cannot_do(engine, arguments, message):

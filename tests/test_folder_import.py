@@ -135,7 +135,7 @@ def test_a_file_that_cannot_be_named_does_not_hold_up_the_others(tmp_path, model
     done = run("models", "import", folder, "--yes")
     assert done.exit_code == 1
     assert "a is not added: " in done.stderr
-    assert "is no Unicode text" in done.stderr
+    assert "is not valid Unicode" in done.stderr
     assert done.stdout == "b\n"
 
 
@@ -223,7 +223,7 @@ def test_what_is_no_folder_is_a_usage_error(models):
     for path in ("/nowhere", models["small"]):
         result = run("models", "import", path)
         assert result.exit_code == 2
-        assert "is no folder" in result.stderr
+        assert "is not a folder" in result.stderr
 
 
 def test_why_there_is_no_draft_is_said(tmp_path, models):

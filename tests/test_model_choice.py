@@ -227,7 +227,7 @@ def test_what_is_here_is_listed_first(demo_target):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["a/b", "demo"], "is no name"),
+        (["a/b", "demo"], "is not a valid name"),
         (["demo", "qwen3-8b"], "a preset 'demo' already"),
         (["q", "--clear"], "no alias 'q'"),
         (["q"], "SHORT and NAME"),
@@ -273,7 +273,7 @@ def test_a_broken_file_of_presets_leaves_the_shipped_ones(caplog, tmp_path, monk
     for _ in range(3):
         assert find_preset("demo").name == "demo"
     (record,) = caplog.records
-    assert f"{user_presets_file()}, line 2: [mine] colour: is no key" in record.getMessage()
+    assert f"{user_presets_file()}, line 2: [mine] colour: is not a key" in record.getMessage()
     with pytest.raises(PresetError, match="line 2") as caught:
         find_preset("mine")
     assert not isinstance(caught.value, UnknownPresetError)

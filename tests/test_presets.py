@@ -202,11 +202,11 @@ def test_a_users_file_beyond_all_bounds_is_an_error(users_file, text):
 def test_a_users_file_that_is_no_file_is_an_error(users_file):
     """Neither waited for nor read without end."""
     os.mkfifo(users_file)
-    with pytest.raises(PresetError, match="no regular file"):
+    with pytest.raises(PresetError, match="not a regular file"):
         user_presets()
     users_file.unlink()
     users_file.symlink_to("/dev/zero")
-    with pytest.raises(PresetError, match="no regular file"):
+    with pytest.raises(PresetError, match="not a regular file"):
         user_presets()
 
 
@@ -242,26 +242,26 @@ PLAIN = '[a]\ndescription = "d"\ncontext_length = 5\n'
         (PLAIN.replace("5", "0") + TARGET, 3, "context_length: is below 1"),
         (PLAIN.replace("5", "9" * 23) + TARGET, 3, "context_length: is above 2147483647"),
         (PLAIN + "max_context_length = -1\n" + TARGET, 4, "max_context_length: is below 1"),
-        (PLAIN + "colour = 3\n" + TARGET, 4, "colour: is no key here"),
+        (PLAIN + "colour = 3\n" + TARGET, 4, "colour: is not a key here"),
         (PLAIN + 'extends = "b"\n' + TARGET, 4, "extends: names no preset further up"),
-        (PLAIN + TARGET + "sise_bytes = 3\n", 7, "sise_bytes: is no key here"),
+        (PLAIN + TARGET + "sise_bytes = 3\n", 7, "sise_bytes: is not a key here"),
         (PLAIN + TARGET + 'path = "p"\n', 4, "needs one of: repo, path, packaged"),
         (PLAIN + TARGET + "parts = []\n", 4, "needs one of: file, parts"),
-        (PLAIN + TARGET.replace("x.gguf", "../x.gguf"), 4, "'../x.gguf' is no GGUF file"),
-        (PLAIN + TARGET.replace("o/m", "o"), 4, "'o' is no repository"),
-        (PLAIN + TARGET.replace("o/m", "../m"), 4, "'../m' is no repository"),
-        (PLAIN + TARGET + 'sha256 = "abc"\n', 4, "'abc' is no sha256"),
-        (PLAIN + TARGET + 'revision = "../x"\n', 4, "'../x' is no revision"),
+        (PLAIN + TARGET.replace("x.gguf", "../x.gguf"), 4, "'../x.gguf' is not the name of"),
+        (PLAIN + TARGET.replace("o/m", "o"), 4, "'o' is not a repository"),
+        (PLAIN + TARGET.replace("o/m", "../m"), 4, "'../m' is not a repository"),
+        (PLAIN + TARGET + 'sha256 = "abc"\n', 4, "'abc' is not a sha256"),
+        (PLAIN + TARGET + 'revision = "../x"\n', 4, "'../x' is not a revision"),
         (PLAIN + TARGET + "[a.head]\nsise = 3\n", 7, "needs one of: repo, path, packaged"),
-        (PLAIN + TARGET + '[a.head]\npath = "h"\nsise = 3\n', 9, "sise: is no key here"),
+        (PLAIN + TARGET + '[a.head]\npath = "h"\nsise = 3\n', 9, "sise: is not a key here"),
         (PLAIN + "head = 3\n" + TARGET, 4, "head: is 3, not of type dict"),
         (PLAIN + TARGET + "size_bytes = 0\n", 4, "the size is 0 bytes"),
         (PLAIN + TARGET + "[a.sampling]\ntop_p = 2\n", 8, "top_p is 2"),
         (PLAIN + TARGET + "[a.sampling]\ntop = 2\n", 8, "top is no sampling option"),
         (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [3]\n', 6, "parts: holds something"),
         (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [{size_bytes = 3}]\n', 6, "without 'file'"),
-        (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [{fil = "x"}]\n', 6, "is no key here"),
-        ('["../x"]\n' + PLAIN.removeprefix("[a]\n"), 1, "is no name for a preset"),
+        (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [{fil = "x"}]\n', 6, "is not a key here"),
+        ('["../x"]\n' + PLAIN.removeprefix("[a]\n"), 1, "is not a valid name for a preset"),
     ],
 )  # fmt: skip
 def test_a_malformed_file_names_file_line_and_key(text, line, words):

@@ -52,7 +52,7 @@ FAILURES = [
 ASTRAY = [
     ("http://a..b/x", "cannot be asked"),
     ("http://.com/", "cannot be asked"),
-    ("http://localhost/\xff", "leads to an address that is none"),
+    ("http://localhost/\xff", "leads to an invalid address"),
 ]
 
 

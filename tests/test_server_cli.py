@@ -144,7 +144,7 @@ def test_the_usual_model_is_served_where_none_is_named(monkeypatch):
 def test_what_cannot_be_served():
     assert "there is no preset 'nothing'" in refused("nothing").output
     assert (
-        "cannot be listened on"
+        "cannot listen on"
         in refused("--host", "256.256.256.256x", "--api-key-file", __file__).output
     )
 
@@ -177,5 +177,5 @@ def test_a_port_that_is_taken():
     with listen("127.0.0.1", 0) as taken:
         result = refused("--port", str(taken.getsockname()[1]))
     assert result.exit_code == 1
-    assert "cannot be listened on" in result.output
+    assert "cannot listen on" in result.output
     assert "--port" in result.output

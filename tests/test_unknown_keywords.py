@@ -75,10 +75,10 @@ def test_every_keyword_is_known(engine):
 @pytest.mark.parametrize(
     ("line", "what", "hint"),
     [
-        ("contxt_length = 5", "contxt_length: is no key here", "Perhaps context_length?"),
-        ("zzz = 5", "zzz: is no key here", "Known are extends, description"),
+        ("contxt_length = 5", "contxt_length: is not a key here", "Perhaps context_length?"),
+        ("zzz = 5", "zzz: is not a key here", "Known are extends, description"),
         ("[a.sampling]\ntemprature = 1", "temprature is no sampling", "Perhaps temperature?"),
-        ("[a.draft]\npth = 'x'\npath = 'y'", "pth: is no key here", "Perhaps path?"),
+        ("[a.draft]\npth = 'x'\npath = 'y'", "pth: is not a key here", "Perhaps path?"),
     ],
 )
 def test_of_presets(line, what, hint):

@@ -212,7 +212,7 @@ def _session(name: str) -> Session:
     check_exists(name)
     session = read_session(name)
     if session is None:
-        raise SessionError(f"the session {name!r} was removed meanwhile")
+        raise SessionError(f"the session {name!r} was removed in the meantime")
     return session
 
 

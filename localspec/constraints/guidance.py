@@ -173,7 +173,7 @@ def _refused(spec: ConstraintSpec, message: str) -> ConstraintError:
     keywords = _KEYWORDS.search(message)
     if keywords:
         return ConstraintError(
-            f"the JSON schema uses what no answer can be kept to: {keywords[1]}",
+            f"the JSON schema uses what cannot be enforced: {keywords[1]}",
             "Leave those keywords out, or strict, and check the answer for them.",
         )
     return ConstraintError(
@@ -262,6 +262,6 @@ class Guidance:
         if self._matcher.is_error():
             message = self._matcher.get_error().strip()[:_MOST_SHOWN]
             raise ConstraintError(
-                f"the answer cannot be kept to the constraint any more: {message}",
+                f"the answer can no longer be kept to the constraint: {message}",
                 "Make the schema or grammar simpler.",
             )

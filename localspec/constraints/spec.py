@@ -142,7 +142,7 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConstraintError(
-            f"the JSON schema is no JSON: {error}", "Compare its braces, commas and quotes."
+            f"the JSON schema is not JSON: {error}", "Compare its braces, commas and quotes."
         ) from error
 
 

@@ -42,7 +42,7 @@ def eagle_refusals(header: Header, shape: ModelShape) -> Iterator[str]:
         yield f"its keys are {shape.key_width} wide and its values {shape.value_width}"
     names = _tensor(header, _NAMES)
     if names is not None and (names.kind != _INT64 or len(names.shape) != 1):
-        yield "its d2t is no list of 64-bit numbers"
+        yield "its d2t is not a list of 64-bit numbers"
 
 
 def eagle_misfits(target: Header, head: Header) -> Iterator[str]:
@@ -82,7 +82,7 @@ def check_own_vocabulary(head: Header) -> None:
         raise ModelFileError(
             f"d2t of {head.path} names tokens {min(tokens)} to {max(tokens)} of "
             f"{len(head.tokens)}",
-            "The file was not converted rightly: choose another one.",
+            "The file was converted incorrectly: choose another one.",
         )
 
 

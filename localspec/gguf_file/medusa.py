@@ -67,7 +67,7 @@ def medusa_refusals(header: Header, shape: ModelShape) -> Iterator[str]:
     if names is not None:
         num_tokens = prod(names.shape)
         if names.kind != INT64 or len(names.shape) != 1 or _is_cut(names):
-            yield f"its {_NAMES} is no list of 64-bit numbers"
+            yield f"its {_NAMES} is not a list of 64-bit numbers"
     for name, wanted in _needed(tensors, shape, num_tokens):
         tensor = tensors.get(name)
         if tensor is None:

@@ -100,7 +100,7 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
         etag = file.sha256  # a mirror has marks of its own, and the pin says what is right
     if not _COMMIT.fullmatch(commit) or not _ETAG.fullmatch(etag) or size < 1:
         raise DownloadError(
-            f"{_endpoint()} sends a commit, hash or size of {file.name} that is none",
+            f"{_endpoint()} sends an invalid commit, hash or size of {file.name}",
             "Check HF_ENDPOINT: a mirror has to send the hub's headers.",
         )
     if file.sha256 not in (None, etag) and len(etag) == 64:
@@ -153,7 +153,7 @@ def list_files(
         sha256 = entry.lfs.sha256 if entry.lfs else None
         if not _are_facts(name, size, sha256):
             raise DownloadError(
-                f"{_endpoint()} lists a file of {repo} with a name, size or hash that is none",
+                f"{_endpoint()} lists a file of {repo} with an invalid name, size or hash",
                 "Try again later; check HF_ENDPOINT.",
             )
         if name.endswith(".gguf"):

@@ -38,11 +38,11 @@ class HubFile:
 
     def __post_init__(self) -> None:
         if not is_repo(self.repo):
-            raise OptionError(f"{self.repo!r} is no repository", "Write owner/name.")
+            raise OptionError(f"{self.repo!r} is not a repository", "Write owner/name.")
         parts = self.file.split("/")
         if not all(map(_FILE_PART.fullmatch, parts)) or not self.file.endswith(".gguf"):
             raise OptionError(
-                f"{self.file!r} is no GGUF file of a repository", "Write name.gguf."
+                f"{self.file!r} is not the name of a GGUF file", "Write name.gguf."
             )
         part = _PART_NUMBER.search(self.file)
         if part is not None and not _is_part(part):
@@ -52,10 +52,10 @@ class HubFile:
             )
         if self.revision is not None and not re.fullmatch(_NAME, self.revision):
             raise OptionError(
-                f"{self.revision!r} is no revision", "Give a commit, branch or tag."
+                f"{self.revision!r} is not a revision", "Give a commit, branch or tag."
             )
         if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
-            raise OptionError(f"{self.sha256!r} is no sha256", "Give 64 hex digits.")
+            raise OptionError(f"{self.sha256!r} is not a sha256", "Give 64 hex digits.")
         if self.size_bytes is not None and self.size_bytes < 1:
             raise OptionError(
                 f"the size is {self.size_bytes} bytes", "Give the file's exact size."

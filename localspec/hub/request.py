@@ -23,7 +23,7 @@ from localspec.hub.api import (
 from localspec.hub.patience import HubBusyError, stated_wait
 
 _MAX_REDIRECTS = 10
-_NO_ADDRESS = "an address that is none"
+_NO_ADDRESS = "an invalid address"
 
 
 @contextlib.contextmanager

@@ -123,5 +123,5 @@ def _check_tokens(tokens: NDArray[np.generic], path: Path, num_tokens: int) -> N
     if tokens.min() < 0 or tokens.max() >= num_tokens:
         raise ModelFileError(
             f"d2t of {path} names tokens {tokens.min()} to {tokens.max()} of {num_tokens}",
-            "The file was not converted rightly: choose another one.",
+            "The file was converted incorrectly: choose another one.",
         )

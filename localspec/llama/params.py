@@ -106,10 +106,10 @@ def context_params(llama_cpp: Any, options: LlamaOptions, context_length: int) -
 
 
 def check_generates(llama_cpp: Any, model: int, path: Path) -> None:
-    """Raise ModelFileError for a model that is no causal language model."""
+    """Raise ModelFileError for a model that is not a causal language model."""
     if llama_cpp.llama_model_has_encoder(model) or llama_cpp.llama_model_is_diffusion(model):
         raise ModelFileError(
-            f"{path} is no causal language model", "Choose a decoder-only text model."
+            f"{path} is not a causal language model", "Choose a decoder-only text model."
         )
 
 

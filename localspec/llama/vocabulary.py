@@ -127,7 +127,7 @@ class LlamaVocabulary:
         """
         if not self._is_id(token):
             raise OptionError(
-                f"token id {token!r} is none of this vocabulary",
+                f"token id {token!r} is not in this vocabulary",
                 f"Give 0 to {self.size - 1}.",
             )
         known = self._pieces.get(token)

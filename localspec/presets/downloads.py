@@ -203,7 +203,7 @@ def _place_for(local_dir: str | os.PathLike[str] | None) -> FileStore:
         return Folder(Path(local_dir))
     except (TypeError, ValueError) as error:
         raise OptionError(
-            f"local_dir is {local_dir!r}, no path: {error}", "Give the path of a folder."
+            f"local_dir is {local_dir!r}, not a path: {error}", "Give the path of a folder."
         ) from error
 
 

@@ -60,7 +60,7 @@ def search_folder(folder: Path) -> FolderContent:
     third of the target's size. Raises OptionError for what is no folder.
     """
     if not os.path.isdir(folder):
-        raise OptionError(f"{str(folder)!r} is no folder", "Name one that holds GGUF files.")
+        raise OptionError(f"{str(folder)!r} is not a folder", "Name one that holds GGUF files.")
     walk = _FolderWalk()
     presets = load_presets().values()
     targets = {

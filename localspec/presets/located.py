@@ -110,7 +110,9 @@ def path_of(model: PresetModel) -> Path:
         return model.path
     path = HubCache().find(model.files[0])
     if path is None:
-        raise PresetError(f"{model.files[0].name} was removed meanwhile", "Download it again.")
+        raise PresetError(
+            f"{model.files[0].name} was removed in the meantime", "Download it again."
+        )
     return path
 
 

@@ -48,7 +48,7 @@ def read_names() -> Names:
         default, aliases = found.get("default"), found.get("aliases", {})
         texts = [*aliases.values(), "" if default is None else default]
         if not all(isinstance(text, str) for text in texts):
-            raise ValueError("a name in it is no text")
+            raise ValueError("a name in it is not a string")
     except FileNotFoundError:
         return Names()
     except (OSError, ValueError, AttributeError, RecursionError) as error:

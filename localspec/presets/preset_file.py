@@ -83,7 +83,7 @@ class _PresetReader:
             raise self._error((), self._preset, "stands outside of any preset")
         here = (self._preset,)
         if not PRESET_NAME.fullmatch(self._preset):
-            raise self._error(here, None, "is no name for a preset")
+            raise self._error(here, None, "is not a valid name for a preset")
         self._check(table, _PRESET, ())
         values = {**self._base(table, known), **table}
         values.pop("extends", None)
@@ -132,7 +132,7 @@ class _PresetReader:
     def _file_of(self, part: Any, table: Table, role: str) -> HubFile:
         where = (self._preset, role)
         if not isinstance(part, dict):
-            raise self._error(where, "parts", "holds something that is no table")
+            raise self._error(where, "parts", "holds something that is not a table")
         if part is not table:
             self._check(part, _FILE, (role,), inside="parts")
         if "file" not in part:
@@ -175,7 +175,7 @@ class _PresetReader:
         for key, value in table.items():
             if key not in allowed:
                 near = perhaps(key, allowed).strip() or f"Known are {', '.join(allowed)}."
-                raise self._error(path, inside or key, "is no key here", near)
+                raise self._error(path, inside or key, "is not a key here", near)
             wanted = allowed[key]
             fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
             if not fits or (isinstance(value, bool) and wanted is not bool):

@@ -55,7 +55,7 @@ def _users_text() -> str:
     path = user_presets_file()
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
-            raise PresetError(f"{path} is no regular file", "Remove it.")
+            raise PresetError(f"{path} is not a regular file", "Remove it.")
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return ""

@@ -28,7 +28,7 @@ def quoted(text: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise OptionError(
-            f"{text!r} is no Unicode text, which a file of presets has to be",
+            f"{text!r} is not valid Unicode, which a file of presets has to be",
             "Give the file or its folder a name of ordinary characters.",
         ) from None
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

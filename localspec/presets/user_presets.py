@@ -50,7 +50,7 @@ class NewPreset:
             value = getattr(self, name)
             may_lack = name in ("draft", "head") and value is None
             if not isinstance(value, str) and not may_lack:
-                raise OptionError(f"{name} is {value!r}, no text", "Give a string.")
+                raise OptionError(f"{name} is {value!r}, not a string", "Give a string.")
         if self.context_length is not None:
             check_context_length(self.context_length)
 
@@ -75,7 +75,8 @@ def add_preset(new: NewPreset) -> Preset:
     """
     if not PRESET_NAME.fullmatch(new.name):
         raise OptionError(
-            f"{new.name!r} is no name for a preset", "Use letters, digits, dots and dashes."
+            f"{new.name!r} is not a valid name for a preset",
+            "Use letters, digits, dots and dashes.",
         )
     check_free(new.name)
     models = {role: find_model(text, role) for role, text in new.by_role().items()}
@@ -118,8 +119,8 @@ def drop_preset(name: str) -> None:
             is_right = False
         if not is_right:
             raise PresetError(
-                f"{name!r} does not stand in {path} under a header of its own",
-                "Take it out with an editor.",
+                f"{name!r} is not in {path} under a header of its own",
+                "Remove it with an editor.",
             )
         write_whole(path, left.encode(), durable=True)
 

@@ -131,7 +131,7 @@ class Completion(OpenAIForm):
 
 def _raw_question(fields: Fields) -> Question:
     if fields.text("suffix"):
-        fields.refuse("suffix", "Leave it out: nothing is filled in between two texts.")
+        fields.refuse("suffix", "Leave it out: filling in between two texts is not supported.")
     if fields.flag("echo"):
         fields.refuse("echo", "Leave it out: put the prompt before the answer yourself.")
     options = answer_options(fields) | own_form(fields)

@@ -145,9 +145,11 @@ def read_fields(body: bytes) -> Fields:
         text = _SURROGATES.sub(_mended, body.decode("utf-8-sig"))
         value = json.loads(text, parse_constant=_not_a_number)
     except UnicodeDecodeError as error:
-        raise RequestError(f"the body is no UTF-8: {error.reason}", "Send UTF-8.") from error
+        raise RequestError(f"the body is not UTF-8: {error.reason}", "Send UTF-8.") from error
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is no JSON: {error!s:.200}", "Send an object.") from error
+        raise RequestError(
+            f"the body is not JSON: {error!s:.200}", "Send an object."
+        ) from error
     if not isinstance(value, dict):
         raise RequestError(f"the body is {_shown(value)}", "Send an object.")
     return Fields(value)
@@ -164,4 +166,4 @@ def _mended(found: re.Match[str]) -> str:
 
 
 def _not_a_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is none of its numbers")
+    raise ValueError(f"{name} is not one of its numbers")

@@ -192,7 +192,7 @@ class BodyReader:
         if self._num_held + num_bytes > _BODIES_AT_ONCE * self._num_bytes:
             raise RequestError(
                 "too much is being sent at once",
-                "Send it again in a while.",
+                "Send it again later.",
                 status=503,
                 code="overloaded",
             )

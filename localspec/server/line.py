@@ -44,8 +44,8 @@ class WaitingLine:
             raise stopping()
         if len(self._places) > self._num_waiting:
             raise RequestError(
-                f"{self._num_waiting} requests wait already",
-                "Ask again in a while.",
+                f"{self._num_waiting} requests are waiting already",
+                "Ask again later.",
                 status=503,
                 code="overloaded",
             )

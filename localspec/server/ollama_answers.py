@@ -175,7 +175,9 @@ class OllamaGenerate(OllamaForm):
 
     def __init__(self, fields: Fields) -> None:
         if fields.text("suffix"):
-            fields.refuse("suffix", "Leave it out: nothing is filled in between two texts.")
+            fields.refuse(
+                "suffix", "Leave it out: filling in between two texts is not supported."
+            )
         if fields.text("template"):
             fields.refuse("template", "Leave it out, or set raw and put it around the prompt.")
         _refuse_images(fields)
@@ -228,7 +230,7 @@ def _generate_input(fields: Fields, prompt: str) -> Input:
         return [*said, {"role": "user", "content": prompt}]
     if said:
         raise RequestError(
-            "a raw prompt has a system or a context beside it",
+            "a raw prompt comes with a system text or a context",
             "Put them into the prompt, or leave raw out.",
             param="raw",
         )
@@ -321,7 +323,7 @@ def _think_flag(fields: Fields) -> bool:
 
 
 def _keep_s(fields: Fields) -> float | None:
-    """How many seconds the model stays loaded without a question; below 0 it is for ever."""
+    """How many seconds the model stays loaded without a question; below 0 it is forever."""
     value = fields.any("keep_alive")
     if value is None:
         return None
@@ -334,7 +336,7 @@ def _keep_s(fields: Fields) -> float | None:
         seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
         value = -seconds if value.startswith("-") else seconds
     if isinstance(value, bool) or not isinstance(value, int | float):
-        fields.refuse("keep_alive", 'Give seconds, or a string such as "10m"; -1 is for ever.')
+        fields.refuse("keep_alive", 'Give seconds, or a string such as "10m"; -1 is forever.')
     return math.inf if value < 0 else float(min(value, 1e18))
 
 

@@ -35,7 +35,7 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.socket(family, made.type, socket.IPPROTO_TCP, made.detach())
     except (OSError, OverflowError) as error:
         raise PortError(
-            f"{host}:{port} cannot be listened on: {error}",
+            f"cannot listen on {host}:{port}: {error}",
             "Stop what listens there, or choose another: --port N.",
         ) from error
 
@@ -104,7 +104,7 @@ class Runner(uvicorn.Server):
         if scope["type"] == "http" and len(self.server_state.connections) > MOST_CONNECTIONS:
             refusal = RequestError(
                 f"{MOST_CONNECTIONS} connections are open already",
-                "Ask again in a while.",
+                "Ask again later.",
                 status=503,
                 code="overloaded",
                 headers={"connection": "close"},

@@ -48,7 +48,7 @@ def anthropic_tools(fields: Fields) -> dict[str, Any]:
 def _kept_tools(tools: Sequence[Mapping[str, Any]], are_functions: Sequence[bool]) -> list[Any]:
     kept = [tool for tool, is_one in zip(tools, are_functions, strict=False) if is_one]
     if len(kept) < len(tools):
-        logger.debug("%d tools are no functions, and passed over", len(tools) - len(kept))
+        logger.debug("%d tools are not functions and are passed over", len(tools) - len(kept))
     return kept
 
 

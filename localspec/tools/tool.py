@@ -144,7 +144,7 @@ def json_text(value: object) -> str:
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _finite(text: str) -> float:
@@ -188,7 +188,7 @@ def _checked(number: int, tool: object) -> Tool:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(
-            f"the parameters of the tool {name} are no JSON: {error}",
+            f"the parameters of the tool {name} are not JSON: {error}",
             "Use only what JSON can hold.",
         ) from error
     require_unicode(f"the description of the tool {name}", description or "")
