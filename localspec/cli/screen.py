@@ -136,7 +136,7 @@ def status_line(stats: Stats, context_length: int, columns: int) -> str:
     used = (stats.prompt_tokens + stats.completion_tokens) / context_length
     reason = (why_mostly_off(stats) or "").partition(":")[0]
     rate = stats.tokens_per_s
-    # Each with its rank: parts of a high rank are left out first where the line is short.
+    # Each with its rank: parts of a high rank are left out first if the line is short.
     parts = [
         (0, f"{stats.completion_tokens} tokens{drafted}"),
         (1, "" if rate is None else f"{rate:.0f} tokens/s"),

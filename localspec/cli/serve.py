@@ -156,7 +156,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
 
 
 def _usual_name() -> str:
-    """The model that commands use where none is named."""
+    """The model that commands use if none is named."""
     chosen = choose_model(None, None, None, is_target=False)
     return chosen.preset or chosen.target or DEFAULT_PRESET
 

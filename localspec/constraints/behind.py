@@ -1,6 +1,6 @@
-"""A constraint that begins where an answer has said something: behind its thoughts, or a word.
+"""A constraint that begins once an answer has said something: its thoughts, or a word.
 
-Where that is can lie anywhere in what a step drafts, and in the middle of a token.
+That place can be anywhere in what a step drafts, and in the middle of a token.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Start(NamedTuple):
     other the answer is behind it from its beginning. None: it is in front of it from there.
     between: tokens that may stand once behind the boundary, and belong to nothing. may_end:
     whether the answer may end without having come there. late: the only tokens that may come
-    where the boundary is late, if there are any.
+    when the boundary is late; empty for any.
     """
 
     opening: frozenset[int] | None

@@ -22,7 +22,7 @@ _BEGUN = re.compile(r"[0-9]+(\.[0-9]*)?(e[+-]?[0-9]*)?")
 
 
 class _Place(NamedTuple):
-    """Where in a JSON text.
+    """A place in a JSON text.
 
     quoted: in a text; escaped: behind its backslash. number: as much as there is of one,
     without its sign.
@@ -82,7 +82,7 @@ _OUTSIDE, _IN_TEXT, _ESCAPED = _Place(), _Place(quoted=True), _Place(quoted=True
 class NumberBound:
     """See `Constraint`. What `inner` allows of a JSON text, but no number that is too long.
 
-    Where `inner` lets a number end nowhere else, it ends as soon as it can.
+    If `inner` lets a number end nowhere else, it ends as soon as it can.
     """
 
     def __init__(self, inner: Constraint, spelling: Spelling) -> None:

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from localspec.constraints.schema_walk import Node, changed_schema
 
 # The formats that llguidance knows, each with the most characters of a text that has no bound
-# of its own; None where the format is one itself.
+# of its own; None if the format is one itself.
 FORMATS: Mapping[str, int | None] = {
     "date": None, "time": 32, "date-time": 48, "duration": 64, "email": 128, "hostname": 253,
     "ipv4": None, "ipv6": None, "uuid": None, "uri": 2083,
 }  # fmt: skip
 _LOWEST, _HIGHEST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _MULTIPLES_WITHIN = 10**18  # as far as llguidance counts
-_BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"  # between values, where a schema wants them free
+_BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"  # between values, if a schema wants them free
 # What Rust's expressions lack: lookaround and backreferences.
 _UNREADABLE = re.compile(r"(?<!\\)(?:\\\\)*(\(\?<?[=!]|\\[1-9])")
 # Pydantic's for a Decimal: not nothing but signs and a point.
@@ -64,7 +64,7 @@ def readable_schema(schema: Mapping[str, Any], *, is_strict: bool) -> Readable:
 
 
 def _bound(node: Node, most: int | None) -> None:
-    """The most characters of a text, where the schema does not say."""
+    """The most characters of a text, if the schema does not say."""
     if most is not None and "maxLength" not in node:
         least = node.get("minLength")
         node["maxLength"] = max(most, least) if isinstance(least, int) else most
@@ -80,7 +80,7 @@ def _read_pattern(node: Node, pattern: str) -> None:
 
 
 def _bound_multiples(node: Node) -> None:
-    """The size of a multiple, where the schema does not say.
+    """The size of a multiple, if the schema does not say.
 
     Else one that its bound of characters ends might be none.
     """

@@ -52,7 +52,7 @@ class _Walk:
             self._wait_for_parts(together)
 
     def _together(self, schemas: Sequence[Any]) -> list[Mapping[str, Any]]:
-        """The schemas and all that has to hold with them; options, too, where more does.
+        """The schemas and all that has to hold with them; options, too, if more does.
 
         The options of a mere choice are places of their own, and nothing is together.
         """

@@ -1,7 +1,7 @@
 """Trained heads in GGUF files: what a header says of them, before libllama sees the file.
 
-libllama ends the process where a head is used whose tensors were not loaded, or whose
-architecture has no graph for it, and where a head alone is used as a model; so what a file has
+libllama ends the process if a head is used whose tensors were not loaded, or whose
+architecture has no graph for it, and if a head alone is used as a model; so what a file has
 is decided here.
 """
 
@@ -26,7 +26,7 @@ from localspec.gguf_file.shape import ModelShape
 # What libllama's graphs take for granted of each MTP layer, and may not have loaded.
 _NEEDED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
 _NEEDED_MORE = {"mimo2": ("attn_qkv", "ffn_gate", "ffn_up", "ffn_down")}
-# A token that is called otherwise here and there is the same one; where more are, it is
+# Share of tokens that two copies of one tokenizer may spell differently; if more differ, it is
 # another tokenizer.
 _MAX_DIFFERENT = 0.01
 

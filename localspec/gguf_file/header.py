@@ -297,7 +297,7 @@ def _placed(described: list[Tensor], start: int, end: int) -> tuple[Tensor, ...]
 
 
 def _no_gguf(path: Path, begin: bytes) -> ModelFileError:
-    """What the file is instead, where it is what downloads leave in a model's place."""
+    """What the file is instead, if it is what downloads leave in a model's place."""
     text = begin.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith(b"version https://git-lfs"):
         return ModelFileError(

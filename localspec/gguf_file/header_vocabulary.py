@@ -10,7 +10,7 @@ _KINDS = {
     "llama": _SPM, "gpt2": _BPE, "gemma4": _BPE, "hybriddna": _BPE, "whitespace": _BPE,
     "bert": _WPM, "t5": 4, "rwkv": 5, "plamo2": 6,
 }  # fmt: skip
-# Those whose texts begin with a token of their own where the file does not say.
+# Those whose texts begin with a token of their own if the file does not say.
 _BEGINNING = frozenset(
     {
         "chameleon", "falcon-h1", "falcon3", "jina-v5-nano", "lfm2", "llama-bpe", "llama-v3",

@@ -8,7 +8,7 @@ r(h) = h + SiLU(W h + b). libllama knows no such heads; the layout of these file
   `medusa.residual_count` that of residual blocks in each, `medusa.embedding_length` the width;
 - `blk.K.residual.J.weight` (width, width) and perhaps `.bias` (width,), `blk.K.output.weight`
   (tokens, width), as F32, F16 or BF16; without the latter `output.weight` serves all heads;
-- `d2t`, int64 (tokens,), where they know only some tokens: which ones; and the tokenizer.
+- `d2t`, int64 (tokens,), if they know only some tokens: which ones; and the tokenizer.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from localspec.errors import OptionError
 from localspec.gguf_file.architectures import HeadGraph, State, architecture
 from localspec.gguf_file.header import Header, Value
 
-DEFAULT_CONTEXT_LENGTH = 8192  # tokens, at most, where nobody chooses
+DEFAULT_CONTEXT_LENGTH = 8192  # tokens, at most, if nobody chooses
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
@@ -55,7 +55,7 @@ class ModelShape:
         return max(self.width, self.hidden)
 
     def kv_heads(self) -> list[int]:
-        """Heads of keys and values for each layer: (num_layers,); 0 where it has no cache."""
+        """Heads of keys and values for each layer: (num_layers,); 0 if it has no cache."""
         if self.is_recurrent:
             return [0] * self.num_layers
         heads = self.stated_kv_heads()[: self.num_layers]

@@ -115,7 +115,7 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
 def pinned_file(file: HubFile, size_bytes: int) -> RemoteFile | None:
     """The file as its pin states it, without asking the hub; None if no sum is pinned.
 
-    size_bytes: where the pin states no size.
+    size_bytes: the size, if the pin states none.
     """
     if file.sha256 is None:
         return None
@@ -243,7 +243,7 @@ def _url_at(file: HubFile, revision: str) -> str:
 def _asking(
     repo: str, file: HubFile | None, ask: Callable[[], Result], on_wait: OnWait
 ) -> Result:
-    """The result of `ask`, tried again where that may help.
+    """The result of `ask`, tried again if that may help.
 
     What huggingface_hub raises is told as DownloadError, and not chained to it: a traceback
     in a log would show the addresses with their signatures.

@@ -91,7 +91,7 @@ class Folder:
 class HubCache:
     """The hub's cache, which other tools share. A FileStore.
 
-    Raises OptionError where the environment says what huggingface_hub cannot take.
+    Raises OptionError if the environment says what huggingface_hub cannot take.
     """
 
     is_checked = True

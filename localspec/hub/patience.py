@@ -1,4 +1,4 @@
-"""Asking the hub again where that may help, without keeping anybody from stopping it."""
+"""Asking the hub again when that may help, without keeping anybody from stopping it."""
 
 from __future__ import annotations
 

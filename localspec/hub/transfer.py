@@ -202,7 +202,7 @@ def _wanted(remote: RemoteFile) -> str:
 
 
 def _new_digest(remote: RemoteFile) -> hashlib._Hash:
-    """sha256 of the content; where only a git blob id is known, that."""
+    """sha256 of the content; if only a git blob id is known, that."""
     wanted = _wanted(remote)
     if len(wanted) == 64:
         return hashlib.sha256()

@@ -8,14 +8,14 @@ from localspec.llama.cache_state import CacheState
 from localspec.llama.handle import Handle
 from localspec.llama.library import complaints, llama_cpp
 
-_UNKNOWN = -1  # tokens in snapshots, where not even the last state is of use
+_UNKNOWN = -1  # tokens in snapshots, if not even the last state is of use
 
 
 class Cache:
     """The cached sequence of a handle's context.
 
     The keys and values of any token can be removed. A recurrent state only goes on from one
-    state: where libllama keeps snapshots (n_rs_seq) it comes back to those of the last
+    state: if libllama keeps snapshots (n_rs_seq) it comes back to those of the last
     decode, and from anywhere to a checkpoint that was taken here. What libllama says it has
     removed is not believed.
 

@@ -1,7 +1,7 @@
 """An MTP head of libllama: a context beside a target's, which reads its hidden rows.
 
 The head reads token x_p together with the target's row at p - 1, and predicts x_(p+1)
-(DeepSeek-V3, arXiv 2412.19437, section 2.2). Where the target has not come to p - 1 yet, since
+(DeepSeek-V3, arXiv 2412.19437, section 2.2). If the target has not reached p - 1 yet, since
 the token there was drafted, the head's own row is taken. llama.cpp's driver decodes twice in
 each round; here what was accepted is read in the decode that drafts the first token.
 """
@@ -28,7 +28,7 @@ from localspec.sampling.distribution import Logits
 class LlamaHead:
     """One trained head and its cache, which holds a part of the target's text.
 
-    Implements `heads.HeadModel`. Made of `num_layers` MTP layers: where there are several,
+    Implements `heads.HeadModel`. Made of `num_layers` MTP layers: if there are several,
     each drafts one token, and each reads the whole text (Step 3.5). begins_at: position in
     the text of what it read first. name: of the file that it is in. num_weight_bytes: that a
     decode of a token reads.

@@ -30,7 +30,7 @@ def open_head(
     """The head in a file of its own, or without one that in the target's, opened `with_head`.
 
     path, facts: already checked, see `gguf_file.head`; not of Medusa. Raises what
-    `LlamaModel.open` does, and EngineError where libllama lacks a function for such a head.
+    `LlamaModel.open` does, and EngineError if libllama lacks a function for such a head.
     """
     require_nextn_functions(reads_layers=bool(facts.layers_read))
     if path is not None:

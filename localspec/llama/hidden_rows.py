@@ -119,7 +119,7 @@ class TargetRows(HiddenRows):
 
 
 class OutputRows(HiddenRows):
-    """What the output layer reads, where all tokens of a decode have logits.
+    """What the output layer reads, if all tokens of a decode have logits.
 
     Asked for these rows, libllama computes the logits of every token of a decode: so those of
     a prompt are not to be had, and there are none before the first step behind it.

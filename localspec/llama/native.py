@@ -121,7 +121,7 @@ class LoadWatch:
 
     An exception cannot pass through C, so whatever `progress` raises is kept as `error` and
     libllama is told to stop. Ctrl-C becomes KeyboardInterrupt at Python's next instruction;
-    where that is at the edge of a callback, Python reports it as unraisable and drops it.
+    if that is at the edge of a callback, Python reports it as unraisable and drops it.
     """
 
     def __init__(self, progress: Callable[[float], None]) -> None:

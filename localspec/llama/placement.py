@@ -27,7 +27,7 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 _EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # as --cpu-moe of llama.cpp has it
 _ANY_EXPERTS = re.compile(_EXPERTS.format(r"(\d+)"))
 _INPUT = re.compile(r"(token_|position_|per_layer_)")
-_NUM_COPIES = 4  # of a graph's inputs, where several GPUs work on parts of a batch in turn
+_NUM_COPIES = 4  # of a graph's inputs, if several GPUs work on parts of a batch in turn
 MAIN_MEMORY = -1  # as a place; the others are numbers of GPUs
 
 
@@ -65,7 +65,7 @@ class Placement:
             if not with_head and shape.is_head_tensor(tensor.name):
                 continue
             sizes[self._place(tensor.name)] += tensor.size_bytes
-            # As the head it is there a second time, where the output is on a GPU.
+            # As the head it is there a second time, if the output is on a GPU.
             is_head = tensor.name == "token_embd.weight" and "output.weight" not in names
             if is_head and self.layers[-1] != MAIN_MEMORY:
                 sizes[self.layers[-1]] += tensor.size_bytes

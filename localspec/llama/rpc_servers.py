@@ -119,7 +119,7 @@ def reset_at_end(connection: socket.socket) -> None:
 
 
 def reset_lines_at_end(addresses: Sequence[str]) -> None:
-    """`reset_at_end` for libllama's lines to the servers, where they can be found."""
+    """`reset_at_end` for libllama's lines to the servers, if they can be found."""
     descriptors = Path("/dev/fd")
     if not addresses or not descriptors.is_dir():
         return

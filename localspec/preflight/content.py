@@ -3,7 +3,7 @@
 Fine-tunes of a model share their names, sizes and shapes. What was kept of one must not be
 taken for another's, so it holds a hash of the whole header and of samples of every tensor. A
 fine-tune, a merge or another quantisation changes nearly all values of each tensor that it
-touches, so that the samples differ; reading them takes milliseconds where the file has just
+touches, so that the samples differ; reading them takes milliseconds if the file has just
 been loaded. Two files that differ in a few bytes elsewhere would be taken for the same.
 """
 

@@ -49,7 +49,7 @@ class Installation:
 
     packages: versions by name. build: what libllama says of itself. amx_is_left_out: whether
     its AMX kernels are not used, being wrong. processor_flags: what the processor can do, as
-    the system names it; empty where that is not known. has_nvidia: whether the driver of an
+    the system names it; empty if that is not known. has_nvidia: whether the driver of an
     NVIDIA GPU is there. devices: of RPC servers, too. rpc_faults: message and hint of what
     keeps servers from being used. room: of this machine for models. plans: what each preset
     whose files are here would take of it, rooms: with that of its RPC servers. presets_fault:

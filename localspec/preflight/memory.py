@@ -276,7 +276,7 @@ def graph_bytes(
 
     Exact for the layers of Llama and Qwen 2, within 5 % for those of Qwen 3, its experts, and
     Gemma 3; of others it is a small part of the whole. Without flash attention gaps come
-    to a few MB where the context is short.
+    to a few MB if the context is short.
     """
     shape = ModelShape(header)
     batch, cells = graph_batch_size(flash_attention, context_length), num_cells(context_length)
@@ -311,7 +311,7 @@ def _mask_bytes(shape: ModelShape, context_length: int, attention: FlashAttentio
 def _products(header: Header) -> list[Tensor]:
     """The weights that ggml may repack: matrices, but for the table of the tokens.
 
-    Where that is the head as well, libllama makes a second tensor of it.
+    If that is the output layer as well, libllama makes a second tensor of it.
     """
     names = {tensor.name for tensor in header.tensors}
     shared_head = "output.weight" not in names

@@ -1,4 +1,4 @@
-"""Which layers go onto GPUs, where the user leaves it open: as many as fit.
+"""Which layers go onto GPUs, if the user leaves it open: as many as fit.
 
 A draft goes first and whole, if it can: it runs several times a step. Then as many of the
 target's layers as there is memory left for, from the last one on. RPC servers hold layers as
@@ -24,7 +24,7 @@ from localspec.preflight.room import MemoryRoom, PairMemory, Planned, pair_memor
 MARGIN_BYTES = 1 << 30
 # Share of a plan's GPU memory that the next plan may take, if the first found too little.
 _SHARES = (0.75, 0.5, 0.0)
-_FEWER_SNAPSHOTS = (4, 2, 1, 0)  # of a hybrid's states, where those that are wanted do not fit
+_FEWER_SNAPSHOTS = (4, 2, 1, 0)  # of a hybrid's states, if those that are wanted do not fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Plan:
     def fewer(self) -> Iterator[Plan]:
         """Plans with fewer layers on GPUs, each with less than the one before.
 
-        None where no number of layers was left open, and none for which the main memory lacks
+        None if no number of layers was left open, and none for which the main memory lacks
         room.
         """
         taken, last = self.memory.gpu_bytes, self.models
@@ -96,7 +96,7 @@ def _left_open(target: Planned) -> Iterator[LlamaOptions]:
 
 def _with_layers(wanted: tuple[Planned, ...], context_length: int, room: MemoryRoom) -> Plan:
     """The models with the layers that they leave open chosen so that they fit, if they can."""
-    # Where the main memory cannot take what the margin keeps from a GPU, it goes there.
+    # What the margin keeps off a GPU goes there all the same if main memory cannot take it.
     for margin in (MARGIN_BYTES, 0):
         gpus = tuple(
             replace(gpu, free_bytes=max(0, gpu.free_bytes - margin)) for gpu in room.gpus

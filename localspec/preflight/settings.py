@@ -32,7 +32,7 @@ _MOST_READ_BYTES = 1 << 30
 def suited_attention(
     header: Header, context_length: int, max_outputs: int, *, uses_gpu: bool
 ) -> FlashAttention:
-    """ "off" where that is faster and takes little memory, else "auto", libllama's choice.
+    """ "off" if that is faster and takes little memory, else "auto", libllama's choice.
 
     context_length: that it is opened with.
     """
@@ -59,7 +59,7 @@ def with_suited_attention(
 def with_suited_mapping(
     options: LlamaOptions, header: Header, repacked: Mapping[str, float]
 ) -> LlamaOptions:
-    """The options, with a small file to be read where a good part of it is repacked.
+    """The options, with a small file to be read if a good part of it is repacked.
 
     repacked: the types that are, see `tensor_types`.
     """

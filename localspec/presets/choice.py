@@ -19,7 +19,7 @@ VARIABLE = "LOCALSPEC_MODEL"
 
 
 class Named(NamedTuple):
-    """The model that is used where none is named, what says so, and how to change that."""
+    """The model that is used if none is named, what says so, and how to change that."""
 
     name: str
     origin: str
@@ -31,7 +31,7 @@ def choose_model(
 ) -> Choice:
     """What is meant by a model's name, beside the two options that it stands for.
 
-    is_target: a draft or a head is named, so that a preset's name means its target. Where
+    is_target: a draft or a head is named, so that a preset's name means its target. If
     nothing at all is named, the environment counts and then what was chosen before. Raises
     OptionError if two are named, and what naming a model raises.
     """

@@ -157,7 +157,7 @@ def _run_together(
             job.start()
         news, ended = board.take(BEAT_S)
         latest |= {progress.file: progress for progress in news}
-        # Where nothing comes, the same once more: the listener may want to stop it.
+        # If nothing comes, the same once more: the listener may want to stop it.
         for progress in news or [latest[file] for file in running if file in latest]:
             on_progress(progress)
         for file in ended:

@@ -28,7 +28,7 @@ _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 class ProposedPreset:
     """A preset that could be added: its name, and the files of its models.
 
-    why_no_draft: in words, where there is none.
+    why_no_draft: why it has none, in words.
     """
 
     name: str

@@ -72,7 +72,7 @@ def locate_source(text: str, role: Role) -> Path:
     named = parse_source(text, role)
     model = cached_quantization(named) if isinstance(named, Quantized) else named
     if model is None or missing_files(model):
-        # A head goes by another name where nobody knows that it is one.
+        # A head goes by another name if nobody knows that it is one.
         if isinstance(named, Quantized):
             text = f"{named.repo}:{named.quantization}"
         raise PresetError(

@@ -1,4 +1,4 @@
-"""Short names of a person's own for models, and the model that is used where none is named.
+"""Short names of a person's own for models, and the model that is used if none is named.
 
 They stand in a file that commands write, `names.toml` beside the user's presets:
 

@@ -1,4 +1,4 @@
-"""TOML: read by the interpreter's own module where it has one, written by what is needed."""
+"""TOML: read by the interpreter's own module if it has one, written by what is needed."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class Server:
                 await unless_gone(receive, answer)
                 return
             result = await unless_gone(receive, asked.result(self._service))
-            response = json_response(result)  # nobody reads it where the client is gone
+            response = json_response(result)  # nobody reads it if the client is gone
         except Exception as error:
             response = refusal_response(path, refusal_of(error))
         await response(scope, receive, send)

@@ -156,7 +156,7 @@ def read_fields(body: bytes) -> Fields:
 
 
 def _mended(found: re.Match[str]) -> str:
-    """U+FFFD for a half of a surrogate pair, where a client cut a text."""
+    """U+FFFD for a half of a surrogate pair, if a client cut a text."""
     text, at = found.string, found.start()
     while at and text[at - 1] == "\\":
         at -= 1

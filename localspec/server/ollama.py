@@ -133,7 +133,7 @@ def _model_details(model: ServedModel) -> dict[str, Any]:
 
 
 def _model_digest(model: ServedModel) -> str:
-    """The file's sha256 where the preset pins it.
+    """The file's sha256 if the preset pins it.
 
     Else one that changes when the file does: reading all of it takes too long for a list.
     """

@@ -256,7 +256,7 @@ def _refuse_images(fields: Fields) -> None:
 
 
 def _paired(messages: Sequence[Message]) -> list[Message]:
-    """The same, where results name the calls that they came of, which templates ask for.
+    """The messages, with each result naming its call by id, as templates require.
 
     A result that names its tool alone is that of the first call of it which has none yet.
     """

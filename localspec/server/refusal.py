@@ -52,7 +52,7 @@ _RETRY_AFTER_S = 2  # when a client should ask again after too many waited
 class RequestError(LocalspecError):
     """A request that is refused.
 
-    status: of HTTP. code: a word for programs, OpenAI's where it has one. param: the field
+    status: of HTTP. code: a word for programs, OpenAI's if it has one. param: the field
     that is wrong, if it is one. headers: of the response.
     """
 

@@ -46,7 +46,7 @@ class ResponseForm(Form):
     """A request to /v1/responses, and its answer.
 
     Its events come in the order in which the parts of an item begin and end, and the last is
-    response.completed, also where the answer was cut: clients take any other end for a failure.
+    response.completed, also if the answer was cut: clients take any other end for a failure.
     """
 
     example: ClassVar = {"input": "Hello!", "max_output_tokens": 5}
@@ -340,11 +340,11 @@ class _TextItem:
         return {"type": "message", "role": "assistant", **common}
 
     def place(self, index: int) -> dict[str, Any]:
-        """Where a part of it stands."""
+        """The place of one of its parts, as events name it."""
         return {"item_id": self._id, "output_index": index, "content_index": 0}
 
     def whole_text(self) -> dict[str, Any]:
-        """What its text is called when it is whole."""
+        """Its whole text, as an event has it."""
         more = {"logprobs": self.logprobs} if self.kind == "message" else {}
         return {"text": self.text, **more}
 

@@ -32,10 +32,10 @@ class ServedModel:
 
     model: whatever `localspec.load` takes: a preset or its name, a file, or a model of the hub.
     rpc: RPC servers that hold layers of it, in place of the preset's. name: the preset's; a
-    file's without its ending; of the hub as it was given. created, num_parameters: Unix time of
+    file's without its ending; or a hub model's own. created, num_parameters: Unix time of
     the target's file, and how many it has. num_trained: tokens of context that it was trained
     for. chat_template: its source; "" if there is none. pinned: sha256 of the target's file,
-    where a preset says it. kept_bytes: memory for caches of texts that wait. keep_s: how long
+    if a preset states it. kept_bytes: memory for caches of texts that wait. keep_s: how long
     it stays loaded without a question; None is as long as others. memory, load_s: what it takes
     since it was loaded, and how long that took.
 
@@ -146,7 +146,7 @@ class ServedModels:
     async def opened(self, model: ServedModel) -> AsyncGenerator[IsolatedEngine, None]:
         """Its engine, which stays open in the block. By who is first in the line.
 
-        It is loaded if it is not yet, and others are closed where the memory is short, or an
+        It is loaded if it is not yet, and others are closed if the memory is short, or an
         RPC server, which serves one of them at a time, is taken. Raises
         what loading raises.
         """

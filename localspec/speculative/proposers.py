@@ -61,7 +61,7 @@ class Proposer:
     The methods here suit a proposer that stores nothing of the answer or the text.
     """
 
-    kind: ProposerKind
+    kind: ProposerKind  # an engine has one proposer of each kind at most
 
     def begin(self, chain: SamplerChain) -> None:
         """An answer begins, whose chain this is."""

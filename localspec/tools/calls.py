@@ -31,7 +31,7 @@ class Calls:
     """Which calls an answer can have, and how these are written.
 
     shown: ids of control tokens that are among the form's marks, and are rendered to be seen.
-    grammar: what keeps the answer to the form and the tools' schemas; None where it is free,
+    grammar: what keeps the answer to the form and the tools' schemas; None if it is free,
     so that only what was read to its end is known to be a call. key: the calls' ids are made
     of it, so that they are the same each time that the answer is read.
     """

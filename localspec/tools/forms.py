@@ -64,7 +64,7 @@ class CallForm:
 
 _OBJECT = '{"name": "NAME", "arguments": '
 
-# Where a template has the signs of several, the first counts.
+# If a template has the signs of several, the first counts.
 FORMS = (
     # Qwen3-Coder, Qwen3.5 and later, Nemotron 3, Step 3.5
     CallForm(

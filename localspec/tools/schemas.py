@@ -106,7 +106,7 @@ def resolved(schema: object, root: Schema) -> object:
 
 
 def followed(schema: object, root: Schema) -> object:
-    """`resolved`, and anything at all where it refers to nowhere."""
+    """`resolved`, and anything at all if it refers to nowhere."""
     try:
         return resolved(schema, root)
     except OptionError:

@@ -197,7 +197,7 @@ class _GemmaWriter:
         return json.dumps(json.dumps(value))
 
     def _key(self, key: str) -> str | None:
-        """A name and its colon; quoted where it would end elsewhere."""
+        """A name and its colon; quoted if it would end elsewhere."""
         if key and key == key.strip() and not key.startswith((_QUOTE, "}")) and ":" not in key:
             return json.dumps(f"{key}:")
         quoted = self._constant(key)
