@@ -362,7 +362,7 @@ def test_an_addition_that_cannot_be_written_leaves_the_file_and_nothing_else(
         (["models", "path", "nope"], 2, "no preset 'nope'"),
         (["models", "verify", "nope"], 2, "no preset 'nope'"),
         (["models", "remove", "../x"], 2, "no preset '../x'"),
-        (["models", "add", "../x", "--target", "t"], 2, "no name for a preset"),
+        (["models", "add", "../x", "--target", "t"], 2, "not a valid name for a preset"),
         (["models", "add", "x"], 2, "--target"),
         (["models", "add", "x", "--target", "absent.gguf"], 2, "does not exist"),
         (["models", "add", "x", "--target", __file__], 1, "not a GGUF file"),

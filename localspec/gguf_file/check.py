@@ -198,7 +198,7 @@ def _numbers(value: Value) -> tuple[int | float, ...]:
 
 
 def _other_parts(header: Header) -> list[Path]:
-    """A split model is named by its first part; the others lie beside it."""
+    """A split model is named by its first part; the others are beside it."""
     count = header.number("split.count")
     if count <= 1:
         return []

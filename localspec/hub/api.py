@@ -84,7 +84,7 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
     """Ask the hub about a file, and compare with what the file is pinned to.
 
     on_wait: see `patiently`. Raises HubBusyError if waiting did not help, DownloadError if
-    the file is not to be had or is another one than pinned.
+    the file cannot be had or is not the pinned one.
     """
     url = _url_at(file, file.revision or "main")
     from huggingface_hub import get_hf_file_metadata

@@ -1,4 +1,4 @@
-"""One file on its way into its place: from another program, from the hub, or checked there."""
+"""The download of one file: from another program, from the hub, or checked there."""
 
 from __future__ import annotations
 

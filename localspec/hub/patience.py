@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 BEAT_S = 0.25  # how often a caller who waits is asked whether to go on
 RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between tries that bring nothing
-_MAX_WAIT_S = 600.0  # a server that asks for more is told about instead
+_MAX_WAIT_S = 600.0  # a server that asks for more is an error
 
 
 class HubBusyError(DownloadError):

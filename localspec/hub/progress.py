@@ -1,4 +1,4 @@
-"""How far downloads are, on its way from the threads that fetch to the one that listens."""
+"""The progress of downloads, from the threads that fetch to the one that listens."""
 
 from __future__ import annotations
 

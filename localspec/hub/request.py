@@ -66,7 +66,7 @@ class _HubSession(requests.Session):
     ) -> None:
         """Keep the token from any other origin, and give it no password of ~/.netrc instead.
 
-        What stands there is for whom the user names, not for whom a hub leads to.
+        Passwords there are for hosts that the user names, not for those a hub redirects to.
         """
         headers = prepared_request.headers
         urls = str(response.request.url), str(prepared_request.url)

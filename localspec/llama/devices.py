@@ -76,7 +76,7 @@ def device_memory(lib: Any, device: int) -> tuple[int, int]:
 
 
 def cpu_buffer_type(lib: Any) -> int:
-    """ggml's pointer to the kind of buffers that lie in the main memory."""
+    """ggml's pointer to the kind of buffers in main memory."""
     ggml = native.shared_library(lib)
     found: int = ctypes.CFUNCTYPE(ctypes.c_void_p)(("ggml_backend_cpu_buffer_type", ggml))()
     return found

@@ -122,7 +122,7 @@ class OutputRows(HiddenRows):
     """What the output layer reads, if all tokens of a decode have logits.
 
     Asked for these rows, libllama computes the logits of every token of a decode: so those of
-    a prompt are not to be had, and there are none before the first step behind it.
+    a prompt cannot be had, and there are none before the first step behind it.
     """
 
     def __init__(self, handle: Handle) -> None:

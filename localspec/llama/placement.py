@@ -35,7 +35,7 @@ MAIN_MEMORY = -1  # as a place; the others are numbers of GPUs
 class Placement:
     """The place of each layer, and after them that of the output.
 
-    num_gpus: that there are, used or not. num_input_copies: that are made of a graph's inputs.
+    num_gpus: all GPUs, used or not. num_input_copies: copies made of a graph's inputs.
     num_cpu_moe_layers: first layers whose experts are in the main memory, wherever the rest is.
     """
 

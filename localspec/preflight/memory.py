@@ -48,7 +48,7 @@ class MemoryEstimate:
     cache_bytes: keys and values, and recurrent states; snapshot_bytes: those of num_snapshots
     tokens of the last decode. compute_bytes: intermediate results and logits. gpu_bytes: how
     much of all that is on each GPU. with_head: whether that of a head is in it.
-    num_layers, gpu_layers: that there are, and that are on each GPU; the output counts as one.
+    num_layers, gpu_layers: of the model, and on each GPU; the output counts as one.
     num_cpu_moe_layers: first layers whose experts are in the main memory.
     """
 

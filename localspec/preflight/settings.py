@@ -10,7 +10,7 @@ faster, by up to a fifth (see `options.graph_batch_size`), and in less memory.
 A model's file is mapped into memory, or read. ggml's CPU backend keeps many types of weights in
 an order of its own (see `repacked_types`). Of a mapped file they are in memory twice then: as
 the file's pages, which may go where memory is short, and as the copy. A file that is read is
-there once, but a large one that the system has at hand loads several times more slowly (figures
+there once, but a large one that the system has cached loads several times more slowly (figures
 are in docs/log/against-llama-cpp.md). So small ones are read.
 """
 

@@ -60,7 +60,7 @@ def download(
     continued; every file is checked against its sha256 before it gets its name. source: a
     preset or its name, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf, or
     owner/repo:QUANT. local_dir: a plain folder instead of
-    the hub's cache; what stands there under a file's name is compared with its sha256, and
+    the hub's cache; what is there under a file's name is compared with its sha256, and
     refused if it is something else. reuse: take files that LM Studio, Ollama or llama.cpp
     keep, after the same check. on_progress: called in this thread when a file has come
     further, with its latest state, and a few times a second while none does; an exception
@@ -263,7 +263,7 @@ def _num_bytes(remotes: Iterable[RemoteFile], place: FileStore) -> int:
 
 
 def _with_facts(remote: RemoteFile) -> HubFile:
-    """The file, completed with what the hub said of it."""
+    """The file, completed with what the hub said about it."""
     sha256 = remote.etag if len(remote.etag) == 64 else remote.file.sha256
     return replace(remote.file, size_bytes=remote.size_bytes, sha256=sha256)
 

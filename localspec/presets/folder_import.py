@@ -1,4 +1,4 @@
-"""Models that lie in a folder, and presets that could be made of them."""
+"""The models in a folder, and presets that could be made from them."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Removal:
 def list_models() -> list[PresetState]:
     """All presets, the shipped ones first, and whether their files are here.
 
-    Asks no network and reads no content. A malformed file of the user's is told by a warning,
+    Asks no network and reads no content. A malformed file of the user's gets a warning,
     and counts as empty.
     """
     return [preset_state(preset) for preset in load_presets().values()]

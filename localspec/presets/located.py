@@ -59,7 +59,7 @@ def locate(preset: Preset) -> Located:
         if not os.path.isfile(path):
             raise PresetError(
                 f"preset {preset.name!r}: there is no file {str(path)!r}",
-                f"Correct its path, in {user_presets_file()} if the preset stands there.",
+                f"Correct its path, in {user_presets_file()} if the preset is there.",
             )
     return Located(paths["target"], paths.get("draft"), paths.get("head"))
 

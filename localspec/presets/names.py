@@ -1,6 +1,6 @@
-"""Short names of a person's own for models, and the model that is used if none is named.
+"""A person's own short names for models, and the model that is used if none is named.
 
-They stand in a file that commands write, `names.toml` beside the user's presets:
+They are in a file that commands write, `names.toml` beside the user's presets:
 
     default = "qwen3-8b"
 

@@ -30,7 +30,7 @@ def load_presets() -> dict[str, Preset]:
     """All presets by name: the shipped ones in their order, then the user's.
 
     A preset of the user's takes the place of a shipped one with its name. A malformed file
-    of the user's is told by a warning; what it names is not there then.
+    of the user's gets a warning, and its presets are left out.
     """
     text, shipped = "", _shipped_presets()
     try:

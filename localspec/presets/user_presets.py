@@ -102,7 +102,7 @@ def add_preset(new: NewPreset) -> Preset:
 def drop_preset(name: str) -> None:
     """Take a preset out of the user's file, and leave every other line as it is.
 
-    Raises PresetError if it does not stand there under headers of its own, or another preset
+    Raises PresetError if it is not there under headers of its own, or another preset
     there extends it.
     """
     with _changing() as path:
