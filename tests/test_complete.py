@@ -195,7 +195,7 @@ def test_a_template_that_leaves_the_begun_answer_out_says_so(engine):
     template = (
         "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
     )
-    with pytest.raises(TemplateError, match="leaves out the answer that is to be gone on"):
+    with pytest.raises(TemplateError, match="leaves out the answer that is to be continued"):
         engine.generate(
             [QUESTION, {"role": "assistant", "content": "Once"}], template=template
         ).reply()
