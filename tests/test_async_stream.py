@@ -264,7 +264,14 @@ def test_no_thread_is_left_behind(engine):
             await engine.generate_raw("Hi", max_tokens=1)
             async for _ in engine.generate_raw(STORY):
                 break
+            refused = [engine.generate_raw([5] * 5000) for _ in range(2)]  # they stay
+            with pytest.raises(ContextError):
+                await refused[0]
+            with pytest.raises(ContextError):
+                await refused[1].__anext__()
+            kept.extend(refused)
 
+    kept: list[localspec.Answer] = []
     asyncio.run(ask())
     for thread in threading.enumerate():
         if thread.name.startswith("localspec"):

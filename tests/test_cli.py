@@ -212,7 +212,7 @@ def test_show_draft_marks_every_token_and_explains_the_marks():
         "Tell me a story about a fox.",
     )
     result, plain = run("generate", "--show-draft", *asked), run("generate", *asked)
-    for meaning in ("drafted and accepted", "rejected", "all draft tokens", "nothing was"):
+    for meaning in ("drafted and accepted", "rejected", "fully accepted", "nothing was"):
         assert meaning in result.stderr
     assert result.stdout.startswith("[")
     bare = result.stdout.translate(str.maketrans("", "", "()[]{}"))

@@ -146,8 +146,8 @@ def answers(engine, num_schemas, *, strict):
                 top_k=0, top_p=1.0, min_p=0.0, max_tokens=80,
             ).reply()  # fmt: skip
         except ConstraintError as error:
-            named = re.search(r'cannot be kept to: "(\w+)"|kept to: "(\w+)"', str(error))
-            refused[named[1] or named[2] if named else str(error).splitlines()[0][:60]] += 1
+            named = re.search(r'cannot be enforced: "(\w+)"', str(error))
+            refused[named[1] if named else str(error).splitlines()[0][:60]] += 1
             ends["refused"] += 1
             return
         ends[reply.finish_reason] += 1

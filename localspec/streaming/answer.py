@@ -219,9 +219,13 @@ class Answer:
 
     async def __anext__(self) -> Piece:
         """The next piece. Raises EngineError while another task or a thread waits for one."""
-        piece: Piece | None = await self._in_thread(functools.partial(next, self._reader, None))
+        piece: Piece | None = None
+        try:
+            piece = await self._in_thread(functools.partial(next, self._reader, None))
+        finally:
+            if piece is None:
+                self._worker.stop()
         if piece is None:
-            self._worker.stop()
             raise StopAsyncIteration
         return piece
 
@@ -230,9 +234,11 @@ class Answer:
         return self._whole_reply().__await__()
 
     async def _whole_reply(self) -> Reply:
-        # Without a change of threads between two pieces.
-        await self._in_thread(self._reader.read_all)
-        self._worker.stop()
+        try:
+            # Without a change of threads between two pieces.
+            await self._in_thread(self._reader.read_all)
+        finally:
+            self._worker.stop()
         return self._reader.state.reply()
 
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
