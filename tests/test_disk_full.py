@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,16 +45,19 @@ def questions(folder: Path) -> list[str]:
 
 @pytest.fixture
 def blocked(folder: Path) -> Callable[[], None]:
-    """Call it, and no session can be written until it is called again."""
-    aside = folder.with_name("aside")
+    """Call it, and no session can be written until it is called again.
+
+    The folder is a link, because that can be changed at once, in the midst of writing, too.
+    """
+    kept, in_the_way = folder.with_name("kept"), folder.with_name("file")
+    kept.mkdir(parents=True)
+    in_the_way.write_bytes(b"")
+    folder.symlink_to(kept)
 
     def toggle() -> None:
-        if aside.exists():
-            folder.unlink()
-            aside.rename(folder)
-        else:
-            folder.rename(aside)
-            folder.write_bytes(b"in the way")
+        link = folder.with_name("link")
+        link.symlink_to(in_the_way if folder.is_dir() else kept)
+        link.replace(folder)
 
     return toggle
 
@@ -94,6 +98,9 @@ def test_all_is_written_as_soon_as_there_is_room(folder, blocked):
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as chat:  # fmt: skip
         for question in ("One.", "Two.", "Three.", "Four."):
+            if question == "Two.":
+                while not (folder / "s.json").exists() or questions(folder) != ["One."]:
+                    time.sleep(0.01)
             if question in ("Two.", "Four."):
                 blocked()
             chat.stdin.write(f"{question}\n")
