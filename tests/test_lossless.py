@@ -7,7 +7,6 @@ lie closer than a decode of several tokens rounds. Such near ties are counted an
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -198,9 +197,10 @@ def test_sampled_texts_follow_the_targets_distribution(demo_target, demo_draft):
         prompts = [prompt_tokens(pair, text) for text in PROMPTS[::9]]
         with pair.exclusively() as loop:
             is_end = pair.vocabulary.is_end
-            results = DistributionCheck(loop, prompts, is_end, lambda _prompt: None).run(
-                RULES, time.monotonic() + 3600, 20_000, lambda _share: None
-            )
+            check = DistributionCheck(loop, prompts, is_end, lambda _prompt: None)
+            samples = check.samples(RULES)
+            check.add(samples, 20_000, lambda _share: None)
+            results = samples.results()
     assert len(results) == len(RULES) * len(VIEWS)
     for result in results:
         assert result.num_tokens >= 20_000
