@@ -387,7 +387,7 @@ def test_led_astray(hub: StandinHub, target):
     An error at once
     """
     hub.faults[TARGET] = [Fault(at_hub=True, redirect=target)] * 9
-    with pytest.raises(DownloadError, match="leads to an (invalid )?address"):
+    with pytest.raises(DownloadError, match=r"leads to an (invalid )?address"):
         localspec.download("qwen2-7b")
     assert len(gets_at_hub(hub)) == 1
 
