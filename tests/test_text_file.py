@@ -15,7 +15,7 @@ from localspec.chat.attachment import Attachment, read_attachment
 from localspec.chat.text_file import text_of
 from localspec.checks.prompts import read_prompts
 from localspec.cli import main
-from localspec.cli.constraint_options import read_constraint
+from localspec.cli.flags import read_option_file
 from localspec.errors import OptionError
 
 TEXT = "Grüße “naïve” café €5\r\nzwei\n"
@@ -82,9 +82,9 @@ def test_all_files_of_text_are_read_alike(tmp_path, encoding):
     path = tmp_path / "x.txt"
     path.write_bytes(TEXT.encode(encoding))
     assert read_prompts(path) == READ.split("\n")[:-1]
-    assert read_constraint("--grammar", path) == READ
+    assert read_option_file("--grammar", path) == READ
     path.write_bytes(b"\xff\xd8\xff\0")
-    for read in (read_prompts, lambda path: read_constraint("--grammar", path)):
+    for read in (read_prompts, lambda path: read_option_file("--grammar", path)):
         with pytest.raises(OptionError, match=r"x\.txt"):
             read(path)
 

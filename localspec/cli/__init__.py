@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import logging
@@ -10,6 +11,7 @@ import sys
 from typing import Any
 
 import click
+import platformdirs
 
 from localspec._version import __version__
 from localspec.cli import exit_codes
@@ -22,11 +24,12 @@ from localspec.cli.explain import explain
 from localspec.cli.generate import generate
 from localspec.cli.help import Group
 from localspec.cli.models import models
-from localspec.cli.screen import error_lines
+from localspec.cli.screen import error_lines, note, printable
 from localspec.cli.serve import serve
 from localspec.cli.sessions import sessions
+from localspec.cli.standard_streams import is_terminal
 from localspec.cli.verify import verify
-from localspec.cli.warning_notes import WarningNotes
+from localspec.cli.waiting import line_gone
 from localspec.errors import LocalspecError, OptionError
 
 _READER_GONE = (errno.EPIPE, errno.EINVAL)  # the second from Windows
@@ -37,7 +40,7 @@ class _Main(Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         extra["standalone_mode"] = False
-        logging.lastResort = WarningNotes()
+        logging.lastResort = _WarningNotes()
         for stream in (sys.stdin, sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a character the terminal lacks is "?"
@@ -59,6 +62,34 @@ class _Main(Group):
                 click.echo(f"Error: {error.strerror}: {error.filename or 'output'}", err=True)
             code = exit_codes.FAILED
         sys.exit(code)
+
+
+class _WarningNotes(logging.Handler):
+    """Shows warnings as notes if no other handler does, as `logging.lastResort`."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show it, unless it is about the pair and a person has seen it before."""
+        text = printable(record.getMessage())
+        if not (getattr(record, "is_of_pair", False) and _was_seen(text)):
+            with line_gone():
+                note(text)
+
+
+def _was_seen(text: str) -> bool:
+    """Whether it was shown on a terminal before; showing it on one now counts, too."""
+    path = platformdirs.user_state_path("localspec", appauthor=False) / "seen_warnings"
+    line = text.replace("\n", " ")
+    with contextlib.suppress(OSError, UnicodeError):  # then it is shown again
+        if path.exists() and line in path.read_text(encoding="utf-8").split("\n"):
+            return True
+        if is_terminal(sys.stderr):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+    return False
 
 
 # Commands of Ollama, LM Studio and llama.cpp.
@@ -106,14 +137,8 @@ def main() -> None:
     """
 
 
-main.add_command(bench)
-main.add_command(chat)
-main.add_command(generate)
-main.add_command(sessions)
-main.add_command(serve)
-main.add_command(verify)
-main.add_command(download)
-main.add_command(models)
-main.add_command(explain)
-main.add_command(doctor)
-main.add_command(completion)
+for _command in (
+    *(bench, chat, generate, sessions, serve, verify),
+    *(download, models, explain, doctor, completion),
+):
+    main.add_command(_command)

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import click
 
-from localspec.cli.bars import shows_bars
 from localspec.cli.interrupt import cancel_on_interrupt
-from localspec.cli.screen import (
-    cut_line,
-    has_all_tokens,
-    mark,
-    note,
-    printable,
-    unenforced_line,
-)
+from localspec.cli.screen import mark, note, printable
+from localspec.cli.standard_streams import is_terminal
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
@@ -32,7 +25,7 @@ def write_answer(answer: Answer, *, show_draft: bool) -> Reply:
     """
     said = text_writer(err=False)
     # One writer wraps all text on the same terminal.
-    are_one = _is_terminal(sys.stdout) and _is_terminal(sys.stderr)
+    are_one = is_terminal(sys.stdout) and is_terminal(sys.stderr)
     thought = said if are_one else text_writer(err=True)
     was_thought: bool | None = None
     with cancel_on_interrupt(answer.cancel), answer:
@@ -52,17 +45,27 @@ def write_answer(answer: Answer, *, show_draft: bool) -> Reply:
     return answer.reply()
 
 
-def note_if_cut(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> None:
-    """Note on stderr that an answer was cut off; on a pipe not at --max-tokens, as asked."""
-    line = cut_line(reply, max_tokens, engine)
-    if line and (shows_bars() or not has_all_tokens(reply, max_tokens)):
-        note(line)
+def note_limits(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> None:
+    """Note that an answer was cut off, and which parts of its JSON schema were not enforced.
 
-
-def note_unenforced(reply: Reply) -> None:
-    """Note on stderr which parts of a JSON schema were not enforced."""
-    if line := unenforced_line(reply):
-        note(line)
+    On a pipe, an answer that was cut off at --max-tokens is what was asked for.
+    """
+    is_full = max_tokens is not None and len(reply.token_ids) >= max_tokens
+    if reply.finish_reason == "length" and not is_full:
+        trained = engine.trained_context_length
+        more = "The model was trained for no longer context."
+        if engine.context_length < trained:
+            more = f"For more: --ctx, up to {trained}."
+        note(f"Cut off: the context of {engine.context_length} tokens is full. {more}")
+    elif reply.finish_reason == "length" and is_terminal(sys.stderr):
+        more = "--max-tokens; in a chat /continue, or /set max_tokens"
+        note(f"Cut off after {max_tokens} tokens. For more: {more}.")
+    if reply.not_kept:
+        parts = ", ".join(reply.not_kept)
+        note(
+            f"Parts of the JSON schema that are not enforced: {parts}. --strict makes this an "
+            "error."
+        )
 
 
 def text_writer(*, err: bool) -> Callable[[str, str | None], None]:
@@ -71,14 +74,10 @@ def text_writer(*, err: bool) -> Callable[[str, str | None], None]:
     On a terminal lines are wrapped between words, so a word is written once it is complete.
     Elsewhere the text is written unchanged and without colour.
     """
-    if not _is_terminal(sys.stderr if err else sys.stdout):
+    if not is_terminal(sys.stderr if err else sys.stdout):
         return lambda text, _colour: click.echo(text, nl=False, err=err)
     # Imported here: a pipe does not need the library that knows how wide characters are.
     from localspec.cli.terminal.wrapping import Style, terminal_writer
 
     out = terminal_writer(err=err)
-    return lambda text, colour: out.lines(text, Style(colour=colour))
-
-
-def _is_terminal(file: TextIO | None) -> bool:
-    return file is not None and file.isatty()
+    return lambda text, colour: out.lines(text, Style(color=colour))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from localspec.cli.standard_streams import is_terminal
 from localspec.hub import progress
 from localspec.presets import downloads
 
@@ -20,7 +21,7 @@ _STATES = {
 
 def fetch_with_bars(plan: downloads.DownloadPlan, *, reuse: bool) -> list[Path]:
     """Download with progress on stderr. Returns the path of each file of the plan."""
-    if not shows_bars():
+    if not is_terminal(sys.stderr):
         return downloads.run_download(plan, _say_when_done, reuse=reuse)
     # Imported here, because every command imports this module.
     from rich.console import Console
@@ -54,11 +55,6 @@ def fetch_with_bars(plan: downloads.DownloadPlan, *, reuse: bool) -> list[Path]:
 
     with bars:
         return downloads.run_download(plan, show, reuse=reuse)
-
-
-def shows_bars() -> bool:
-    """Whether stderr is a terminal."""
-    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def readable_bytes(num_bytes: int | None) -> str:

@@ -9,12 +9,12 @@ import click
 from localspec.checks import prompts as questions
 from localspec.cli import exit_codes
 from localspec.cli.completion import complete_file
+from localspec.cli.flags import json_option
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
 from localspec.cli.model_options import model_argument
-from localspec.cli.options import PairOptions, pair_options, prompt_tokens
+from localspec.cli.options import PairOptions, pair_options, prompt_tokens, seconds_option
 from localspec.cli.plot import check_plot, write_plot
-from localspec.cli.seconds_option import seconds_option
 
 _DEFAULT_TOKENS = 128
 
@@ -40,9 +40,7 @@ _DEFAULT_TOKENS = 128
 )
 @seconds_option(default=None)
 @click.option("--details", is_flag=True, help="Show all measurements, too.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object with everything measured."
-)
+@json_option("object with everything measured")
 @click.option(
     "--plot",
     type=Path,

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from localspec.cli import exit_codes
-from localspec.cli.answer import note_if_cut, note_unenforced, write_answer
-from localspec.cli.colour import use_colour
+from localspec.cli.answer import note_limits, write_answer
 from localspec.cli.completion import complete_session
 from localspec.cli.constraint_options import constraint_options
 from localspec.cli.help import Command
 from localspec.cli.model_options import model_argument
 from localspec.cli.options import PairOptions, pair_options
-from localspec.cli.screen import error_lines, legend, note
+from localspec.cli.screen import error_lines, note, show_legend
 from localspec.cli.sessions import note_resumed
-from localspec.cli.standard_input import holds_conversation, piped_lines
+from localspec.cli.standard_streams import is_terminal, piped_lines
 from localspec.errors import LocalspecError, OptionError
 
 if TYPE_CHECKING:
     from localspec.cli.conversation import Conversation
-    from localspec.engine.base import BaseEngine
     from localspec.streaming.answer import Answer
-    from localspec.streaming.options import AnswerOptions
     from localspec.streaming.reply import Reply
 
 
@@ -78,7 +76,7 @@ def chat(
     from localspec.cli.conversation import Conversation
 
     with options.open_engine() as engine:
-        is_dialogue = holds_conversation()
+        is_dialogue = is_terminal(sys.stdin) and is_terminal(sys.stdout)
         write = _write_plain
         if is_dialogue:
             # Imported here: a pipe does not need the libraries that draw and edit.
@@ -88,7 +86,7 @@ def chat(
         conversation = Conversation(
             engine=engine,
             chat=engine.chat(template=options.template(), think=not no_think),
-            options=_answer_options(options, engine, fits),
+            options=options.for_answer(engine, **fits),
             write=write,
             show_draft=options.show_draft,
             is_quiet=quiet,
@@ -98,7 +96,7 @@ def chat(
         if options.system is not None:
             conversation.chat.system = options.system
         if options.show_draft:
-            click.echo(legend(), err=True, color=use_colour())
+            show_legend()
         num_failed = 0
         if is_dialogue:
             _greet(conversation, session, is_resumed=is_resumed)
@@ -132,16 +130,6 @@ def _greet(conversation: Conversation, session: str | None, *, is_resumed: bool)
         note(f"{session} is a new session.")
 
 
-def _answer_options(
-    options: PairOptions, engine: BaseEngine, fits: dict[str, Any]
-) -> AnswerOptions:
-    from localspec.streaming.options import AnswerOptions
-
-    return AnswerOptions(
-        options.sampling(engine), options.seed, options.rule, options.max_tokens, **fits
-    )
-
-
 def _answer_lines(conversation: Conversation) -> int:
     """Answer every line of the input. Returns how many could not be answered."""
     num_failed = 0
@@ -161,6 +149,5 @@ def _write_plain(conversation: Conversation, answer: Answer) -> Reply:
     reply = write_answer(answer, show_draft=conversation.show_draft)
     if reply.finish_reason == "cancelled":
         raise click.Abort
-    note_if_cut(reply, conversation.options.max_tokens, conversation.engine)
-    note_unenforced(reply)
+    note_limits(reply, conversation.options.max_tokens, conversation.engine)
     return reply

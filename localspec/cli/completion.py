@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -20,6 +20,8 @@ from localspec.errors import LocalspecError
 from localspec.presets.installed import preset_state
 from localspec.presets.presets import load_presets
 
+# Complete nothing rather than print a traceback into the command line.
+_quietly = contextlib.suppress(LocalspecError, OSError)
 _STATES = {"ready": "on this machine", "partial": "partly on this machine", "absent": ""}
 
 
@@ -34,19 +36,17 @@ def complete_preset(
     _context: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Presets, those on this machine first."""
-    items: list[CompletionItem] = []
-    with _quietly():
-        near = [
-            preset for name, preset in load_presets().items() if name.startswith(incomplete)
-        ]
-        states = {preset.name: preset_state(preset).state for preset in near}
-        for wanted, meaning in _STATES.items():
-            items += [
-                CompletionItem(name, help=meaning)
-                for name, state in states.items()
-                if state == wanted
-            ]
-    return items
+    states = {}
+    with _quietly:
+        for name, preset in load_presets().items():
+            if name.startswith(incomplete):
+                states[name] = preset_state(preset).state
+    return [
+        CompletionItem(name, help=meaning)
+        for wanted, meaning in _STATES.items()
+        for name, state in states.items()
+        if state == wanted
+    ]
 
 
 def complete_model(
@@ -64,10 +64,10 @@ def complete_session(
 ) -> list[CompletionItem]:
     """Names of sessions. zsh and fish quote names themselves; for bash it is done here."""
     quoted = shlex.quote if os.environ.get("_LOCALSPEC_COMPLETE") == "bash_complete" else str
-    with _quietly():
-        near = [name for name in session_names() if name.startswith(incomplete)]
-        return [CompletionItem(quoted(name)) for name in near]
-    return []
+    names: Iterable[str] = ()
+    with _quietly:
+        names = session_names()
+    return [CompletionItem(quoted(name)) for name in names if name.startswith(incomplete)]
 
 
 def complete_template(
@@ -76,13 +76,6 @@ def complete_template(
     """Built-in chat templates, and files."""
     names = [CompletionItem(name) for name in BUILT_IN if name.startswith(incomplete)]
     return [*complete_file(context, param, incomplete), *names]
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Complete nothing rather than print a traceback into the command line."""
-    with contextlib.suppress(LocalspecError, OSError):
-        yield
 
 
 @click.command(cls=Command)

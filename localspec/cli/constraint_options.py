@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from localspec.chat.text_file import read_text_file
 from localspec.cli.completion import complete_file
+from localspec.cli.flags import read_option_file, with_all
 from localspec.constraints.gbnf import is_gbnf
 from localspec.errors import OptionError
 
@@ -57,9 +57,7 @@ def constraint_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_options(**values: Any) -> Any:
         return command(fits=_fits(**{name: values.pop(name) for name in _NAMES}), **values)
 
-    for option in reversed(_OPTIONS):
-        with_options = option(with_options)
-    return with_options
+    return with_all(_OPTIONS, with_options)
 
 
 def _fits(
@@ -73,7 +71,7 @@ def _fits(
     """The options that were given. Raises OptionError for a file that cannot be read."""
     found: dict[str, Any] = {}
     if json_schema is not None:
-        found["json_schema"] = read_constraint("--json-schema", json_schema)
+        found["json_schema"] = read_option_file("--json-schema", json_schema)
         found["strict"] = strict
     elif strict:
         raise OptionError(
@@ -87,7 +85,7 @@ def _fits(
                 f"--grammar {grammar}: the kind of grammar is not clear from the name",
                 f"Give a file that ends in {' or '.join(_SUFFIXES)}.",
             )
-        found["grammar"] = read_constraint("--grammar", grammar)
+        found["grammar"] = read_option_file("--grammar", grammar)
         if is_gbnf(found["grammar"]) != (grammar.suffix == ".gbnf"):
             raise OptionError(
                 f"--grammar {grammar}: the content is not {grammar.suffix[1:]}",
@@ -96,11 +94,3 @@ def _fits(
     if choices:
         found["choices"] = choices
     return found
-
-
-def read_constraint(flag: str, path: Path) -> str:
-    """The text in a file. Raises OptionError if it cannot be read."""
-    try:
-        return read_text_file(path)
-    except (OSError, ValueError) as error:
-        raise OptionError(f"{flag} {path}: {error}", "Give a text file.") from error

@@ -185,20 +185,17 @@ class Conversation:
         OptionError.
         """
         name = known_name(name)
-        lock = self._lock(name)
-        try:
-            is_other = name != self.session
+        is_other = name != self.session
+        with contextlib.ExitStack() as releasing:
+            lock = self._lock(name, releasing)
             if is_other and session_file(name).exists() and not may_replace():
-                self._release(lock)
                 return False
             save_session(name, self.chat, pending=self.pending)
             if is_other:
                 # The caches of the replaced session: useless now, and perhaps large.
                 with contextlib.suppress(OSError):
                     caches_file(name).unlink(missing_ok=True)
-        except BaseException:
-            self._release(lock)
-            raise
+            releasing.pop_all()
         self._adopt(name, lock)
         return True
 
@@ -211,15 +208,13 @@ class Conversation:
         if must_exist:
             check_exists(name)
         name = known_name(name)
-        lock = self._lock(name)
-        try:
+        with contextlib.ExitStack() as releasing:
+            lock = self._lock(name, releasing)
             session = read_session(name)
             if session is not None:
                 session.resume(self.chat)
                 self.pending = session.pending
-        except BaseException:
-            self._release(lock)
-            raise
+            releasing.pop_all()
         self._adopt(name, lock)
         if session is not None:
             try:
@@ -228,13 +223,13 @@ class Conversation:
                 note(f"The session has to be decoded again: {error}.")
         return session is not None
 
-    def _lock(self, name: str) -> FileLock | None:
-        """The lock of a session; for the session in use, the lock that is already held."""
-        return self.lock if name == self.session else lock_session(name)
-
-    def _release(self, lock: FileLock | None) -> None:
-        if lock is not None and lock is not self.lock:
-            lock.release()
+    def _lock(self, name: str, releasing: contextlib.ExitStack) -> FileLock | None:
+        """The lock of a session, which `releasing` releases, or that of the session in use."""
+        if name == self.session:
+            return self.lock
+        lock = lock_session(name)
+        releasing.callback(lock.release)
+        return lock
 
     def _adopt(self, name: str, lock: FileLock | None) -> None:
         if self.lock is not None and lock is not self.lock:

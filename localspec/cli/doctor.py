@@ -6,6 +6,7 @@ import click
 
 from localspec.cli.bars import readable_bytes
 from localspec.cli.device_options import RpcServers
+from localspec.cli.flags import json_option
 from localspec.cli.help import Command
 from localspec.cli.json_output import to_json, write_json
 from localspec.cli.places import place_lines
@@ -16,9 +17,7 @@ from localspec.preflight.problems import find_problems
 
 
 @click.command(cls=Command)
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object with everything found."
-)
+@json_option("object with everything found")
 @click.option(
     "--rpc",
     type=RpcServers(),

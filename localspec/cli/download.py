@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from localspec.cli.bars import fetch_with_bars, readable_bytes, shows_bars
+from localspec.cli.bars import fetch_with_bars, readable_bytes
 from localspec.cli.completion import complete_preset
 from localspec.cli.help import Command
-from localspec.cli.standard_input import on_terminal
+from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
 from localspec.presets.downloads import DownloadPlan, plan_download
 from localspec.presets.located import is_missing
@@ -77,7 +78,7 @@ def _ask_reuse(plan: DownloadPlan) -> bool:
         click.echo(f"{candidate.owner} has {file.name}: {candidate.path}", err=True)
     if not plan.elsewhere:
         return False
-    if not on_terminal():
+    if not is_terminal(sys.stdin):
         click.echo("To use it instead of downloading it again: --reuse", err=True)
         return False
     return click.confirm("Use it instead of downloading it again?", default=True, err=True)
@@ -88,7 +89,7 @@ def offer_download(name: str) -> None:
 
     Elsewhere, and after a no, nothing happens: the error of loading says what to type.
     """
-    if not is_missing(name) or not (on_terminal() and shows_bars()):
+    if not is_missing(name) or not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         return
     plan = _plan([name], None)
     question = (

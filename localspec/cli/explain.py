@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from localspec.cli import exit_codes
 from localspec.cli.bars import readable_bytes
 from localspec.cli.device_options import RPC_OPTION, TENSOR_SPLIT_OPTION
-from localspec.cli.flags import field_option
+from localspec.cli.flags import field_option, json_option
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
 from localspec.cli.model_options import context_option, model_argument, target_draft_head
@@ -35,21 +35,8 @@ _NOT_MEASURED = "not measured on this machine yet; run: localspec bench"
 )
 @RPC_OPTION
 @TENSOR_SPLIT_OPTION
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object with everything found."
-)
-def explain(  # noqa: PLR0913  each is an option of the command
-    *,
-    model: str | None,
-    target: str | None,
-    draft: str | None,
-    head: str | None,
-    context_length: int | None,
-    num_gpu_layers: int | None,
-    rpc: tuple[str, ...] | None,
-    tensor_split: tuple[float, ...],
-    as_json: bool,
-) -> None:
+@json_option("object with everything found")
+def explain(*, model: str | None, target: str | None, as_json: bool, **asked: Any) -> None:
     """Say whether a pair fits and pays, and why, before any download.
 
     For models that are not on this machine only the headers of their files are read, a few
@@ -64,19 +51,10 @@ def explain(  # noqa: PLR0913  each is an option of the command
     """
     from localspec.preflight import explanation  # not needed for completion
 
-    is_target = draft is not None or head is not None
+    is_target = asked["draft"] is not None or asked["head"] is not None
     preset, chosen = choose_model(model, None, target, is_target=is_target)
     with waiting(lambda: "Looking at the models …"):
-        found = explanation.explain(
-            preset,
-            target=chosen,
-            draft=draft,
-            head=head,
-            context_length=context_length,
-            num_gpu_layers=num_gpu_layers,
-            rpc=rpc,
-            tensor_split=tensor_split,
-        )
+        found = explanation.explain(preset, target=chosen, **asked)
     if as_json:
         write_json(found)
     else:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
+
+from localspec.chat.text_file import read_text_file
+from localspec.errors import OptionError
 
 # Keywords whose option is better known by another name, which is that of llama.cpp or shorter.
 _USUAL_FLAGS = {
@@ -22,6 +26,26 @@ _USUAL_FLAGS = {
 }
 
 Decorator = Callable[[Any], Any]
+
+
+def with_all(options: Sequence[Decorator], command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with these options, listed in this order."""
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def json_option(what: str) -> Decorator:
+    """Decorate a command with --json. what: what it prints then."""
+    return click.option("--json", "as_json", is_flag=True, help=f"Print one JSON {what}.")
+
+
+def read_option_file(flag: str, path: Path, hint: str = "Give a text file.") -> str:
+    """The text in a file that an option names. Raises OptionError if it cannot be read."""
+    try:
+        return read_text_file(path)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{flag} {path}: {error}", hint) from error
 
 
 def flags_of(keyword: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,21 +10,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.chat.attachment import Attachment, attached, read_attachment
-from localspec.cli.answer import note_if_cut, note_unenforced, write_answer
-from localspec.cli.colour import use_colour
+from localspec.cli.answer import note_limits, write_answer
 from localspec.cli.completion import complete_file
 from localspec.cli.constraint_options import constraint_options
+from localspec.cli.flags import json_option
 from localspec.cli.help import Command
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.json_output import to_json, write_json
 from localspec.cli.model_options import model_option
 from localspec.cli.options import PairOptions, pair_options
-from localspec.cli.screen import legend, note, stats_lines
-from localspec.cli.standard_input import on_terminal, read_input
+from localspec.cli.screen import note, show_legend, stats_lines
+from localspec.cli.standard_streams import is_terminal, read_input
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
-    from localspec.streaming.answer import Answer
     from localspec.streaming.reply import Reply
 
 
@@ -36,12 +36,7 @@ if TYPE_CHECKING:
 @click.option(
     "--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Repeatable."
 )
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON object with the answer and its statistics.",
-)
+@json_option("object with the answer and its statistics")
 @click.option(
     "--logprobs",
     type=int,
@@ -99,20 +94,24 @@ def generate(  # noqa: PLR0913  each is an option of the command
             "--raw takes the prompt alone, without files or a pipe beside it."
         )
     with options.open_engine() as engine:
-        asked = {"stop": stop, "logprobs": logprobs, **fits}
+        chosen = options.for_answer(engine, stop=stop, logprobs=logprobs, **fits)
         text = attached(question, attachments)
-        answer = _answer(options, engine, text, is_raw=raw, asked=asked)
+        if raw:
+            answer = engine.generate_raw(text, chosen)
+        else:
+            template = options.template()
+            answer = engine.generate(text, chosen, system=options.system, template=template)
         if as_json:
-            reply = _finish(answer)
+            with cancel_on_interrupt(answer.cancel), answer:
+                reply = answer.reply()
             write_json(_reply_json(reply, engine))
         else:
             if options.show_draft:
-                click.echo(legend(), err=True, color=use_colour())
+                show_legend()
             reply = write_answer(answer, show_draft=options.show_draft)
         if reply.finish_reason == "cancelled":
             raise click.Abort
-        note_if_cut(reply, options.max_tokens, engine)
-        note_unenforced(reply)
+        note_limits(reply, options.max_tokens, engine)
         if stats:
             note("\n".join(stats_lines(reply.stats, engine.context_length)))
 
@@ -126,36 +125,14 @@ def _asked(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment],
         Attachment("stdin", read_input()) if str(path) == "-" else read_attachment(path)
         for path in files
     ]
-    is_read = "-" in map(str, files)
-    if not is_read and (prompt == "-" or not on_terminal()) and (piped := read_input()).strip():
+    has_input = prompt == "-" or not is_terminal(sys.stdin)
+    if has_input and "-" not in map(str, files) and (piped := read_input()).strip():
         given.append(Attachment("stdin", piped))
     if prompt is not None and prompt != "-" and prompt.strip():
         given.append(Attachment("PROMPT", prompt))
     if not given or not given[-1].text.strip():
         raise click.UsageError("Give a PROMPT, a file (--file), or pipe one in.")
     return given[:-1], given[-1].text
-
-
-def _answer(
-    options: PairOptions, engine: BaseEngine, text: str, *, is_raw: bool, asked: dict[str, Any]
-) -> Answer:
-    from localspec.streaming.options import AnswerOptions  # loads NumPy
-
-    chosen = AnswerOptions(
-        sampling=options.sampling(engine),
-        seed=options.seed,
-        rule=options.rule,
-        max_tokens=options.max_tokens,
-        **asked,
-    )
-    if is_raw:
-        return engine.generate_raw(text, chosen)
-    return engine.generate(text, chosen, system=options.system, template=options.template())
-
-
-def _finish(answer: Answer) -> Reply:
-    with cancel_on_interrupt(answer.cancel), answer:
-        return answer.reply()
 
 
 def _reply_json(reply: Reply, engine: BaseEngine) -> dict[str, Any]:

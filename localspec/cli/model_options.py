@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import click
 
 from localspec.cli.completion import complete_model
-from localspec.cli.flags import Decorator, keyword_option
+from localspec.cli.flags import Decorator, keyword_option, with_all
 from localspec.presets.choice import VARIABLE
 from localspec.presets.presets import DEFAULT_PRESET
 
@@ -27,7 +27,7 @@ model_option = click.option(
 
 def target_draft_head(*, needs_target: bool = False) -> Decorator:
     """Decorate a command with --target, --draft and --head."""
-    options = [
+    options = (
         _model_option(
             "target",
             f"The model whose answers you get: {_KINDS}, or a preset, for its target.",
@@ -39,14 +39,8 @@ def target_draft_head(*, needs_target: bool = False) -> Decorator:
             "A trained head (MTP, EAGLE-3, Medusa) for the target, in a file of its own. "
             "[default: the one in the target's file, if there is one]",
         ),
-    ]
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
+    )
+    return functools.partial(with_all, options)
 
 
 def _model_option(role: str, text: str, **more: Any) -> Decorator:

@@ -8,6 +8,7 @@ import click
 
 from localspec.cli.bars import readable_bytes
 from localspec.cli.completion import complete_preset
+from localspec.cli.flags import json_option
 from localspec.cli.help import Group
 from localspec.cli.json_output import to_json, write_json
 from localspec.cli.own_models import add, alias, default, import_models
@@ -48,9 +49,7 @@ _ELSEWHERE = {
 
 
 @click.group(cls=Group, invoke_without_command=True, elsewhere=_ELSEWHERE)
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON array with everything known."
-)
+@json_option("array with everything known")
 @click.pass_context
 def models(context: click.Context, *, as_json: bool) -> None:
     """List presets: state, size, whether they fit into free memory, licence.

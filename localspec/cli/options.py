@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,24 +12,23 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from localspec.chat.template import BUILT_IN
-from localspec.chat.text_file import read_text_file
 from localspec.cli import device_options, sampling_options
 from localspec.cli.completion import complete_preset, complete_template
 from localspec.cli.download import offer_download
-from localspec.cli.flags import flags_of, usual_flag
+from localspec.cli.flags import Decorator, flags_of, read_option_file, usual_flag, with_all
 from localspec.cli.model_options import context_option, target_draft_head
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
 from localspec.llama.options import LlamaOptions
 from localspec.presets.choice import choose_model
 from localspec.presets.presets import DEFAULT_PRESET
-from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, Drafting, ProposerName
 from localspec.speculative.rule_name import RuleName
 from localspec.vocabulary import with_bos
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
+    from localspec.streaming.options import AnswerOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,21 +91,25 @@ class PairOptions:
         with waiting(lambda: f"Loading the models: {loaded[-1]:.0%} …"):
             return open_it(preset, **arguments, progress=loaded.append)
 
-    def sampling(self, engine: BaseEngine) -> SamplingParams:
-        """The preset's sampling with the user's changes. Raises OptionError."""
-        return sampling_options.changed_sampling(engine, self.sampling_changes)
+    def for_answer(self, engine: BaseEngine, **more: Any) -> AnswerOptions:
+        """The options of an answer; its sampling is the preset's with the user's changes.
+
+        more: other fields of `AnswerOptions`. Raises OptionError.
+        """
+        from localspec.streaming.options import AnswerOptions  # loads NumPy
+
+        sampling = sampling_options.changed_sampling(engine, self.sampling_changes)
+        return AnswerOptions(sampling, self.seed, self.rule, self.max_tokens, **more)
 
     def template(self) -> str | None:
         """The name of a built-in template, or a file's content. Raises OptionError."""
         if self.template_name is None or self.template_name in BUILT_IN:
             return self.template_name
-        try:
-            return read_text_file(Path(self.template_name))
-        except (OSError, ValueError) as error:
-            raise OptionError(
-                f"{usual_flag('template')} {self.template_name}: {error}",
-                f"Name one of {', '.join(BUILT_IN)}, or a Jinja file.",
-            ) from error
+        return read_option_file(
+            usual_flag("template"),
+            Path(self.template_name),
+            f"Name one of {', '.join(BUILT_IN)}, or a Jinja file.",
+        )
 
 
 class DraftTokens(click.ParamType):  # type: ignore[type-arg]
@@ -148,9 +152,7 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
         options = PairOptions(**{name: values.pop(name) for name in names})
         return command(options, **values)
 
-    for option in reversed(_OPTIONS):
-        with_options = option(with_options)
-    return with_options
+    return with_all(_OPTIONS, with_options)
 
 
 _OPTIONS = [
@@ -214,3 +216,23 @@ def prompt_tokens(engine: BaseEngine, options: PairOptions, text: str) -> list[i
         vocabulary = engine.vocabulary
         return with_bos(vocabulary.tokenize(text, parse_special=False), vocabulary)
     return engine.chat(system=options.system, template=options.template()).prompt_tokens(text)
+
+
+def seconds_option(default: float | None) -> Decorator:
+    """Decorate `verify` or `bench` with the time limit; None means no limit."""
+    return click.option(
+        "--seconds",
+        type=click.FloatRange(min=1),
+        callback=_no_nan,
+        default=default,
+        show_default="no limit" if default is None else True,
+        help="The time limit, once the models are loaded. Then the results so far are printed.",
+    )
+
+
+def _no_nan(
+    _context: click.Context, _option: click.Parameter, value: float | None
+) -> float | None:
+    if value is not None and math.isnan(value):  # no range excludes it
+        raise click.BadParameter("nan is not a number of seconds.")
+    return value

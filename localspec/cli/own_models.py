@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,7 +14,7 @@ from localspec.cli.completion import complete_file, complete_model
 from localspec.cli.help import Command
 from localspec.cli.model_options import context_option, target_draft_head
 from localspec.cli.screen import printable
-from localspec.cli.standard_input import on_terminal
+from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
 from localspec.errors import LocalspecError
 from localspec.presets.choice import drop_alias, set_alias, set_default, usual_model
@@ -27,15 +29,7 @@ from localspec.presets.user_presets import NewPreset, add_preset
 @target_draft_head(needs_target=True)
 @click.option("--description", default="", help="A description for the list of models.")
 @context_option("what target and draft were trained for, up to 8192")
-def add(
-    *,
-    name: str,
-    target: str,
-    draft: str | None,
-    head: str | None,
-    description: str,
-    context_length: int | None,
-) -> None:
+def add(*, name: str, description: str, **models: Any) -> None:
     """Add a preset of your own.
 
     MODEL is a GGUF file, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf,
@@ -47,16 +41,8 @@ def add(
         localspec models add qwen --draft qwen2.5-7b \\
             --target Qwen/Qwen2.5-7B-Instruct-GGUF:Q8_0
     """
-    new = NewPreset(
-        name=name,
-        target=target,
-        draft=draft,
-        head=head,
-        description=description or name,
-        context_length=context_length,
-    )
     with waiting(lambda: "Looking at the models …"):
-        add_preset(new)
+        add_preset(NewPreset(name=name, description=description or name, **models))
     click.echo(f"{name} added to {user_presets_file()}", err=True)
 
 
@@ -86,7 +72,7 @@ def import_models(*, folder: Path, yes: bool) -> None:
         return
     count = len(found.proposals)
     what = "1 preset" if count == 1 else f"{count} presets"
-    if not yes and not on_terminal():
+    if not yes and not is_terminal(sys.stdin):
         click.echo(f"To add {what} to {user_presets_file()}: --yes", err=True)
         return
     if not yes:

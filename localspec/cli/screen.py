@@ -10,35 +10,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localspec.cli.colour import use_colour
 from localspec.cli.flags import usual_flag
+from localspec.cli.standard_streams import is_terminal, use_colour
 from localspec.errors import LocalspecError
 from localspec.speculative.metrics import Provenance, Stats
 from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.reasons import why_mostly_off
 
 if TYPE_CHECKING:
-    from localspec.engine.base import BaseEngine
-    from localspec.streaming.reply import Piece, Reply
+    from localspec.streaming.reply import Piece
 
 _STATUS_COLUMNS = 100  # of the window, at most
-_COLOURS = {
-    Provenance.ACCEPTED: "green",
-    Provenance.RECOVERED: "yellow",
-    Provenance.BONUS: "cyan",
-    Provenance.PLAIN: None,
-}
-_BRACKETS = {
-    Provenance.ACCEPTED: ("", ""),
-    Provenance.RECOVERED: ("(", ")"),
-    Provenance.BONUS: ("{", "}"),
-    Provenance.PLAIN: ("[", "]"),
-}
-_MEANINGS = {
-    Provenance.ACCEPTED: "drafted and accepted",
-    Provenance.RECOVERED: "in place of a rejected token",
-    Provenance.BONUS: "after a fully accepted draft",
-    Provenance.PLAIN: "nothing was drafted",
+# Where a token came from: its colour, its brackets where there are no colours, and in words.
+_MARKS = {
+    Provenance.ACCEPTED: ("green", "", "", "drafted and accepted"),
+    Provenance.RECOVERED: ("yellow", "(", ")", "in place of a rejected token"),
+    Provenance.BONUS: ("cyan", "{", "}", "after a fully accepted draft"),
+    Provenance.PLAIN: (None, "[", "]", "nothing was drafted"),
 }
 _PROPOSERS = {
     ProposerKind.DRAFT: "the draft model",
@@ -91,7 +79,7 @@ def note(text: str) -> None:
 
 def _fitted(text: str) -> str:
     """Text for stderr, wrapped between words on a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         return text
     # Imported here: a pipe does not need the library that knows how wide characters are.
     from localspec.cli.terminal.wrapping import wrapped
@@ -108,23 +96,18 @@ def mark(piece: Piece) -> tuple[str, str | None]:
 
 
 def _mark(text: str, provenance: Provenance) -> tuple[str, str | None]:
-    if not text or _is_colourful():
-        return text, _COLOURS[provenance]
-    opening, closing = _BRACKETS[provenance]
+    colour, opening, closing, _ = _MARKS[provenance]
+    if not text or (is_terminal(sys.stdout) and use_colour() is None):
+        return text, colour
     return f"{opening}{text}{closing}", None
 
 
-def legend() -> str:
-    """What the colours or brackets mean."""
-    lines = []
-    for provenance, meaning in _MEANINGS.items():
+def show_legend() -> None:
+    """Print on stderr what the colours or brackets mean."""
+    for provenance, (_, _, _, meaning) in _MARKS.items():
         text, colour = _mark(provenance.value, provenance)
-        lines.append(f"{click.style(text, fg=colour) if colour else text}  {meaning}")
-    return "\n".join(lines)
-
-
-def _is_colourful() -> bool:
-    return sys.stdout.isatty() and use_colour() is None
+        marked = click.style(text, fg=colour) if colour else text
+        click.echo(f"{marked}  {meaning}", err=True, color=use_colour())
 
 
 def status_line(stats: Stats, context_length: int, columns: int) -> str:
@@ -150,35 +133,6 @@ def status_line(stats: Stats, context_length: int, columns: int) -> str:
         if len(line) <= room:
             break
     return line
-
-
-def cut_line(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> str:
-    """Why an answer was cut off, and how to get more; empty if it was not."""
-    if reply.finish_reason != "length":
-        return ""
-    if has_all_tokens(reply, max_tokens):
-        more = "--max-tokens; in a chat /continue, or /set max_tokens"
-        return f"Cut off after {max_tokens} tokens. For more: {more}."
-    trained = engine.trained_context_length
-    more = "The model was trained for no longer context."
-    if engine.context_length < trained:
-        more = f"For more: --ctx, up to {trained}."
-    return f"Cut off: the context of {engine.context_length} tokens is full. {more}"
-
-
-def unenforced_line(reply: Reply) -> str:
-    """Which parts of a JSON schema were not enforced; empty if all were."""
-    if not reply.not_kept:
-        return ""
-    what = ", ".join(map(printable, reply.not_kept))
-    return (
-        f"Parts of the JSON schema that are not enforced: {what}. --strict makes this an error."
-    )
-
-
-def has_all_tokens(reply: Reply, max_tokens: int | None) -> bool:
-    """Whether the answer has as many tokens as were allowed."""
-    return max_tokens is not None and len(reply.token_ids) >= max_tokens
 
 
 def _threads_of(stats: Stats) -> str | None:

@@ -13,10 +13,10 @@ from string import Template
 
 import click
 
-from localspec.chat.text_file import read_text_file
 from localspec.cli.completion import complete_model
 from localspec.cli.device_options import RPC_OPTION
 from localspec.cli.download import offer_download
+from localspec.cli.flags import read_option_file
 from localspec.cli.help import Command
 from localspec.cli.model_options import context_option
 from localspec.cli.waiting import waiting
@@ -180,10 +180,7 @@ def _require_server() -> None:
 
 
 def _keys(path: Path) -> list[str]:
-    try:
-        lines = read_text_file(path).splitlines()
-    except (OSError, ValueError) as error:
-        raise OptionError(f"--api-key-file {path}: {error}", "Give a text file.") from error
+    lines = read_option_file("--api-key-file", path).splitlines()
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:
         raise OptionError(f"--api-key-file {path} has no key", "Write one key per line.")

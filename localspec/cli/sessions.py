@@ -27,10 +27,11 @@ from localspec.chat.session import (
 from localspec.cli.answer import text_writer
 from localspec.cli.bars import readable_bytes
 from localspec.cli.completion import complete_file, complete_session
+from localspec.cli.flags import json_option
 from localspec.cli.help import Group
 from localspec.cli.json_output import write_json
 from localspec.cli.screen import note, printable
-from localspec.cli.standard_input import on_terminal
+from localspec.cli.standard_streams import is_terminal
 from localspec.errors import OptionError, SessionError
 
 if TYPE_CHECKING:
@@ -68,9 +69,7 @@ def sessions(context: click.Context) -> None:
 
 
 @sessions.command("list")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON array with everything known."
-)
+@json_option("array with everything known")
 def list_sessions(*, as_json: bool) -> None:
     """List sessions: turns, last use, size with saved caches, whether open in a chat."""
     if as_json:
@@ -119,8 +118,8 @@ def export_session(*, name: str, file: Path | None, as_json: bool, overwrite: bo
     else:
         data = _as_markdown(session).encode(errors="replace")
     if file is None:
-        is_seen = sys.stdout.isatty()
-        click.echo(printable(data.decode()) if is_seen else data, nl=False)
+        text = printable(data.decode()) if is_terminal(sys.stdout) else data
+        click.echo(text, nl=False)
         return
     if file.exists() and not (overwrite and file.is_file()):
         hint = "Choose another name, or use --overwrite." if file.is_file() else "Give a file."
@@ -144,7 +143,7 @@ def remove_named(*, names: tuple[str, ...], yes: bool) -> None:
         check_exists(name)
         click.echo(f"{name}: {readable_bytes(session_bytes(name))}", err=True)
     if not yes:
-        if not on_terminal():
+        if not is_terminal(sys.stdin):
             raise click.UsageError(
                 "Nobody can be asked here. Use --yes to remove without asking."
             )
@@ -166,13 +165,13 @@ def session_lines() -> list[str]:
     if not rows:
         return ["There are no sessions yet; 'localspec chat --session NAME' starts one."]
     # Imported here, because every command imports this module.
-    from localspec.cli.terminal.wrapping import columns_of
+    from localspec.cli.terminal.wrapping import cell_len
 
     names, *others = zip(*rows, strict=True)
-    width = max(map(columns_of, names))
+    width = max(map(cell_len, names))
     turns_of, used_of, size_of = (max(map(len, column)) for column in others[:3])
     return [
-        f"{name}{' ' * (width - columns_of(name))}  {turns:>{turns_of}}  {used:{used_of}}  "
+        f"{name}{' ' * (width - cell_len(name))}  {turns:>{turns_of}}  {used:{used_of}}  "
         f"{size:>{size_of}}  {mark}".rstrip()
         for name, turns, used, size, mark in rows
     ]
@@ -235,7 +234,7 @@ def _session_json(name: str) -> dict[str, Any]:
 
 
 def _show_answer(text: str, write: Callable[[str, str | None], None]) -> None:
-    if not sys.stdout.isatty():
+    if not is_terminal(sys.stdout):
         write(f"{printable(text)}\n\n", None)
         return
     # Imported here: a pipe does not need the libraries that draw.

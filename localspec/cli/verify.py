@@ -9,12 +9,11 @@ import click
 from localspec.checks import prompts as questions
 from localspec.cli import exit_codes
 from localspec.cli.completion import complete_file
-from localspec.cli.constraint_options import read_constraint
+from localspec.cli.flags import json_option, read_option_file
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
 from localspec.cli.model_options import model_argument
-from localspec.cli.options import PairOptions, pair_options, prompt_tokens
-from localspec.cli.seconds_option import seconds_option
+from localspec.cli.options import PairOptions, pair_options, prompt_tokens, seconds_option
 
 
 @click.command(cls=Command)
@@ -41,9 +40,7 @@ from localspec.cli.seconds_option import seconds_option
     help="Check answers constrained to the JSON schema in this file.",
 )
 @click.option("--details", is_flag=True, help="Show rounding, near ties and p-values, too.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object with everything found."
-)
+@json_option("object with everything found")
 @pair_options
 def verify(  # noqa: PLR0913  each is an option of the command
     options: PairOptions,
@@ -77,7 +74,7 @@ def verify(  # noqa: PLR0913  each is an option of the command
 
     schema = None
     if json_schema is not None:
-        schema = read_constraint("--json-schema", json_schema)
+        schema = read_option_file("--json-schema", json_schema)
     texts = questions.QUESTIONS if prompts is None else questions.read_prompts(prompts)
     with options.open_engine() as engine:
         tokens = [prompt_tokens(engine, options, text) for text in texts]

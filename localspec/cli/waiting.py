@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import click
 
-from localspec.cli.bars import shows_bars
+from localspec.cli.standard_streams import is_terminal
 
 _PATIENCE_S = 0.5
 _REFRESH_S = 0.2
@@ -24,7 +25,7 @@ def waiting(describe: Callable[[], str]) -> Iterator[None]:
     The line is rewritten with carriage returns, and blank when the block ends: no mode of the
     terminal is changed that would have to be restored.
     """
-    if not shows_bars():
+    if not is_terminal(sys.stderr):
         yield
         return
     done = threading.Event()

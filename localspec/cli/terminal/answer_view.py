@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Protocol
 
 from localspec.cli.conversation import ThoughtView
 from localspec.cli.screen import mark, printable
 from localspec.cli.terminal.markdown import MarkdownWriter
 from localspec.cli.terminal.wrapping import Style, terminal_writer
 from localspec.streaming.reply import Piece
-
-
-class AnswerView(Protocol):
-    """Where the pieces of an answer go."""
-
-    def push(self, piece: Piece) -> None:
-        """Show one more piece."""
-
-    def finish(self) -> None:
-        """Show text that is held back, and end the line."""
 
 
 class MarkedView:
@@ -37,7 +26,7 @@ class MarkedView:
             self._out.newline()
         self._shown = piece
         text, colour = mark(piece)
-        self._out.lines(text, Style(colour=colour))
+        self._out.lines(text, Style(color=colour))
 
     def finish(self) -> None:
         """End the line."""

@@ -6,19 +6,16 @@ import base64
 import os
 import re
 import shutil
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 
 import click
 
 from localspec.chat.attachment import read_attachment
 from localspec.chat.session import session_names
-from localspec.cli.colour import use_colour
 from localspec.cli.conversation import Conversation
-from localspec.cli.screen import legend, note, stats_lines
+from localspec.cli.screen import note, show_legend, stats_lines
 from localspec.cli.sessions import note_resumed, session_lines
 from localspec.cli.terminal.line_editor import Values, can_edit
 from localspec.cli.terminal.settings import change_setting, setting_names, settings_lines
@@ -29,7 +26,6 @@ _COMMAND = re.compile(r"(/(?:[a-z]+|\?))(?:\s+(.*))?", re.DOTALL)
 _ALIASES = {"/?": "/help", "/exit": "/quit", "/bye": "/quit", "exit": "/quit", "quit": "/quit"}
 _BETWEEN = re.compile(r"[\s=]+")  # a setting and its value
 _MAX_COPIED = 74_000  # bytes; many terminals ignore a longer sequence
-_LEAST_COLUMN = 16  # columns of the window for what is explained
 _SHOWN = 60  # characters of a text that is quoted
 
 
@@ -71,23 +67,17 @@ def run_command(conversation: Conversation, text: str) -> bool:
 
 
 def _help(_conversation: Conversation, _argument: str) -> None:
-    names = {name: f"{name} {command.argument}".strip() for name, command in COMMANDS.items()}
-    width = max(map(len, names.values())) + 2
     # In a narrow window the explanations keep a column of their own.
-    room = max(shutil.get_terminal_size().columns - 1 - width, _LEAST_COLUMN)
-    lines = []
-    for name, shown in names.items():
-        parts = textwrap.wrap(COMMANDS[name].help, room)
-        lines += [
-            f"{begin:{width}}{part}"
-            for begin, part in zip_longest([shown], parts, fillvalue="")
-        ]
-    lines += [
-        "Alt-Enter, or a backslash at the end, starts another line of a message.",
-        "A space before a command makes it a message.",
-        "Ctrl-C stops an answer or clears the line; Ctrl-D leaves.",
-    ]
-    note("\n".join(lines))
+    formatter = click.HelpFormatter(width=shutil.get_terminal_size().columns)
+    formatter.write_dl(
+        [(f"{name} {command.argument}", command.help) for name, command in COMMANDS.items()]
+    )
+    note(
+        f"{formatter.getvalue()}"
+        "Alt-Enter, or a backslash at the end, starts another line of a message.\n"
+        "A space before a command makes it a message.\n"
+        "Ctrl-C stops an answer or clears the line; Ctrl-D leaves."
+    )
 
 
 def _stats(conversation: Conversation, _argument: str) -> None:
@@ -112,14 +102,6 @@ def _system(conversation: Conversation, argument: str) -> None:
     if argument:
         conversation.chat.system = None if argument == "none" else argument
     note(f"System message: {conversation.chat.system or 'none'}")
-
-
-def _retry(conversation: Conversation, _argument: str) -> None:
-    conversation.retry()
-
-
-def _continue(conversation: Conversation, _argument: str) -> None:
-    conversation.continue_answer()
 
 
 def _edit(conversation: Conversation, _argument: str) -> None:
@@ -204,7 +186,7 @@ def _copy(conversation: Conversation, _argument: str) -> None:
 def _show(conversation: Conversation, _argument: str) -> None:
     conversation.show_draft = not conversation.show_draft
     if conversation.show_draft:
-        click.echo(legend(), err=True, color=use_colour())
+        show_legend()
     else:
         note("Answers are rendered as Markdown again.")
 
@@ -229,8 +211,14 @@ COMMANDS = {
     ),
     "/system": ChatCommand(_system, "[TEXT|none]", "the system message"),
     "/edit": ChatCommand(_edit, "", "change the last question and ask it again"),
-    "/continue": ChatCommand(_continue, "", "continue an answer that was cut off or stopped"),
-    "/retry": ChatCommand(_retry, "", "answer the last question again"),
+    "/continue": ChatCommand(
+        lambda conversation, _: conversation.continue_answer(),
+        "",
+        "continue an answer that was cut off or stopped",
+    ),
+    "/retry": ChatCommand(
+        lambda conversation, _: conversation.retry(), "", "answer the last question again"
+    ),
     "/undo": ChatCommand(_undo, "", "take the last turn back"),
     "/save": ChatCommand(_save, "[NAME]", "save the conversation as a session", session_names),
     "/load": ChatCommand(_load, "[NAME]", "continue a session", session_names),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import shlex
@@ -18,10 +19,11 @@ import click
 
 from localspec.chat.chat import Chat
 from localspec.chat.media import HEAD_BYTES, refuse_media
+from localspec.cli.answer import note_limits
 from localspec.cli.conversation import Conversation
 from localspec.cli.interrupt import cancel_on_interrupt
-from localspec.cli.screen import cut_line, error_lines, note, status_line, unenforced_line
-from localspec.cli.terminal.answer_view import AnswerView, MarkedView, RenderedView
+from localspec.cli.screen import error_lines, note, status_line
+from localspec.cli.terminal.answer_view import MarkedView, RenderedView
 from localspec.cli.terminal.chat_commands import COMMANDS, Leave, run_command
 from localspec.cli.terminal.line_editor import LineEditor
 from localspec.cli.terminal.modes import echo_off, modes_kept
@@ -39,13 +41,8 @@ _RETRY_S = 0.01  # between attempts to end the idle work, which may not have sta
 def converse(conversation: Conversation) -> None:
     """Answer messages and run commands. No error of either ends the conversation."""
     editor = LineEditor({name: command.values for name, command in COMMANDS.items()})
-
-    def prefill(was_emptied: bool) -> str:  # noqa: FBT001  its only argument
-        return _prefilled(conversation, was_emptied=was_emptied)
-
-    def meanwhile() -> contextlib.AbstractContextManager[None]:
-        return idle_time(conversation.engine, conversation.chat)
-
+    prefill = functools.partial(_prefilled, conversation)
+    meanwhile = functools.partial(idle_time, conversation.engine, conversation.chat)
     with _leave_in_order(editor), modes_kept():
         for text in editor.messages(prefill, meanwhile):
             try:
@@ -64,7 +61,7 @@ def converse(conversation: Conversation) -> None:
                 note("(stopped)")
 
 
-def _prefilled(conversation: Conversation, *, was_emptied: bool) -> str:
+def _prefilled(conversation: Conversation, was_emptied: bool) -> str:  # noqa: FBT001
     """The text that the input line starts with; a note says why."""
     if was_emptied:
         if conversation.is_editing:
@@ -84,9 +81,11 @@ def show_answer(conversation: Conversation, answer: Answer) -> Reply:
 
     Ctrl-C stops it at once and keeps the text so far.
     """
-    view: AnswerView = MarkedView()
-    if not conversation.show_draft:
-        view = RenderedView(conversation.think, conversation.text_so_far)
+    view = (
+        MarkedView()
+        if conversation.show_draft
+        else RenderedView(conversation.think, conversation.text_so_far)
+    )
     reading = "Reading {} of {} tokens …"
     with cancel_on_interrupt(answer.cancel), echo_off(), answer:
         with waiting(lambda: reading.format(*conversation.engine._reading_progress)):
@@ -99,10 +98,7 @@ def show_answer(conversation: Conversation, answer: Answer) -> Reply:
     reply = answer.reply()
     if reply.finish_reason == "cancelled":
         note("(stopped)")
-    if cut := cut_line(reply, conversation.options.max_tokens, conversation.engine):
-        note(cut)
-    if unenforced := unenforced_line(reply):
-        note(unenforced)
+    note_limits(reply, conversation.options.max_tokens, conversation.engine)
     if not conversation.is_quiet:
         columns = shutil.get_terminal_size().columns
         note(status_line(reply.stats, conversation.engine.context_length, columns))

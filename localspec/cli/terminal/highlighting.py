@@ -12,23 +12,23 @@ from pygments.util import ClassNotFound
 
 from localspec.cli.terminal.wrapping import Style
 
-PLAIN_CODE = Style(colour="cyan")  # if the language is missing or unknown
+PLAIN_CODE = Style(color="cyan")  # if the language is missing or unknown
 # The first match counts. Dim, not grey: some palettes have no grey.
 _STYLES = (
     (Comment, Style(dim=True)),
-    (Keyword, Style(colour="magenta")),
-    (Operator.Word, Style(colour="magenta")),
-    (Name.Tag, Style(colour="magenta")),
-    (String, Style(colour="green")),
-    (Number, Style(colour="yellow")),
-    (Name.Variable, Style(colour="yellow")),
-    (Name.Function, Style(colour="cyan")),
-    (Name.Class, Style(colour="cyan")),
-    (Name.Builtin, Style(colour="cyan")),
-    (Name.Decorator, Style(colour="cyan")),
-    (Name.Attribute, Style(colour="cyan")),
-    (Generic.Deleted, Style(colour="red")),
-    (Generic.Inserted, Style(colour="green")),
+    (Keyword, Style(color="magenta")),
+    (Operator.Word, Style(color="magenta")),
+    (Name.Tag, Style(color="magenta")),
+    (String, Style(color="green")),
+    (Number, Style(color="yellow")),
+    (Name.Variable, Style(color="yellow")),
+    (Name.Function, Style(color="cyan")),
+    (Name.Class, Style(color="cyan")),
+    (Name.Builtin, Style(color="cyan")),
+    (Name.Decorator, Style(color="cyan")),
+    (Name.Attribute, Style(color="cyan")),
+    (Generic.Deleted, Style(color="red")),
+    (Generic.Inserted, Style(color="green")),
 )
 # Whatever a line leaves open ends here: most lexers know a comment or a text of several
 # lines only by its end.

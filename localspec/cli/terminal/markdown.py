@@ -206,7 +206,7 @@ class MarkdownWriter:
             return
         self._done = block.end()
         if block["heading"]:
-            self._style = Style(bold=True, colour="magenta")
+            self._style = Style(bold=True, color="magenta")
             self._out.begin("")
         elif block["quote"]:
             self._style = Style(italic=True)
@@ -241,16 +241,16 @@ class MarkdownWriter:
             self._out.words(text[at : found.start()], style)
             at = found.end()
             if found["code"]:
-                self._out.words(found["code_text"], style.with_colour("cyan"))
+                self._out.words(found["code_text"], style + PLAIN_CODE)
             elif inner := found["strong"] or found["strong_"]:
-                self._write_styled(inner, style.made_bold(), 0, len(inner))
+                self._write_styled(inner, style + Style(bold=True), 0, len(inner))
             elif inner := found["emphasis"] or found["emphasis_"]:
-                self._write_styled(inner, style.made_italic(), 0, len(inner))
+                self._write_styled(inner, style + Style(italic=True), 0, len(inner))
             elif found["escaped"]:
                 self._out.words(found["escaped"], style)
             else:
                 # The address of a link is written out, so that the label cannot hide it.
-                self._out.words(found["label"], style.with_colour("blue"))
+                self._out.words(found["label"], style + Style(color="blue"))
                 self._out.words(f" ({found['address']})", style)
         self._out.words(text[at:end], style)
 

@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from unicodedata import category
 
 import click
-from rich.cells import cell_len, get_character_cell_size
+from rich.cells import cell_len as cell_len
+from rich.cells import get_character_cell_size
+from rich.color import ColorSystem
+from rich.style import Style as Style
 
-from localspec.cli.colour import use_colour
+from localspec.cli.standard_streams import use_colour
 
 _TAB = "    "
 _JOINER = "\u200d"
 _OPENING, _CLOSING = ("Ps", "Pi"), ("Pe", "Pf", "Po")
 # Halves of flags, and the tones of skin: they belong to the character before.
 _JOINED = range(0x1F1E6, 0x1F200), range(0x1F3FB, 0x1F400)
-
-
-@dataclass(frozen=True, slots=True)
-class Style:
-    """How text looks."""
-
-    bold: bool = False
-    italic: bool = False
-    dim: bool = False
-    colour: str | None = None
-
-    def made_bold(self) -> Style:
-        """This style, bold."""
-        return dataclasses.replace(self, bold=True)
-
-    def made_italic(self) -> Style:
-        """This style, italic."""
-        return dataclasses.replace(self, italic=True)
-
-    def with_colour(self, colour: str) -> Style:
-        """This style in another colour."""
-        return dataclasses.replace(self, colour=colour)
 
 
 class WrappedWriter:
@@ -143,22 +122,8 @@ class WrappedWriter:
         self._gap, self._word = "", []
 
     def _styled(self, text: str, style: Style) -> str:
-        if not self.colourful:
-            style = dataclasses.replace(style, colour=None)
-        if style == Style() or not text:
-            return text
-        return click.style(
-            text,
-            fg=style.colour,
-            bold=style.bold or None,
-            italic=style.italic or None,
-            dim=style.dim or None,
-        )
-
-
-def columns_of(text: str) -> int:
-    """The columns of the window that a text takes."""
-    return cell_len(text)
+        style = style if self.colourful else style.without_color
+        return style.render(text, color_system=ColorSystem.STANDARD)
 
 
 def wrapped(text: str, width: int) -> str:

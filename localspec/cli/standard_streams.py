@@ -1,10 +1,12 @@
-"""Standard input: a terminal or a pipe, up to a limit."""
+"""The standard streams: which are terminals, their colours, and the text of stdin."""
 
 from __future__ import annotations
 
 import codecs
+import os
 import sys
 from collections.abc import Iterator
+from typing import TextIO
 
 import click
 
@@ -13,14 +15,18 @@ from localspec.chat.text_file import ONE_BYTE, WIDE_MARKS, text_of
 MAX_INPUT_BYTES = 64_000_000  # of a message; no context holds so much
 
 
-def on_terminal() -> bool:
-    """Whether stdin is a terminal. A closed stdin counts as an empty pipe."""
-    return sys.stdin is not None and sys.stdin.isatty()
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal. A closed one, None, counts as a pipe."""
+    return stream is not None and stream.isatty()
 
 
-def holds_conversation() -> bool:
-    """Whether stdin and stdout are terminals."""
-    return on_terminal() and sys.stdout is not None and sys.stdout.isatty()
+def use_colour() -> bool | None:
+    """False with NO_COLOR or on a dumb terminal, else None.
+
+    None leaves it to click: colour on a terminal, no colour elsewhere.
+    """
+    has_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return False if has_none else None
 
 
 def read_input() -> str:
