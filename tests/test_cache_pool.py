@@ -165,7 +165,9 @@ def answered(engine, owner, tokens):
     """A greedy answer to an owner's prompt, and the prompt tokens that it had to decode."""
     options = AnswerOptions.of(sampling=GREEDY, max_tokens=8, draft_tokens=3)
     prompt = Prompt(list(tokens))
-    reply = engine._answer(PlainExchange(lambda _: prompt, owner=owner), options).reply()
+    exchange = PlainExchange(options, lambda _: prompt)
+    exchange.owner = owner
+    reply = engine._answer(exchange).reply()
     return reply.token_ids, decoded_tokens(reply)
 
 

@@ -679,9 +679,9 @@ def test_bad_token_ids_are_an_error_not_a_crash(engine):
     from localspec.streaming.prompt import Prompt
 
     for bad in (-1, 10**6):
-        asked = PlainExchange(lambda _, bad=bad: Prompt([1, bad]))
+        asked = PlainExchange(AnswerOptions(), lambda _, bad=bad: Prompt([1, bad]))
         with pytest.raises(DecodeError, match="do not fit a vocabulary"):
-            engine._answer(asked, AnswerOptions()).reply()
+            engine._answer(asked).reply()
     assert engine.generate_raw(STORY, max_tokens=2).reply().token_ids
 
 

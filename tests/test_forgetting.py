@@ -12,14 +12,15 @@ import pytest
 from prompts import prompt_behind
 
 import localspec
-from localspec.chat.chat import Chat
+from localspec.chat.chat import Chat, ChatExchange
 from localspec.chat.forgetting import num_to_forget
 from localspec.chat.prompt import PromptMaker
-from localspec.chat.room import MIN_ANSWER_TOKENS, Asked
+from localspec.chat.room import MIN_ANSWER_TOKENS
 from localspec.chat.sandbox import Sandbox
 from localspec.chat.template import BUILT_IN, ChatTemplate
 from localspec.errors import ContextError, TemplateLimitError
 from localspec.streaming.cancellation import never
+from localspec.streaming.options import AnswerOptions
 from localspec.tools.tool import ToolUse
 
 TEMPLATES = {
@@ -42,9 +43,10 @@ class NoModels:
         self.chat_template = None
 
 
-def make_room(chat, begun, turns, use, is_cancelled):
+def make_room(chat, begun):
     """The prompt of the chat's next answer, and how many oldest turns leave for it."""
-    return chat._room.prompt(Asked(chat._system, begun, use), turns, is_cancelled)
+    exchange = ChatExchange(chat, begun, chat._turns, AnswerOptions())
+    return exchange.prompt(never), exchange.num_leaving
 
 
 def turns_of(rng, number):
@@ -112,7 +114,7 @@ def test_as_many_turns_leave_as_one_by_one_and_the_rest_is_rendered(
         question = {"role": "user", "content": "Why? " * rng.choice([1, 1, 20])}
         number, expected = one_by_one(chat, question, chat._turns)
         del rendered[:]
-        prompt, num_leaving = make_room(chat, (question,), chat._turns, ToolUse(), never)
+        prompt, num_leaving = make_room(chat, (question,))
         assert len(rendered) <= MOST_RENDERINGS
         assert (num_leaving, prompt) == (number, expected)
         kept = [message for turn in chat._turns[number:] for message in turn]
@@ -131,9 +133,7 @@ def test_hundreds_of_turns_are_rendered_a_few_times(
     """When they leave, at the questions that follow, and in idle time."""
     chat = Chat(NoModels(demo_vocabulary, context_length), template=TEMPLATES[name])
     chat.replace(plain_turns(1600))
-    prompt, number = make_room(
-        chat, ({"role": "user", "content": "Hi"},), chat._turns, ToolUse(), never
-    )
+    prompt, number = make_room(chat, ({"role": "user", "content": "Hi"},))
     assert 0 < number < 1600
     assert context_length * 0.45 < len(prompt.tokens) <= context_length // 2
     assert len(rendered) <= 8
@@ -156,9 +156,7 @@ def test_a_conversation_beyond_a_template_s_bounds_goes_on(demo_vocabulary):
         [{"role": role, "content": "word " * 4000} for role in ("user", "assistant")] * 300
         + plain_turns(3)
     )
-    prompt, number = make_room(
-        chat, ({"role": "user", "content": "Hi"},), chat._turns, ToolUse(), never
-    )
+    prompt, number = make_room(chat, ({"role": "user", "content": "Hi"},))
     assert number == 300
     assert len(prompt.tokens) < 400
 
@@ -176,8 +174,8 @@ def test_a_template_that_copes_with_a_part_gets_that_part(demo_vocabulary):
     for chat in (tight, roomy):
         chat.replace(plain_turns(400))
     question = {"role": "user", "content": "Hi"}
-    assert len(make_room(tight, (question,), tight._turns, ToolUse(), never)[0].tokens) > 900
-    prompt, number = make_room(roomy, (question,), roomy._turns, ToolUse(), never)
+    assert len(make_room(tight, (question,))[0].tokens) > 900
+    prompt, number = make_room(roomy, (question,))
     assert 0 < number < 400
     assert prompt == prompt_behind(roomy, roomy._turns[number:], question)
     # There is room for some questions more before turns have to leave again.
@@ -193,7 +191,7 @@ def test_a_question_that_fits_alone_is_asked_alone(demo_vocabulary):
     chat = Chat(NoModels(demo_vocabulary, 1000), template="chatml")
     chat.replace(plain_turns(50))
     question = {"role": "user", "content": "word " * 700}
-    prompt, number = make_room(chat, (question,), chat._turns, ToolUse(), never)
+    prompt, number = make_room(chat, (question,))
     assert number == 50
     assert 700 < len(prompt.tokens) < 1000
     with pytest.raises(ContextError, match=r"prompt of 1\d\d\d tokens; the context holds 1000"):

@@ -8,7 +8,6 @@ from typing import Protocol
 from localspec.streaming.answer import Answer
 from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.exchange import Exchange
-from localspec.streaming.options import AnswerOptions
 from localspec.vocabulary import Vocabulary
 
 
@@ -29,7 +28,7 @@ class ChatBackend(Protocol):
     @property
     def chat_template(self) -> str | None: ...
 
-    def _answer(self, exchange: Exchange, options: AnswerOptions) -> Answer: ...
+    def _answer(self, exchange: Exchange) -> Answer: ...
 
     def _prepare(
         self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from localspec.chat.backend import ChatBackend
 from localspec.chat.prompt import PromptMaker
-from localspec.chat.room import Asked, Room
+from localspec.chat.room import fitting_prompt
 from localspec.chat.template import Message, template_source
 from localspec.chat.tool_messages import call_message
 from localspec.chat.turns import (
@@ -28,7 +28,7 @@ from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Reply
-from localspec.tools.tool import Tool, ToolUse
+from localspec.tools.tool import Tool
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -74,7 +74,6 @@ class Chat:
         self._forgotten: list[Turn] = []
         source = template_source(template, engine.chat_template)
         self._maker = PromptMaker(engine.vocabulary, source, think=think)
-        self._room = Room(engine, self._maker)
         self._num_asked = 0
         self._revision = 0  # counts changes: an answer asked for before one is refused
         self._unfinished: Unfinished | None = None  # the last answer, if it was
@@ -132,7 +131,8 @@ class Chat:
         """
         require_no_calls(self._turns)
         chosen = AnswerOptions.of(options, **keywords)
-        return self._ask((question_message(text),), self._turns, chosen)
+        asked = (question_message(text),)
+        return self._engine._answer(ChatExchange(self, asked, self._turns, chosen))
 
     def send_tool_results(
         self,
@@ -146,9 +146,10 @@ class Chat:
         can hold. The new answer may call tools again. Options as for `send`. Raises OptionError
         if a result is missing or of no call.
         """
-        found = result_messages(self._turns, results)
+        asked = (*self._turns[-1:], result_messages(self._turns, results))
         chosen = AnswerOptions.of(options, **keywords)
-        return self._ask((*self._turns[-1], *found), self._turns[:-1], chosen)
+        turn = tuple(messages_of(asked))
+        return self._engine._answer(ChatExchange(self, turn, self._turns[:-1], chosen))
 
     def retry(
         self, options: AnswerOptions | None = None, **keywords: Unpack[AnswerKeywords]
@@ -171,7 +172,8 @@ class Chat:
         It takes their place as soon as it says anything. Options as for `send`.
         """
         chosen = AnswerOptions.of(options, **keywords)
-        return self._ask((question_message(text),), self._turns[:-1], chosen)
+        asked = (question_message(text),)
+        return self._engine._answer(ChatExchange(self, asked, self._turns[:-1], chosen))
 
     @property
     def can_continue(self) -> bool:
@@ -199,18 +201,16 @@ class Chat:
             raise OptionError(
                 "there is no answer here that was cut", "Ask the model to go on instead."
             )
-        rest = _Exchange(self, self._turns[-1], self._turns[:-1], chosen, self._unfinished)
-        return self._engine._answer(rest, chosen)
-
-    def _ask(self, asked: Turn, turns: list[Turn], options: AnswerOptions) -> Answer:
-        """The answer that completes a turn. turns: those before it, all or all but the last."""
-        answer = call_message("", (), "")
-        return self._engine._answer(_Exchange(self, (*asked, answer), turns, options), options)
+        turns, unfinished = self._turns, self._unfinished
+        rest = ChatExchange(self, turns[-1][:-1], turns[:-1], chosen, unfinished)
+        return self._engine._answer(rest)
 
     def prompt_tokens(self, text: str) -> list[int]:
         """What the model would read if it were asked `text` now."""
-        asked = Asked(self._system, (question_message(text),), ToolUse(self._tools))
-        return self._room.prompt(asked, self._turns, never)[0].tokens
+        return self._as_asked(text).prompt(never).tokens
+
+    def _as_asked(self, text: str) -> ChatExchange:
+        return ChatExchange(self, (question_message(text),), self._turns, AnswerOptions())
 
     def prepare(self) -> None:
         """Use idle time, as while a person types: call it in a thread of its own.
@@ -228,12 +228,9 @@ class Chat:
 
     def _beginning(self, is_cancelled: CancelCheck) -> list[int]:
         """What the next prompt begins with, whatever is asked. Raises Interrupted."""
-        first, second = map(question_message, _PROBES)
-        turns, use = self._turns, ToolUse(self._tools)
-        asked = Asked(self._system, (first,), use)
-        prompt, num_leaving = self._room.prompt(asked, turns, is_cancelled)
-        messages = asked._replace(turn=(second,)).behind(turns[num_leaving:])
-        other = self._maker.prompt(messages, use, is_cancelled)
+        first, second = map(self._as_asked, _PROBES)
+        prompt = first.prompt(is_cancelled)
+        other = second.prompt_behind(first.kept, is_cancelled)
         pairs = zip(prompt.tokens, other.tokens, strict=False)
         return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
@@ -277,36 +274,46 @@ class Chat:
         self._num_asked = max(self._num_asked, num_asked)
 
 
-class _Exchange(Exchange):
+class ChatExchange(Exchange):
     """An answer, or its rest, in a conversation as that was when the answer was asked for.
 
-    whole: the answer's turn, with the part of the answer that is there. turns: the turns before
-    it. unfinished: the answer that is continued, if one is.
+    asked: the turn without the answer: a question, or everything up to the results of tools.
+    turns: the turns before it. unfinished: the answer that is continued, the last of the chat.
     """
 
     def __init__(
         self,
         chat: Chat,
-        whole: Turn,
+        asked: Turn,
         turns: list[Turn],
         options: AnswerOptions,
         unfinished: Unfinished | None = None,
     ) -> None:
+        super().__init__(options)
         self.owner: Chat = chat
         self.turn = chat._num_asked if unfinished is None else unfinished.turn
-        self._whole, self._turns = whole, turns
+        self._system, self._asked, self._turns = chat._system, asked, turns
+        self._use = options.tool_use(chat._tools)
         self._replaced = chat._turns[len(turns) :]
         self._revision = chat._revision
-        self._asked = Asked(chat._system, whole[:-1], options.tool_use(chat._tools))
         self._prompt = None if unfinished is None else unfinished.prompt
-        self._num_leaving = 0  # oldest turns that are forgotten
+        self.num_leaving = 0  # oldest turns that are forgotten
 
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
         """See `Exchange.prompt`. Raises ContextError, TemplateError."""
         if self._prompt is None:
-            made = self.owner._room.prompt(self._asked, self._turns, is_cancelled)
-            self._prompt, self._num_leaving = made
+            self._prompt, self.num_leaving = fitting_prompt(
+                self.owner._engine,
+                [*self._system, *self._asked],
+                self._turns,
+                lambda kept: self.prompt_behind(kept, is_cancelled),
+            )
         return self._prompt
+
+    def prompt_behind(self, turns: Sequence[Turn], is_cancelled: CancelCheck) -> Prompt:
+        """The prompt behind other turns, whether it fits or not. Raises TemplateError."""
+        messages = [*self._system, *messages_of(turns), *self._asked]
+        return self.owner._maker.prompt(messages, self._use, is_cancelled)
 
     def begin(self) -> None:
         """See `Exchange.begin`. Raises EngineError."""
@@ -318,23 +325,23 @@ class _Exchange(Exchange):
             )
         chat._revision += 1
         chat._num_asked = max(chat._num_asked, self.turn + 1)
-        chat._tools = self._asked.use.tools
+        chat._tools = self._use.tools
         # Both at once: an exception of a signal handler may come between two lines.
-        forgotten = chat._forgotten + self._turns[: self._num_leaving]
-        vars(chat).update(_forgotten=forgotten, _turns=self._kept + self._replaced)
+        forgotten = chat._forgotten + self._turns[: self.num_leaving]
+        vars(chat).update(_forgotten=forgotten, _turns=self.kept + self._replaced)
 
     def remember(self, reply: Reply, said: Said | None) -> None:
         chat, prompt = self.owner, self._prompt
         if prompt is None or chat._revision != self._revision + 1:
             return  # it was cleared, say, while the answer came
-        *asked, answer = self._whole
-        if said is None:
-            answer = {**answer, "content": answer["content"] + reply.text}
-        else:
+        if said is not None:
             answer = call_message(said.text, said.tool_calls, said.thoughts)
+        else:  # the rest of an answer, if some of it was said before
+            before = self._replaced[-1][-1]["content"] if prompt.num_said else ""
+            answer = call_message(before + reply.text, (), "")
         is_kept = prompt.num_said or answer["content"] or reply.tool_calls
         if is_kept or reply.finish_reason != "cancelled":
-            chat._turns = [*self._kept, (*asked, answer)]
+            chat._turns = [*self.kept, (*self._asked, answer)]
             if reply.finish_reason != "stop":
                 longer = prompt._replace(
                     tokens=[*prompt.tokens, *reply.token_ids],
@@ -343,8 +350,9 @@ class _Exchange(Exchange):
                 chat._unfinished = Unfinished(longer, self.turn, chat._revision)
 
     @property
-    def _kept(self) -> list[Turn]:
-        return self._turns[self._num_leaving :]
+    def kept(self) -> list[Turn]:
+        """The turns before it that are not forgotten."""
+        return self._turns[self.num_leaving :]
 
 
 def is_count(value: object) -> TypeGuard[int]:

@@ -149,11 +149,12 @@ class BaseEngine(abc.ABC):
     ) -> Generator[Piece, None, None]:
         """The pieces of an answer in its turn, which is over when this is."""
 
-    def _answer(self, exchange: Exchange, options: AnswerOptions) -> Answer:
+    def _answer(self, exchange: Exchange) -> Answer:
         """The answer to an exchange; every method that asks for one ends here.
 
         Raises OptionError for options that do not go together.
         """
+        options = exchange.options
         self._check_options(options)
         sampling = options.sampling_from(self.sampling)
         rule = make_rule(
@@ -234,11 +235,11 @@ class BaseEngine(abc.ABC):
         messages, use = question_messages(question, system), chosen.tool_use(())
         return self._answer(
             PlainExchange(
+                chosen,
                 lambda is_cancelled: self._make_prompt(
                     messages, use, is_cancelled, template=template, think=think
-                )
-            ),
-            chosen,
+                ),
+            )
         )
 
     def generate_raw(
@@ -256,8 +257,7 @@ class BaseEngine(abc.ABC):
         chosen = AnswerOptions.of(options, **keywords)
         if chosen.tools:
             raise OptionError("a raw prompt has tools", "Give messages: see generate and chat.")
-        raw = PlainExchange(lambda _is_cancelled: self._raw_prompt(prompt))
-        return self._answer(raw, chosen)
+        return self._answer(PlainExchange(chosen, lambda _: self._raw_prompt(prompt)))
 
     def _make_prompt(
         self,

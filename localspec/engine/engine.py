@@ -144,7 +144,7 @@ class Engine(BaseEngine):
     def _pieces(
         self, turn: EngineTurn, exchange: Exchange, state: AnswerState
     ) -> Generator[Piece, None, None]:
-        options, cancellation = state.options, state.cancellation
+        options, cancellation = exchange.options, state.cancellation
 
         def is_cancelled() -> bool:
             self._require_not_ending()
@@ -173,7 +173,7 @@ class Engine(BaseEngine):
         try:
             exchange.begin()
             self._cache_pool.switch_to(exchange.owner, prompt.tokens)
-            self._use(run, policy, reference)
+            self._use(exchange, prompt, policy, reference)
             yield from run.pieces()
             self._is_settled = True
         except GeneratorExit:
@@ -227,11 +227,16 @@ class Engine(BaseEngine):
             kinds=kinds,
         )
 
-    def _use(self, answer: AnswerRun, policy: DraftPolicy | None, reference: list[int]) -> None:
+    def _use(
+        self,
+        exchange: Exchange,
+        prompt: Prompt,
+        policy: DraftPolicy | None,
+        reference: list[int],
+    ) -> None:
         """Set what an answer has of its own: its on_prompt, policy and prediction."""
-        on_prompt, num_tokens = answer.options.on_prompt, len(answer.prompt.tokens)
-        if on_prompt is not None:
-            self._target.on_batch = lambda num_cached: on_prompt(num_cached, num_tokens)
+        num_tokens = len(prompt.tokens)
+        self._target.on_batch = lambda num_cached: exchange.on_prompt(num_cached, num_tokens)
         if policy is not None:
             self._usual_policy = self._decoder.draft_policy
             self._decoder.draft_policy = policy

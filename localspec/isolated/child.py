@@ -28,8 +28,8 @@ from localspec.speculative.policy_api import Drafting
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 from localspec.streaming.answer import Answer, close_behind
 from localspec.streaming.answer_text import Said
-from localspec.streaming.cancellation import Cancellation
-from localspec.streaming.exchange import PlainExchange
+from localspec.streaming.cancellation import CancelCheck, Cancellation
+from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece, Reply
@@ -63,6 +63,22 @@ class EngineFacts:
 
 class _Owner:
     """Stands for a conversation of the other process."""
+
+
+class _RemoteExchange(Exchange):
+    """A question of the other process, which made the prompt and hears how far it is read."""
+
+    def __init__(
+        self, prompt: Prompt, options: AnswerOptions, report: Callable[[Any], None]
+    ) -> None:
+        super().__init__(options)
+        self._prompt, self._report = prompt, report
+
+    def prompt(self, is_cancelled: CancelCheck) -> Prompt:
+        return self._prompt
+
+    def on_prompt(self, num_decoded: int, num_tokens: int) -> None:
+        self._report((num_decoded, num_tokens))
 
 
 class Served:
@@ -103,10 +119,9 @@ class Served:
 
             touch_servers(self._servers)  # one may have gone since it was used last
         owned = None if owner is None else self._owner(owner)
-        answer = self._engine._answer(
-            PlainExchange(lambda _is_cancelled: prompt, turn=turn, owner=owned),
-            dataclasses.replace(options, on_prompt=lambda *reading: self._report(reading)),
-        )
+        exchange = _RemoteExchange(prompt, options, self._report)
+        exchange.turn, exchange.owner = turn, owned
+        answer = self._engine._answer(exchange)
         with self._changing:
             self._answer, self._number = answer, number
         self._sent_s = 0.0

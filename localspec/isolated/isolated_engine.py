@@ -336,10 +336,8 @@ class _RemoteAnswer:
     def _report(self, process: ChildProcess, number: int, reading: tuple[int, int]) -> None:
         """Take notice of how far the prompt is."""
         self._engine._reading = reading
-        on_prompt = self._state.options.on_prompt
-        if on_prompt is not None:
-            try:
-                on_prompt(*reading)
-            except BaseException:
-                process.cancel(number)  # the child goes on reading otherwise
-                raise
+        try:
+            self._exchange.on_prompt(*reading)
+        except BaseException:
+            process.cancel(number)  # the child goes on reading otherwise
+            raise

@@ -22,6 +22,7 @@ from localspec.server.served_models import ServedModels
 from localspec.streaming.answer import Answer
 from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.exchange import Exchange
+from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece, Reply
 
@@ -162,8 +163,8 @@ class Answering:
                 for number, (given, repetition) in enumerate(asks):
                     seed = asked.seed_of(repetition)
                     options = replace(asked.options, seed=seed, on_prompt=self._report)
-                    exchange = _TextExchange(engine, given, asked, model.texts)
-                    answer = engine._answer(exchange, options)
+                    exchange = _TextExchange(engine, given, asked, options, model.texts)
+                    answer = engine._answer(exchange)
                     read = partial(self._read, number, answer, exchange)
                     await in_thread(read, answer.cancel)
         if asked.keep_s == 0 and model.engine is not None:
@@ -208,8 +209,14 @@ class _TextExchange(Exchange):
     """A question whose prompt continues one of the texts that were answered before, or none."""
 
     def __init__(
-        self, engine: IsolatedEngine, given: Input, question: Question, texts: AnsweredTexts
+        self,
+        engine: IsolatedEngine,
+        given: Input,
+        question: Question,
+        options: AnswerOptions,
+        texts: AnsweredTexts,
     ) -> None:
+        super().__init__(options)
         self._engine = engine
         self._given = given
         self._question = question
@@ -220,15 +227,12 @@ class _TextExchange(Exchange):
         if isinstance(self._given, RawPrompt):
             prompt = self._engine._raw_prompt(self._given.prompt)
         else:
-            use, think = self._question.options.tool_use(()), self._question.think
+            use, think = self.options.tool_use(()), self._question.think
             prompt = prompt_of(self._engine, self._given, use, is_cancelled, think=think)
         self.owner = self.text = self._texts.text_for(prompt.tokens)
         # Also if it ends early: a client that asks again finds what was read of it.
         self.text.tokens, self.text.num_asked = prompt.tokens, len(prompt.tokens)
         return prompt
-
-    def begin(self) -> None:
-        pass
 
     def remember(self, reply: Reply, said: object) -> None:
         prompt = self.text.tokens[: self.text.num_asked]

@@ -1,4 +1,4 @@
-"""What goes between whoever asks a question and the engine that answers it."""
+"""A question on its way to the engine that answers it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from localspec.streaming.answer_text import Said
 from localspec.streaming.cancellation import CancelCheck
+from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Reply
 
@@ -14,12 +15,16 @@ from localspec.streaming.reply import Reply
 class Exchange(abc.ABC):
     """A question, and what becomes of the answer to it.
 
-    turn: makes the random numbers of each answer in a conversation its own. owner: the
-    conversation, whose text is kept while others are answered; known once the prompt is made.
+    options: of the answer. turn: makes the random numbers of each answer in a conversation its
+    own. owner: the conversation, whose text is kept while others are answered; known once the
+    prompt is made.
     """
 
     turn: int = 0
     owner: object | None = None
+
+    def __init__(self, options: AnswerOptions) -> None:
+        self.options = options
 
     @abc.abstractmethod
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
@@ -28,12 +33,15 @@ class Exchange(abc.ABC):
         It may be refused, and raise Interrupted as soon as `is_cancelled` is true.
         """
 
-    @abc.abstractmethod
-    def begin(self) -> None:
+    def on_prompt(self, num_decoded: int, num_tokens: int) -> None:
+        """Called after each batch of a prompt of several; raising in it ends the answer."""
+        if self.options.on_prompt is not None:
+            self.options.on_prompt(num_decoded, num_tokens)
+
+    def begin(self) -> None:  # noqa: B027  there may be nothing to do
         """Called when the answer has its turn. It may refuse."""
 
-    @abc.abstractmethod
-    def remember(self, reply: Reply, said: Said | None) -> None:
+    def remember(self, reply: Reply, said: Said | None) -> None:  # noqa: B027
         """Called when an answer that had its turn has ended, in any way.
 
         said: all that the answer says, with the part of it that an earlier answer gave; None
@@ -45,20 +53,10 @@ class PlainExchange(Exchange):
     """One that changes nothing. make_prompt: see `Exchange.prompt`."""
 
     def __init__(
-        self,
-        make_prompt: Callable[[CancelCheck], Prompt],
-        *,
-        turn: int = 0,
-        owner: object | None = None,
+        self, options: AnswerOptions, make_prompt: Callable[[CancelCheck], Prompt]
     ) -> None:
+        super().__init__(options)
         self._make_prompt = make_prompt
-        self.turn, self.owner = turn, owner
 
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
         return self._make_prompt(is_cancelled)
-
-    def begin(self) -> None:
-        """See `Exchange.begin`: nobody else is to know."""
-
-    def remember(self, reply: Reply, said: Said | None) -> None:
-        """See `Exchange.remember`: nobody does."""
