@@ -124,6 +124,7 @@ def _load(path: Path) -> int:
 def _context(model: int, target: int | None) -> int:
     params = llama_cpp.llama_context_default_params()
     params.n_ctx, params.n_batch = CONTEXT_LENGTH, 64
+    params.n_threads = params.n_threads_batch = 1
     # Which adds up in half precision.
     params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
     if target is not None:
