@@ -85,8 +85,8 @@ def test_parts_of_text_are_lines_of_one(engine):
             [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}],
             "message 0 has audio in it",
         ),
-        ([{"role": "user", "content": ["x"]}], "a part that is no text: 'x'"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "a part that is no text"),
+        ([{"role": "user", "content": ["x"]}], "a part that is not a text: 'x'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "a part that is not a text"),
     ],
 )
 def test_what_is_no_message_is_refused_by_its_number(engine, messages, what):

@@ -13,6 +13,7 @@ import localspec
 from localspec.cli import main
 from localspec.cli.flags import flags_of
 from localspec.engine.sources import LoadKeywords
+from localspec.sampling.params import SamplingKeywords
 from localspec.server.fields import Fields
 from localspec.server.question import answer_options
 from localspec.streaming.options import answer_keywords
@@ -31,6 +32,12 @@ def test_every_keyword_has_a_row():
     table = option_table.table()
     keywords = {*LoadKeywords.__annotations__, *answer_keywords()} - WITHOUT_A_FLAG
     assert [name for name in sorted(keywords) if f"`{name}=`" not in table] == []
+
+
+def test_every_sampling_option_is_a_field_of_the_server():
+    assert (
+        SamplingKeywords.__annotations__.keys() - option_table.shared_fields().keys() == set()
+    )
 
 
 def test_every_field_of_a_protocol_is_one_that_the_server_reads():

@@ -257,7 +257,7 @@ PLAIN = '[a]\ndescription = "d"\ncontext_length = 5\n'
         (PLAIN + "head = 3\n" + TARGET, 4, "head: is 3, not of type dict"),
         (PLAIN + TARGET + "size_bytes = 0\n", 4, "the size is 0 bytes"),
         (PLAIN + TARGET + "[a.sampling]\ntop_p = 2\n", 8, "top_p is 2"),
-        (PLAIN + TARGET + "[a.sampling]\ntop = 2\n", 8, "top is no sampling option"),
+        (PLAIN + TARGET + "[a.sampling]\ntop = 2\n", 8, "top is not a sampling option"),
         (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [3]\n', 6, "parts: holds something"),
         (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [{size_bytes = 3}]\n', 6, "without 'file'"),
         (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [{fil = "x"}]\n', 6, "is not a key here"),

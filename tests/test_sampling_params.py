@@ -98,7 +98,7 @@ def test_changes_by_name():
     """As a preset's table or a command line gives them."""
     params = SamplingParams(top_k=10).changed({"temperature": 0.5, "min_p": 0.0})
     assert params == SamplingParams(top_k=10, temperature=0.5, min_p=0.0)
-    with pytest.raises(OptionError, match="temprature is no sampling option") as caught:
+    with pytest.raises(OptionError, match="temprature is not a sampling option") as caught:
         params.changed({"temprature": 1.0})
     assert "temperature" in caught.value.hint
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 
 import httpx
@@ -17,7 +18,8 @@ from localspec.errors import OptionError
 from localspec.presets.presets import find_preset
 from localspec.server.answering import Service
 from localspec.server.app import Limits
-from localspec.server.event_loop import ends_within, in_thread, unless_gone
+from localspec.server.event_loop import in_thread, unless_gone
+from localspec.server.guard import BodyReader
 from localspec.server.line import WaitingLine
 from localspec.server.served_models import ServedModel, ServedModels
 from server_runner import running_server
@@ -126,6 +128,20 @@ def test_who_waits_gets_events_and_what_goes_wrong_then_is_one(
 
 
 @pytest.mark.process
+def test_who_gets_an_answer_is_not_told_that_it_waits(endless):
+    """Threads that take turns at each step show what is lost between them."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with streaming(endless, ignore_eos=True, max_tokens=1000) as response:
+            events = list(events_of(response))
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(events) > 500
+    assert [each for each in events if "queue_position" in each] == []
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_a_client_that_goes_away_frees_the_engine(endless, is_streamed):
     """Whenever it goes: each time is another one."""
@@ -146,11 +162,15 @@ def test_a_client_that_goes_away_frees_the_engine(endless, is_streamed):
 def test_a_cancellation_that_comes_as_what_is_waited_for_ends_is_not_lost():
     async def use():
         gate = asyncio.Event()
-        waiting = asyncio.create_task(ends_within(gate.wait(), 60))
+
+        async def receive():
+            await gate.wait()
+            return {"type": "http.request", "body": b"{}"}
+
+        waiting = asyncio.create_task(BodyReader(1000, 60).read(receive))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        gate.set()
-        await asyncio.sleep(0)  # its own wait has ended, and it does not know yet
+        gate.set()  # the wait has ended, and the reader does not know yet
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

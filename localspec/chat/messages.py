@@ -119,6 +119,6 @@ def _text_of_part(number: int, part: object) -> str:
                 "Models are asked in text here; leave it out, or put its text there.",
             )
     raise OptionError(
-        f"message {number} has a part that is no text: {part!r:.80}",
+        f"message {number} has a part that is not a text: {part!r:.80}",
         'Give {"type": "text", "text": "…"}.',
     )

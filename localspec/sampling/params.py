@@ -126,7 +126,7 @@ class SamplingParams:
     def changed(self, changes: Mapping[str, Any]) -> SamplingParams:
         """These params with other values for some fields, named as a person wrote them.
 
-        Raises OptionError for a name that is no field, and says why for llama.cpp's
+        Raises OptionError for a name that is not a field, and says why for llama.cpp's
         samplers that give no fixed distribution of a row.
         """
         for name in changes:
@@ -135,7 +135,7 @@ class SamplingParams:
             check_has_distribution(name)
             known = ", ".join(self.__dataclass_fields__)
             hint = perhaps(name, self.__dataclass_fields__).strip() or f"Choose from: {known}."
-            raise OptionError(f"{name} is no sampling option", hint)
+            raise OptionError(f"{name} is not a sampling option", hint)
         return dataclasses.replace(self, **changes)
 
 

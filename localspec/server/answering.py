@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
+import anyio
+
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.answered_texts import AnsweredText, AnsweredTexts
 from localspec.server.event_loop import in_thread
@@ -64,7 +66,8 @@ class Service:
 
     patience_s: a client that hears nothing for so long is told that it waits. answerings:
     those that are under way. asides: held by a request that needs no decode, so that a crowd
-    of these does not slow an answer down.
+    of these does not slow an answer down. logged: what the log has a line on: see
+    `Fields.log_unread`.
     """
 
     models: ServedModels
@@ -72,6 +75,7 @@ class Service:
     patience_s: float
     answerings: set[Answering] = field(default_factory=set)
     asides: asyncio.Lock = field(default_factory=asyncio.Lock)
+    logged: set[str] = field(default_factory=set)
 
     @contextlib.asynccontextmanager
     async def opened(self, name: str | None) -> AsyncGenerator[IsolatedEngine, None]:
@@ -102,7 +106,7 @@ class Answering:
     def __init__(self, service: Service, question: Question) -> None:
         self._service = service
         self._question = question
-        self.model = service.models.named(question.model)
+        self.model = service.models.named(question.model_name)
         self._place = service.line.join()
         self.position = self._place.position
         self._events: deque[Event] = deque()  # any thread may add to it
@@ -124,13 +128,11 @@ class Answering:
         An error comes after all events that came before it.
         """
         while True:
-            if not self._events and not self._work.done():
-                self._news.clear()
-                timer = self._loop.call_later(self._service.patience_s, self._news.set)
-                try:
+            with anyio.move_on_after(self._service.patience_s):
+                # Again and again: news can be of events that were seen already.
+                while not self._events and not self._work.done():
+                    self._news.clear()
                     await self._news.wait()
-                finally:
-                    timer.cancel()
             if self._events:
                 yield [self._events.popleft() for _ in range(len(self._events))]
             elif self._work.cancelled():
@@ -227,7 +229,7 @@ class _TextExchange(Exchange):
         if isinstance(self._given, RawPrompt):
             prompt = self._engine._raw_prompt(self._given.prompt)
         else:
-            use, think = self.options.tool_use(()), self._question.think
+            use, think = self._question.use, self._question.think
             prompt = prompt_of(self._engine, self._given, use, is_cancelled, think=think)
         self.owner = self.text = self._texts.text_for(prompt.tokens)
         # Also if it ends early: a client that asks again finds what was read of it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from localspec.errors import LocalspecError
 from localspec.server import ollama
@@ -23,8 +23,6 @@ from localspec.server.answering import Service
 from localspec.server.chat_completions import ChatCompletion
 from localspec.server.completions import Completion
 from localspec.server.encoding import json_response
-from localspec.server.event_loop import in_thread, unless_gone
-from localspec.server.fields import read_fields
 from localspec.server.form import Aside, Form
 from localspec.server.guard import AccessRules, BodyReader, Guard
 from localspec.server.line import WaitingLine
@@ -35,7 +33,7 @@ from localspec.server.openapi import document
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
 from localspec.server.responses import ResponseForm
 from localspec.server.served_models import ServedModel, ServedModels
-from localspec.server.writing import write_form
+from localspec.server.writing import PostEndpoint
 
 _IDLE_CHECKS_S = 15.0  # between two looks at whether a model is used
 _LAST_S = 3.0  # for the answer that is given when the server stops; uvicorn waits longer
@@ -56,8 +54,6 @@ _POSTS: dict[str, type[Form | Aside]] = {
 }
 
 logger = logging.getLogger(__name__)
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +81,17 @@ class Server:
         self._line = WaitingLine(limits.num_waiting)
         self._service = Service(models=models, line=self._line, patience_s=limits.patience_s)
         self._bodies = BodyReader(limits.body_bytes, limits.body_s)
-        self._told: set[str] = set()  # fields that the log has a line on
 
     def app(self, access: AccessRules) -> ASGIApp:
         """The application, for the clients that `access` lets through."""
         app = Starlette(
             routes=self.routes(),
             lifespan=self._lifespan,
-            exception_handlers={HTTPException: _no_route, Exception: _failed},
+            exception_handlers={
+                HTTPException: _no_route,
+                RequestError: _refused,
+                Exception: _refused,  # Starlette raises these afterwards, too
+            },
         )
         return Guard(app, access)
 
@@ -114,24 +113,27 @@ class Server:
     def routes(self) -> list[Route]:
         """Every route, under all of its paths."""
         routes = []
-        for path, endpoint in self._gets().items():
+        for path, value in self._gets().items():
             for each in _with_and_without_version(path):
-                routes.append(Route(each, endpoint, methods=["GET"]))
+                routes.append(Route(each, partial(_get, value), methods=["GET"]))
         for path, kind in _POSTS.items():
+            endpoint = PostEndpoint(self._service, self._bodies, kind)
             for each in _with_and_without_version(path):
-                routes.append(Route(each, _PostApp(self._post, kind), methods=["POST"]))
+                routes.append(Route(each, endpoint, methods=["POST"]))
         return routes
 
-    def _gets(self) -> dict[str, Endpoint]:
+    def _gets(self) -> dict[str, Callable[[Request], Any]]:
+        """What a request to each path gets, in JSON."""
+        models, unload_s = self._models, self._limits.unload_s
         return {
             "/": _health,  # programs look for a server, or an Ollama, by its address alone
             "/v1/health": _health,
             "/v1/models": self._list,
             "/v1/models/{name:path}": self._one,
-            "/api/version": _version,
-            "/api/tags": self._tags,
-            "/api/ps": self._ps,
-            "/openapi.json": self._document,
+            "/api/version": lambda _request: ollama.version(),
+            "/api/tags": lambda _request: ollama.tags(models),
+            "/api/ps": lambda _request: ollama.loaded(models, unload_s),
+            "/openapi.json": lambda _request: document(list(self._gets()), _POSTS),
         }
 
     @contextlib.asynccontextmanager
@@ -155,65 +157,18 @@ class Server:
                 finally:
                     self._line.leave(place)
 
-    async def _post(
-        self, kind: type[Form | Aside], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Read a request, in a thread since it can be long, and answer it."""
-        path = scope["path"]
-        try:
-            body = await self._bodies.read(receive)
-            asked = await in_thread(partial(self._read, kind, path, body))
-            if isinstance(asked, Form):
-                answer = write_form(self._service, asked, scope, receive, send)
-                await unless_gone(receive, answer)
-                return
-            result = await unless_gone(receive, asked.result(self._service))
-            response = json_response(result)  # nobody reads it if the client is gone
-        except Exception as error:
-            response = refusal_response(path, refusal_of(error))
-        await response(scope, receive, send)
-
-    def _read(self, kind: type[Form | Aside], path: str, body: bytes) -> Form | Aside:
-        fields = read_fields(body)
-        asked = kind(fields)
-        fields.log_unread(path, self._told)
-        return asked
-
-    async def _document(self, _request: Request) -> Response:
-        return json_response(document(list(self._gets()), _POSTS))
-
-    async def _tags(self, _request: Request) -> Response:
-        return json_response(ollama.tags(self._models))
-
-    async def _ps(self, _request: Request) -> Response:
-        return json_response(ollama.loaded(self._models, self._limits.unload_s))
-
-    async def _list(self, _request: Request) -> Response:
+    def _list(self, _request: Request) -> dict[str, Any]:
         models = [_openai_model(model) for model in self._models.all]
-        return json_response({"object": "list", "data": models})
+        return {"object": "list", "data": models}
 
-    async def _one(self, request: Request) -> Response:
+    def _one(self, request: Request) -> dict[str, Any]:
         name = request.path_params["name"]
         for model in self._models.all:
             if model.name == name:
-                return json_response(_openai_model(model))
-        error = RequestError(
+                return _openai_model(model)
+        raise RequestError(
             f"there is no model {name!r:.80}", status=404, code="model_not_found"
         )
-        return refusal_response(request.url.path, error)
-
-
-class _PostApp:
-    """A route for requests of one kind. Starlette calls it as ASGI: it is not a function."""
-
-    def __init__(
-        self, answer: Callable[..., Awaitable[None]], kind: type[Form | Aside]
-    ) -> None:
-        self._answer = answer
-        self._kind = kind
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(self._kind, scope, receive, send)
 
 
 def _openai_model(model: ServedModel) -> dict[str, Any]:
@@ -232,12 +187,12 @@ def _openai_model(model: ServedModel) -> dict[str, Any]:
     }
 
 
-async def _version(_request: Request) -> Response:
-    return json_response(ollama.version())
+def _health(_request: Request) -> dict[str, Any]:
+    return {"status": "ok"}
 
 
-async def _health(_request: Request) -> Response:
-    return json_response({"status": "ok"})
+async def _get(value: Callable[[Request], Any], request: Request) -> Response:
+    return json_response(value(request))
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -252,7 +207,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
     return refusal_response(request.url.path, refusal)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     return refusal_response(request.url.path, refusal_of(error))
 
 

@@ -8,18 +8,12 @@ from typing import Any, ClassVar
 from localspec.chat.messages import checked_messages
 from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
 from localspec.server.answering import Finished, NewPiece
-from localspec.server.completions import OpenAIForm
+from localspec.server.completions import OpenAIForm, openai_options
 from localspec.server.costs import LOWEST_LOGPROB
 from localspec.server.fields import Fields
-from localspec.server.question import (
-    Question,
-    answer_options,
-    max_tokens,
-    num_answers,
-    num_logprobs,
-)
+from localspec.server.question import flagged_logprobs, max_tokens
 from localspec.server.refusal import RequestError
-from localspec.server.tool_fields import answer_form, openai_tools, own_form
+from localspec.server.tool_fields import answer_form, openai_tools
 from localspec.streaming.reply import Reply
 from localspec.tools.calls import CallPiece
 
@@ -32,7 +26,17 @@ class ChatCompletion(OpenAIForm):
     objects = ("chat.completion", "chat.completion.chunk")
 
     def __init__(self, fields: Fields) -> None:
-        super().__init__(fields, _chat_question(fields))
+        if "audio" in fields or fields.texts("modalities") not in (None, ["text"]):
+            raise RequestError("the answer would be audio", "Ask for text.", param="modalities")
+        options = openai_options(fields) | openai_tools(fields)
+        options |= answer_form(fields.object("response_format"))
+        options["max_tokens"] = max_tokens(
+            fields, "max_completion_tokens", "max_tokens", "n_predict"
+        )
+        options["logprobs"] = flagged_logprobs(fields)
+        options["prediction"] = _prediction(fields)
+        messages = checked_messages(fields.any("messages"))
+        super().__init__(fields, [messages], options, think=may_think(fields))
         self._has_role: set[int] = set()
         self._begun_calls: set[tuple[int, int]] = set()  # numbers of an answer and its call
 
@@ -58,10 +62,10 @@ class ChatCompletion(OpenAIForm):
             "finish_reason": _finish_reason(reply),
         }
 
-    def _piece(self, new: NewPiece) -> str:
+    def _choice(self, new: NewPiece) -> dict[str, Any] | None:
         piece = new.piece
         if not piece.text and piece.logprobs is None and piece.call is None:
-            return ""
+            return None
         choice = self._empty_choice(new.number, None)
         if piece.call is not None:
             choice["delta"]["tool_calls"] = [self._call(new.number, piece.call)]
@@ -69,7 +73,7 @@ class ChatCompletion(OpenAIForm):
             name = "reasoning_content" if piece.is_thought else "content"
             choice["delta"][name] = piece.text
         logprobs = _logprob_content(None if piece.logprobs is None else [piece.logprobs])
-        return self._chunk([{**choice, "logprobs": logprobs}])
+        return {**choice, "logprobs": logprobs}
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
         """The first of an answer says whose it is."""
@@ -86,33 +90,6 @@ class ChatCompletion(OpenAIForm):
         self._begun_calls.add((answer, call.number))
         function = {"name": call.name, **arguments}
         return {"index": call.number, "id": call.id, "type": "function", "function": function}
-
-
-def _chat_question(fields: Fields) -> Question:
-    _refuse_sound(fields)
-    options = answer_options(fields) | openai_tools(fields)
-    options |= own_form(fields) | answer_form(fields.object("response_format"))
-    options["max_tokens"] = max_tokens(
-        fields, "max_completion_tokens", "max_tokens", "n_predict"
-    )
-    options["stop"] = fields.texts("stop")
-    num_top = num_logprobs(fields, "top_logprobs")
-    options["logprobs"] = num_top or 0 if fields.flag("logprobs") else None
-    options["prediction"] = _prediction(fields)
-    return Question.of(
-        fields,
-        [checked_messages(fields.any("messages"))],
-        options,
-        think=may_think(fields),
-        num_answers=num_answers(fields),
-        streams=bool(fields.flag("stream")),
-    )
-
-
-def _refuse_sound(fields: Fields) -> None:
-    modalities = fields.texts("modalities")
-    if "audio" in fields or (modalities is not None and modalities != ["text"]):
-        raise RequestError("the answer would be audio", "Ask for text.", param="modalities")
 
 
 def may_think(fields: Fields) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from localspec.sampling.logprobs import TokenLogprobs
@@ -23,58 +23,55 @@ from localspec.server.question import (
     max_tokens,
     num_answers,
     num_logprobs,
+    refuse_suffix,
 )
 from localspec.server.refusal import RequestError, openai_error
-from localspec.server.served_models import ServedModel
 from localspec.server.tool_fields import own_form
 
 
 class OpenAIForm(Form):
     """What Completions and Chat Completions have in common.
 
-    A subclass says how a choice looks: a whole one, a piece of one, and one without anything.
+    A subclass makes the choices: a whole one, a piece of one, and one without anything.
     """
 
     id_prefix: ClassVar[str]
     objects: ClassVar[tuple[str, str]]  # names of a whole answer and of a piece
 
-    def __init__(self, fields: Fields, question: Question) -> None:
-        self.question = question
-        options = fields.object("stream_options")
-        self._has_usage = options is not None and bool(options.flag("include_usage"))
-        self._finished: list[Finished] = []
-
-    def begin(self, model: ServedModel) -> None:
-        self._head = {
-            "id": f"{self.id_prefix}-{secrets.token_hex(12)}",
-            "created": int(time.time()),
-            "model": model.name,
-            "system_fingerprint": None,
-        }
+    def __init__(
+        self,
+        fields: Fields,
+        inputs: Sequence[Input],
+        options: Mapping[str, Any],
+        *,
+        think: bool = True,
+    ) -> None:
+        number = num_answers(fields)
+        self.question = Question(fields, inputs, options, think=think, num_answers=number)
+        of_stream = fields.object("stream_options")
+        self._has_usage = of_stream is not None and bool(of_stream.flag("include_usage"))
+        self._id = f"{self.id_prefix}-{secrets.token_hex(12)}"
+        self._created = int(time.time())
 
     @abc.abstractmethod
     def _whole_choice(self, finished: Finished) -> dict[str, Any]: ...
 
     @abc.abstractmethod
-    def _piece(self, new: NewPiece) -> str: ...
+    def _choice(self, new: NewPiece) -> dict[str, Any] | None: ...
 
     @abc.abstractmethod
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]: ...
 
     def body(self, finished: Sequence[Finished]) -> Any:
-        return {
-            **self._head,
-            "object": self.objects[0],
-            "choices": [self._whole_choice(each) for each in finished],
-            "usage": self._usage(finished),
-            **own_fields(finished[-1].reply),
-        }
+        choices = [self._whole_choice(each) for each in finished]
+        own = own_fields(finished[-1].reply)
+        return {**self._object(0, choices), "usage": self._usage(finished), **own}
 
     def text_for(self, event: Event) -> str:
         if isinstance(event, NewPiece):
-            return self._piece(event)
+            choice = self._choice(event)
+            return "" if choice is None else self._chunk([choice])
         if isinstance(event, Finished):
-            self._finished.append(event)
             choice = self._empty_choice(event.number, event)
             return self._chunk([choice], **own_fields(event.reply))
         choice = self._empty_choice(0, None)
@@ -83,8 +80,8 @@ class OpenAIForm(Form):
             return self._chunk([choice], prompt_progress=progress)
         return self._chunk([choice], queue_position=event.position)
 
-    def end(self) -> str:
-        usage = self._chunk([], usage=self._usage(self._finished)) if self._has_usage else ""
+    def end(self, finished: Sequence[Finished]) -> str:
+        usage = self._chunk([], usage=self._usage(finished)) if self._has_usage else ""
         return usage + sse_event("[DONE]")
 
     def failure(self, error: RequestError) -> str:
@@ -97,8 +94,17 @@ class OpenAIForm(Form):
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
         usage = {"usage": None} if self._has_usage else {}
-        chunk = {**self._head, "object": self.objects[1], "choices": choices}
-        return sse_event({**chunk, **usage, **more})
+        return sse_event({**self._object(1, choices), **usage, **more})
+
+    def _object(self, number: int, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": self.objects[number],
+            "created": self._created,
+            "model": self._model.name,
+            "system_fingerprint": None,
+            "choices": choices,
+        }
 
 
 class Completion(OpenAIForm):
@@ -109,42 +115,35 @@ class Completion(OpenAIForm):
     objects = ("text_completion", "text_completion")
 
     def __init__(self, fields: Fields) -> None:
-        super().__init__(fields, _raw_question(fields))
+        refuse_suffix(fields)
+        if fields.flag("echo"):
+            fields.refuse("echo", "Leave it out: put the prompt before the answer yourself.")
+        options = openai_options(fields)
+        options["max_tokens"] = max_tokens(fields, "max_tokens", "n_predict")
+        options["logprobs"] = num_logprobs(fields, "logprobs")
+        super().__init__(fields, _prompts(fields), options)
 
     def _whole_choice(self, finished: Finished) -> dict[str, Any]:
         reply = finished.reply
         choice = self._empty_choice(finished.number, finished)
         return {**choice, "text": reply.text, "logprobs": _logprob_lists(reply.logprobs)}
 
-    def _piece(self, new: NewPiece) -> str:
+    def _choice(self, new: NewPiece) -> dict[str, Any] | None:
         piece = new.piece
         if not piece.text and piece.logprobs is None:
-            return ""
+            return None
         logprobs = _logprob_lists(None if piece.logprobs is None else [piece.logprobs])
         choice = self._empty_choice(new.number, None)
-        return self._chunk([{**choice, "text": piece.text, "logprobs": logprobs}])
+        return {**choice, "text": piece.text, "logprobs": logprobs}
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
         reason = None if finished is None else finished.reply.finish_reason
         return {"index": number, "text": "", "logprobs": None, "finish_reason": reason}
 
 
-def _raw_question(fields: Fields) -> Question:
-    if fields.text("suffix"):
-        fields.refuse("suffix", "Leave it out: filling in between two texts is not supported.")
-    if fields.flag("echo"):
-        fields.refuse("echo", "Leave it out: put the prompt before the answer yourself.")
-    options = answer_options(fields) | own_form(fields)
-    options["max_tokens"] = max_tokens(fields, "max_tokens", "n_predict")
-    options["stop"] = fields.texts("stop")
-    options["logprobs"] = num_logprobs(fields, "logprobs")
-    return Question.of(
-        fields,
-        _prompts(fields),
-        options,
-        num_answers=num_answers(fields),
-        streams=bool(fields.flag("stream")),
-    )
+def openai_options(fields: Fields) -> dict[str, Any]:
+    """The options that Completions and Chat Completions name alike."""
+    return {**answer_options(fields), **own_form(fields), "stop": fields.texts("stop")}
 
 
 def _prompts(fields: Fields) -> list[Input]:

@@ -10,10 +10,11 @@ from starlette.responses import Response
 
 EVENTS = "text/event-stream"
 
+compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-def json_bytes(value: Any) -> bytes:
-    """A value as JSON in UTF-8. Half of a surrogate pair becomes a question mark."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+def sent_bytes(text: str) -> bytes:
+    """The text in UTF-8. Half of a surrogate pair becomes a question mark."""
     return text.encode("utf-8", "replace")
 
 
@@ -21,10 +22,11 @@ def json_response(
     value: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     """A response whose body is the value as JSON."""
-    return Response(json_bytes(value), status, headers, media_type="application/json")
+    body = sent_bytes(compact_json(value))
+    return Response(body, status, headers, media_type="application/json")
 
 
 def sse_event(data: Any, name: str | None = None) -> str:
     """A server-sent event. data: a str is sent as it is, anything else as JSON."""
-    text = data if isinstance(data, str) else json_bytes(data).decode()
+    text = data if isinstance(data, str) else compact_json(data)
     return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"

@@ -1,9 +1,9 @@
-"""Tools for the event loop: threads, time limits, and clients that go away."""
+"""Tools for the event loop: calls in threads, and clients that go away."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.types import Receive
@@ -32,22 +32,6 @@ async def in_thread(
         if not work.cancelled():
             work.exception()  # else asyncio logs that nobody asked for it
         raise
-
-
-async def ends_within(work: Awaitable[object], seconds: float) -> bool:
-    """Whether the work ends within that time. If not, it is cancelled. Raises what it raises.
-
-    Python's own `wait_for` swallows, up to 3.11, a cancellation that comes as the work ends.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait([task], timeout=seconds)
-        has_ended = task.done()
-    finally:
-        task.cancel()
-    if has_ended:
-        task.result()
-    return has_ended
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _Outcome]) -> _Outcome | None:

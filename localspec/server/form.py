@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
+from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.answering import Event, Finished, Service
 from localspec.server.encoding import EVENTS
+from localspec.server.event_loop import in_thread
 from localspec.server.fields import Fields
 from localspec.server.question import Question
 from localspec.server.refusal import RequestError
@@ -17,20 +20,20 @@ from localspec.server.served_models import ServedModel
 class Form(abc.ABC):
     """A request for an answer, and the answer, as one protocol has them.
 
-    question: what the request asks. Making one raises RequestError and OptionError for a
-    request that is wrong. content_type: of a stream.
+    Making one raises RequestError and OptionError for a request that is wrong. question: what
+    it asks. content_type: of a stream. example: of a request.
     """
 
     content_type: ClassVar[str] = EVENTS
-    example: ClassVar[Mapping[str, Any]]  # of a request
+    example: ClassVar[Mapping[str, Any]]
 
     @abc.abstractmethod
     def __init__(self, fields: Fields) -> None:
         self.question: Question
 
-    @abc.abstractmethod
     def begin(self, model: ServedModel) -> None:
         """The answer comes from this model. Called before what is below."""
+        self._model = model
 
     @abc.abstractmethod
     def body(self, finished: Sequence[Finished]) -> Any:
@@ -41,7 +44,7 @@ class Form(abc.ABC):
         """What the client of a stream gets for an event; "" for nothing."""
 
     @abc.abstractmethod
-    def end(self) -> str:
+    def end(self, finished: Sequence[Finished]) -> str:
         """The end of a stream."""
 
     @abc.abstractmethod
@@ -50,17 +53,28 @@ class Form(abc.ABC):
 
 
 class Aside(abc.ABC):
-    """A request for which no answer is generated, and its result.
+    """A request for which no answer is generated.
 
-    Making one raises RequestError and OptionError for a request that is wrong.
+    Making one raises RequestError and OptionError for a request that is wrong. example: of one.
     """
 
     example: ClassVar[Mapping[str, Any]]
 
-    @abc.abstractmethod
     def __init__(self, fields: Fields) -> None:
-        self.model: str | None
+        self.model_name = fields.text("model")
 
     @abc.abstractmethod
     async def result(self, service: Service) -> Any:
         """The JSON that the client gets. Raises RequestError, and what loading raises."""
+
+
+class EngineAside(Aside):
+    """One whose result an engine computes, without a decode."""
+
+    async def result(self, service: Service) -> Any:
+        async with service.opened(self.model_name) as engine:
+            return await in_thread(partial(self._computed, engine))
+
+    @abc.abstractmethod
+    def _computed(self, engine: IsolatedEngine) -> Any:
+        """The result; in a thread of its own."""

@@ -7,10 +7,10 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localspec.server.event_loop import ends_within
 from localspec.server.refusal import RequestError, refusal_response
 
 _OPEN_PATHS = ("/health", "/v1/health")  # answered without a key
@@ -152,25 +152,21 @@ class BodyReader:
         """
         chunks: list[bytes] = []
         num_read, more = 0, True
-
-        async def read() -> None:
-            nonlocal num_read, more
-            while more:
-                message = await receive()
-                if message["type"] != "http.request":
-                    raise RequestError("the request ended early", status=400)
-                chunk = message.get("body", b"")
-                num_read += len(chunk)
-                if num_read <= self._num_bytes:
-                    self._hold(len(chunk))
-                    chunks.append(chunk)
-                else:
-                    self._num_held -= sum(map(len, chunks))
-                    chunks.clear()
-                more = message.get("more_body", False)
-
         try:
-            has_ended = await ends_within(read(), self._seconds)
+            with anyio.move_on_after(self._seconds) as limit:
+                while more:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        raise RequestError("the request ended early", status=400)
+                    chunk = message.get("body", b"")
+                    num_read += len(chunk)
+                    if num_read <= self._num_bytes:
+                        self._hold(len(chunk))
+                        chunks.append(chunk)
+                    else:
+                        self._num_held -= sum(map(len, chunks))
+                        chunks.clear()
+                    more = message.get("more_body", False)
         finally:
             self._num_held -= sum(map(len, chunks))
         if num_read > self._num_bytes:
@@ -180,7 +176,7 @@ class BodyReader:
                 status=413,
                 code="request_too_large",
             )
-        if not has_ended:
+        if limit.cancelled_caught:
             raise RequestError(
                 f"the body did not arrive within {self._seconds:.0f} s",
                 status=408,

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, ClassVar
 
 from localspec.chat.messages import checked_messages
 from localspec.isolated.isolated_engine import IsolatedEngine
-from localspec.server.answering import Service
 from localspec.server.chat_completions import may_think
-from localspec.server.event_loop import in_thread
 from localspec.server.fields import Fields
-from localspec.server.form import Aside
+from localspec.server.form import EngineAside
 from localspec.server.prompting import TemplatedPrompt
 from localspec.server.refusal import RequestError
 from localspec.server.tool_fields import openai_tools
 from localspec.vocabulary import with_bos
 
 
-class Tokenize(Aside):
+class Tokenize(EngineAside):
     """A request to /tokenize: the token ids of a text, with their texts if wanted."""
 
     example: ClassVar = {"content": "Hello"}
 
     def __init__(self, fields: Fields) -> None:
-        self.model = fields.text("model")
+        super().__init__(fields)
         self._text = fields.text("content") or ""
         self._special = fields.flag("parse_special") is not False
         self._has_bos = bool(fields.flag("add_special"))
         self._has_pieces = bool(fields.flag("with_pieces"))
 
-    async def result(self, service: Service) -> dict[str, Any]:
-        async with service.opened(self.model) as engine:
-            return {"tokens": await in_thread(partial(self._tokens, engine))}
+    def _computed(self, engine: IsolatedEngine) -> dict[str, Any]:
+        return {"tokens": self._tokens(engine)}
 
     def _tokens(self, engine: IsolatedEngine) -> list[Any]:
         tokens = engine.tokenize(self._text, special=self._special)
@@ -51,36 +47,31 @@ class Tokenize(Aside):
         ]
 
 
-class Detokenize(Aside):
+class Detokenize(EngineAside):
     """A request to /detokenize: the text of token ids."""
 
     example: ClassVar = {"tokens": [100]}
 
     def __init__(self, fields: Fields) -> None:
-        self.model = fields.text("model")
+        super().__init__(fields)
         self._ids = fields.any("tokens")
         if not isinstance(self._ids, list):
             fields.refuse("tokens", "Give a list of token ids.")
 
-    async def result(self, service: Service) -> dict[str, Any]:
-        async with service.opened(self.model) as engine:
-            spell = partial(engine.detokenize, self._ids, special=True)
-            return {"content": await in_thread(spell)}
+    def _computed(self, engine: IsolatedEngine) -> dict[str, Any]:
+        return {"content": engine.detokenize(self._ids, special=True)}
 
 
-class ApplyTemplate(Aside):
+class ApplyTemplate(EngineAside):
     """A request to /apply-template: the prompt that messages become."""
 
     example: ClassVar = {"messages": [{"role": "user", "content": "Hello!"}]}
 
     def __init__(self, fields: Fields) -> None:
-        self.model = fields.text("model")
+        super().__init__(fields)
         messages = checked_messages(fields.any("messages"))
         tools = openai_tools(fields)
         self._prompt = TemplatedPrompt(messages, tools, think=may_think(fields))
 
-    async def result(self, service: Service) -> dict[str, Any]:
-        async with service.opened(self.model) as engine:
-            tokens = await self._prompt.tokens(engine)
-            spell = partial(engine.detokenize, tokens, special=True)
-            return {"prompt": await in_thread(spell)}
+    def _computed(self, engine: IsolatedEngine) -> dict[str, Any]:
+        return {"prompt": engine.detokenize(self._prompt.tokens(engine), special=True)}

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
-from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt, Service
+from localspec.isolated.isolated_engine import IsolatedEngine
+from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
 from localspec.server.costs import Usage, own_fields, usage_of
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
-from localspec.server.form import Aside, Form
+from localspec.server.form import EngineAside, Form
 from localspec.server.prompting import TemplatedPrompt
 from localspec.server.question import Question, answer_options, max_tokens
 from localspec.server.refusal import RequestError, anthropic_error
-from localspec.server.served_models import ServedModel
 from localspec.server.tool_fields import answer_form, anthropic_tools
 from localspec.streaming.reply import Piece
 
@@ -38,14 +38,19 @@ class MessageForm(Form):
     example: ClassVar = _HELLO
 
     def __init__(self, fields: Fields) -> None:
-        self.question = _message_question(fields)
+        options = answer_options(fields) | anthropic_tools(fields)
+        config = fields.object("output_config")
+        for form in (fields.object("output_format"), config and config.object("format")):
+            options |= answer_form(form)
+        options["max_tokens"] = max_tokens(fields, "max_tokens")
+        options["stop"] = fields.texts("stop_sequences")
+        messages = _read_messages(fields)
+        thinks = _wants_thoughts(fields)
+        self.question = Question(fields, [messages], options, think=thinks)
         self._id = f"msg_{secrets.token_hex(12)}"
         self._has_begun = False
         self._num_blocks = 0
         self._block: str | int | None = None  # that is being written: its kind, or which call
-
-    def begin(self, model: ServedModel) -> None:
-        self._model = model.name
 
     def body(self, finished: Sequence[Finished]) -> Any:
         (answer,) = finished
@@ -87,7 +92,7 @@ class MessageForm(Form):
         begun = self._begin(event.num_tokens if isinstance(event, ReadingPrompt) else 0)
         return begun + self._say_text("")
 
-    def end(self) -> str:
+    def end(self, finished: Sequence[Finished]) -> str:
         return _named_event("message_stop")
 
     def failure(self, error: RequestError) -> str:
@@ -154,41 +159,23 @@ class MessageForm(Form):
             "id": self._id,
             "type": "message",
             "role": "assistant",
-            "model": self._model,
+            "model": self._model.name,
             "content": content,
         }
 
 
-class CountTokens(Aside):
+class CountTokens(EngineAside):
     """A request to /v1/messages/count_tokens: how many tokens the prompt has."""
 
     example: ClassVar = _HELLO
 
     def __init__(self, fields: Fields) -> None:
-        self.model = fields.text("model")
+        super().__init__(fields)
         messages, tools = _read_messages(fields), anthropic_tools(fields)
         self._prompt = TemplatedPrompt(messages, tools, think=_wants_thoughts(fields))
 
-    async def result(self, service: Service) -> dict[str, int]:
-        async with service.opened(self.model) as engine:
-            return {"input_tokens": len(await self._prompt.tokens(engine))}
-
-
-def _message_question(fields: Fields) -> Question:
-    options = answer_options(fields) | anthropic_tools(fields)
-    for name in ("output_format", "output_config"):
-        form = fields.object(name)
-        form = form if form is None or name == "output_format" else form.object("format")
-        options |= answer_form(form)
-    options["max_tokens"] = max_tokens(fields, "max_tokens")
-    options["stop"] = fields.texts("stop_sequences")
-    return Question.of(
-        fields,
-        [_read_messages(fields)],
-        options,
-        think=_wants_thoughts(fields),
-        streams=bool(fields.flag("stream")),
-    )
+    def _computed(self, engine: IsolatedEngine) -> dict[str, int]:
+        return {"input_tokens": len(self._prompt.tokens(engine))}
 
 
 def _read_messages(fields: Fields) -> list[Message]:

@@ -45,11 +45,12 @@ class Show(Aside):
     example: ClassVar = {}
 
     def __init__(self, fields: Fields) -> None:
-        model, name = fields.text("model"), fields.text("name")
-        self.model = model or name
+        super().__init__(fields)
+        name = fields.text("name")
+        self.model_name = self.model_name or name
 
     async def result(self, service: Service) -> dict[str, Any]:
-        return _about_model(service.models.named(self.model))
+        return _about_model(service.models.named(self.model_name))
 
 
 def _about_model(model: ServedModel) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from localspec.errors import OptionError
 from localspec.server.answering import Event, Finished, NewPiece
 from localspec.server.chat_completions import logprob_object
 from localspec.server.costs import own_fields
-from localspec.server.encoding import json_bytes
+from localspec.server.encoding import compact_json, sent_bytes
 from localspec.server.fields import Fields
 from localspec.server.form import Form
 from localspec.server.question import (
@@ -25,7 +25,8 @@ from localspec.server.question import (
     Question,
     RawPrompt,
     answer_options,
-    num_logprobs,
+    flagged_logprobs,
+    refuse_suffix,
 )
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
@@ -42,20 +43,29 @@ _LONGEST_DURATION = 64  # characters: the longer, the longer it would be looked 
 
 
 class OllamaForm(Form):
-    """A request for an answer in Ollama's protocol, and the answer, in lines of JSON.
-
-    num_ctx: tokens of context that the client expects.
-    """
+    """A request for an answer in Ollama's protocol, and the answer, in lines of JSON."""
 
     content_type = OLLAMA_STREAM
 
-    def __init__(self, fields: Fields, inputs: Sequence[Input], tools: Mapping[str, Any]):
-        self.question, self._num_ctx = _ollama_question(fields, inputs, tools)
+    def __init__(
+        self, fields: Fields, inputs: Sequence[Input], tools: Mapping[str, Any]
+    ) -> None:
+        given = fields.object("options") or Fields({}, "options.")
+        options = {**answer_options(given), **_format_options(fields), **tools}
+        options["max_tokens"] = _most_tokens(given)
+        options["stop"] = given.texts("stop")
+        if (num_drafted := given.whole("draft_num_predict")) is not None:
+            options["draft_tokens"] = num_drafted
+        options["logprobs"] = flagged_logprobs(fields)
+        thinks, keep_s = _think_flag(fields), _keep_s(fields)
+        self.question = Question(fields, inputs, options, think=thinks, keep_s=keep_s)
+        self.question.streams = fields.flag("stream") is not False and bool(inputs)
+        self._num_ctx = given.whole("num_ctx")
         self._started_s = time.monotonic()
         self._arguments: dict[int, str] = {}  # of each call, as far as they have come
 
     def begin(self, model: ServedModel) -> None:
-        self._model = model
+        super().begin(model)
         self._was_loaded = model.engine is not None
 
     @abc.abstractmethod
@@ -98,7 +108,7 @@ class OllamaForm(Form):
             part["logprobs"] = [logprob_object(piece.logprobs)]
         return _json_line(part)
 
-    def end(self) -> str:
+    def end(self, finished: Sequence[Finished]) -> str:
         return ""
 
     def failure(self, error: RequestError) -> str:
@@ -174,16 +184,12 @@ class OllamaGenerate(OllamaForm):
     example: ClassVar = {"prompt": "Hello!", "options": {"num_predict": 5}}
 
     def __init__(self, fields: Fields) -> None:
-        if fields.text("suffix"):
-            fields.refuse(
-                "suffix", "Leave it out: filling in between two texts is not supported."
-            )
+        refuse_suffix(fields)
         if fields.text("template"):
             fields.refuse("template", "Leave it out, or set raw and put it around the prompt.")
         _refuse_images(fields)
-        prompt = fields.text("prompt") or ""
-        given = _generate_input(fields, prompt)
-        super().__init__(fields, [given] if prompt else [], {})
+        given = _generate_input(fields)
+        super().__init__(fields, [] if given is None else [given], {})
 
     def _text_part(self, text: str, more: dict[str, Any]) -> dict[str, Any]:
         return {"response": text, **more}
@@ -194,47 +200,25 @@ class OllamaGenerate(OllamaForm):
         if isinstance(given, RawPrompt):
             return {}
         said = [*given, {"role": "assistant", "content": text}]
-        return {"context": list(json_bytes(said))}
+        return {"context": list(sent_bytes(compact_json(said)))}
 
 
-def _ollama_question(
-    fields: Fields, inputs: Sequence[Input], tools: Mapping[str, Any]
-) -> tuple[Question, int | None]:
-    """What is asked, and the tokens of context that the client expects."""
-    given = fields.object("options") or Fields({}, "options.")
-    options = {**answer_options(given), **_format_options(fields), **tools}
-    options["max_tokens"] = _most_tokens(given)
-    options["stop"] = given.texts("stop")
-    if (num_drafted := given.whole("draft_num_predict")) is not None:
-        options["draft_tokens"] = num_drafted
-    num_top = num_logprobs(fields, "top_logprobs")
-    options["logprobs"] = num_top or 0 if fields.flag("logprobs") else None
-    question = Question.of(
-        fields,
-        inputs,
-        options,
-        think=_think_flag(fields),
-        streams=fields.flag("stream") is not False and bool(inputs),
-        keep_s=_keep_s(fields),
-    )
-    return question, given.whole("num_ctx")
-
-
-def _generate_input(fields: Fields, prompt: str) -> Input:
-    """What /api/generate asks: messages, or a raw prompt. Raises RequestError."""
-    system, said = fields.text("system"), _said_before(fields)
+def _generate_input(fields: Fields) -> Input | None:
+    """What /api/generate asks: messages, a raw prompt, or nothing. Raises RequestError."""
+    prompt, system, said = fields.text("prompt"), fields.text("system"), _said_before(fields)
     if system:
         others = [message for message in said if message["role"] != "system"]
         said = [{"role": "system", "content": system}, *others]
-    if not fields.flag("raw"):
-        return [*said, {"role": "user", "content": prompt}]
-    if said:
+    is_raw = fields.flag("raw")
+    if is_raw and said:
         raise RequestError(
             "a raw prompt comes with a system text or a context",
             "Put them into the prompt, or leave raw out.",
             param="raw",
         )
-    return RawPrompt(prompt)
+    if not prompt:
+        return None
+    return RawPrompt(prompt) if is_raw else [*said, {"role": "user", "content": prompt}]
 
 
 def _message_of(fields: Fields) -> dict[str, Any]:
@@ -348,7 +332,7 @@ def _ollama_call(number: int, call_id: str, name: str, arguments: Any) -> dict[s
 
 
 def _json_line(value: Any) -> str:
-    return json_bytes(value).decode() + "\n"
+    return compact_json(value) + "\n"
 
 
 def _ns(seconds: float) -> int:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from localspec.chat.template import Message
 from localspec.isolated.isolated_engine import IsolatedEngine
-from localspec.server.event_loop import in_thread
 from localspec.server.refusal import RequestError
 from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.options import AnswerOptions
@@ -30,11 +28,9 @@ class TemplatedPrompt:
         self._use = AnswerOptions.of(**tools).tool_use(())
         self._think = think
 
-    async def tokens(self, engine: IsolatedEngine) -> list[int]:
+    def tokens(self, engine: IsolatedEngine) -> list[int]:
         """The prompt. Raises RequestError, TemplateError."""
-        use, think = self._use, self._think
-        make = partial(prompt_of, engine, self._messages, use, never, think=think)
-        return (await in_thread(make)).tokens
+        return prompt_of(engine, self._messages, self._use, never, think=self._think).tokens
 
 
 def prompt_of(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from localspec.chat.template import Message
 from localspec.constraints.guidance import not_kept
-from localspec.sampling.params import SamplingParams
+from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.server.fields import Fields
 from localspec.speculative.randomness import MAX_SEED
 from localspec.streaming.options import AnswerOptions, spec_of
@@ -25,64 +24,56 @@ Input = Sequence[Message] | RawPrompt  # messages as `checked_messages` returns 
 MOST_ANSWERS = 16  # to one request: they come one after the other
 MOST_LOGPROBS = 20  # of the best tokens of a place
 
-# Fields of sampling, as OpenAI, llama.cpp and vLLM call them, and what they are here.
-_NUMBERS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "typ_p": "typical_p",
-    "top_n_sigma": "top_n_sigma",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "repetition_penalty": "repetition_penalty",
-    "repeat_penalty": "repetition_penalty",
-    "dry_multiplier": "dry_multiplier",
-    "dry_base": "dry_base",
+# The method of `Fields` that reads a sampling option of each type.
+_READERS = {float: "number", int: "whole", bool: "flag", tuple[str, ...]: "texts"}
+_SAMPLING = {
+    name: _READERS[kind]
+    for name, kind in get_type_hints(SamplingKeywords).items()
+    if name != "logit_bias"
 }
-_WHOLE_NUMBERS = {
-    "repeat_last_n": "penalty_last_n",
-    "dry_allowed_length": "dry_allowed_length",
-    "dry_penalty_last_n": "dry_penalty_last_n",
-    "min_tokens": "min_tokens",
+# What OpenAI, llama.cpp and vLLM call those that are not called as they are here.
+_CLIENTS_NAMES = {
+    "typical_p": ("typical_p", "typ_p"),
+    "repetition_penalty": ("repetition_penalty", "repeat_penalty"),
+    "penalty_last_n": ("repeat_last_n",),
 }
 _RECENT = ("penalty_last_n", "dry_penalty_last_n")
 # Samplers that cannot be verified against; clients send them switched off, too.
 _IMPOSSIBLE = ("xtc_probability", "mirostat")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """A request for answers.
 
-    model: the name that the client gave. inputs: each gets num_answers answers; without any
-    the model is loaded and nothing is asked. not_kept: what of the JSON schema no answer is
-    kept to. streams: whether the client reads the answer piece by piece. keep_s: from now on
-    the model stays loaded for so many seconds without a question; None changes nothing.
+    model_name: as the client gave it. inputs: each gets num_answers answers; without any
+    the model is loaded and nothing is asked. options: by keyword, when it is made. use: the
+    tools that may be called. not_kept: the parts of the JSON schema that no answer is held to.
+    think: whether a reasoning model may think first. streams: whether the client reads the
+    answer piece by piece. keep_s: from now on the model stays loaded for so many seconds
+    without a question; None changes nothing.
+
+    Raises RequestError and OptionError for a request that is wrong.
     """
 
-    model: str | None
-    inputs: Sequence[Input]
-    options: AnswerOptions
-    not_kept: tuple[str, ...]
-    think: bool = True
-    num_answers: int = 1
-    streams: bool = False
-    keep_s: float | None = None
-
-    @classmethod
-    def of(
-        cls, fields: Fields, inputs: Sequence[Input], options: Mapping[str, Any], **more: Any
-    ) -> Question:
-        """The question that the fields ask. options: by keyword. Raises OptionError."""
-        checked = AnswerOptions.of(**options)
-        return cls(
-            model=fields.text("model"),
-            inputs=inputs,
-            options=checked,
-            not_kept=not_kept(spec_of(checked)),
-            **more,
-        )
+    def __init__(
+        self,
+        fields: Fields,
+        inputs: Sequence[Input],
+        options: Mapping[str, Any],
+        *,
+        think: bool = True,
+        num_answers: int = 1,
+        keep_s: float | None = None,
+    ) -> None:
+        self.model_name = fields.text("model")
+        self.inputs = inputs
+        self.options = AnswerOptions.of(**options)
+        self.use = self.options.tool_use(())
+        self.not_kept = not_kept(spec_of(self.options))
+        self.think = think
+        self.num_answers = num_answers
+        self.streams = bool(fields.flag("stream"))
+        self.keep_s = keep_s
 
     def seed_of(self, number: int) -> int | None:
         """The seed of one of the answers to an input: several are not to be the same."""
@@ -94,17 +85,16 @@ class Question:
 
 def answer_options(fields: Fields) -> dict[str, Any]:
     """What the fields that protocols share say of sampling, seed and drafting."""
-    numbers = ((ours, fields.number(name)) for name, ours in _NUMBERS.items())
-    found: dict[str, Any] = {ours: value for ours, value in numbers if value is not None}
-    found |= {ours: fields.whole(name) for name, ours in _WHOLE_NUMBERS.items()}
+    found: dict[str, Any] = {}
+    for ours, reader in _SAMPLING.items():
+        for name in _CLIENTS_NAMES.get(ours, (ours,)):
+            value = getattr(fields, reader)(name)
+            found[ours] = found.get(ours) if value is None else value
     for name in _RECENT:
         if found[name] == -1:  # all of the context, in llama.cpp
             found[name] = 2**31 - 1
-    top_k = fields.whole("top_k")
-    found["top_k"] = None if top_k is None else max(top_k, 0)  # below 0 it is off elsewhere
-    found["ignore_eos"] = fields.flag("ignore_eos")
-    breakers = fields.texts("dry_sequence_breakers")
-    found["dry_sequence_breakers"] = None if breakers is None else tuple(breakers)
+    if found["top_k"] is not None:
+        found["top_k"] = max(found["top_k"], 0)  # below 0 it is off elsewhere
     found["logit_bias"] = _logit_bias(fields)
     for name in _IMPOSSIBLE:
         if fields.number(name):
@@ -140,6 +130,18 @@ def num_logprobs(fields: Fields, name: str) -> int | None:
     if value is not None and not 0 <= value <= MOST_LOGPROBS:
         fields.refuse(name, f"Choose 0 to {MOST_LOGPROBS}.")
     return value
+
+
+def flagged_logprobs(fields: Fields) -> int | None:
+    """The same where a flag asks for them, and a number only for more than the token's own."""
+    num_top = num_logprobs(fields, "top_logprobs")
+    return num_top or 0 if fields.flag("logprobs") else None
+
+
+def refuse_suffix(fields: Fields) -> None:
+    """Raise RequestError for a text that the answer should end before."""
+    if fields.text("suffix"):
+        fields.refuse("suffix", "Leave it out: filling in between two texts is not supported.")
 
 
 def _logit_bias(fields: Fields) -> dict[Any, Any] | None:

@@ -17,14 +17,8 @@ from localspec.server.costs import Usage, own_fields, usage_of
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import Form
-from localspec.server.question import (
-    Question,
-    answer_options,
-    max_tokens,
-    num_logprobs,
-)
+from localspec.server.question import Question, answer_options, max_tokens, num_logprobs
 from localspec.server.refusal import RequestError
-from localspec.server.served_models import ServedModel
 from localspec.server.tool_fields import answer_form, openai_tools
 from localspec.streaming.reply import Piece
 from localspec.tools.calls import CallPiece
@@ -52,17 +46,29 @@ class ResponseForm(Form):
     example: ClassVar = {"input": "Hello!", "max_output_tokens": 5}
 
     def __init__(self, fields: Fields) -> None:
-        self.question = _response_question(fields)
+        for name in ("previous_response_id", "conversation", "prompt"):
+            if name in fields:
+                fields.refuse(name, "Send the whole conversation as input.")
+        if fields.flag("background"):
+            fields.refuse("background", "Leave it out: answers are given at once.")
+        text, reasoning = fields.object("text"), fields.object("reasoning")
+        options = answer_options(fields) | openai_tools(fields)
+        options |= answer_form(text and text.object("format"))
+        options["max_tokens"] = max_tokens(fields, "max_output_tokens")
+        options["stop"] = fields.texts("stop")
+        num_top = num_logprobs(fields, "top_logprobs")
+        has_logprobs = _LOGPROBS in (fields.texts("include") or ())
+        options["logprobs"] = num_top or 0 if has_logprobs else None
+        messages = _input_messages(fields)
+        thinks = reasoning is None or reasoning.text("effort") != "none"
+        inputs = [messages] if messages else []
+        self.question = Question(fields, inputs, options, think=thinks)
         self._id = f"resp_{secrets.token_hex(24)}"
         self._created = int(time.time())
         self._num_events = 0
         self._item: _TextItem | _CallItem | None = None  # the one that is being written
         self._output: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []  # of new text, not yet in an item
-        self._finished: list[Finished] = []
-
-    def begin(self, model: ServedModel) -> None:
-        self._model = model.name
 
     def body(self, finished: Sequence[Finished]) -> Any:
         output = []
@@ -86,7 +92,6 @@ class ResponseForm(Form):
         if isinstance(event, NewPiece):
             return begun + self._say(event.piece)
         if isinstance(event, Finished):
-            self._finished.append(event)
             # An answer without a word has its item, too.
             kind = self._item.name if self._item else ""
             if kind == "reasoning" or (kind == "" and not event.reply.tool_calls):
@@ -94,12 +99,12 @@ class ResponseForm(Form):
             return begun + self._end_item()
         return begun or self._in_progress()
 
-    def end(self) -> str:
-        response = self._response("completed", self._output, self._finished)
+    def end(self, finished: Sequence[Finished]) -> str:
+        response = self._response("completed", self._output, finished)
         return self._begin() + self._event("response.completed", response=response)
 
     def failure(self, error: RequestError) -> str:
-        response = self._response("failed", self._output, self._finished)
+        response = self._response("failed", self._output, [])
         response["error"] = {"code": error.code, "message": error.sentence}
         return self._begin() + self._event("response.failed", response=response)
 
@@ -201,7 +206,7 @@ class ResponseForm(Form):
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "instructions": None,
             "max_output_tokens": options.max_tokens,
-            "model": self._model,
+            "model": self._model.name,
             "output": list(output),
             "parallel_tool_calls": is_parallel,
             "previous_response_id": None,
@@ -223,34 +228,8 @@ class ResponseForm(Form):
         return response
 
 
-def _response_question(fields: Fields) -> Question:
-    """An empty input loads the model. Raises RequestError."""
-    for name in ("previous_response_id", "conversation", "prompt"):
-        if name in fields:
-            fields.refuse(name, "Send the whole conversation as input.")
-    if fields.flag("background"):
-        fields.refuse("background", "Leave it out: answers are given at once.")
-    reasoning = fields.object("reasoning")
-    effort = None if reasoning is None else reasoning.text("effort")
-    options = answer_options(fields) | openai_tools(fields)
-    text = fields.object("text")
-    options |= answer_form(None if text is None else text.object("format"))
-    options["max_tokens"] = max_tokens(fields, "max_output_tokens")
-    options["stop"] = fields.texts("stop")
-    num_top = num_logprobs(fields, "top_logprobs")
-    has_logprobs = _LOGPROBS in (fields.texts("include") or ())
-    options["logprobs"] = num_top or 0 if has_logprobs else None
-    messages = _input_messages(fields)
-    return Question.of(
-        fields,
-        [messages] if messages else [],
-        options,
-        think=effort != "none",
-        streams=bool(fields.flag("stream")),
-    )
-
-
 def _input_messages(fields: Fields) -> list[Message]:
+    """The conversation; an empty one loads the model. Raises RequestError, OptionError."""
     given = fields.any("input")
     messages: list[Message] = []
     if given is None:

@@ -1,60 +1,85 @@
-"""Answers onto the wire: whole, or event by event, until the client is gone."""
+"""A request from its body to the last byte of its answer: whole, or event by event."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
+import anyio
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from localspec.server.answering import Answering, Finished, Service
-from localspec.server.encoding import json_response
-from localspec.server.event_loop import ends_within
-from localspec.server.form import Form
+from localspec.server.encoding import json_response, sent_bytes
+from localspec.server.event_loop import in_thread, unless_gone
+from localspec.server.fields import read_fields
+from localspec.server.form import Aside, Form
+from localspec.server.guard import BodyReader
 from localspec.server.refusal import refusal_of, refusal_response
 
 _MOST_OF_HEADER = 1000  # characters
 WRITE_S = 60.0  # for a client to take what is written, before it counts as gone
 
 
-async def write_form(
-    service: Service, form: Form, scope: Scope, receive: Receive, send: Send
-) -> None:
-    """Answer the request of the form. An error is written, too, and not raised."""
-    try:
-        answering = Answering(service, form.question)
-    except Exception as error:
-        await refusal_response(scope["path"], refusal_of(error))(scope, receive, send)
-        return
-    form.begin(answering.model)
-    headers = _headers(answering.position, form.question.not_kept)
-    writer = _StreamWriter(send, headers, form.content_type)
-    try:
-        if form.question.streams:
+class PostEndpoint:
+    """A route for requests of one kind. Starlette calls it as ASGI: it is not a function."""
+
+    def __init__(self, service: Service, bodies: BodyReader, kind: type[Form | Aside]) -> None:
+        self._service = service
+        self._bodies = bodies
+        self._kind = kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await self._bodies.read(receive)
+            # In a thread, since it can be long.
+            asked = await in_thread(partial(self._read, scope["path"], body))
+            work = self._answer(asked, send) if isinstance(asked, Form) else self._result(asked)
+            response = await unless_gone(receive, work)
+        except Exception as error:
+            response = refusal_response(scope["path"], refusal_of(error))
+        if response is not None:
+            await response(scope, receive, send)
+
+    def _read(self, path: str, body: bytes) -> Form | Aside:
+        fields = read_fields(body)
+        asked = self._kind(fields)
+        fields.log_unread(path, self._service.logged)
+        return asked
+
+    async def _result(self, aside: Aside) -> Response:
+        return json_response(await aside.result(self._service))
+
+    async def _answer(self, form: Form, send: Send) -> Response | None:
+        """The response to a question, unless it was streamed; then an error is written, too."""
+        answering = Answering(self._service, form.question)
+        form.begin(answering.model)
+        headers = _headers(answering.position, form.question.not_kept)
+        writer = _StreamWriter(send, headers, form.content_type)
+        finished: list[Finished] = []
+        try:
             async for events in answering.events():
-                await writer.write("".join(map(form.text_for, events)))
-            await writer.write(form.end())
-        else:
-            finished = [each async for each in _finished(answering)]
-            await json_response(form.body(finished), headers=headers)(scope, receive, send)
-    except _ClientGoneError:
-        return
-    except Exception as error:
-        refusal = refusal_of(error)
-        if not writer.has_begun:
-            await refusal_response(scope["path"], refusal)(scope, receive, send)
-            return
-        with contextlib.suppress(_ClientGoneError):
-            await writer.write(form.failure(refusal))
-    finally:
-        await answering.aclose()
-    if writer.has_begun:
-        await writer.close()
-
-
-class _ClientGoneError(Exception):
-    """The client does not take what is written."""
+                finished += [each for each in events if isinstance(each, Finished)]
+                if form.question.streams:
+                    await writer.write("".join(map(form.text_for, events)))
+            if not form.question.streams:
+                return json_response(form.body(finished), headers=headers)
+            await writer.write(form.end(finished))
+        except ClientDisconnect:
+            return None
+        except Exception as error:
+            if not writer.has_begun:
+                raise
+            with contextlib.suppress(ClientDisconnect):
+                await writer.write(form.failure(refusal_of(error)))
+        finally:
+            await answering.aclose()
+        with contextlib.suppress(ClientDisconnect):
+            await writer.write("", is_last=True)
+        return None
 
 
 def _headers(position: int, not_kept: Sequence[str]) -> dict[str, str]:
@@ -78,32 +103,17 @@ class _StreamWriter:
         }
         self.has_begun = False
 
-    async def write(self, text: str) -> None:
-        """Raises _ClientGoneError if it is not taken."""
-        if not text:
+    async def write(self, text: str, *, is_last: bool = False) -> None:
+        """Write more, or end the response. Raises ClientDisconnect if it is not taken."""
+        if not text and not is_last:
             return
         if not self.has_begun:
             self.has_begun = True
             pairs = [(name.encode(), value.encode()) for name, value in self._headers.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": pairs})
-        await self._send_body(text.encode("utf-8", "replace"), more_body=True)
-
-    async def close(self) -> None:
-        """End the response."""
-        with contextlib.suppress(_ClientGoneError):
-            await self._send_body(b"", more_body=False)
-
-    async def _send_body(self, body: bytes, *, more_body: bool) -> None:
-        message = {"type": "http.response.body", "body": body, "more_body": more_body}
+        body = {"body": sent_bytes(text), "more_body": not is_last}
         try:
-            if not await ends_within(self._send(message), WRITE_S):
-                raise _ClientGoneError
-        except OSError as error:
-            raise _ClientGoneError from error
-
-
-async def _finished(answering: Answering) -> AsyncGenerator[Finished, None]:
-    async for events in answering.events():
-        for each in events:
-            if isinstance(each, Finished):
-                yield each
+            with anyio.fail_after(WRITE_S):
+                await self._send({"type": "http.response.body", **body})
+        except OSError as error:  # TimeoutError is one
+            raise ClientDisconnect from error
