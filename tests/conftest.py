@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing.process
 import os
 import re
@@ -83,7 +84,7 @@ class _Processes:
         """The function that starts one, which is noted."""
 
         def noted_start(*arguments: Any, **keywords: Any) -> Any:
-            frame = None if self.is_allowed else sys._getframe(1)
+            frame = None if self.is_allowed else inspect.currentframe()
             names = set()
             while frame is not None:
                 names.add(frame.f_globals.get("__name__"))

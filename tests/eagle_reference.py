@@ -13,6 +13,8 @@ import numpy as np
 from llama_cpp import llama_cpp_ext
 from numpy.typing import NDArray
 
+from localspec.llama import native
+
 Rows = NDArray[np.float32]
 CONTEXT_LENGTH = 1024
 _FLOATS = ctypes.POINTER(ctypes.c_float)
@@ -106,7 +108,7 @@ class EagleReference:
 
 
 def _function(mangled: str) -> ctypes._CFuncPtr:
-    library = llama_cpp.llama_cpp._lib
+    library = native.shared_library(llama_cpp)
     plain = mangled.partition("P13")[0]
     return getattr(library, f"_Z{len(plain)}{mangled}")
 

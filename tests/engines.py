@@ -7,6 +7,7 @@ import gc
 
 import pytest
 
+import inside
 import localspec
 
 PLACES = [
@@ -29,7 +30,7 @@ class SharedEngine:
         gc.collect()
         try:
             with self._engine.exclusively():
-                self._engine.sampling, self._engine._draft_policy = self._usual
+                self._engine.sampling, inside.loop(self._engine).draft_policy = self._usual
             self._engine.free_kept()
         except localspec.EngineError:  # it is closed, or an answer was left in the midst
             self.close()
@@ -42,4 +43,4 @@ class SharedEngine:
 
     def _load(self) -> None:
         self._engine = localspec.load(draft_tokens=3)
-        self._usual = self._engine.sampling, self._engine._draft_policy
+        self._usual = self._engine.sampling, inside.loop(self._engine).draft_policy

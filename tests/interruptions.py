@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+import inside
 import localspec
-from localspec.llama.model import LlamaModel
 from localspec.streaming.cancellation import Cancellation
 
 PACKAGE = Path(localspec.__file__).parent
@@ -32,16 +32,19 @@ def wish_at_decode(number: int, cancellation: Cancellation) -> Iterator[Iterator
 
     What it gets counts the decodes that are done: its next number is how many those are.
     """
-    real, asked, done = LlamaModel._decode_batch, itertools.count(1), itertools.count()
+    asked, done = itertools.count(1), itertools.count()
 
-    def decode(self: LlamaModel, *arguments: Any) -> None:
-        if next(asked) == number:
-            cancellation.request()
-        real(self, *arguments)
-        next(done)
+    def counted(real: Callable[..., None]) -> Callable[..., None]:
+        def decode(*arguments: Any) -> None:
+            if next(asked) == number:
+                cancellation.request()
+            real(*arguments)
+            next(done)
+
+        return decode
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LlamaModel, "_decode_batch", decode)
+        inside.replace_decode_batch(counted, patch)
         yield done
 
 

@@ -11,6 +11,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
+import inside
 from gguf_maker import write_random_model
 from localspec.gguf_file.tensor_types import repacked_types
 from localspec.llama import native
@@ -40,7 +41,7 @@ def test_the_places_for_weights_are_found():
 @needs_kernels
 def test_they_are_used_if_and_only_if_they_are_right():
     """As a process of its own finds out, whose libllama nothing was taken from."""
-    program = [sys.executable, amx_trial.__file__, GGML._name]
+    program = [sys.executable, amx_trial.__file__, inside.library_path(GGML)]
     tried = subprocess.run(program, capture_output=True, text=True, check=False)
     is_right = tried.stdout.strip() == amx_trial.RIGHT
     assert (tried.returncode == 0) == is_right
@@ -74,8 +75,8 @@ def test_the_trial_tells_right_products_from_wrong_ones(monkeypatch):
         GGML, "ggml_backend_dev_buffer_type", ctypes.c_void_p, (ctypes.c_void_p, cpu)
     )
     assert amx_trial.products_are_right(GGML, place)
-    blocks = amx_trial._blocks
-    monkeypatch.setattr(amx_trial, "_blocks", lambda row: blocks([*row[:-1], row[-1] + 40]))
+    blocks = amx_trial.q8_blocks
+    monkeypatch.setattr(amx_trial, "q8_blocks", lambda row: blocks([*row[:-1], row[-1] + 40]))
     assert not amx_trial.products_are_right(GGML, place)
 
 
@@ -84,7 +85,7 @@ def test_a_trial_that_fails_is_noticed_where_children_are_not_waited_for():
     """The status of a child is 0 then, whatever happened."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        assert not amx._are_right("no such library")
+        assert not amx.are_right("no such library")
     finally:
         signal.signal(signal.SIGCHLD, before)
 
@@ -95,7 +96,7 @@ def test_no_application_is_started_a_second_time(tmp_path, monkeypatch):
     application.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\necho {amx_trial.RIGHT}\n")
     application.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(application))
-    assert not amx._are_right(GGML._name)
+    assert not amx.are_right(inside.library_path(GGML))
     assert not (tmp_path / "started").exists()
     monkeypatch.setattr(sys, "executable", None)
-    assert not amx._are_right(GGML._name)
+    assert not amx.are_right(inside.library_path(GGML))

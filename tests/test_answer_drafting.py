@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import inside
 import localspec
 from engines import PLACES
 from localspec.errors import OptionError
@@ -92,9 +93,9 @@ def test_a_seed_says_the_same_with_a_prediction(engine, seed):
 
 def test_the_engines_own_policy_comes_back():
     with localspec.load("demo", draft_tokens=2) as engine:
-        usual = engine._draft_policy
+        usual = inside.loop(engine).draft_policy
         assert ask(engine, draft_tokens=5, max_tokens=5).token_ids
         with engine.generate_raw("Hello", draft_tokens=0) as stream:
             next(stream)
-            assert engine._draft_policy == FixedDraftPolicy(0)
-        assert engine._draft_policy is usual
+            assert inside.loop(engine).draft_policy == FixedDraftPolicy(0)
+        assert inside.loop(engine).draft_policy is usual

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+import inside
 import localspec
 from localspec.errors import ContextError, EngineError
 
@@ -41,17 +42,17 @@ def test_the_twins_say_the_same(engine):
 @contextlib.contextmanager
 def watched_decodes(engine, watch):
     """While the block runs, `watch` is called before each decode, in its thread."""
-    decode = engine._target.decode
+    decode = inside.target(engine).decode
 
     def watched(tokens, num_logits):
         watch()
         return decode(tokens, num_logits)
 
-    engine._target.decode = watched
+    inside.target(engine).decode = watched
     try:
         yield
     finally:
-        del engine._target.decode
+        del inside.target(engine).decode
 
 
 def test_decodes_run_in_another_thread_while_the_loop_goes_on(engine):
@@ -111,7 +112,7 @@ def test_what_is_left_is_read_in_the_thread_of_the_answer(engine):
             await has_begun.wait()
         with pytest.raises(EngineError, match="another task"):
             await stream
-        while not stream._reader.state.run.token_ids:
+        while not inside.answer_state(stream).run.token_ids:
             await asyncio.sleep(0.001)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -143,7 +144,7 @@ def test_cancelling_the_task_ends_the_answer(engine):
         if pieces_before:
             await begun.wait()
         else:
-            while stream._reader.state.run is None:
+            while inside.answer_state(stream).run is None:
                 await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -195,7 +196,7 @@ def test_closing_from_another_task_ends_the_answer(engine):
 
 def test_the_engine_is_free_when_any_close_returns(engine, monkeypatch):
     """The second of two, and that of a task that is cancelled again and again."""
-    decode, decoding = engine._target.decode, threading.Event()
+    decode, decoding = inside.target(engine).decode, threading.Event()
 
     def slow(*arguments):
         decoding.set()
@@ -229,7 +230,7 @@ def test_the_engine_is_free_when_any_close_returns(engine, monkeypatch):
         assert using.cancelled()
         assert engine.generate_raw("Hi", max_tokens=1).reply().token_ids
 
-    monkeypatch.setattr(engine._target, "decode", slow)
+    monkeypatch.setattr(inside.target(engine), "decode", slow)
     asyncio.run(ask())
 
 

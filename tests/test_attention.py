@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import inside
 import localspec
 from gguf_maker import write_random_model
 from hollow_model import SHAPES, write_hollow_model
@@ -64,10 +65,10 @@ def test_quantised_values_still_load():
 def test_an_engine_says_what_was_chosen(demo_target):
     """The costs that are learned belong to one way of computing."""
     with localspec.load(num_gpu_layers=0) as engine:
-        assert "flash attention off" in engine._target.identity
+        assert "flash attention off" in inside.target(engine).identity
     options = replace(LlamaOptions(num_gpu_layers=0), flash_attention="on")
     with localspec.load(target_options=options) as engine:
-        assert "flash attention on" in engine._target.identity
+        assert "flash attention on" in inside.target(engine).identity
 
 
 def test_rows_of_a_batch_in_several_graphs_are_in_order(demo_target):

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from interruptions import wish_at_decode
 
+import inside
 import localspec
 from localspec.checks import bench
 from localspec.checks.bench import SWEEP, Comparison, Outcome, Side, run_bench
@@ -43,7 +44,7 @@ def test_numbers_of_a_bench_agree():
         prompts = [
             engine.vocabulary.tokenize(text, parse_special=True) for text in ("A fox", "I")
         ]
-        policy = engine._draft_policy
+        policy = inside.loop(engine).draft_policy
         found = run_bench(
             engine,
             prompts,
@@ -52,7 +53,7 @@ def test_numbers_of_a_bench_agree():
             seconds=None,
             watch=Watch(lambda stage, left: told.append((stage, left))),
         )
-        assert engine._draft_policy is policy
+        assert inside.loop(engine).draft_policy is policy
         assert isinstance(policy, AdaptiveDraftPolicy)
         # Every size was measured, so the next run knows them.
         assert set(policy.target_cost.measured(0)) == set(range(1, 18))
@@ -102,15 +103,15 @@ def bench_ended_at(engine, number):
 
 def test_what_is_known_is_kept_whenever_it_ends(monkeypatch):
     """In the midst of a decode, and only what is whole counts."""
-    monkeypatch.setattr(bench, "_NUM_STEP_ROUNDS", 2)
+    monkeypatch.setattr(bench, "NUM_STEP_ROUNDS", 2)
     with localspec.load(draft_tokens=3) as engine:
         whole, num_all = bench_ended_at(engine, 0)
         assert whole.ended_by is None
-        policy = engine._draft_policy
+        policy = inside.loop(engine).draft_policy
         outcomes, parts = set(), set()
         for number in (1, *range(40, num_all, num_all // 9), num_all):
             found, num_decodes = bench_ended_at(engine, number)
-            assert engine._draft_policy is policy
+            assert inside.loop(engine).draft_policy is policy
             assert found.ended_by is EndedBy.INTERRUPT
             assert num_decodes == number - 1  # and not one more
             parts.add((found.costs is not None, len(found.comparisons), len(found.sweep)))

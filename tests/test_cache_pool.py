@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hybrid_maker import write_hybrid
 
+import inside
 import localspec
 from gguf_maker import write_random_model
 from localspec.engine.cache_pool import CachePool
@@ -60,7 +61,7 @@ def test_a_chat_that_comes_back_decodes_only_what_is_new(engine, monkeypatch):
     replies[chats[0]].append(chats[0].send(QUESTIONS[0], sampling=GREEDY).reply())
     replies[chats[1]].append(chats[1].send(QUESTIONS[0], sampling=GREEDY).reply())
     replies[chats[2]].append(chats[2].send(QUESTIONS[0], sampling=GREEDY).reply())
-    drafted = count_decoded(engine._models[1], monkeypatch)
+    drafted = count_decoded(inside.models(engine).draft, monkeypatch)
     for question in QUESTIONS[1:]:
         for chat in chats:
             engine.generate_raw("Something in between.", max_tokens=3).reply()
@@ -82,7 +83,7 @@ def test_without_memory_everything_is_decoded_again(demo_target):
         other.send(QUESTIONS[0], sampling=GREEDY).reply()
         again = one.send(QUESTIONS[1], sampling=GREEDY).reply()
         assert decoded_tokens(again) > 50
-        assert engine._cache_pool.num_bytes == 0
+        assert inside.cache_pool(engine).num_bytes == 0
     with pytest.raises(OptionError, match="kept_bytes is -1"):
         localspec.load(target=demo_target, kept_bytes=-1)
 
@@ -91,12 +92,12 @@ def test_the_least_recently_used_text_leaves_first(demo_target):
     """The budget holds two of these; the third comes back at the full price."""
     with localspec.load(target=demo_target) as engine:
         engine.chat().send(QUESTIONS[0], sampling=GREEDY).reply()
-        one_text = engine._target.state_bytes()
+        one_text = inside.target(engine).state_bytes()
     with localspec.load(target=demo_target, kept_bytes=int(2.5 * one_text)) as engine:
         chats = [engine.chat(system=f"You are number {n}.") for n in range(4)]
         for chat in chats:
             chat.send(QUESTIONS[0], sampling=GREEDY).reply()
-            assert engine._cache_pool.num_bytes <= 2.5 * one_text
+            assert inside.cache_pool(engine).num_bytes <= 2.5 * one_text
         # Kept are now those of the chats 1 and 2; the loop has that of 3.
         costs = [
             decoded_tokens(chats[n].send("Yes.", sampling=GREEDY, max_tokens=1).reply())
@@ -117,14 +118,14 @@ def test_a_check_of_the_engine_leaves_the_chats_their_texts(engine):
 
 def test_the_text_of_a_chat_that_is_gone_is_freed(engine):
     gc.collect()
-    before = engine._cache_pool.num_bytes
+    before = inside.cache_pool(engine).num_bytes
     chat, other = engine.chat(), engine.chat()
     chat.send("Hello", max_tokens=3).reply()
     other.send("Hi", max_tokens=3).reply()
-    assert engine._cache_pool.num_bytes > before
+    assert inside.cache_pool(engine).num_bytes > before
     del chat
     gc.collect()
-    assert engine._cache_pool.num_bytes == before
+    assert inside.cache_pool(engine).num_bytes == before
 
 
 def test_chats_that_begin_alike_share_what_is_cached(engine):
@@ -146,7 +147,7 @@ def test_a_new_chat_begins_with_a_copy_of_the_text_that_it_shares_most_with(
     first = engine.chat(system=system)
     replies = [first.send(QUESTIONS[0], sampling=GREEDY).reply()]
     engine.chat(system="You are terse.").send(QUESTIONS[0], sampling=GREEDY).reply()
-    drafted = count_decoded(engine._models[1], monkeypatch)
+    drafted = count_decoded(inside.models(engine).draft, monkeypatch)
     second = engine.chat(system=system)
     reply = second.send("Good day", max_tokens=8).reply()
     assert reply.stats.cached_prompt_tokens > len(engine.tokenize(system))
@@ -167,7 +168,7 @@ def answered(engine, owner, tokens):
     prompt = Prompt(list(tokens))
     exchange = PlainExchange(options, lambda _: prompt)
     exchange.owner = owner
-    reply = engine._answer(exchange).reply()
+    reply = inside.answer(engine, exchange).reply()
     return reply.token_ids, decoded_tokens(reply)
 
 
@@ -226,7 +227,7 @@ def test_a_text_that_is_copied_was_used(demo_target):
     """So it is not the first to leave."""
     with localspec.load(target=demo_target, draft_tokens=0) as engine:
         answered(engine, None, range(100, 300))
-        num_bytes = engine._target.state_bytes()
+        num_bytes = inside.target(engine).state_bytes()
     budget = int(2.5 * num_bytes)
     with localspec.load(target=demo_target, draft_tokens=0, kept_bytes=budget) as engine:
         owners = [Owner() for _ in range(4)]
@@ -289,14 +290,14 @@ def test_a_text_whose_state_cannot_be_restored_is_decoded_anew(demo_target):
         chat.send(QUESTIONS[0], sampling=GREEDY).reply()
         prompt = chat.prompt_tokens(QUESTIONS[1])
         engine.generate_raw("Something in between.", max_tokens=3).reply()
-        engine._cache_pool._kept[chat].states[0].data[:] = 0
+        inside.cache_pool(engine).text_of(chat).states[0].data[:] = 0
         reply = chat.send(QUESTIONS[1], sampling=GREEDY).reply()
         assert reply.stats.cached_prompt_tokens == 0
         with engine.exclusively():
             pass  # nothing is cached any more
         assert engine.generate_raw(prompt, sampling=GREEDY).reply().token_ids == reply.token_ids
-        assert engine._cache_pool.num_bytes > 0
-    assert engine._cache_pool.num_bytes == 0
+        assert inside.cache_pool(engine).num_bytes > 0
+    assert inside.cache_pool(engine).num_bytes == 0
 
 
 class SavingTable(TableModel):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from prompts import prompt_behind
 
+import inside
 import localspec
 from gguf_maker import write_random_model
 from localspec.chat.template import BUILT_IN
@@ -224,13 +225,15 @@ def test_a_retry_that_says_nothing_keeps_the_old_answer(engine, monkeypatch):
     before = chat.messages
     chat.retry().close()
     assert chat.messages == before
-    decode = engine._target.decode
+    decode = inside.target(engine).decode
 
     def stopped_decode(tokens, num_logits):
         engine.cancel()
         return decode(tokens, num_logits)
 
-    monkeypatch.setattr(type(engine._target), "decode", lambda _self, *a: stopped_decode(*a))
+    monkeypatch.setattr(
+        type(inside.target(engine)), "decode", lambda _self, *a: stopped_decode(*a)
+    )
     assert list(chat.retry()) == []
     assert chat.messages == before
 

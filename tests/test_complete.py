@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import inside
 import localspec
 from engines import PLACES
 from gguf_maker import write_scripted_model
 from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import BUILT_IN
 from localspec.errors import ContextError, OptionError, TemplateError
-from localspec.streaming.cancellation import never
 from localspec.tools.tool import ToolUse
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -161,7 +161,7 @@ def test_what_the_system_says_later_is_the_users_where_the_template_wants_it_fir
         {"role": "assistant", "content": "Hello."},
         {"role": "system", "content": "It is Tuesday."},
     ]
-    prompt = engine._make_prompt(said, ToolUse(), never, template=template, think=True)
+    prompt = inside.prompt(engine, said, template=template)
     assert engine.detokenize(prompt.tokens, special=True) == (
         f"[system]Be terse.\n\nBe kind.[user]{QUESTION['content']}\n\nIt is Monday."
         "[assistant]Hello.[user]It is Tuesday."

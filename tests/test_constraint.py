@@ -14,6 +14,7 @@ from typing import Literal, Optional
 
 import pytest
 
+import inside
 import localspec
 from engines import PLACES
 from examples import num_examples
@@ -23,6 +24,7 @@ from localspec.constraints.spec import schema_text
 from localspec.errors import ClosedError, ConstraintError, OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.params import SamplingParams
+from localspec.sampling.resolver import Resolver
 from localspec.speculative.policy_api import (
     Decision,
     DraftOff,
@@ -114,11 +116,11 @@ def test_seeded_constrained_text_is_the_same_with_any_draft(demo_target, draft, 
     options = AnswerOptions(**WAYS[way][0])
     with localspec.load(target=demo_target, draft=path) as opened:
         use = options.tool_use(())
-        prompt = opened._make_prompt(QUESTION, use, lambda: False, template=None, think=True)
+        prompt = inside.prompt(opened, QUESTION, use)
 
         def chain(tokens):
-            constraint = opened._constraint(options, prompt)
-            return opened._resolver.chain(SamplingParams(), len(tokens), constraint)
+            constraint = inside.constraint(opened, options, prompt)
+            return Resolver(opened.vocabulary).chain(SamplingParams(), len(tokens), constraint)
 
         rounding = Rounding()
         with opened.exclusively() as loop:
@@ -132,7 +134,7 @@ def test_seeded_constrained_text_is_the_same_with_any_draft(demo_target, draft, 
 
 
 def constraint_of(engine, asked):
-    return engine._constraint(AnswerOptions(**asked), Prompt([1]))
+    return inside.constraint(engine, AnswerOptions(**asked), Prompt([1]))
 
 
 def constraints(engine):
@@ -250,7 +252,7 @@ class _OwnError(Exception):
 
 @pytest.mark.parametrize("ending", ["closed", "cancelled", "a stop string", "an exception"])
 def test_whatever_ends_an_answer_the_next_one_is_free_of_it(engine, monkeypatch, ending):
-    chain = type(engine._resolver.chain(SamplingParams(), 1))
+    chain = type(Resolver(engine.vocabulary).chain(SamplingParams(), 1))
     free = engine.generate(QUESTION, temperature=0, max_tokens=40).reply()
     same = {"seed": 3, "json_schema": FOX, **SEEDED}
     whole = engine.generate(QUESTION, **same).reply()

@@ -11,6 +11,7 @@ import struct
 import pytest
 from call_families import FAMILIES
 
+import inside
 from localspec.constraints import number_bound
 from localspec.constraints.guidance import not_kept, problem_with
 from localspec.constraints.readable_schema import FORMATS
@@ -93,8 +94,8 @@ def test_so_do_the_arguments_of_calls(engine):
     options = AnswerOptions(tools=[tool], tool_choice="required")
     use = options.tool_use(())
     template = FAMILIES["Qwen"].template
-    prompt = engine._make_prompt(QUESTION, use, lambda: False, template=template, think=True)
-    constraint = engine._constraint(options, prompt)
+    prompt = inside.prompt(engine, QUESTION, use, template)
+    constraint = inside.constraint(engine, options, prompt)
     begun = tokens_of(engine, '<tool_call>\n{"name": "sell", "arguments": {"price": 1')
     assert constraint.validate(begun) == len(begun)
     constraint.commit(begun)
@@ -111,7 +112,7 @@ def single(engine, text):
 
 
 def constraint_of(engine, schema):
-    return engine._constraint(AnswerOptions(json_schema=schema), Prompt([1]))
+    return inside.constraint(engine, AnswerOptions(json_schema=schema), Prompt([1]))
 
 
 def fits(engine, schema, text):

@@ -25,13 +25,13 @@ from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.speculative.thread_policy import FixedThreads
 from localspec.streaming.thinking import Thoughts, ThoughtsEnd
-from localspec.streaming.thought_families import Following, _tags
+from localspec.streaming.thought_families import Following, family_of_tags
 from test_loop_distribution import FILTERED, PROMPT, UNFILTERED
 from toy import TableModel, all_shared
 from toy_constraint import ToyConstraint, ToyVocabulary, behind
 
 GREEDY = SamplingParams(temperature=0)
-TAGS = _tags("[", "]")
+TAGS = family_of_tags("[", "]")
 
 
 def no_two_in_a_row(vocab_size, history):

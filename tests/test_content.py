@@ -13,6 +13,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
+import inside
 import localspec
 from gguf_maker import split_model, write_random_model
 from hollow_model import HollowShape, write_hollow_model
@@ -80,14 +81,14 @@ def test_costs_of_another_fine_tune_are_not_taken_for_its_own(fine_tunes, own_fo
     profiles = []
     for path in fine_tunes:
         with localspec.load(target=path, draft=fine_tunes[0], num_threads=1) as engine:
-            profiles.append(engine._profile.path)
+            profiles.append(inside.profile(engine).path)
             if path is first:
                 with engine.exclusively() as loop:
                     cost, draft = loop.draft_policy.target_cost, loop.draft_policy.prospects[0]
                     for size in (1, 2, 3):
                         cost.learn(size, 0, 0.1)
                         draft.cost.learn(1, 1, 0.01, 0.1)
-                engine._save_profile()
+                inside.save_profile(engine)
     assert profiles[0] != profiles[1]
     draft = str(first)
     assert explain(target=str(first), draft=draft).gains is not None
@@ -152,14 +153,14 @@ def test_a_file_that_changes_while_it_is_loaded_has_no_content(tmp_path, fine_tu
         chat.send(QUESTION, max_tokens=2).reply()
         with pytest.raises(CacheError, match=r"ggml-model-Q4_K_M.gguf is gone, or has changed"):
             engine.save_caches(chat, tmp_path / "x.caches")
-        assert engine._profile is None
+        assert inside.profile(engine) is None
 
 
 def adopted_identity(path, change=lambda _llama: None, **options):
     llama = llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, verbose=False, **options)
     change(llama)
     with localspec.load(target=llama) as engine:
-        found = engine._target.identity
+        found = inside.target(engine).identity
     llama.close()
     return found
 
@@ -225,7 +226,7 @@ def test_nothing_is_kept_of_an_adopted_llama_whose_file_is_gone(tmp_path, fine_t
         for keep in (engine.save_caches, engine.load_caches):
             with pytest.raises(CacheError, match="cannot be told from another model's"):
                 keep(chat, tmp_path / "x.caches")
-        assert engine._profile is None
+        assert inside.profile(engine) is None
     assert not (tmp_path / "x.caches").exists()
     assert "does not exist" in caplog.text
     llama.close()

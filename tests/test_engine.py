@@ -12,6 +12,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
+import inside
 import localspec
 from gguf_maker import write_random_model
 from localspec.errors import (
@@ -22,6 +23,7 @@ from localspec.errors import (
     PairError,
     PresetError,
 )
+from localspec.sampling.resolver import Resolver
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, FixedDraftPolicy
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
 
@@ -125,14 +127,14 @@ def test_closing_waits_for_the_thread_that_reads(engine, monkeypatch):
     """What that thread, and any other, asks for meanwhile is refused, or at its end."""
     answer = engine.generate_raw(STORY)
     begun, may_end = threading.Event(), threading.Event()
-    real, read = engine._target.decode, []
+    real, read = inside.target(engine).decode, []
 
     def slow(*arguments):
         begun.set()
         may_end.wait()
         return real(*arguments)
 
-    monkeypatch.setattr(engine._target, "decode", slow)
+    monkeypatch.setattr(inside.target(engine), "decode", slow)
     reader = threading.Thread(target=lambda: read.extend(answer))
     reader.start()
     begun.wait()
@@ -141,7 +143,7 @@ def test_closing_waits_for_the_thread_that_reads(engine, monkeypatch):
             ask()
     closer = threading.Thread(target=answer.close)
     closer.start()
-    while not answer._reader.state.cancellation.is_requested:
+    while not inside.answer_state(answer).cancellation.is_requested:
         pass
     assert closer.is_alive()
     may_end.set()
@@ -402,27 +404,27 @@ def test_adopted_llamas_are_asked_for_no_more_rows_than_own_models(
     ]
     with localspec.load(target=llamas[0], draft=llamas[1]) as engine:
         asked = []
-        real = engine._models[1].decode
+        real = inside.models(engine).draft.decode
 
         def decode(tokens, num_logits):
             asked.append((len(tokens), num_logits))
             return real(tokens, num_logits)
 
-        monkeypatch.setattr(engine._models[1], "decode", decode)
-        engine._draft_policy = FixedDraftPolicy(0)
+        monkeypatch.setattr(inside.models(engine).draft, "decode", decode)
+        inside.loop(engine).draft_policy = FixedDraftPolicy(0)
         endless = localspec.SamplingParams(ignore_eos=True)
         engine.generate_raw(STORY, sampling=endless, max_tokens=300).reply()
-        loop = engine._decoder
+        loop = inside.loop(engine)
         draft = loop.proposers[0]
-        chain = engine._resolver.chain(GREEDY, 10)
-        replay_scores = draft.replay(loop.tokens, loop._probs, chain)
+        chain = Resolver(engine.vocabulary).chain(GREEDY, 10)
+        replay_scores = draft.replay(loop.tokens, inside.last_probs(loop), chain)
         assert (len(asked), asked[0][1], len(replay_scores.chances)) == (1, 8, 8)
         assert asked[0][0] > 300
-        assert engine._target.max_outputs == MAX_DRAFT_TOKENS + 1
+        assert inside.target(engine).max_outputs == MAX_DRAFT_TOKENS + 1
     with localspec.load(
         target=llama_cpp.Llama(str(demo_target), n_ctx=256, n_batch=4, verbose=False)
     ) as engine:
-        assert engine._target.max_outputs == 4
+        assert inside.target(engine).max_outputs == 4
     for llama in llamas:
         llama.close()
 
@@ -502,7 +504,7 @@ def test_an_adopted_llama_that_its_owner_has_reset_is_read_anew(demo_target):
         expected = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20).reply()
         engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20).reply()
         llama.reset()
-        llama.eval([7] * engine._target.num_cached)
+        llama.eval([7] * inside.target(engine).num_cached)
         llama.reset()
         again = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20).reply()
         assert again.stats.cached_prompt_tokens == 0
@@ -681,7 +683,7 @@ def test_bad_token_ids_are_an_error_not_a_crash(engine):
     for bad in (-1, 10**6):
         asked = PlainExchange(AnswerOptions(), lambda _, bad=bad: Prompt([1, bad]))
         with pytest.raises(DecodeError, match="do not fit a vocabulary"):
-            engine._answer(asked).reply()
+            inside.answer(engine, asked).reply()
     assert engine.generate_raw(STORY, max_tokens=2).reply().token_ids
 
 
@@ -736,7 +738,7 @@ def test_ids_beyond_the_vocabulary_are_no_tokens(engine):
 
 def test_a_model_takes_no_impossible_number_of_threads():
     engine = localspec.load(draft_tokens=0)
-    model = engine._target
+    model = inside.target(engine)
     for count in (0, -1, 10**6):
         with pytest.raises(OptionError, match=f"threads is {count}"):
             model.num_threads = count

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from head_maker import write_head_model
 from test_speedup import STAIRS
 
+import inside
 from gguf_maker import write_random_model
 from localspec.cli import main
 from localspec.cli.explain import explanation_text
@@ -173,7 +174,7 @@ def learn(tmp_path, monkeypatch, demo_target, demo_draft):
         files = []
         for path in (demo_target, demo_draft):
             with load(target=path, draft_tokens=0) as engine:
-                files.append(engine._target.identity)
+                files.append(inside.target(engine).identity)
         Profile(files).save(policy.as_dict())
 
     return keep

@@ -209,11 +209,11 @@ def test_the_search_is_bounded(tmp_path, models, monkeypatch):
     (tmp_path / "x/a/round").symlink_to(tmp_path / "x", target_is_directory=True)
     found = search_folder(tmp_path / "x")
     assert (len(found.proposals), found.is_whole) == (1, True)
-    monkeypatch.setattr(folder_import, "_MAX_DEPTH", 2)
+    monkeypatch.setattr(folder_import, "MOST_LEVELS", 2)
     found = search_folder(tmp_path / "x")
     assert (found.proposals, found.is_whole) == ((), False)
     monkeypatch.undo()
-    monkeypatch.setattr(folder_import, "_MAX_FILES", 0)
+    monkeypatch.setattr(folder_import, "MOST_FILES", 0)
     shown = run("models", "import", tmp_path / "x")
     assert "Some files were not looked at" in shown.stderr
     assert "Nothing to add" in shown.stderr

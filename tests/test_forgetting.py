@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from prompts import prompt_behind
 
+import inside
 import localspec
 from localspec.chat.chat import Chat, ChatExchange
 from localspec.chat.forgetting import num_to_forget
@@ -45,7 +46,7 @@ class NoModels:
 
 def make_room(chat, begun):
     """The prompt of the chat's next answer, and how many oldest turns leave for it."""
-    exchange = ChatExchange(chat, begun, chat._turns, AnswerOptions())
+    exchange = ChatExchange(chat, begun, inside.turns(chat), AnswerOptions())
     return exchange.prompt(never), exchange.num_leaving
 
 
@@ -87,9 +88,9 @@ def rendered(monkeypatch):
     return sizes
 
 
-def one_by_one(chat, question, turns):
+def one_by_one(chat, question, capacity):
     """How many leave if each is tried in turn, as it is defined; and the prompt."""
-    capacity = chat._engine.context_length
+    turns = inside.turns(chat)
     prompt = prompt_behind(chat, turns, question)
     if len(prompt.tokens) + min(MIN_ANSWER_TOKENS, capacity // 4) <= capacity:
         return 0, prompt
@@ -112,12 +113,12 @@ def test_as_many_turns_leave_as_one_by_one_and_the_rest_is_rendered(
         chat = Chat(engine, system=rng.choice([None, "Be brief."]), template=TEMPLATES[name])
         chat.replace([*chat.messages, *turns_of(rng, rng.randrange(60))])
         question = {"role": "user", "content": "Why? " * rng.choice([1, 1, 20])}
-        number, expected = one_by_one(chat, question, chat._turns)
+        number, expected = one_by_one(chat, question, engine.context_length)
         del rendered[:]
         prompt, num_leaving = make_room(chat, (question,))
         assert len(rendered) <= MOST_RENDERINGS
         assert (num_leaving, prompt) == (number, expected)
-        kept = [message for turn in chat._turns[number:] for message in turn]
+        kept = [message for turn in inside.turns(chat)[number:] for message in turn]
         system = [{"role": "system", "content": chat.system}] if chat.system else []
         maker = PromptMaker(demo_vocabulary, TEMPLATES[name], think=True)
         assert prompt == maker.prompt([*system, *kept, question], ToolUse(), never)
@@ -139,7 +140,7 @@ def test_hundreds_of_turns_are_rendered_a_few_times(
     assert len(rendered) <= 8
     assert sum(rendered) < 2 * len(chat.messages)
     del rendered[:]
-    chat._beginning(never)
+    inside.common_beginning(chat)
     assert len(rendered) <= 9
     assert sum(rendered) < 2 * len(chat.messages)
     # They have left: another question has one rendering of those that stay.
@@ -177,11 +178,11 @@ def test_a_template_that_copes_with_a_part_gets_that_part(demo_vocabulary):
     assert len(make_room(tight, (question,))[0].tokens) > 900
     prompt, number = make_room(roomy, (question,))
     assert 0 < number < 400
-    assert prompt == prompt_behind(roomy, roomy._turns[number:], question)
+    assert prompt == prompt_behind(roomy, inside.turns(roomy)[number:], question)
     # There is room for some questions more before turns have to leave again.
-    assert prompt_behind(roomy, roomy._turns[number - 20 :], question)
+    assert prompt_behind(roomy, inside.turns(roomy)[number - 20 :], question)
     with pytest.raises(TemplateLimitError):
-        prompt_behind(roomy, roomy._turns, question)
+        prompt_behind(roomy, inside.turns(roomy), question)
     endless = "{% set text = 'xx' * 99999999 %}"
     with pytest.raises(TemplateLimitError):
         Chat(NoModels(demo_vocabulary, 2048), template=endless).prompt_tokens("Hi")
@@ -267,7 +268,7 @@ def test_idle_work_in_the_midst_of_a_prompt_makes_way_for_an_answer(
 
     def begin_asking():
         asking.start()
-        while not engine._target.is_interrupted:
+        while not inside.target(engine).is_interrupted:
             threading.Event().wait(0.001)
 
     meter = Meter(monkeypatch, begin_asking)
@@ -297,7 +298,7 @@ def test_a_task_that_is_cancelled_makes_no_prompt(long_chat, monkeypatch):
 
         def begin_closing():
             asyncio.run_coroutine_threadsafe(stream.__aexit__(None, None, None), loop)
-            while not stream._reader.state.cancellation.is_requested:
+            while not inside.answer_state(stream).cancellation.is_requested:
                 threading.Event().wait(0.001)
 
         meter = Meter(monkeypatch, begin_closing)

@@ -226,14 +226,14 @@ def test_doctor_says_whether_heads_can_run(headed, monkeypatch):
 
     assert "Heads      this libllama computes trained heads" in run("doctor").stdout
     assert json.loads(run("doctor", "--json").stdout)["missing_head_functions"] == []
-    known = nextn._FUNCTIONS["get_ctx_other"]
-    monkeypatch.setitem(nextn._FUNCTIONS, "absent", ("_Z6absentv", "?absent@@", *known[2:]))
+    known = nextn.HEAD_FUNCTIONS["get_ctx_other"]
+    monkeypatch.setitem(nextn.HEAD_FUNCTIONS, "absent", ("_Z6absentv", "?absent@@", *known[2:]))
     nextn.missing_functions.cache_clear()
     try:
         assert "Heads      off: this libllama lacks llama_absent" in run("doctor").stdout
         found = json.loads(run("doctor", "--json").stdout)
         assert found["missing_head_functions"] == ["llama_absent"]
-        monkeypatch.setattr(nextn, "_OF_LAYERS", ("absent",))
+        monkeypatch.setattr(nextn, "LAYER_FUNCTIONS", ("absent",))
         nextn.missing_functions.cache_clear()
         assert "for EAGLE-3 this libllama lacks llama_absent" in run("doctor").stdout
     finally:

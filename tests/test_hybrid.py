@@ -14,10 +14,12 @@ import pytest
 from click.testing import CliRunner
 from hybrid_maker import write_hybrid
 
+import inside
 import localspec
 from localspec.cli import main
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.shape import ModelShape
+from localspec.llama.batch import TokenBatch
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.preflight.memory import cache_bytes
@@ -118,19 +120,19 @@ def test_back_to_a_checkpoint(made, name):
 
 def stop_half_way(model, tokens):
     """A decode that is interrupted when libllama has begun it."""
-    decode, graphs = model._batch.filled, []
+    filled, graphs = TokenBatch.filled, []
 
     def interrupt(*given):
         graphs.append(model.interrupt())
         model.handle.allow()
-        batch = decode(*given)
+        batch = filled(*given)
         model.interrupt()  # libllama asks at the first node of its graph
         return batch
 
-    model._batch.filled = interrupt
-    with pytest.raises(localspec.errors.Interrupted):
-        model.decode(tokens, 1)
-    del model._batch.filled
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TokenBatch, "filled", interrupt)
+        with pytest.raises(localspec.errors.Interrupted):
+            model.decode(tokens, 1)
     model.begin()
     assert graphs
 
@@ -211,7 +213,7 @@ def test_a_hybrid_draft_reads_only_what_was_accepted(made):
     ) as engine:
         with engine.exclusively() as loop:
             reads, learn = [], loop.draft_policy
-            engine._draft_policy = Recorder(learn, reads)
+            inside.loop(engine).draft_policy = Recorder(learn, reads)
         sampling = localspec.SamplingParams(temperature=0)
         stream = engine.generate_raw(TEXT[:30], sampling=sampling, max_tokens=20)
         assert sum(len(piece.token_ids) for piece in stream) == 20

@@ -13,6 +13,7 @@ import typing
 import llama_cpp
 import pytest
 
+import inside
 import localspec
 from localspec.engine.sources import LoadKeywords
 from localspec.errors import ContextError, OptionError, PresetError
@@ -86,7 +87,7 @@ def test_a_crash_is_an_error_and_the_next_question_is_answered(isolated):
     assert chat.send("Another one!", sampling=GREEDY, max_tokens=5).reply().text
     assert isolated.process_id != first
     os.kill(isolated.process_id, signal.SIGABRT)
-    isolated._process._process.join()
+    inside.system_process(isolated).join()
     assert isolated.generate_raw("Hi", max_tokens=2).reply().token_ids
     assert len(chat.messages) == 6
 
@@ -115,7 +116,7 @@ def test_streams_stop_as_in_an_engine_here(isolated, engine):
 
 def test_pieces_of_a_step_come_in_one_message(isolated, monkeypatch):
     counts: list[int] = []
-    real = isolated._process.watched
+    real = inside.child_process(isolated).watched
 
     def watched(progress, method, *arguments, **keywords):
         answer = real(progress, method, *arguments, **keywords)
@@ -123,7 +124,7 @@ def test_pieces_of_a_step_come_in_one_message(isolated, monkeypatch):
             counts.append(len(answer))
         return answer
 
-    monkeypatch.setattr(isolated._process, "watched", watched)
+    monkeypatch.setattr(inside.child_process(isolated), "watched", watched)
     stream = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=60)
     pieces = list(stream)
     assert counts[0] == 1  # the first text does not wait for more
@@ -181,7 +182,7 @@ def test_a_task_that_is_cancelled_ends_the_answer_there(isolated):
                 pass
 
         task = asyncio.create_task(read())
-        while stream._awaited is None:
+        while not inside.is_awaited(stream):
             await asyncio.sleep(0)
         await asyncio.sleep(delay_s)
         task.cancel()
@@ -199,7 +200,7 @@ def prepare_in_a_thread(engine, chat):
     """The thread, once the work goes on in the child."""
     thread = threading.Thread(target=chat.prepare)
     thread.start()
-    while not engine._process.call("is_preparing"):
+    while not inside.child_process(engine).call("is_preparing"):
         assert thread.is_alive()
     return thread
 
@@ -221,8 +222,10 @@ def test_idle_time_is_used_there(isolated, monkeypatch):
         # Another text each time, since what was read stays.
         idle = isolated.chat(system=f"You know {number} animals of the forest. " * 100)
         thread = prepare_in_a_thread(isolated, idle)
-        isolated._prepare(lambda _is_cancelled: [5, 6], owner=idle)  # does nothing
-        assert isolated._process.call("is_preparing")  # the first one, which goes on
+        inside.prepare(isolated, lambda _is_cancelled: [5, 6], idle)  # does nothing
+        assert inside.child_process(isolated).call(
+            "is_preparing"
+        )  # the first one, which goes on
         ends()
         thread.join(10)
         assert not thread.is_alive()
@@ -231,10 +234,8 @@ def test_idle_time_is_used_there(isolated, monkeypatch):
     chat.prepare()  # does nothing
     assert next(stream).token_ids
     stream.close()
-    with monkeypatch.context() as patch:
-        patch.setattr(chat, "_beginning", lambda _is_cancelled: isolated.cancel() or [5, 6])
-        chat.prepare()
-    assert not isolated._process.call("is_preparing")
+    inside.prepare(isolated, lambda _is_cancelled: isolated.cancel() or [5, 6], chat)
+    assert not inside.child_process(isolated).call("is_preparing")
 
 
 def test_closing_ends_what_is_prepared():
@@ -250,7 +251,7 @@ def test_closing_ends_what_is_prepared():
 
     thread = threading.Thread(target=prepare)
     thread.start()
-    while thread.is_alive() and not opened._process.call("is_preparing"):
+    while thread.is_alive() and not inside.child_process(opened).call("is_preparing"):
         pass
     opened.close()
     thread.join(10)
@@ -301,7 +302,7 @@ def test_progress_of_the_load_arrives_and_can_cancel_it():
 
 def test_the_process_ends_with_its_engine():
     engine = localspec.IsolatedEngine(draft_tokens=0)
-    process = engine._process._process
+    process = inside.system_process(engine)
     assert process.is_alive()
     del engine
     process.join(30)
@@ -336,11 +337,11 @@ def test_an_interrupt_while_an_answer_is_awaited_mixes_nothing_up(isolated, monk
     def interrupt():
         raise KeyboardInterrupt
 
-    process = isolated._process
+    process = inside.child_process(isolated)
     for _ in range(3):
         with monkeypatch.context() as patch:
-            patch.setattr(
-                process, "_calls", Interfering(process._calls, interrupt, at="recv_bytes")
+            inside.replace_calls(
+                process, lambda calls: Interfering(calls, interrupt, at="recv_bytes"), patch
             )
             with pytest.raises(KeyboardInterrupt):
                 isolated.vocabulary.text(5)
@@ -348,8 +349,8 @@ def test_an_interrupt_while_an_answer_is_awaited_mixes_nothing_up(isolated, monk
         with monkeypatch.context() as patch:
             stream = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=9)
             next(stream)
-            patch.setattr(
-                process, "_calls", Interfering(process._calls, interrupt, at="recv_bytes")
+            inside.replace_calls(
+                process, lambda calls: Interfering(calls, interrupt, at="recv_bytes"), patch
             )
             with pytest.raises(KeyboardInterrupt):
                 list(stream)
@@ -384,14 +385,16 @@ class Torn:
 
 @pytest.mark.skipif(os.name == "nt", reason="a pipe of Windows has no parts of messages")
 @pytest.mark.parametrize("reads", [True, False])
-def test_an_interrupt_in_the_midst_of_a_message_ends_that_child_alone(isolated, reads):
+def test_an_interrupt_in_the_midst_of_a_message_ends_that_child_alone(
+    isolated, reads, monkeypatch
+):
     """Where a message begins is not known any more: so the next question has a new child."""
     expected = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=9).reply()
     chat = isolated.chat()
     stream = chat.send("Tell me a story about a fox.", sampling=LONG)
     said = next(stream).text
-    process = isolated._process
-    process._calls = Torn(process._calls, reads=reads)
+    process, system_process = inside.child_process(isolated), inside.system_process(isolated)
+    inside.replace_calls(process, lambda calls: Torn(calls, reads=reads), monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         list(stream)
     assert stream.reply().text.startswith(said)
@@ -399,7 +402,7 @@ def test_an_interrupt_in_the_midst_of_a_message_ends_that_child_alone(isolated, 
     again = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=9).reply()
     assert again.token_ids == expected.token_ids
     assert isolated.process_id != process.number
-    assert not process._process.is_alive()
+    assert not system_process.is_alive()
 
 
 def test_a_stream_that_is_dropped_in_the_midst_of_a_question_waits_for_nobody(
@@ -412,9 +415,9 @@ def test_a_stream_that_is_dropped_in_the_midst_of_a_question_waits_for_nobody(
 
     def ask():
         with monkeypatch.context() as patch:
-            process = isolated._process
-            patch.setattr(
-                process, "_calls", Interfering(process._calls, stream.close, at="send_bytes")
+            process = inside.child_process(isolated)
+            inside.replace_calls(
+                process, lambda calls: Interfering(calls, stream.close, at="send_bytes"), patch
             )
             texts.append(isolated.vocabulary.text(5))
 
@@ -436,7 +439,7 @@ def test_closing_waits_for_a_process_that_is_being_started(monkeypatch):
     """And ends it, too."""
     opened = localspec.IsolatedEngine(draft_tokens=0)
     os.kill(opened.process_id, signal.SIGTERM)
-    opened._process._process.join(30)
+    inside.system_process(opened).join(30)
     starting, go_on = threading.Event(), threading.Event()
     real = isolated_module.ChildProcess
 
@@ -446,7 +449,7 @@ def test_closing_waits_for_a_process_that_is_being_started(monkeypatch):
         return real(*arguments)
 
     monkeypatch.setattr(isolated_module, "ChildProcess", slow)
-    asking = threading.Thread(target=opened._running)
+    asking = threading.Thread(target=inside.running_process, args=(opened,))
     asking.start()
     assert starting.wait(60)
     closing = threading.Thread(target=opened.close)
@@ -456,7 +459,7 @@ def test_closing_waits_for_a_process_that_is_being_started(monkeypatch):
     for thread in (asking, closing):
         thread.join(60)
         assert not thread.is_alive()
-    assert not opened._process._process.is_alive()
+    assert not inside.system_process(opened).is_alive()
 
 
 def test_closing_while_others_ask_is_an_error_of_ours():

@@ -10,6 +10,7 @@ from eagle_reference import EagleReference
 from head_maker import ALL, EAGLE, INSIDE, LAYERS_READ, NUM_HEADS, write_head_model
 from head_reference import HeadReference
 
+import inside
 import localspec
 from localspec.errors import Interrupted
 from localspec.llama.options import LlamaOptions
@@ -59,7 +60,7 @@ def made(request, tmp_path_factory, demo_target):
 
 def assert_reads_rightly(engine, made) -> None:
     """What the head says now, and after two more drafted tokens, is what it should."""
-    loop = engine._decoder
+    loop = inside.loop(engine)
     proposer, tokens = loop.proposers[0], loop.tokens
     if loop.target.num_cached == len(tokens):  # cut within a step
         tokens = [*tokens, 33]
@@ -109,7 +110,7 @@ def test_a_head_in_a_file_of_its_own_says_the_same(made):
     for keywords in ({}, {"head": made.head}):
         with made.opened(**keywords) as engine:
             text_of(engine, sampling=GREEDY)
-            loop = engine._decoder
+            loop = inside.loop(engine)
             rows.append(loop.proposers[0].rows(loop.tokens, 1)[0].copy())
             loop.proposers[0].truncate(len(loop.tokens) - 1)
             assert_reads_rightly(engine, made)
@@ -128,10 +129,10 @@ def test_after_cuts_cancels_and_another_conversation(made):
                 next(pieces, None)
             stream.close()
             assert_reads_rightly(engine, made)
-            engine._decoder.truncate(len(PROMPT) + 1)
+            inside.loop(engine).truncate(len(PROMPT) + 1)
             assert text_of(engine, sampling=GREEDY) == plain
             assert_reads_rightly(engine, made)
-            engine._cache_pool.switch_to(next(chats), ())
+            inside.cache_pool(engine).switch_to(next(chats), ())
             assert text_of(engine, sampling=GREEDY) == plain
             assert_reads_rightly(engine, made)
 
@@ -139,11 +140,11 @@ def test_after_cuts_cancels_and_another_conversation(made):
 def test_a_stopped_decode_leaves_the_head_as_it_was(made):
     with made.opened() as engine:
         text_of(engine, sampling=GREEDY)
-        head, tokens = engine._models.head, engine._decoder.tokens
-        assert engine._decoder.proposers[0].state(tokens).max_tokens >= 3
+        head, tokens = inside.models(engine).head, inside.loop(engine).tokens
+        assert inside.loop(engine).proposers[0].state(tokens).max_tokens >= 3
         head.interrupt()
         with pytest.raises(Interrupted):
-            engine._decoder.proposers[0].rows(tokens, 1)
+            inside.loop(engine).proposers[0].rows(tokens, 1)
         head.begin()
         assert_reads_rightly(engine, made)
 
@@ -155,7 +156,7 @@ def test_of_a_long_text_it_reads_the_end(made, length):
     prompt = [5 + 37 * index % 900 for index in range(length)]
     with made.opened() as engine:
         text_of(engine, prompt, sampling=GREEDY, max_tokens=12)
-        loop = engine._decoder
+        loop = inside.loop(engine)
         proposer = loop.proposers[0]
         if made.name in EAGLE:
             assert proposer.begins_at == max(1, length - 511)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import inside
 import localspec
 from localspec.checks.distribution_check import RULES, VIEWS, DistributionCheck
 from localspec.checks.identity import IdentityCheck
@@ -170,9 +171,12 @@ def test_a_conversation_equals_its_tokens_decoded_from_scratch(demo_target, demo
                 chat.send(
                     text, seed=number, max_tokens=30, stop=["!"] if number % 3 else []
                 ).reply()
-        tokens = engine._decoder.tokens
+        tokens = inside.loop(engine).tokens
         assert len(tokens) > 200
-        for model, path in ((engine._target, demo_target), (engine._models[1], demo_draft)):
+        for model, path in (
+            (inside.target(engine), demo_target),
+            (inside.models(engine).draft, demo_draft),
+        ):
             # Prompts are read in batches of up to hundreds, which round more differently.
             assert_same_cache(model, path, tokens, rounding(path, [20, 50, 400]))
 

@@ -128,21 +128,23 @@ def test_a_signal_to_a_process_on_pipes_prints_what_is_known(tmp_path, arguments
     script.write_text(
         "import os, signal, sys\n"
         "from localspec.__main__ import main\n"
-        "from localspec.llama.model import LlamaModel\n"
-        "real, asked = LlamaModel._decode_batch, 0\n"
-        "def decode(*arguments):\n"
-        "    global asked\n"
-        "    asked += 1\n"
-        "    if asked == 60:\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "    return real(*arguments)\n"
-        "LlamaModel._decode_batch = decode\n"
+        "import inside, pytest\n"
+        "asked = 0\n"
+        "def struck(real):\n"
+        "    def decode(*arguments):\n"
+        "        global asked\n"
+        "        asked += 1\n"
+        "        if asked == 60:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "        return real(*arguments)\n"
+        "    return decode\n"
+        "inside.replace_decode_batch(struck, pytest.MonkeyPatch())\n"
         f"sys.argv[1:] = {list(arguments)!r}\n"
         "main()\n"
     )
     done = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, timeout=120, cwd=tmp_path,
-        env={**os.environ, "HOME": str(tmp_path)},
+        env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": os.path.dirname(__file__)},
     )  # fmt: skip
     assert done.returncode == 128 + signal.SIGINT
     assert done.stderr == ""

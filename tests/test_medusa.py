@@ -16,6 +16,7 @@ import pytest
 from convert_medusa import heads_of
 from medusa_file import HeadWeights, write_medusa
 
+import inside
 import localspec
 from gguf_maker import write_random_model
 from localspec.errors import ModelFileError, PairError
@@ -130,7 +131,7 @@ def computed(made, head, row):
 
 def assert_reads_rightly(engine, made, reference):
     """What the heads say now is what they say of a fresh decode."""
-    loop, heads = engine._decoder, engine._models.head
+    loop, heads = inside.loop(engine), inside.models(engine).head
     last = loop.target.num_cached - 1
     assert last in heads.rows_at
     row = reference.row(loop.tokens[: last + 1])
@@ -183,9 +184,9 @@ def test_after_cuts_cancels_and_another_conversation(made, reference):
                 next(pieces, None)
             stream.close()
             assert_reads_rightly(engine, made, reference)
-            engine._decoder.truncate(stream.reply().stats.prompt_tokens + 1)
+            inside.loop(engine).truncate(stream.reply().stats.prompt_tokens + 1)
             assert text_of(engine, sampling=GREEDY) == plain
-            engine._cache_pool.switch_to(next(chats), ())
+            inside.cache_pool(engine).switch_to(next(chats), ())
             assert text_of(engine, sampling=GREEDY) == plain
             assert_reads_rightly(engine, made, reference)
 
@@ -202,7 +203,7 @@ def test_a_row_may_be_written_to(made):
     """As whoever works out a draft's confidence does."""
     with made.opened() as engine:
         text_of(engine, sampling=GREEDY)
-        heads = engine._models.head
+        heads = inside.models(engine).head
         last = heads.rows_at[-1]
         row = heads.logits(0, last)
         before = row.copy()
@@ -216,7 +217,7 @@ def test_the_targets_logits_stay_as_they_are(made):
         with made.opened(
             proposer=proposer, draft_tokens=0 if proposer == "none" else 1
         ) as engine:
-            target = engine._models.target
+            target = inside.models(engine).target
             target.decode(list(range(5, 35)), 1)
             rows.append(target.decode([7, 8, 9], 3).copy())
     np.testing.assert_array_equal(*rows)

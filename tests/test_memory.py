@@ -21,6 +21,7 @@ from localspec.gguf_file.tensor_types import (
     type_name,
     type_number,
 )
+from localspec.llama import native
 from localspec.llama.library import system_info
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import CacheType, LlamaOptions
@@ -165,7 +166,7 @@ def test_a_cache_that_cannot_roll_back_is_known_beforehand(made):
 
 def test_types_are_libllamas():
     """Names, sizes and numbers, of every type that this build of it has."""
-    ggml = llama_cpp.llama_cpp._lib  # symbols of its dependencies resolve too
+    ggml = native.shared_library(llama_cpp)  # symbols of its dependencies resolve too
     known = {}
     for kind in range(llama_cpp.GGML_TYPE_COUNT):
         number = (ctypes.c_int, kind)

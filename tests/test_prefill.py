@@ -8,6 +8,7 @@ import threading
 import pytest
 from simulated import Q4_0, Q4_K, VOCAB, Clock, TimedModel, at_random
 
+import inside
 import localspec
 from gguf_maker import write_random_model
 from localspec.chat.template import BUILT_IN
@@ -171,7 +172,11 @@ def test_what_is_said_does_not_depend_on_it(options):
 def test_costs_are_measured_until_all_are_known(monkeypatch):
     # Threads chosen by trying could be others the second time, with costs of their own.
     with localspec.load(num_threads=1) as engine:
-        chat, policy, loop = engine.chat(system=SYSTEM), engine._draft_policy, emptied(engine)
+        chat, policy, loop = (
+            engine.chat(system=SYSTEM),
+            inside.loop(engine).draft_policy,
+            emptied(engine),
+        )
         sizes = target_decodes(loop, monkeypatch)
         pauses = 0
         while policy.target_cost.sizes_to_measure(loop.target.num_cached):
@@ -200,20 +205,20 @@ def test_costs_are_measured_until_all_are_known(monkeypatch):
 
 def test_a_draft_reads_ahead_only_while_it_follows_the_text(engine):
     chat, loop = engine.chat(), emptied(engine)
-    draft, own = draft_of(loop), engine._draft_policy
+    draft, own = draft_of(loop), inside.loop(engine).draft_policy
     try:
-        engine._draft_policy = FixedDraftPolicy(3)
+        inside.loop(engine).draft_policy = FixedDraftPolicy(3)
         chat.send(STORY, sampling=GREEDY).reply()
         chat.prepare()
         assert draft.num_cached == len(loop.tokens)
-        engine._draft_policy = FixedDraftPolicy(0)
+        inside.loop(engine).draft_policy = FixedDraftPolicy(0)
         reply = chat.send(STORY, sampling=GREEDY).reply()
         assert reply.stats.completion_tokens > 40
         num_read = draft.num_cached
         chat.prepare()
         assert draft.num_cached == num_read < loop.target.num_cached
     finally:
-        engine._draft_policy = own
+        inside.loop(engine).draft_policy = own
 
 
 class TypedChat:
@@ -278,10 +283,10 @@ def test_what_was_judged_decides_about_the_next_answer(agreement, at_most):
 @pytest.mark.usefixtures("nothing_known")
 def test_a_question_ends_the_judging_within_a_decode(monkeypatch):
     with localspec.load(num_threads=1) as engine:
-        chat, policy, loop = engine.chat(), engine._draft_policy, emptied(engine)
-        engine._draft_policy = FixedDraftPolicy(0)
+        chat, policy, loop = engine.chat(), inside.loop(engine).draft_policy, emptied(engine)
+        inside.loop(engine).draft_policy = FixedDraftPolicy(0)
         chat.send(STORY, sampling=GREEDY).reply()
-        engine._draft_policy = policy
+        inside.loop(engine).draft_policy = policy
         acceptance = policy.prospects[0].acceptance
         real, sizes = draft_of(loop).decode, []
 

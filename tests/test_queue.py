@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+import inside
 import localspec
 from engines import PLACES
 from localspec.errors import EngineError, OptionError
@@ -47,7 +48,7 @@ def others(*works):
 
 def num_in_line(engine):
     """Who works on the engine, and who waits for it."""
-    return sum(not turn.is_over for turn in tuple(engine._access._line))
+    return sum(not turn.is_over for turn in tuple(inside.line(engine)))
 
 
 def wait_for(engine, num_there):

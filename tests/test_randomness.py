@@ -21,7 +21,7 @@ def test_no_two_addresses_share_a_number():
     for seed, turn in itertools.product((0, 1, MAX_SEED), (0, 1)):
         randomness = Randomness(seed, turn)
         for step in range(300):
-            for numbers in (randomness.uniforms(step).ravel(), randomness._noise(step, IDS)):
+            for numbers in (randomness.uniforms(step).ravel(), randomness.noise(step, IDS)):
                 seen.update(numbers.tolist())
                 count += len(numbers)
     assert len(seen) == count
@@ -34,10 +34,10 @@ def test_an_address_always_holds_the_same_number():
     np.testing.assert_array_equal(one.uniforms(3), other.uniforms(3))
     np.testing.assert_array_equal(one.uniforms(1000), late_uniforms)
     np.testing.assert_array_equal(other.uniforms(1000), late_uniforms)
-    late = one._noise(1000, IDS)
-    one._noise(3, IDS)
-    np.testing.assert_array_equal(one._noise(1000, IDS), late)
-    np.testing.assert_array_equal(other._noise(1000, IDS[30:31]), late[30:31])
+    late = one.noise(1000, IDS)
+    one.noise(3, IDS)
+    np.testing.assert_array_equal(one.noise(1000, IDS), late)
+    np.testing.assert_array_equal(other.noise(1000, IDS[30:31]), late[30:31])
 
 
 def test_uniforms_and_noise_are_uniform():
@@ -45,8 +45,8 @@ def test_uniforms_and_noise_are_uniform():
     randomness = Randomness(1)
     for numbers in (
         np.concatenate([randomness.uniforms(n).ravel() for n in range(1334)]),
-        np.concatenate([randomness._noise(index, np.arange(64)) for index in range(1000)]),
-        np.concatenate([randomness._noise(index, np.array([9])) for index in range(64_000)]),
+        np.concatenate([randomness.noise(index, np.arange(64)) for index in range(1000)]),
+        np.concatenate([randomness.noise(index, np.array([9])) for index in range(64_000)]),
     ):
         counts = np.bincount((numbers[:64_000] * 64).astype(int), minlength=64)
         assert len(counts) == 64
@@ -75,7 +75,7 @@ def test_looking_only_at_the_able_changes_no_winner():
     for index in range(300):
         probs = np.exp(random.standard_normal(1000) * random.uniform(0, 12))
         distribution = Distribution(np.arange(1000), probs / probs.sum())
-        times = -np.log1p(-randomness._noise(index, distribution.ids)) / distribution.probs
+        times = -np.log1p(-randomness.noise(index, distribution.ids)) / distribution.probs
         assert randomness.gumbel_max(index, distribution) == np.argmin(times)
 
 

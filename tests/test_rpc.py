@@ -15,6 +15,7 @@ from head_maker import write_head_model
 from rpc_runner import PROGRAM, needs_servers, stopped
 from rpc_standin import answering, device_count, device_memory, hello
 
+import inside
 import localspec
 from comparison.rpc_server import running_servers
 from localspec.cli import main
@@ -48,8 +49,8 @@ def server():
 @pytest.fixture
 def brief(monkeypatch):
     """Waits that are over soon."""
-    monkeypatch.setattr(child_process, "_SILENCE_S", 8.0)
-    monkeypatch.setattr(rpc_servers, "_WAIT_S", 1.0)
+    monkeypatch.setattr(child_process, "CHILD_SILENCE_S", 8.0)
+    monkeypatch.setattr(rpc_servers, "SERVER_WAIT_S", 1.0)
 
 
 def opened(*servers, **arguments):
@@ -130,7 +131,7 @@ def test_heads_read_a_target_that_is_elsewhere(name, servers, tmp_path, demo_tar
 
 
 def test_libllama_speaks_the_version_that_its_server_says(server):
-    ours = rpc_backend.protocol_of(native.shared_library(llama_cpp)._name)
+    ours = rpc_backend.protocol_of(inside.library_path(native.shared_library(llama_cpp)))
     assert ours == ask_server(server.address).protocol
 
 
@@ -149,7 +150,7 @@ def test_a_mute_port_is_waited_for_briefly():
 
 
 def test_a_server_of_another_version_is_refused_with_both_versions():
-    ours = rpc_backend.protocol_of(native.shared_library(llama_cpp)._name)
+    ours = rpc_backend.protocol_of(inside.library_path(native.shared_library(llama_cpp)))
     answers = device_count(1), device_memory(1 << 30, 1 << 30)
     with answering(hello(ours.major + 1, 0), *answers) as address:
         with pytest.raises(localspec.RpcError) as caught:
@@ -244,8 +245,8 @@ def test_a_server_that_stands_still_is_not_waited_for_for_ever(server):
 @pytest.mark.usefixtures("brief")
 def test_nobody_waits_long_for_an_answer_that_was_left(server, monkeypatch):
     """As by a second Ctrl-C, while the server stands still."""
-    monkeypatch.setattr(child_process, "_PATIENCE_S", 1.0)
-    monkeypatch.setattr(child_process, "_SILENCE_S", 600.0)
+    monkeypatch.setattr(child_process, "CHILD_PATIENCE_S", 1.0)
+    monkeypatch.setattr(child_process, "CHILD_SILENCE_S", 600.0)
     with opened(server) as engine:
         stream = engine.generate_raw(STORY, sampling=LONG)
         next(stream)
@@ -261,7 +262,7 @@ def test_nobody_waits_long_for_an_answer_that_was_left(server, monkeypatch):
 
 def test_a_second_client_is_told_and_harms_nobody(server, monkeypatch):
     """A server has one client at a time; those who gave up waiting must not end it later."""
-    monkeypatch.setattr(rpc_servers, "_WAIT_S", 0.5)
+    monkeypatch.setattr(rpc_servers, "SERVER_WAIT_S", 0.5)
     with opened(server) as engine:
         stream = engine.generate_raw(STORY, sampling=LONG)
         next(stream)
@@ -282,7 +283,7 @@ def test_a_client_that_is_killed_in_mid_answer_leaves_the_server_running(server)
         with opened(server) as engine:
             stream = engine.generate_raw(STORY, sampling=LONG)
             next(stream)
-            engine._process._process.kill()
+            inside.system_process(engine).kill()
             with pytest.raises(localspec.CrashedError, match="which answer now"):
                 list(stream)
     assert server.process.poll() is None
@@ -351,7 +352,7 @@ def test_bench_of_a_server_that_dies_says_so(server):
 @pytest.mark.slow
 def test_models_of_one_server_take_turns_on_it(server, monkeypatch):
     """`serve` closes the one that is not in use, as where memory is short."""
-    monkeypatch.setattr(rpc_servers, "_WAIT_S", 0.5)
+    monkeypatch.setattr(rpc_servers, "SERVER_WAIT_S", 0.5)
     demo = find_preset("demo")
     models = ServedModels(
         [

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import inside
 import localspec
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import read_header
@@ -96,7 +97,7 @@ def test_head_agrees_only_where_it_reads_the_row_of_the_token_before(tmp_path, t
     model = LlamaModel.open(path, options)
     head = open_head(model, None, options, facts)
     try:
-        rows = head._target_rows
+        rows = inside.target_rows(head)
         best = model.decode(tokens, 64).argmax(axis=1)
         kept = np.empty((64, rows.width), dtype=np.float32)
         rows.copy_to(kept, 0)
@@ -131,8 +132,8 @@ def test_head_in_a_file_of_its_own_leaves_the_target_as_it_is_for_others(tmp_pat
         *(tmp_path, "--target", "tiny-hy_v3", "--head", "apart", "--agreement", 0.5)
     )
     with_draft, _, _ = made(tmp_path, "--target", "tiny-hy_v3", "--draft", "tiny")
-    inside, _, _ = made(tmp_path, "--target", "tiny-hy_v3", "--head", "inside")
-    assert target == same == with_draft != inside
+    within, _, _ = made(tmp_path, "--target", "tiny-hy_v3", "--head", "inside")
+    assert target == same == with_draft != within
     assert head != other
     assert head_facts(read_header(head)).is_apart
     assert not head_facts(read_header(inside)).is_apart

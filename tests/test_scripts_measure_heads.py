@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import inside
 import localspec
 import measure_heads
 from localspec.speculative.policy_api import FixedDraftPolicy
@@ -31,7 +32,7 @@ def test_decodes_alone_change_nothing_of_the_answer(target):
     prompt = measure_heads.prompt_of(32, 0)
     accepted = []
     with localspec.load(target=target, proposer="head", context_length=512) as engine:
-        engine._draft_policy = FixedDraftPolicy(4)
+        inside.loop(engine).draft_policy = FixedDraftPolicy(4)
         for in_between in (False, True):
             accepted.append([])
             for step, head in steps(engine, prompt, GREEDY, 64):
@@ -48,7 +49,7 @@ def test_first_draft_reads_the_prompt_and_later_ones_what_was_accepted(target):
     """So the decodes alone have as many tokens as the loop's."""
     prompt = measure_heads.prompt_of(32, 0)
     with localspec.load(target=target, proposer="head", context_length=512) as engine:
-        engine._draft_policy = FixedDraftPolicy(4)
+        inside.loop(engine).draft_policy = FixedDraftPolicy(4)
         found = [step for step, _ in steps(engine, prompt, GREEDY, 64)]
     assert found[1].num_read == 33
     for before, after in itertools.pairwise(found[1:]):

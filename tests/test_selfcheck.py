@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 from interruptions import wish_at_decode
 
+import inside
 import localspec
-from localspec.checks import distribution_check, selfcheck
+from localspec.checks import distribution_check
 from localspec.checks.distribution_check import BIAS, SAMPLED_TEXT_TOKENS, VIEWS
 from localspec.checks.identity import ENOUGH_ACCEPTED
 from localspec.checks.limit import EndedBy
@@ -23,7 +24,6 @@ from localspec.cli.verify_report import report_json, report_text
 from localspec.isolated.measuring import measure
 from localspec.isolated.watch import Watch
 from localspec.sampling.chain import SamplerChain
-from localspec.speculative import loop as speculative
 from localspec.speculative import rules, verify
 from localspec.speculative.verify import Verdict
 from localspec.streaming.cancellation import Cancellation
@@ -52,9 +52,9 @@ def run_check(engine, samples=700, names=("a fox", "rain"), watch=None, **fits):
 @pytest.mark.slow
 def test_the_demo_pair_is_lossless(pair):
     """With as much evidence as a verdict takes, and no more."""
-    policy = pair._draft_policy
+    policy = inside.loop(pair).draft_policy
     report = run_check(pair, None, ("a fox", "rain", "an owl", "a whale", "two mice"))
-    assert pair._draft_policy is policy
+    assert inside.loop(pair).draft_policy is policy
     assert pair.generate_raw("Once", max_tokens=3).reply().token_ids
     assert report.finding is report.identity is report.statistics is Finding.LOSSLESS
     assert (report.identity_bugs, report.distribution_bugs) == ([], [])
@@ -99,13 +99,13 @@ def checked_until(engine, number, **options):
 )
 def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(pair, numbers, monkeypatch):
     """Not one decode later, and what is right is never called wrong for being cut."""
-    policy, before = pair._draft_policy, None
+    policy, before = inside.loop(pair).draft_policy, None
     for number in numbers:
         # The same texts each time, or later ends could have compared less.
         monkeypatch.setattr(distribution_check, "fresh_seed", itertools.count().__next__)
         report, num_decodes = checked_until(pair, number)
         assert num_decodes == number - 1
-        assert pair._draft_policy is policy
+        assert inside.loop(pair).draft_policy is policy
         assert report.ended_by is EndedBy.INTERRUPT
         assert report.finding is Finding.NOT_ENOUGH
         assert (report.identity_bugs, report.distribution_bugs) == ([], [])
@@ -159,14 +159,14 @@ def test_it_ends_while_a_long_prompt_is_read(monkeypatch):
     """Between two of its batches at the latest."""
     with localspec.load(context_length=2048, draft_tokens=3) as engine:
         watch = Watch(lambda _stage, _left: None)
-        target, read = engine._target, []
+        target, read = inside.target(engine), []
 
         def ask_to_end(num_cached):
             read.append(num_cached)
             watch.cancellation.request()
 
         target.on_batch = ask_to_end
-        monkeypatch.setattr(engine, "_use_usual", lambda: None)  # keeps it
+        inside.keep_answers_settings(engine, monkeypatch)
         report = check(
             engine,
             [[300] * 2000],
@@ -265,7 +265,7 @@ RIGHT_MATCH = verify.match
 
 
 def bad_noise(self, index, distribution):
-    return distribution.draw(float(self._noise(index, np.array([0]))[0]) ** 2)
+    return distribution.draw(float(self.noise(index, np.array([0]))[0]) ** 2)
 
 
 @pytest.mark.slow
@@ -306,7 +306,7 @@ def test_a_cache_that_is_not_undone_is_an_error(monkeypatch):
             self.target.truncate(0)
 
     with localspec.load() as engine:
-        monkeypatch.setattr(speculative.SpeculativeDecoder, "_truncate_caches", keep)
+        inside.replace_truncation(keep, monkeypatch)
         with pytest.raises(localspec.LocalspecError):
             run_check(engine)
         monkeypatch.undo()
@@ -316,13 +316,7 @@ def test_a_cache_that_is_not_undone_is_an_error(monkeypatch):
 def test_a_suspicion_is_decided_by_four_times_the_tokens(monkeypatch, pair):
     """Here it was right at first, and would not be borne out."""
     monkeypatch.setattr(verify, "token", too_ready)
-    real = selfcheck._Check._confirm
-
-    def mended(self):
-        monkeypatch.undo()
-        return real(self)
-
-    monkeypatch.setattr(selfcheck._Check, "_confirm", mended)
+    inside.before_confirmation(monkeypatch.undo, monkeypatch)
     report = run_check(pair)
     [first] = [
         distribution

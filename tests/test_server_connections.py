@@ -28,7 +28,7 @@ def hasty(monkeypatch):
     """A server that does not wait long, for few."""
     monkeypatch.setattr(running, "MOST_CONNECTIONS", 4)
     monkeypatch.setattr(running, "UNUSED_S", 0.5)
-    monkeypatch.setattr(running, "_LOOKS_S", 0.1)
+    monkeypatch.setattr(running, "LOOKS_S", 0.1)
     with running_server() as server:
         yield server
 
@@ -147,7 +147,7 @@ def test_a_body_that_is_too_long_is_read_before_that_is_said():
 
 def test_clients_of_a_server_that_stops_are_told_so(monkeypatch):
     """The one that is answered, too, a little later."""
-    monkeypatch.setattr(app, "_LAST_S", 0.2)
+    monkeypatch.setattr(app, "LAST_ANSWER_S", 0.2)
     with contextlib.ExitStack() as stop, contextlib.ExitStack() as open_ones:
         server = stop.enter_context(running_server(limits=app.Limits(patience_s=0.05)))
         server.chat(max_tokens=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import inside
 import localspec
 from localspec.engine import thread_choice
 from localspec.llama import params as llama_params
@@ -77,4 +78,4 @@ def test_a_draft_gets_what_was_asked_for_or_what_is_fastest(
     monkeypatch.setattr(LlamaModel, "decode", timed)
     monkeypatch.setattr(thread_choice.time, "perf_counter", lambda: now[0])
     with localspec.load(draft_options=LlamaOptions(num_threads=asked)) as engine:
-        assert [model.num_threads for model in engine._models.saved] == [4, chosen]
+        assert [model.num_threads for model in inside.models(engine).saved] == [4, chosen]

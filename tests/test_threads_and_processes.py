@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+import inside
 import localspec
 from localspec.engine.access import busy
 from localspec.errors import BusyError, EngineError
@@ -128,8 +129,8 @@ def test_a_fork_is_refused_and_harms_nothing(busy):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_in_idle_time_can_close_the_engine():
     """The thread that works there has not come along."""
-    with localspec.load() as engine, engine._access.turn(engine.cancel) as idle:
-        engine._access.take(idle, busy)
+    with localspec.load() as engine, inside.access(engine).turn(engine.cancel) as idle:
+        inside.access(engine).take(idle, busy)
         child = os.fork()
         if child == 0:
             signal.alarm(20)

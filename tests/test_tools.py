@@ -12,6 +12,7 @@ import pickle
 import pytest
 from call_families import FAMILIES, write_calling_model
 
+import inside
 import localspec
 from gguf_maker import with_template, write_scripted_model
 from localspec.chat.kept_calls import kept_calls
@@ -455,9 +456,7 @@ def test_no_text_of_a_tool_speaks_for_the_template(engine):
         {"role": "tool", "tool_call_id": "1", "content": evil},
     ]
     use = localspec.AnswerOptions(tools=tools).tool_use(())
-    prompt = engine._make_prompt(
-        checked_messages(messages), use, lambda: False, template=None, think=True
-    )
+    prompt = inside.prompt(engine, checked_messages(messages), use)
     text = engine.detokenize(prompt.tokens, special=True)
     assert text.count(evil) == 1
     assert json.dumps(evil)[1:-1] in text  # in a description, as JSON

@@ -10,6 +10,7 @@ import threading
 import llama_cpp
 import pytest
 
+import inside
 from gguf_maker import write_random_model, write_spm_model
 from localspec.errors import ClosedError, ContextError
 from localspec.llama.model import LlamaModel
@@ -84,7 +85,13 @@ def test_ids_are_those_of_libllama(vocabulary_with, pre_tokenizer, length):
     ids = (ctypes.c_int32 * len(data))()
     for special in (False, True):
         count = llama_cpp.llama_tokenize(
-            vocabulary._vocab, data, len(data), ids, len(data), False, special
+            inside.vocabulary_pointer(vocabulary),
+            data,
+            len(data),
+            ids,
+            len(data),
+            False,
+            special,
         )
         assert vocabulary.tokenize(text, parse_special=special) == ids[:count]
 
@@ -103,7 +110,7 @@ def test_a_long_text_for_a_closed_model_is_refused(demo_target):
 
 
 @pytest.mark.parametrize("text", ["a short one", "a long one " * 100])
-def test_nothing_is_freed_while_a_text_is_tokenised(demo_target, text):
+def test_nothing_is_freed_while_a_text_is_tokenised(demo_target, text, monkeypatch):
     model = LlamaModel.open(demo_target, LlamaOptions())
     vocabulary, expected = (
         model.vocabulary,
@@ -111,16 +118,14 @@ def test_nothing_is_freed_while_a_text_is_tokenised(demo_target, text):
     )
     reached, go_on, found = threading.Event(), threading.Event(), []
 
-    class Slow:
-        def __getattr__(self, name):
-            return getattr(llama_cpp, name)
+    tokenize = llama_cpp.llama_tokenize
 
-        def llama_tokenize(self, *arguments):
-            reached.set()
-            assert go_on.wait(60)
-            return llama_cpp.llama_tokenize(*arguments)
+    def slow(*arguments):
+        reached.set()
+        assert go_on.wait(60)
+        return tokenize(*arguments)
 
-    vocabulary._lib = Slow()
+    monkeypatch.setattr(llama_cpp, "llama_tokenize", slow)
     asking = threading.Thread(
         target=lambda: found.append(vocabulary.tokenize(text, parse_special=False))
     )

@@ -27,26 +27,26 @@ class ToyConstraint:
         *,
         history: tuple[int, ...] = (),
     ) -> None:
-        self._vocab_size, self._allowed, self._end = vocab_size, allowed, end
+        self._vocab_size, self.allowed, self._end = vocab_size, allowed, end
         self.history = history
 
     @property
-    def _has_ended(self) -> bool:
+    def has_ended(self) -> bool:
         return bool(self.history) and self.history[-1] == self._end
 
     def mask(self):
-        if self._has_ended:
+        if self.has_ended:
             return None
         mask = np.zeros(self._vocab_size, dtype=np.bool_)
-        mask[list(self._allowed(self.history))] = True
+        mask[list(self.allowed(self.history))] = True
         return mask
 
     def validate(self, tokens: Sequence[int]) -> int:
         state = self.copy()
         for index, token in enumerate(tokens):
-            if state._has_ended:
+            if state.has_ended:
                 return len(tokens)
-            if token not in state._allowed(state.history):
+            if token not in state.allowed(state.history):
                 return index
             state.history = (*state.history, token)
         return len(tokens)
@@ -59,7 +59,7 @@ class ToyConstraint:
     def copy(self) -> ToyConstraint:
         return ToyConstraint(
             self._vocab_size,
-            self._allowed,
+            self.allowed,
             self._end,
             history=self.history,
         )
@@ -67,8 +67,8 @@ class ToyConstraint:
     def forced(self) -> list[int]:
         """The lowest of the tokens, wherever there are no more than two: as bytes can be."""
         state, tokens = self.copy(), []
-        while not state._has_ended and len(tokens) < 8:
-            allowed = state._allowed(state.history)
+        while not state.has_ended and len(tokens) < 8:
+            allowed = state.allowed(state.history)
             if len(allowed) > 2:
                 break
             tokens.append(min(allowed))

@@ -25,7 +25,7 @@ from localspec.speculative.policy_api import DraftOff, DraftPolicy, FixedDraftPo
 from localspec.streaming.cancellation import Cancellation
 
 SWEEP = (1, 2, 3, 5, 7, 11, 15)  # numbers of draft tokens that are tried one by one
-_NUM_STEP_ROUNDS = 5
+NUM_STEP_ROUNDS = 5
 _SWEEP_TOKENS = 48
 _COSTS_SHARE = 0.25  # of the time, that timing decodes may take
 
@@ -292,7 +292,7 @@ class _BenchRun:
             return time.perf_counter() - self.started_s > enough_s
 
         with self.engine.exclusively() as loop, self.ended.obeyed(self.engine.cancel):
-            self.costs = measure_steps(loop, _NUM_STEP_ROUNDS, show, is_enough)
+            self.costs = measure_steps(loop, NUM_STEP_ROUNDS, show, is_enough)
 
     def compare(self, kind: _Kind) -> None:
         """Add rounds, one pair of answers at a time."""

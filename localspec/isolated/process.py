@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from localspec.engine.sources import LoadKeywords
     from localspec.presets.preset import Preset
 
-_PATIENCE_S = 10.0  # for the process to free its models, before it is killed
+CHILD_PATIENCE_S = 10.0  # for the process to free its models, before it is killed
 # For a word from a process whose models are on RPC servers: one that stands still says as
 # little as one that computes. That takes longest for a prompt: libllama sends a batch of 512
 # tokens, and perhaps another, before it waits for the first.
-_SILENCE_S = 600.0
+CHILD_SILENCE_S = 600.0
 
 
 class ChildProcess:
@@ -99,7 +99,7 @@ class ChildProcess:
     def _answer(self, progress: Callable[[Any], None]) -> Any:
         number, kind, value = -1, "", None
         # Nobody waits long for what nobody wants any more.
-        limit_s = _PATIENCE_S if self._is_left else _SILENCE_S
+        limit_s = CHILD_PATIENCE_S if self._is_left else CHILD_SILENCE_S
         self._is_left = True
         # A call that an exception of a signal handler ended has left its answer behind.
         while number != self._num_calls or kind in ("progress", "last words"):
@@ -160,7 +160,7 @@ class ChildProcess:
         )
 
     def _exit(self) -> str:
-        self._process.join(_PATIENCE_S)
+        self._process.join(CHILD_PATIENCE_S)
         code = self._process.exitcode
         if code is None:  # the application lets the system clear its children away
             return "nobody knows how"
@@ -182,7 +182,7 @@ class ChildProcess:
         """End the child, once a call that another thread makes is answered. Idempotent."""
         self._is_stopped = True
         self._one_call.end_here()
-        patient_until_s = time.monotonic() + _PATIENCE_S
+        patient_until_s = time.monotonic() + CHILD_PATIENCE_S
 
         def end_call() -> bool:
             if time.monotonic() > patient_until_s:
@@ -193,7 +193,7 @@ class ChildProcess:
             self._one_call.take(turn, in_use, waits=True, is_cancelled=end_call)
             self._calls.close()
             self._cancels.close()
-        self._process.join(_PATIENCE_S)
+        self._process.join(CHILD_PATIENCE_S)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()

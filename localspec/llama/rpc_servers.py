@@ -23,7 +23,7 @@ from typing import NamedTuple
 from localspec.errors import RpcError
 from localspec.llama.devices import REMOTE, Device
 
-_WAIT_S = 5.0  # for a connection and all answers
+SERVER_WAIT_S = 5.0  # for a connection and all answers
 _HELLO, _DEVICE_COUNT, _DEVICE_MEMORY = 14, 15, 11  # of enum rpc_cmd
 _CAPABILITIES = bytes(24)  # of RDMA: none
 _MOST_DEVICES = 64  # a larger number is not believed
@@ -69,7 +69,7 @@ def ask_server(address: str) -> RpcServer:
             ]
     except TimeoutError as error:
         raise RpcError(
-            f"{address} did not answer within {_WAIT_S:.0f} s",
+            f"{address} did not answer within {SERVER_WAIT_S:.0f} s",
             "Is it an RPC server of llama.cpp, and free? It serves one client at a time.",
         ) from error
     except OSError as error:
@@ -150,15 +150,15 @@ def _device(line: _Connection, address: str, protocol: Protocol, index: int) -> 
 
 
 class _Connection:
-    """A connection that ends after _WAIT_S, whatever comes. Raises OSError."""
+    """A connection that ends after SERVER_WAIT_S, whatever comes. Raises OSError."""
 
     def __init__(self, address: str) -> None:
         host, port = _parts(address)
-        self._deadline = time.monotonic() + _WAIT_S
+        self._deadline = time.monotonic() + SERVER_WAIT_S
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             reset_at_end(self._socket)
-            self._socket.settimeout(_WAIT_S)
+            self._socket.settimeout(SERVER_WAIT_S)
             self._socket.connect((host, int(port)))
         except BaseException:
             self._socket.close()

@@ -18,8 +18,8 @@ from localspec.presets.pairing import LARGEST_SHARE, compare_vocabularies
 from localspec.presets.preset import LocalModel
 from localspec.presets.presets import load_presets
 
-_MAX_DEPTH = 10  # folders below the one that is named
-_MAX_FILES = 100_000  # of any kind, that are looked at
+MOST_LEVELS = 10  # folders below the one that is named
+MOST_FILES = 100_000  # of any kind, that are looked at
 _MAX_MANIFEST = 1 << 20  # bytes: Ollama's have some hundred
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 
@@ -102,13 +102,13 @@ class _FolderWalk:
 
     def __init__(self) -> None:
         self.is_whole = True
-        self._num_left = _MAX_FILES
+        self._num_left = MOST_FILES
 
     def models(self, folder: Path) -> Iterator[tuple[Path, str]]:
         """Files of models, in the order of their paths, and what each is called."""
         for here, folders, files in os.walk(folder, onerror=self._note):
             folders.sort()
-            if len(Path(here).relative_to(folder).parts) >= _MAX_DEPTH and folders:
+            if len(Path(here).relative_to(folder).parts) >= MOST_LEVELS and folders:
                 folders.clear()
                 self.is_whole = False
             self._num_left -= len(files)

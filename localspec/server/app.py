@@ -36,7 +36,7 @@ from localspec.server.served_models import ServedModel, ServedModels
 from localspec.server.writing import PostEndpoint
 
 _IDLE_CHECKS_S = 15.0  # between two looks at whether a model is used
-_LAST_S = 3.0  # for the answer that is given when the server stops; uvicorn waits longer
+LAST_ANSWER_S = 3.0  # for the answer that is given when the server stops; uvicorn waits longer
 
 # The class that reads a request to each path and answers it.
 _POSTS: dict[str, type[Form | Aside]] = {
@@ -104,7 +104,7 @@ class Server:
         for each in list(self._service.answerings):
             if each.is_waiting:
                 each.stop()
-        asyncio.get_running_loop().call_later(_LAST_S, self._stop_all)
+        asyncio.get_running_loop().call_later(LAST_ANSWER_S, self._stop_all)
 
     def _stop_all(self) -> None:
         for each in list(self._service.answerings):

@@ -18,7 +18,7 @@ MOST_CONNECTIONS = 512
 UNUSED_S = 60.0  # for a connection to bring a whole request head, or to take what was written
 _KEEP_ALIVE_S = 30
 _GRACE_S = 5  # for answers to end when the server stops
-_LOOKS_S = 1.0  # between two looks at the connections
+LOOKS_S = 1.0  # between two looks at the connections
 
 
 class PortError(LocalspecError):
@@ -94,7 +94,7 @@ class Runner(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
         now_s = time.monotonic()
-        if now_s - self._looked_s >= _LOOKS_S:
+        if now_s - self._looked_s >= LOOKS_S:
             self._looked_s = now_s
             self._end_unused(now_s)
         return await super().on_tick(counter)

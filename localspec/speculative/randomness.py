@@ -80,7 +80,7 @@ class Randomness:
         ids, probs = distribution
         if len(ids) == 1:
             return int(ids[0])
-        uniforms = self._noise(index, ids)
+        uniforms = self.noise(index, ids)
         if len(ids) > _FEW:
             # -log(1 - u) >= u: a token that does not beat the favourite by u alone cannot win.
             favourite = int(np.argmax(probs))
@@ -92,7 +92,7 @@ class Randomness:
             times = -np.log1p(-uniforms) / probs
         return int(ids[int(np.argmin(times))])
 
-    def _noise(self, index: int, ids: TokenIds) -> Probs:
+    def noise(self, index: int, ids: TokenIds) -> Probs:
         """(m,) float64 in (0, 1): a pure function of (seed, turn, index, id)."""
         chunk, offset = divmod(self._num_said + index, _NOISE_CHUNK)
         if chunk != self._noise_chunk:

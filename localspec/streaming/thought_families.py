@@ -38,20 +38,21 @@ class Family:
     thoughtful: str = ""
 
 
-def _tags(opening: str, closing: str) -> Family:
+def family_of_tags(opening: str, closing: str) -> Family:
+    """A family that puts its thoughts between two texts."""
     marks = {opening: Following.THOUGHT, closing: Following.SPEECH}
     return Family((closing,), marks, are_tokens=False)
 
 
 # In mere text, as many models do that name nothing of it in their templates.
 _TAGS = (
-    _tags("<think>", "</think>"),  # Qwen, DeepSeek, GLM, SmolLM …
-    _tags("<thinking>", "</thinking>"),
-    _tags("<thought>", "</thought>"),
-    _tags("<seed:think>", "</seed:think>"),
-    _tags("<mm:think>", "</mm:think>"),  # MiniMax M3
-    _tags("<think:opensource>", "</think:opensource>"),  # Hunyuan
-    _tags("[THINK]", "[/THINK]"),  # Mistral
+    family_of_tags("<think>", "</think>"),  # Qwen, DeepSeek, GLM, SmolLM …
+    family_of_tags("<thinking>", "</thinking>"),
+    family_of_tags("<thought>", "</thought>"),
+    family_of_tags("<seed:think>", "</seed:think>"),
+    family_of_tags("<mm:think>", "</mm:think>"),  # MiniMax M3
+    family_of_tags("<think:opensource>", "</think:opensource>"),  # Hunyuan
+    family_of_tags("[THINK]", "[/THINK]"),  # Mistral
 )
 
 # Where a template has the signs of several, those that come first are found first.

@@ -33,7 +33,7 @@ def leave_out_if_wrong(lib: Any) -> bool:
     ):
         return False
     ggml = native.shared_library(lib)
-    if _are_right(ggml._name):
+    if are_right(ggml._name):
         return False
     places = amx_trial.extra_places(ggml)
     kept = [
@@ -46,5 +46,6 @@ def leave_out_if_wrong(lib: Any) -> bool:
     return True
 
 
-def _are_right(library: str) -> bool:
+def are_right(library: str) -> bool:
+    """Whether a process of its own finds the kernels of the library at that path right."""
     return written_by(amx_trial.__file__, library) == amx_trial.RIGHT

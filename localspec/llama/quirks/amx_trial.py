@@ -100,7 +100,7 @@ def _product(
         ggml, "ggml_backend_alloc_ctx_tensors_from_buft", _Pointer,
         (_Pointer, for_weights), (_Pointer, place),
     )  # fmt: skip
-    _write(ggml, weight, b"".join(map(_blocks, weights)))
+    _write(ggml, weight, b"".join(map(q8_blocks, weights)))
 
     cpu = call(ggml, "ggml_backend_dev_by_type", _Pointer, (ctypes.c_int, _CPU_DEVICE))
     backend = call(
@@ -146,7 +146,7 @@ def _write(ggml: ctypes.CDLL, tensor: int, data: bytes) -> None:
     )  # fmt: skip
 
 
-def _blocks(row: list[int]) -> bytes:
+def q8_blocks(row: list[int]) -> bytes:
     """The row as Q8_0."""
     return b"".join(
         struct.pack(f"<e{_BLOCK_SIZE}b", _SCALE, *row[first : first + _BLOCK_SIZE])

@@ -20,7 +20,7 @@ from localspec.llama.library import llama_cpp
 
 _CONTEXT = ctypes.c_void_p
 _ROWS = ctypes.POINTER(ctypes.c_float)
-_FUNCTIONS: dict[str, tuple[str, str, list[Any], Any]] = {
+HEAD_FUNCTIONS: dict[str, tuple[str, str, list[Any], Any]] = {
     "set_embeddings_nextn": (
         "_Z26llama_set_embeddings_nextnP13llama_contextbb",
         "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
@@ -58,11 +58,11 @@ _FUNCTIONS: dict[str, tuple[str, str, list[Any], Any]] = {
         _CONTEXT,
     ),
 }
-_OF_LAYERS = ("set_embeddings_layer_inp", "get_embeddings_layer_inp")
+LAYER_FUNCTIONS = ("set_embeddings_layer_inp", "get_embeddings_layer_inp")
 
 
 class NextnFunctions(NamedTuple):
-    """What `_FUNCTIONS` names, to be called with a context first; None where one is missing."""
+    """What `HEAD_FUNCTIONS` names, called with a context first; None if one is missing."""
 
     set_embeddings_nextn: Callable[..., None]
     get_embeddings_nextn: Callable[..., Any]
@@ -81,8 +81,8 @@ def missing_functions(*, reads_layers: bool) -> tuple[str, ...]:
     library = native.shared_library(llama_cpp)
     return tuple(
         f"llama_{name}"
-        for name in _FUNCTIONS
-        if (reads_layers or name not in _OF_LAYERS) and _found(library, name) is None
+        for name in HEAD_FUNCTIONS
+        if (reads_layers or name not in LAYER_FUNCTIONS) and _found(library, name) is None
     )
 
 
@@ -95,11 +95,11 @@ def require_nextn_functions(*, reads_layers: bool) -> NextnFunctions:
             "Install the version of llama-cpp-python that localspec was tested with.",
         )
     library = native.shared_library(llama_cpp)
-    return NextnFunctions(**{name: _found(library, name) for name in _FUNCTIONS})
+    return NextnFunctions(**{name: _found(library, name) for name in HEAD_FUNCTIONS})
 
 
 def _found(library: ctypes.CDLL, name: str) -> Any:
-    itanium, msvc, arguments, result = _FUNCTIONS[name]
+    itanium, msvc, arguments, result = HEAD_FUNCTIONS[name]
     for exported in (f"llama_{name}", itanium, msvc):
         try:
             return ctypes.CFUNCTYPE(result, *arguments)((exported, library))

@@ -1,0 +1,222 @@
+"""The one door through which tests reach what localspec keeps private.
+
+No other file of the tests names a private attribute of the package: ruff's SLF001 and
+tests/test_quality.py refuse it. What the public interface says as well is asked there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import pytest
+
+from localspec.chat.chat import Chat
+from localspec.chat.template import Message
+from localspec.chat.turns import Turn
+from localspec.checks import selfcheck
+from localspec.engine.access import Access, EngineTurn
+from localspec.engine.base import BaseEngine
+from localspec.engine.cache_pool import CachePool
+from localspec.engine.engine import Engine
+from localspec.engine.models import Models
+from localspec.isolated.isolated_engine import IsolatedEngine
+from localspec.isolated.process import ChildProcess
+from localspec.llama.head import LlamaHead
+from localspec.llama.hidden_rows import HiddenRows
+from localspec.llama.model import LlamaModel
+from localspec.llama.vocabulary import LlamaVocabulary
+from localspec.policy.profile import Profile
+from localspec.sampling.constraint import Constraint
+from localspec.speculative.loop import SpeculativeDecoder
+from localspec.streaming.answer import Answer
+from localspec.streaming.answer_run import AnswerState
+from localspec.streaming.cancellation import CancelCheck, never
+from localspec.streaming.exchange import Exchange
+from localspec.streaming.options import AnswerOptions
+from localspec.streaming.prompt import Prompt
+from localspec.tools.tool import ToolUse
+
+# engine
+
+
+def models(engine: Engine) -> Models:
+    """What is loaded: tests look at each model's cache, threads and decodes."""
+    return engine._models
+
+
+def target(engine: Engine) -> LlamaModel:
+    """The target among them: tests watch, slow down and count its decodes."""
+    return engine._target
+
+
+def loop(engine: Engine) -> SpeculativeDecoder:
+    """The loop with its tokens, proposers and draft policy: `Engine.exclusively` empties it."""
+    return engine._decoder
+
+
+def cache_pool(engine: Engine) -> CachePool:
+    """Where the caches of waiting conversations are: tests change texts and break caches."""
+    return engine._cache_pool
+
+
+def profile(engine: Engine) -> Profile | None:
+    """What was learned of the pair, and its file: a test says for which files it counts."""
+    return engine._profile
+
+
+def save_profile(engine: Engine) -> None:
+    """Keep what was learned now, as each answer does at its end."""
+    engine._save_profile()
+
+
+def keep_answers_settings(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    """Have the engine leave `on_batch` alone, which a test has set itself."""
+    patch.setattr(engine, "_use_usual", lambda: None)
+
+
+def constraint(engine: Engine, options: AnswerOptions, prompt: Prompt) -> Constraint | None:
+    """What an answer to the prompt is to fit: tests ask it for masks, without an answer."""
+    return engine._constraint(options, prompt)
+
+
+def answer(engine: BaseEngine, exchange: Exchange) -> Answer:
+    """The answer to any exchange: tests give prompts and owners that no chat would have."""
+    return engine._answer(exchange)
+
+
+def prompt(
+    engine: BaseEngine,
+    messages: Sequence[Message],
+    use: ToolUse | None = None,
+    template: str | None = None,
+) -> Prompt:
+    """What `generate` has the model read of messages: tests compare its tokens."""
+    chosen = use or ToolUse()
+    return engine._make_prompt(messages, chosen, never, template=template, think=True)
+
+
+def prepare(
+    engine: BaseEngine, make_tokens: Callable[[CancelCheck], list[int]], owner: object
+) -> None:
+    """What `Chat.prepare` asks of an engine: tests do it with other tokens."""
+    engine._prepare(make_tokens, owner=owner)
+
+
+def access(engine: BaseEngine) -> Access:
+    """Who may work on the engine: tests take a turn as idle work does."""
+    return engine._access
+
+
+def line(engine: BaseEngine) -> deque[EngineTurn]:
+    """Who works on the engine, and who waits for it: tests wait until somebody does."""
+    return engine._access._line
+
+
+# isolated
+
+
+def child_process(engine: IsolatedEngine) -> ChildProcess:
+    """The engine's process, as the engine has it: tests ask it, and watch what it says."""
+    return engine._process
+
+
+def system_process(engine: IsolatedEngine) -> BaseProcess:
+    """The same as the standard library has it: tests wait for its end, and for its killing."""
+    return engine._process._process
+
+
+def running_process(engine: IsolatedEngine) -> ChildProcess:
+    """The engine's process, started again if it has ended: a test closes the engine then."""
+    return engine._running()
+
+
+def replace_calls(
+    process: ChildProcess, make: Callable[[Any], object], patch: pytest.MonkeyPatch
+) -> None:
+    """Put what `make` makes of the line to the process there: tests interrupt messages."""
+    patch.setattr(process, "_calls", make(process._calls))
+
+
+# chat
+
+
+def turns(chat: Chat) -> list[Turn]:
+    """The conversation by turns, which leave as a whole where the context is full."""
+    return chat._turns
+
+
+def common_beginning(chat: Chat) -> list[int]:
+    """What idle time would decode: tests count what it costs to find out."""
+    return chat._beginning(never)
+
+
+# streaming
+
+
+def answer_state(answer: Answer) -> AnswerState:
+    """How far an answer is: tests wait for its first token, or for the wish to end it."""
+    return answer._reader.state
+
+
+def is_awaited(answer: Answer) -> bool:
+    """Whether a task waits for the next piece: a test cancels it then."""
+    return answer._awaited is not None
+
+
+# speculative
+
+
+def last_probs(loop: SpeculativeDecoder) -> Any:
+    """The target's distributions of the latest tokens, with which the draft is judged."""
+    return loop._probs
+
+
+def replace_truncation(
+    truncate: Callable[[SpeculativeDecoder, int], None], patch: pytest.MonkeyPatch
+) -> None:
+    """Have all loops cut their caches otherwise: a check has to notice a wrong function."""
+    patch.setattr(SpeculativeDecoder, "_truncate_caches", truncate)
+
+
+# checks
+
+
+def before_confirmation(act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
+    """Have checks call `act` before they test suspect rules again."""
+    real = selfcheck._Check._confirm
+
+    def confirm(check: selfcheck._Check) -> None:
+        act()
+        real(check)
+
+    patch.setattr(selfcheck._Check, "_confirm", confirm)
+
+
+# llama
+
+
+def replace_decode_batch(
+    make: Callable[[Callable[..., None]], Callable[..., None]], patch: pytest.MonkeyPatch
+) -> None:
+    """Have models decode each batch by what `make` makes of the function that does: tests end
+    work, or kill the process, between two batches."""
+    patch.setattr(LlamaModel, "_decode_batch", make(LlamaModel._decode_batch))
+
+
+def target_rows(head: LlamaHead) -> HiddenRows:
+    """The target's rows that a head reads: a test compares them with another runtime's."""
+    return head._target_rows
+
+
+def vocabulary_pointer(vocabulary: LlamaVocabulary) -> Any:
+    """libllama's pointer to the vocabulary: tests compare with its own functions."""
+    return vocabulary._vocab
+
+
+def library_path(library: ctypes.CDLL) -> str:
+    """Where a loaded library lies: tests look into its file, and load it in other processes."""
+    return library._name
