@@ -66,7 +66,7 @@ def look_at_health_and_models(server):
     [
         (b"", "not JSON"),
         (b"{", "not JSON"),
-        (b'{"messages": NaN}', "NaN is not one of its numbers"),
+        (b'{"messages": NaN}', "NaN is not a number in JSON"),
         (b'{"temperature": -Infinity}', "-Infinity"),
         (b'{"temperature": 1e999, "messages": [{"role": "user"}]}', "temperature is Infinity"),
         (b'{"seed": 1%s, "messages": []}' % (b"0" * 400), "seed is 1000"),
@@ -275,7 +275,7 @@ def test_neither_keys_nor_texts_are_in_the_log(server, locked, caplog):
         next(response.iter_lines())
     assert server.chat(max_tokens=1)["choices"]
     records = [record for record in caplog.records if record.name != "httpx"]
-    assert any("passes over the field 'user'" in record.getMessage() for record in records)
+    assert any("ignores the field 'user'" in record.getMessage() for record in records)
     assert not any(mark in logging.Formatter().format(record) for record in records)
 
 

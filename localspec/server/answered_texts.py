@@ -1,4 +1,4 @@
-"""Which text a prompt continues, of those whose caches are kept."""
+"""Finds the text that a prompt continues, among those whose caches are kept."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from collections.abc import Sequence
 
 from localspec.speculative.prefix import common_length
 
-_MOST_TEXTS = 32  # that are told apart; how many caches are kept is a matter of memory
-# Tokens with which a template asks for an answer, and which it leaves out once there is one.
+_MOST_TEXTS = 32  # that are remembered; how many caches are kept depends on the memory
+# Tokens that a template writes at the end of a prompt, but not before an answer that is there.
 _ASKING = 16
 
 
 class AnsweredText:
-    """A prompt and its answer, for whose owner the engine keeps what it computed."""
+    """A prompt and its answer; the owner of caches in the engine."""
 
     def __init__(self) -> None:
         self.tokens: Sequence[int] = ()
-        self.num_asked = 0  # of these the prompt's
+        self.num_asked = 0  # how many of them are the prompt
 
     def is_continued_by(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt repeats all of this one's; without its thoughts, perhaps."""
+        """Whether another prompt repeats all of this one, perhaps without its thoughts."""
         num_needed = max(self.num_asked - _ASKING, self.num_asked // 2)
         return common_length(self.tokens, prompt) >= num_needed
 
 
 class AnsweredTexts:
-    """The texts that were answered last, the one used last at the end."""
+    """The texts that were answered last, in the order of their last use."""
 
     def __init__(self) -> None:
         self._texts: list[AnsweredText] = []
 
     def text_for(self, prompt: Sequence[int]) -> AnsweredText:
-        """The longest of the texts that the prompt continues, or else a new one.
+        """The longest of the texts that the prompt continues, or a new one.
 
-        So a conversation finds its own again, and a question beside it, which begins alike at
-        most, does not take its place.
+        So a conversation finds its own caches. A side question that only has the same
+        beginning does not take their place.
         """
         candidates = [text for text in self._texts if text.is_continued_by(prompt)]
         if candidates:

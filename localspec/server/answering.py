@@ -1,4 +1,4 @@
-"""A question in its turn, and the events until it is answered."""
+"""Answers a question when its turn comes, and passes on what happens as events."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from localspec.streaming.reply import Piece, Reply
 
 
 class Waiting(NamedTuple):
-    """Nothing happened for a while. position: how many are before it; 0 in its turn."""
+    """Nothing happened for a while. position: requests ahead of it; 0 when it has its turn."""
 
     position: int
 
 
 class ReadingPrompt(NamedTuple):
-    """How many tokens of a long prompt are decoded, and how many there are."""
+    """A long prompt is being read: so many of its tokens are decoded."""
 
     num_decoded: int
     num_tokens: int
 
 
 class NewPiece(NamedTuple):
-    """More of one of the answers, to a prompt of so many tokens."""
+    """More of one of the answers, and the length of its prompt."""
 
     number: int
     piece: Piece
@@ -51,7 +51,7 @@ class NewPiece(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """One of the answers is whole."""
+    """One of the answers is complete."""
 
     number: int
     reply: Reply
@@ -62,12 +62,11 @@ Event = Waiting | ReadingPrompt | NewPiece | Finished
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What a server answers with.
+    """The parts of a server that all requests share.
 
-    patience_s: a client that hears nothing for so long is told that it waits. answerings:
-    those that are under way. asides: held by a request that needs no decode, so that a crowd
-    of these does not slow an answer down. logged: what the log has a line on: see
-    `Fields.log_unread`.
+    patience_s: a client that gets nothing for this long gets `Waiting`. answerings: those under
+    way. asides: a lock for requests that need no decode, so that many of them do not slow an
+    answer down. logged: fields that the log mentions already, see `Fields.log_unread`.
     """
 
     models: ServedModels
@@ -79,9 +78,9 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def opened(self, name: str | None) -> AsyncGenerator[IsolatedEngine, None]:
-        """The engine of a model, for a request that needs no decode and so need not wait.
+        """The engine of a model, for a request that needs no decode.
 
-        If the model has to be loaded, that waits for its turn. Raises RequestError, and what
+        It waits in line only if the model has to be loaded. Raises RequestError, and what
         loading raises.
         """
         model = self.models.named(name)
@@ -97,10 +96,10 @@ class Service:
 
 
 class Answering:
-    """A question from the moment it joins the line until it is answered.
+    """A question, from joining the line to the end of its answers.
 
-    model: which answers. position: how many were before it when it came. Raises RequestError
-    if there is no such model, too many wait, or the server is stopping.
+    model: the one that answers. position: requests ahead of it when it joined. Raises
+    RequestError if there is no such model, too many requests wait, or the server is stopping.
     """
 
     def __init__(self, service: Service, question: Question) -> None:
@@ -111,7 +110,7 @@ class Answering:
         self.position = self._place.position
         self._events: deque[Event] = deque()  # any thread may add to it
         self._news = asyncio.Event()
-        self._is_called = False  # whether the event loop is about to look at them
+        self._is_called = False  # whether `_look` is scheduled
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.create_task(self._answer_in_turn())
         self._work.add_done_callback(self._end)
@@ -119,17 +118,17 @@ class Answering:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether others have their turn before."""
+        """Whether other requests are ahead of it."""
         return self._place.position > 0
 
     async def events(self) -> AsyncGenerator[list[Event], None]:
-        """What happens; several events at once where they come faster than they are read.
+        """The events, several at once if they come faster than they are read.
 
-        An error comes after all events that came before it.
+        An error is raised after all events before it.
         """
         while True:
             with anyio.move_on_after(self._service.patience_s):
-                # Again and again: news can be of events that were seen already.
+                # In a loop: the news may be about events that were read already.
                 while not self._events and not self._work.done():
                     self._news.clear()
                     await self._news.wait()
@@ -144,27 +143,27 @@ class Answering:
                 yield [Waiting(self._place.position)]
 
     def stop(self) -> None:
-        """End it where it is. Whoever reads its events is told that the server is stopping."""
+        """End it. Whoever reads its events gets the error that the server is stopping."""
         self._work.cancel()
 
     async def aclose(self) -> None:
-        """Stop, and let the next one have its turn within one decode. Idempotent."""
+        """End it, and give the turn to the next request within one decode. Idempotent."""
         self._work.cancel()
         await asyncio.wait([self._work])
         if not self._work.cancelled():
-            self._work.exception()  # else asyncio logs that nobody asked for it
+            self._work.exception()  # or asyncio logs that it was never retrieved
 
     async def _answer_in_turn(self) -> None:
         await self._place.is_first.wait()
         asked, model, models = self._question, self.model, self._service.models
-        if asked.inputs or asked.keep_s != 0:  # else it would be loaded to be closed
+        if asked.inputs or asked.keep_s != 0:  # or it would be loaded only to be closed
             async with models.opened(model) as engine:
                 if asked.keep_s is not None:
                     model.keep_s = asked.keep_s
                 asks = [(each, n) for each in asked.inputs for n in range(asked.num_answers)]
                 for number, (given, repetition) in enumerate(asks):
                     seed = asked.seed_of(repetition)
-                    options = replace(asked.options, seed=seed, on_prompt=self._report)
+                    options = replace(asked.options, seed=seed, on_prompt=self._on_prompt)
                     exchange = _TextExchange(engine, given, asked, options, model.texts)
                     answer = engine._answer(exchange)
                     read = partial(self._read, number, answer, exchange)
@@ -174,22 +173,22 @@ class Answering:
             await models.close_unused(math.inf)
 
     def _read(self, number: int, answer: Answer, exchange: _TextExchange) -> None:
-        """Make an answer, the prompt for it included; in a thread of its own."""
+        """Read an answer, which makes its prompt first; in a thread of its own."""
         with answer:
             for piece in answer:
                 self._tell(NewPiece(number, piece, exchange.text.num_asked))
         reply = answer.reply()
         if reply.finish_reason == "cancelled":
-            raise stopping()  # unless the client is gone, who hears nothing of it
+            raise stopping()  # if the client is gone, nobody gets this
         self._tell(Finished(number, reply))
 
-    def _report(self, num_decoded: int, num_tokens: int) -> None:
+    def _on_prompt(self, num_decoded: int, num_tokens: int) -> None:
         self._tell(ReadingPrompt(num_decoded, num_tokens))
 
     def _tell(self, event: Event) -> None:
         """From any thread. Events that come together wake the event loop once.
 
-        Waking it takes the interpreter's lock, which asking the engine for more needs.
+        Waking it takes the interpreter's lock, which reading the next piece needs.
         """
         self._events.append(event)
         if not self._is_called:
@@ -201,14 +200,14 @@ class Answering:
         self._news.set()
 
     def _end(self, _work: asyncio.Task[None]) -> None:
-        # Here, since a task that is cancelled before its first step runs no line of its own.
+        # A task that is cancelled before its first step runs none of its own code.
         self._service.line.leave(self._place)
         self._service.answerings.discard(self)
         self._news.set()
 
 
 class _TextExchange(Exchange):
-    """A question whose prompt continues one of the texts that were answered before, or none."""
+    """One input of a question. Its prompt may continue a text that was answered before."""
 
     def __init__(
         self,
@@ -223,7 +222,7 @@ class _TextExchange(Exchange):
         self._given = given
         self._question = question
         self._texts = texts
-        self.text: AnsweredText  # once there is a prompt
+        self.text: AnsweredText  # set when the prompt is made
 
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
         if isinstance(self._given, RawPrompt):
@@ -232,7 +231,7 @@ class _TextExchange(Exchange):
             use, think = self._question.use, self._question.think
             prompt = prompt_of(self._engine, self._given, use, is_cancelled, think=think)
         self.owner = self.text = self._texts.text_for(prompt.tokens)
-        # Also if it ends early: a client that asks again finds what was read of it.
+        # Now, for an answer that ends early: if the client asks again, this much is cached.
         self.text.tokens, self.text.num_asked = prompt.tokens, len(prompt.tokens)
         return prompt
 

@@ -1,4 +1,4 @@
-"""The application: which route leads to which protocol."""
+"""The application: its routes, and the protocol behind each."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from localspec.server.responses import ResponseForm
 from localspec.server.served_models import ServedModel, ServedModels
 from localspec.server.writing import PostEndpoint
 
-_IDLE_CHECKS_S = 15.0  # between two looks at whether a model is used
-LAST_ANSWER_S = 3.0  # for the answer that is given when the server stops; uvicorn waits longer
+_IDLE_CHECKS_S = 15.0  # between two checks for unused models
+LAST_ANSWER_S = 3.0  # for the running answer when the server stops; uvicorn waits longer
 
 # The class that reads a request to each path and answers it.
 _POSTS: dict[str, type[Form | Aside]] = {
@@ -58,11 +58,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a server takes on.
+    """The limits of a server.
 
-    body_bytes: of a request; body_s: for its body to arrive. num_waiting: requests that wait
-    for their turn. patience_s: a client that hears nothing for so long is told that it waits.
-    unload_s: a model that nobody asked for so long is closed.
+    body_bytes: the size of a request's body. body_s: time for it to arrive. num_waiting:
+    requests that may wait for their turn. patience_s: a client that gets nothing for this long
+    is told that it waits. unload_s: a model without a question for this long is closed.
     """
 
     body_bytes: int = 32_000_000
@@ -73,7 +73,7 @@ class Limits:
 
 
 class Server:
-    """The routes over some models."""
+    """The routes, the models behind them, and the line of requests."""
 
     def __init__(self, models: ServedModels, limits: Limits) -> None:
         self._models = models
@@ -96,7 +96,7 @@ class Server:
         return Guard(app, access)
 
     def stop(self) -> None:
-        """Tell clients that the server stops: those that wait now, the others a little later.
+        """End the requests that wait at once, and the others a little later, with an error.
 
         In the event loop.
         """
@@ -111,7 +111,7 @@ class Server:
             each.stop()
 
     def routes(self) -> list[Route]:
-        """Every route, under all of its paths."""
+        """Every route, with all of its paths."""
         routes = []
         for path, value in self._gets().items():
             for each in _with_and_without_version(path):
@@ -123,10 +123,10 @@ class Server:
         return routes
 
     def _gets(self) -> dict[str, Callable[[Request], Any]]:
-        """What a request to each path gets, in JSON."""
+        """For each path the function that gives the JSON of its response."""
         models, unload_s = self._models, self._limits.unload_s
         return {
-            "/": _health,  # programs look for a server, or an Ollama, by its address alone
+            "/": _health,  # programs look for a server, or for Ollama, by its address alone
             "/v1/health": _health,
             "/v1/models": self._list,
             "/v1/models/{name:path}": self._one,
@@ -153,7 +153,7 @@ class Server:
                 try:
                     await self._models.close_unused(self._limits.unload_s)
                 except LocalspecError:
-                    logger.exception("a model that nobody uses cannot be closed")
+                    logger.exception("an unused model cannot be closed")
                 finally:
                     self._line.leave(place)
 
@@ -172,7 +172,7 @@ class Server:
 
 
 def _openai_model(model: ServedModel) -> dict[str, Any]:
-    """A model in the list, with its context as vLLM and llama-server tell it."""
+    """A model in the list, with its context in the fields of vLLM and llama-server."""
     return {
         "id": model.name,
         "object": "model",
@@ -202,7 +202,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
         f"{request.method} {request.url.path!r:.200}: {what}",
         status=error.status_code,
         code="not_found" if error.status_code == 404 else "method_not_allowed",
-        headers=error.headers,  # of a wrong method: which are right
+        headers=error.headers,  # for a wrong method they name the right ones
     )
     return refusal_response(request.url.path, refusal)
 
@@ -212,7 +212,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def _with_and_without_version(path: str) -> list[str]:
-    """People leave the /v1 out of base addresses, and some programs put it in."""
+    """Some people leave /v1 out of the base address, and some programs add it."""
     if path.startswith("/v1"):
         return [path, path.removeprefix("/v1")]
     return [path]

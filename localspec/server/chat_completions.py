@@ -38,7 +38,7 @@ class ChatCompletion(OpenAIForm):
         messages = checked_messages(fields.any("messages"))
         super().__init__(fields, [messages], options, think=may_think(fields))
         self._has_role: set[int] = set()
-        self._begun_calls: set[tuple[int, int]] = set()  # numbers of an answer and its call
+        self._started_calls: set[tuple[int, int]] = set()  # numbers of answer and call
 
     def _whole_choice(self, finished: Finished) -> dict[str, Any]:
         reply = finished.reply
@@ -76,18 +76,18 @@ class ChatCompletion(OpenAIForm):
         return {**choice, "logprobs": logprobs}
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
-        """The first of an answer says whose it is."""
+        """The first choice of an answer has its role."""
         delta = {} if number in self._has_role else {"role": "assistant", "content": ""}
         self._has_role.add(number)
         reason = None if finished is None else _finish_reason(finished.reply)
         return {"index": number, "delta": delta, "logprobs": None, "finish_reason": reason}
 
     def _call(self, answer: int, call: CallPiece) -> dict[str, Any]:
-        """More of a call; the first time with what it is."""
+        """More of a call; its id and name come with the first part."""
         arguments = {"arguments": call.json}
-        if (answer, call.number) in self._begun_calls:
+        if (answer, call.number) in self._started_calls:
             return {"index": call.number, "function": arguments}
-        self._begun_calls.add((answer, call.number))
+        self._started_calls.add((answer, call.number))
         function = {"name": call.name, **arguments}
         return {"index": call.number, "id": call.id, "type": "function", "function": function}
 
@@ -120,7 +120,7 @@ def _finish_reason(reply: Reply) -> str:
 
 
 def logprob_object(found: TokenLogprobs) -> dict[str, Any]:
-    """A token's log-probability, and the best of its place, as OpenAI has them."""
+    """A token's log-probability, and the best ones at its position, as OpenAI has them."""
     own = TokenLogprob(found.token_id, found.before, found.text)
     return {
         **_one_logprob(own),

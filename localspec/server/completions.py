@@ -1,4 +1,4 @@
-"""OpenAI's Completions, which continue raw prompts, and what Chat Completions share."""
+"""OpenAI's Completions, which continue raw prompts, and their base with Chat Completions."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from localspec.server.tool_fields import own_form
 class OpenAIForm(Form):
     """What Completions and Chat Completions have in common.
 
-    A subclass makes the choices: a whole one, a piece of one, and one without anything.
+    A subclass makes the choices: a whole one, a piece of one, and an empty one.
     """
 
     id_prefix: ClassVar[str]
-    objects: ClassVar[tuple[str, str]]  # names of a whole answer and of a piece
+    objects: ClassVar[tuple[str, str]]  # types of a whole answer and of a piece
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Completion(OpenAIForm):
 
 
 def openai_options(fields: Fields) -> dict[str, Any]:
-    """The options that Completions and Chat Completions name alike."""
+    """The options whose fields are the same in both."""
     return {**answer_options(fields), **own_form(fields), "stop": fields.texts("stop")}
 
 

@@ -1,4 +1,4 @@
-"""What answers cost, as protocols count it."""
+"""The costs of answers, as protocols count them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.reasons import why_mostly_off
 from localspec.streaming.reply import Reply
 
-LOWEST_LOGPROB = -9999.0  # stands for that of an impossible token: JSON has no infinity
+LOWEST_LOGPROB = -9999.0  # for an impossible token: JSON has no infinity
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request: of its prompts, those of them that were cached, of its answers.
+    """The tokens of a request: prompts, their cached part, answers, and thoughts in these.
 
-    predicted, mispredicted: tokens of a prediction that were proposed, and kept or not.
+    predicted, mispredicted: proposed tokens of a prediction that were kept, or were not.
     """
 
     prompt: int
@@ -63,7 +63,7 @@ def openai_usage(usage: Usage) -> dict[str, Any]:
 
 
 def own_fields(reply: Reply) -> dict[str, Any]:
-    """What an answer says beside its protocol: what it cost, and what it was not kept to."""
+    """Fields that no protocol has: timings, and the parts of a schema that were not kept to."""
     told: dict[str, Any] = {"timings": _timings_of(reply.stats)}
     if reply.not_kept:
         told["not_kept"] = list(reply.not_kept)
@@ -71,7 +71,7 @@ def own_fields(reply: Reply) -> dict[str, Any]:
 
 
 def _timings_of(stats: Stats) -> dict[str, Any]:
-    """As llama-server gives them, and in words why most steps were not drafted for, or None."""
+    """As llama-server has them. draft_off: why most steps had no draft, in words; or None."""
     num_read = stats.prompt_tokens - stats.cached_prompt_tokens
     prompt_s, decode_s = stats.time_to_first_token_s, stats.decode_time_s
     return {

@@ -12,16 +12,16 @@ _Outcome = TypeVar("_Outcome")
 
 
 def _cannot_cancel() -> None:
-    """Cancels a call that cannot be cancelled."""
+    """The default of `in_thread`: the call has to run to its end."""
 
 
 async def in_thread(
     call: Callable[[], _Outcome], cancel: Callable[[], object] = _cannot_cancel
 ) -> _Outcome:
-    """What the call returns or raises.
+    """Run the call in a thread; its result.
 
-    If the task is cancelled, `cancel` is called, and the cancellation is raised once the call
-    has ended.
+    If the task is cancelled, `cancel` is called, and CancelledError is raised once the call has
+    ended.
     """
     work = asyncio.ensure_future(asyncio.to_thread(call))
     try:
@@ -30,12 +30,12 @@ async def in_thread(
         cancel()
         await asyncio.wait([work])
         if not work.cancelled():
-            work.exception()  # else asyncio logs that nobody asked for it
+            work.exception()  # or asyncio logs that it was never retrieved
         raise
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _Outcome]) -> _Outcome | None:
-    """What the work returns. If the client disconnects first, the work is cancelled: None."""
+    """The result of the work; None if the client disconnects first, which cancels it."""
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_until_gone(receive))
     try:

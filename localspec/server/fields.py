@@ -1,4 +1,4 @@
-"""A request's JSON, read field by field. Whatever is wrong with it is a `RequestError`."""
+"""Reads a request's JSON field by field. Anything wrong with it raises `RequestError`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from localspec.server.refusal import RequestError
 
 logger = logging.getLogger(__name__)
 
-MOST_TEXTS = 64  # each is looked for again and again while an answer is given
-# In JSON: halves of a surrogate pair, a first with the second if that follows.
+MOST_TEXTS = 64  # the answer is searched for each of them at every step
+# In JSON: half of a surrogate pair, or a first half with the second behind it.
 _SURROGATES = re.compile(
     r"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})"
 )
 _MOST_SHOWN = 60  # characters of a value in an error
-_MOST_TOLD = 1000  # names that a client makes up cost memory, too
+_MOST_LOGGED = 1000  # names that a client makes up cost memory, too
 
 
 class Fields:
-    """An object of a request. A field that is null counts as missing.
+    """An object in a request. A field that is null counts as missing.
 
-    path: where in the request it stands, as "stream_options."
+    path: where it is in the request, as "stream_options."
     """
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
@@ -102,7 +102,7 @@ class Fields:
         ]
 
     def refuse(self, name: str, hint: str) -> NoReturn:
-        """Raise what a client is told of a field's value."""
+        """Raise RequestError for the value of a field."""
         given = _shown(self._values[name]) if name in self._values else "missing"
         raise RequestError(
             f"{self._path}{name} is {given}",
@@ -110,12 +110,12 @@ class Fields:
             param=f"{self._path}{name}",
         )
 
-    def log_unread(self, route: str, told: set[str]) -> None:
-        """Log each field that nobody asked for, unless it is told already."""
+    def log_unread(self, route: str, logged: set[str]) -> None:
+        """Log each field that was not read, once; `logged` has the lines so far."""
         for name in self._values.keys() - self._read:
-            line = f"{route} passes over the field {name[:80]!r}"
-            if line not in told and len(told) < _MOST_TOLD:
-                told.add(line)
+            line = f"{route} ignores the field {name[:80]!r}"
+            if line not in logged and len(logged) < _MOST_LOGGED:
+                logged.add(line)
                 logger.info("%s", line)
 
     def _value(self, name: str) -> Any:
@@ -140,7 +140,7 @@ def _is_number(value: object) -> bool:
 
 
 def read_fields(body: bytes) -> Fields:
-    """The object that a request's body is. Raises RequestError."""
+    """The fields of a request, from its body. Raises RequestError."""
     try:
         text = _SURROGATES.sub(_mended, body.decode("utf-8-sig"))
         value = json.loads(text, parse_constant=_not_a_number)
@@ -156,14 +156,14 @@ def read_fields(body: bytes) -> Fields:
 
 
 def _mended(found: re.Match[str]) -> str:
-    """U+FFFD for a half of a surrogate pair, if a client cut a text."""
+    """U+FFFD for half of a surrogate pair: clients cut texts there."""
     text, at = found.string, found.start()
     while at and text[at - 1] == "\\":
         at -= 1
-    if (found.start() - at) % 2:  # then its backslash is said itself
+    if (found.start() - at) % 2:  # then its backslash is escaped
         return found[0][:6] + (r"\ufffd" if found[1] else "")
     return found[0] if found[1] else r"\ufffd"
 
 
 def _not_a_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not one of its numbers")
+    raise ValueError(f"{name} is not a number in JSON")

@@ -1,4 +1,4 @@
-"""What a protocol is to the server: a request that is read, and an answer that is written."""
+"""The base classes of all protocols: how a request is read and its answer written."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from localspec.server.served_models import ServedModel
 
 
 class Form(abc.ABC):
-    """A request for an answer, and the answer, as one protocol has them.
+    """A request for an answer, and the answer, in one protocol.
 
-    Making one raises RequestError and OptionError for a request that is wrong. question: what
-    it asks. content_type: of a stream. example: of a request.
+    Raises RequestError and OptionError for a request that is wrong. content_type: of a stream.
+    example: of a request.
     """
 
     content_type: ClassVar[str] = EVENTS
@@ -32,7 +32,7 @@ class Form(abc.ABC):
         self.question: Question
 
     def begin(self, model: ServedModel) -> None:
-        """The answer comes from this model. Called before what is below."""
+        """Take note of the model that answers. Called before the methods below."""
         self._model = model
 
     @abc.abstractmethod
@@ -41,7 +41,7 @@ class Form(abc.ABC):
 
     @abc.abstractmethod
     def text_for(self, event: Event) -> str:
-        """What the client of a stream gets for an event; "" for nothing."""
+        """The part of a stream that tells of an event; "" for nothing."""
 
     @abc.abstractmethod
     def end(self, finished: Sequence[Finished]) -> str:
@@ -55,7 +55,7 @@ class Form(abc.ABC):
 class Aside(abc.ABC):
     """A request for which no answer is generated.
 
-    Making one raises RequestError and OptionError for a request that is wrong. example: of one.
+    Raises RequestError and OptionError for a request that is wrong. example: of a request.
     """
 
     example: ClassVar[Mapping[str, Any]]
@@ -69,7 +69,7 @@ class Aside(abc.ABC):
 
 
 class EngineAside(Aside):
-    """One whose result an engine computes, without a decode."""
+    """A request whose result the engine computes, without a decode."""
 
     async def result(self, service: Service) -> Any:
         async with service.opened(self.model_name) as engine:

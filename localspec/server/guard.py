@@ -1,4 +1,4 @@
-"""Who may speak to the server at all, and how much is read of a request."""
+"""Decides which clients may use the server, and reads bodies within limits."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from dataclasses import dataclass
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localspec.server.refusal import RequestError, refusal_response
 
-_OPEN_PATHS = ("/health", "/v1/health")  # answered without a key
-_BODIES_AT_ONCE = 8  # of the greatest size: all connections together could send many more
+_OPEN_PATHS = ("/health", "/v1/health")  # need no key
+_BODIES_AT_ONCE = 8  # of the largest size; all connections together could send many more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRules:
-    """Which clients may ask.
+    """Which clients may use the server.
 
-    keys: one of them is needed, if there are any. hosts: names besides localhost that the
-    server goes by. origins: of web pages that may ask; "*" is all.
+    keys: a client needs one of them, if there are any. hosts: names of the server besides
+    localhost. origins: of the web pages that may ask; "*" is all.
     """
 
     keys: Sequence[str]
@@ -31,11 +32,11 @@ class AccessRules:
 
 
 class Guard:
-    """Lets through to `app` what `access` allows; the others get a refusal.
+    """Hands requests that `access` allows to `app`, and refuses the others.
 
-    A page on the web can make a browser here send requests: under a name of the page's own
-    that was made to mean this machine, which the host tells, or as another site's, which the
-    origin tells.
+    A page on the web can make a browser on this machine send requests. The Host header shows a
+    page whose own name was made to mean this machine (DNS rebinding), and the Origin header
+    any other.
     """
 
     def __init__(self, app: ASGIApp, access: AccessRules) -> None:
@@ -56,8 +57,7 @@ class Guard:
             await refusal_response(scope["path"], error)(scope, receive, send)
             return
         if scope["method"] == "OPTIONS" and origin is not None:
-            await send({"type": "http.response.start", "status": 204, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
+            await Response(status_code=204)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -97,14 +97,14 @@ class Guard:
         given.append(headers.get("x-api-key", ""))
         found = False
         for key in self._access.keys:
-            for each in given:  # all of them, so that the time tells nothing
-                # Starlette decodes a header as Latin-1, whatever was sent.
+            for each in given:  # all of them, so that the time it takes tells nothing
+                # Starlette decodes every header as Latin-1.
                 found |= hmac.compare_digest(each.encode("latin-1"), key.encode())
         return found
 
 
 def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
-    """Whether the name is the server's. No name can be made to mean an address."""
+    """Whether the host is the server. An address always is: it cannot be rebound."""
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.split(":")[0]
     if name.lower() in ("localhost", *(each.lower() for each in allowed)):
         return True
@@ -116,12 +116,12 @@ def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
 
 
 def _is_own_page(origin: str, host: str) -> bool:
-    """Whether a page came from this server itself."""
+    """Whether the page came from this server."""
     return origin.partition("://")[2] == host
 
 
 def _sharing(send: Send, origin: str) -> Send:
-    """Lets a browser give the page of that origin what it asked for."""
+    """A `send` that lets the browser give the response to the page of that origin."""
 
     async def send_shared(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -137,7 +137,7 @@ def _sharing(send: Send, origin: str) -> Send:
 
 
 class BodyReader:
-    """Reads bodies of requests: each of up to num_bytes, in so many seconds; few at once."""
+    """Reads the bodies of requests, each of up to num_bytes and within so many seconds."""
 
     def __init__(self, num_bytes: int, seconds: float) -> None:
         self._num_bytes = num_bytes
@@ -145,10 +145,10 @@ class BodyReader:
         self._num_held = 0  # of bodies that are not whole yet
 
     async def read(self, receive: Receive) -> bytes:
-        """A body. Raises RequestError for one that is too long or too slow, or too many.
+        """A body. Raises RequestError if it is too long or too slow, or others take the memory.
 
-        What is too long is read to its end all the same, and not kept: few clients look for
-        an answer while they send.
+        One that is too long is still read to its end, but not kept: few clients read a
+        response while they send.
         """
         chunks: list[bytes] = []
         num_read, more = 0, True

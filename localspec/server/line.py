@@ -1,4 +1,4 @@
-"""Who waits for a model: one at a time, first come, first served, and up to a limit."""
+"""The requests that wait for a model: first come, first served, up to a limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from localspec.server.refusal import RequestError, stopping
 
 
 class PlaceInLine:
-    """A place in the line; is_first is set when its turn has come."""
+    """A place in the line. is_first is set when its turn comes."""
 
     def __init__(self, places: deque[PlaceInLine]) -> None:
         self._places = places
@@ -18,12 +18,12 @@ class PlaceInLine:
 
     @property
     def position(self) -> int:
-        """How many are before this one, the one that has its turn included."""
+        """How many requests are ahead, with the one that has its turn."""
         return self._places.index(self) if self in self._places else 0
 
 
 class WaitingLine:
-    """First come, first served. num_waiting: the most who may wait behind the first."""
+    """First come, first served. num_waiting: how many may wait behind the first."""
 
     def __init__(self, num_waiting: int) -> None:
         self._num_waiting = num_waiting
@@ -32,11 +32,11 @@ class WaitingLine:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody has a turn or waits for one."""
+        """Whether no request has its turn or waits for it."""
         return not self._places
 
     def join(self) -> PlaceInLine:
-        """A place at the end, which has to be left.
+        """A place at the end, to be given up with `leave`.
 
         Raises RequestError if too many wait, or the line is closed.
         """
@@ -55,11 +55,11 @@ class WaitingLine:
         return place
 
     def close(self) -> None:
-        """Let nobody join any more."""
+        """Refuse whoever joins from now on."""
         self._is_closed = True
 
     def leave(self, place: PlaceInLine) -> None:
-        """Give up the place, wherever it is in the line. Idempotent."""
+        """Give up the place, anywhere in the line. Idempotent."""
         with contextlib.suppress(ValueError):
             self._places.remove(place)
         self._tell_first()

@@ -1,4 +1,4 @@
-"""What llama-server has beside OpenAI's protocols: tokens and templated prompts."""
+"""llama-server's own endpoints, for tokens and templated prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localspec.vocabulary import with_bos
 
 
 class Tokenize(EngineAside):
-    """A request to /tokenize: the token ids of a text, with their texts if wanted."""
+    """A request to /tokenize: the token ids of a text, with their pieces if wanted."""
 
     example: ClassVar = {"content": "Hello"}
 
@@ -36,7 +36,7 @@ class Tokenize(EngineAside):
             tokens = with_bos(tokens, engine.vocabulary)
         if not self._has_pieces:
             return tokens
-        if len(tokens) > engine.context_length:  # each is asked for by itself
+        if len(tokens) > engine.context_length:  # each piece is a call of its own
             raise RequestError(
                 f"the text has {len(tokens)} tokens",
                 f"with_pieces takes up to {engine.context_length}.",
@@ -63,7 +63,7 @@ class Detokenize(EngineAside):
 
 
 class ApplyTemplate(EngineAside):
-    """A request to /apply-template: the prompt that messages become."""
+    """A request to /apply-template: the prompt made from messages."""
 
     example: ClassVar = {"messages": [{"role": "user", "content": "Hello!"}]}
 

@@ -21,18 +21,18 @@ from localspec.server.refusal import RequestError, anthropic_error
 from localspec.server.tool_fields import answer_form, anthropic_tools
 from localspec.streaming.reply import Piece
 
-# A line of a coding agent's, with numbers that change from one request or session to the next.
+# A line that a coding agent sends; its numbers change with each request or session.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
-_NO_TEXT = ("thinking", "redacted_thinking", "tool_use", "tool_result")  # kinds of blocks
+_NOT_TEXT = ("thinking", "redacted_thinking", "tool_use", "tool_result")  # types of blocks
 _HELLO = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 5}
 
 
 class MessageForm(Form):
     """A request to /v1/messages, and its answer.
 
-    Without max_tokens the answer may take what the context has room for, as in the other
-    protocols here. Anthropic's API and Ollama refuse that, llama-server takes 4096. Every
-    client that was tried sends it.
+    Without max_tokens the answer may fill the context, as in the other protocols here.
+    Anthropic's API and Ollama refuse such a request, llama-server takes 4096. Every client
+    that was tried sends it.
     """
 
     example: ClassVar = _HELLO
@@ -50,7 +50,7 @@ class MessageForm(Form):
         self._id = f"msg_{secrets.token_hex(12)}"
         self._has_begun = False
         self._num_blocks = 0
-        self._block: str | int | None = None  # that is being written: its kind, or which call
+        self._block: str | int | None = None  # the open one: its type, or a call's number
 
     def body(self, finished: Sequence[Finished]) -> Any:
         (answer,) = finished
@@ -88,7 +88,7 @@ class MessageForm(Form):
                 **own_fields(event.reply),
             )
             return begun + turned + self._end_block() + ended
-        # Not a ping: a coding agent gives up that gets nothing else for five minutes.
+        # Not a ping: a coding agent that gets nothing else for five minutes gives up.
         begun = self._begin(event.num_tokens if isinstance(event, ReadingPrompt) else 0)
         return begun + self._say_text("")
 
@@ -113,7 +113,7 @@ class MessageForm(Form):
         return _named_event("message_start", message=message)
 
     def _say(self, piece: Piece) -> str:
-        """A piece in the block that it belongs to."""
+        """The events of a piece, in the block that it belongs to."""
         if (call := piece.call) is not None:
             turned = self._turn_to(call.number, _tool_use(call.id, call.name))
             delta = {"type": "input_json_delta", "partial_json": call.json}
@@ -133,7 +133,7 @@ class MessageForm(Form):
         return _named_event("content_block_delta", index=self._num_blocks, delta=delta)
 
     def _turn_to(self, name: str | int, block: dict[str, Any]) -> str:
-        """End another block, and begin this one. name: what it is told from others by."""
+        """Start this block, unless it is open, and end any other. name: see `_block`."""
         if self._block == name:
             return ""
         ended = self._end_block()
@@ -165,7 +165,7 @@ class MessageForm(Form):
 
 
 class CountTokens(EngineAside):
-    """A request to /v1/messages/count_tokens: how many tokens the prompt has."""
+    """A request to /v1/messages/count_tokens: the number of tokens in the prompt."""
 
     example: ClassVar = _HELLO
 
@@ -183,27 +183,27 @@ def _read_messages(fields: Fields) -> list[Message]:
     given = fields.objects("messages")
     if not given:
         fields.refuse("messages", "Give one or more.")
-    told: list[Message] = []
+    found: list[Message] = []
     for message in given:
-        told += _messages_in(message.any("content"), message.text("role") or "")
-    messages = checked_messages(told)
+        found += _messages_in(message.any("content"), message.text("role") or "")
+    messages = checked_messages(found)
     system = fields.any("system")
     if system is not None:
         (opening,) = checked_messages([{"role": "system", "content": system}])
-        # Without that line: nothing behind it would stay cached.
+        # Without that line: nothing after it would stay cached.
         text = _BILLING.sub("", opening["content"], count=1)
         messages.insert(0, {**opening, "content": text})
     return messages
 
 
 def _messages_in(content: object, role: str) -> list[Message]:
-    """What a message says: first the results of calls, then its text and the calls in it."""
+    """The messages in one of Anthropic's: the results of calls, then its text with calls."""
     if not isinstance(content, list):
         return [{"role": role, "content": content}]
     results = [_result_in(block) for block in content if _kind_of(block) == "tool_result"]
     calls = [_call_in(block) for block in content if _kind_of(block) == "tool_use"]
     thoughts = [block for block in content if _kind_of(block) == "thinking"]
-    text = [block for block in content if _kind_of(block) not in _NO_TEXT]
+    text = [block for block in content if _kind_of(block) not in _NOT_TEXT]
     if results and not (text or calls):
         return results
     thought = "\n".join(str(block.get("thinking")) for block in thoughts)

@@ -1,4 +1,4 @@
-"""What Ollama's clients ask besides questions: which models there are, and what is loaded."""
+"""Ollama's endpoints that answer no question: which models there are, and which are loaded."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel, ServedModels
 from localspec.streaming.thought_families import FAMILIES
 
-# Clients compare it with the one from which they can do without /api/chat.
+# Clients compare it with the first version that has what they need.
 _VERSION = "0.12.0"
-_LONGEST_S = 9e9  # that a time to come is told for: some 285 years, as in Ollama
+_LONGEST_S = 9e9  # for a time in the future: some 285 years, as in Ollama
 _MODELS_AS_FILES = "Use localspec models on the command line."
 _NOT_OFFERED = {
     "embed": ("embeddings are", "Ask a server that has them."),
@@ -40,7 +40,7 @@ def tags(models: ServedModels) -> dict[str, Any]:
 
 
 class Show(Aside):
-    """A request to /api/show: what is known of a model."""
+    """A request to /api/show: the facts about a model."""
 
     example: ClassVar = {}
 
@@ -50,34 +50,31 @@ class Show(Aside):
         self.model_name = self.model_name or name
 
     async def result(self, service: Service) -> dict[str, Any]:
-        return _about_model(service.models.named(self.model_name))
-
-
-def _about_model(model: ServedModel) -> dict[str, Any]:
-    return {
-        "modelfile": "",
-        "parameters": "",
-        "template": model.chat_template,
-        "details": _model_details(model),
-        "model_info": {
-            "general.architecture": model.architecture,
-            "general.basename": model.name,
-            "general.parameter_count": model.num_parameters,
-            f"{model.architecture}.context_length": model.context_length,
-        },
-        "capabilities": _capabilities(model),
-        "modified_at": _modified_at(model),
-    }
+        model = service.models.named(self.model_name)
+        return {
+            "modelfile": "",
+            "parameters": "",
+            "template": model.chat_template,
+            "details": _model_details(model),
+            "model_info": {
+                "general.architecture": model.architecture,
+                "general.basename": model.name,
+                "general.parameter_count": model.num_parameters,
+                f"{model.architecture}.context_length": model.context_length,
+            },
+            "capabilities": _capabilities(model),
+            "modified_at": _modified_at(model),
+        }
 
 
 def loaded(models: ServedModels, unload_s: float) -> dict[str, Any]:
-    """Those that are loaded. unload_s: without a question after which one is closed."""
+    """The loaded models. unload_s: seconds without a question after which one is closed."""
     found = [model for model in models.all if model.engine is not None]
     return {"models": [_loaded(model, unload_s) for model in found]}
 
 
 def not_offered(path: str) -> RequestError | None:
-    """The refusal for a path of Ollama's that is not offered; None for any other path."""
+    """The refusal for a path of Ollama's that this server lacks; None for any other path."""
     first, _, rest = path.removeprefix("/api/").partition("/")
     if (
         not path.startswith("/api/")
@@ -103,7 +100,7 @@ def _loaded(model: ServedModel, unload_s: float) -> dict[str, Any]:
 
 
 def _tag(model: ServedModel) -> dict[str, Any]:
-    # Some clients put the tag there, and look for it.
+    # Some clients add the tag to a name, and look for that in the list.
     name = model.name if ":" in model.name else f"{model.name}:latest"
     return {
         "name": name,
@@ -118,17 +115,19 @@ def _tag(model: ServedModel) -> dict[str, Any]:
 def _capabilities(model: ServedModel) -> list[str]:
     template = model.chat_template
     thinks = any(all(sign in template for sign in family.signs) for family in FAMILIES)
-    # Editors do not list a model that cannot be told of tools; it answers in text.
+    # Editors do not list a model without "tools"; one that has none answers in text.
     return ["completion", "tools", *(["thinking"] if thinks else [])]
 
 
 def _model_details(model: ServedModel) -> dict[str, Any]:
+    number = model.num_parameters
+    size = f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.1f}M"
     return {
         "parent_model": "",
         "format": "gguf",
         "family": model.architecture,
         "families": [model.architecture],
-        "parameter_size": _parameter_size(model.num_parameters),
+        "parameter_size": size,
         "quantization_level": model.quantization,
     }
 
@@ -136,17 +135,13 @@ def _model_details(model: ServedModel) -> dict[str, Any]:
 def _model_digest(model: ServedModel) -> str:
     """The file's sha256 if the preset pins it.
 
-    Else one that changes when the file does: reading all of it takes too long for a list.
+    Else a digest that changes with the file: hashing all of it takes too long for a list.
     """
     pinned = model.pinned
     if len(pinned) == 1 and pinned[0] is not None:
         return str(pinned[0])
     known = f"{model.name} {model.size_bytes} {model.created} {pinned}"
     return hashlib.sha256(known.encode()).hexdigest()
-
-
-def _parameter_size(number: int) -> str:
-    return f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.1f}M"
 
 
 def _modified_at(model: ServedModel) -> str:

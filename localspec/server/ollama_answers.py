@@ -1,4 +1,4 @@
-"""Ollama's chat and generate: questions in its fields, answers in lines of JSON."""
+"""Ollama's chat and generate, whose answers are lines of JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _THINK_LEVELS = ("low", "medium", "high", "max")
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")
 _DURATION = re.compile(rf"[+-]?(?:0|(?:{_DURATION_PART.pattern})+)")  # as Go writes them: 1h30m
-_LONGEST_DURATION = 64  # characters: the longer, the longer it would be looked at
+_LONGEST_DURATION = 64  # characters; longer ones would take long to match
 
 
 class OllamaForm(Form):
@@ -62,7 +62,7 @@ class OllamaForm(Form):
         self.question.streams = fields.flag("stream") is not False and bool(inputs)
         self._num_ctx = given.whole("num_ctx")
         self._started_s = time.monotonic()
-        self._arguments: dict[int, str] = {}  # of each call, as far as they have come
+        self._arguments: dict[int, str] = {}  # of each call, as far as they are here
 
     def begin(self, model: ServedModel) -> None:
         super().begin(model)
@@ -74,10 +74,10 @@ class OllamaForm(Form):
 
     @abc.abstractmethod
     def _context_behind(self, text: str) -> dict[str, Any]:
-        """What the client sends back to continue the conversation."""
+        """The field that the client sends back to continue the conversation."""
 
     def body(self, finished: Sequence[Finished]) -> Any:
-        """Without a question: whether the model is loaded."""
+        """Without a question it says whether the model was loaded or unloaded."""
         if not finished:
             reason = "unload" if self.question.keep_s == 0 else "load"
             return {**self._part(""), "done": True, "done_reason": reason}
@@ -93,7 +93,7 @@ class OllamaForm(Form):
         return {**part, **self._end_of(answer)}
 
     def text_for(self, event: Event) -> str:
-        """While a client waits it gets empty pieces: without any, some hang up."""
+        """A client that waits gets empty pieces: without any, some hang up."""
         if isinstance(event, Finished):
             return _json_line({**self._part(""), **self._end_of(event)})
         if not isinstance(event, NewPiece):
@@ -115,7 +115,7 @@ class OllamaForm(Form):
         return _json_line({"error": error.sentence})
 
     def _whole_calls(self, call: CallPiece) -> list[dict[str, Any]]:
-        """The call, once its arguments are whole: here they are an object and no text."""
+        """The call, once its arguments are complete: in this protocol they are an object."""
         self._arguments[call.number] = self._arguments.get(call.number, "") + call.json
         if not call.is_last:
             return []
@@ -132,7 +132,7 @@ class OllamaForm(Form):
         return {"model": self._model.name, "created_at": now, **part, "done": False}
 
     def _end_of(self, finished: Finished) -> dict[str, Any]:
-        """What the last piece has besides: why it is the last, and what the answer cost."""
+        """The further fields of the last piece: why the answer ended, and its costs."""
         reply, stats = finished.reply, finished.reply.stats
         load_s = 0.0 if self._was_loaded else self._model.load_s
         return {
@@ -150,12 +150,12 @@ class OllamaForm(Form):
         }
 
     def _warning(self) -> dict[str, str]:
-        """A warning if the context is shorter than the client expects; Ollama loads anew."""
+        """A warning if the context is shorter than the client expects; Ollama would reload."""
         num_tokens = self._model.context_length
         if (self._num_ctx or 0) <= num_tokens:
             return {}
-        told = f"num_ctx is {self._num_ctx}; the context holds {num_tokens} tokens"
-        return {"warning": f"{told}. Start the server with --ctx {self._num_ctx}."}
+        message = f"num_ctx is {self._num_ctx}; the context holds {num_tokens} tokens"
+        return {"warning": f"{message}. Start the server with --ctx {self._num_ctx}."}
 
 
 class OllamaChat(OllamaForm):
@@ -204,7 +204,7 @@ class OllamaGenerate(OllamaForm):
 
 
 def _generate_input(fields: Fields) -> Input | None:
-    """What /api/generate asks: messages, a raw prompt, or nothing. Raises RequestError."""
+    """The input of /api/generate: messages, a raw prompt, or nothing. Raises RequestError."""
     prompt, system, said = fields.text("prompt"), fields.text("system"), _said_before(fields)
     if system:
         others = [message for message in said if message["role"] != "system"]
@@ -222,7 +222,7 @@ def _generate_input(fields: Fields) -> Input | None:
 
 
 def _message_of(fields: Fields) -> dict[str, Any]:
-    """A message as others have it, with what Ollama calls otherwise."""
+    """A message in OpenAI's terms, from Ollama's."""
     _refuse_images(fields)
     return {
         "role": (fields.text("role") or "").lower(),
@@ -240,9 +240,9 @@ def _refuse_images(fields: Fields) -> None:
 
 
 def _paired(messages: Sequence[Message]) -> list[Message]:
-    """The messages, with each result naming its call by id, as templates require.
+    """The messages, with the id of its call in each result, as templates require.
 
-    A result that names its tool alone is that of the first call of it which has none yet.
+    A result that only names its tool belongs to the first call of it that has no result yet.
     """
     paired: list[Message] = []
     waiting: list[dict[str, Any]] = []
@@ -263,15 +263,15 @@ def _paired(messages: Sequence[Message]) -> list[Message]:
 
 
 def _said_before(fields: Fields) -> list[Message]:
-    """The conversation that the context of an answer is: its messages in JSON, byte by byte.
+    """The conversation in the field "context": the bytes of its messages in JSON.
 
-    Ollama's is one of tokens. A template could not be put around those once more.
+    Ollama's context is a list of tokens, to which no template could be applied again.
     """
     value = fields.any("context")
     if not value:
         return []
-    hint = "Send that of an answer of this server, as it was."
-    if not isinstance(value, list):  # of a number so many bytes would be made
+    hint = "Send it unchanged from an answer of this server."
+    if not isinstance(value, list):  # bytes() of a number makes that many bytes
         fields.refuse("context", hint)
     try:
         return checked_messages(json.loads(bytes(value)))
@@ -307,7 +307,7 @@ def _think_flag(fields: Fields) -> bool:
 
 
 def _keep_s(fields: Fields) -> float | None:
-    """How many seconds the model stays loaded without a question; below 0 it is forever."""
+    """How many seconds the model stays loaded without a question; below 0 is forever."""
     value = fields.any("keep_alive")
     if value is None:
         return None

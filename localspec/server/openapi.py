@@ -1,4 +1,4 @@
-"""The OpenAPI document: each route reads an example, and what it asks of that is noted."""
+"""The OpenAPI document, made by letting each route read an example and noting the fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REFUSALS = ("400", "401", "403", "404", "408", "413", "500", "503")
 
 
 def document(gets: Sequence[str], posts: Mapping[str, type[Form | Aside]]) -> dict[str, Any]:
-    """OpenAPI 3.1. gets, posts: the paths, and what is read of a request to each."""
+    """The document, OpenAPI 3.1. gets, posts: the paths; what reads a request to each."""
     paths: dict[str, Any] = {}
     for path in gets:
         operation: dict[str, Any] = {"responses": _responses(path)}
@@ -53,19 +53,19 @@ def _responses(path: str, kind: type[Form | Aside] | None = None) -> dict[str, A
 
 
 def _properties(kind: type[Form | Aside]) -> dict[str, Any]:
-    """The schema of each field that is read, whether the example has it or not."""
+    """The schema of each field that is read, in the example or not."""
     properties: dict[str, Any] = {}
     kind(_Noting(kind.example, properties, opens_missing=False))
-    with contextlib.suppress(LocalspecError):  # what is missing may be needed, once it is there
+    with contextlib.suppress(LocalspecError):  # an object that is there may need a field
         kind(_Noting(kind.example, properties, opens_missing=True))
     return properties
 
 
 class _Noting(Fields):
-    """Notes which field is asked for as what.
+    """Notes each field that is read, and its type.
 
-    opens_missing: whether an object that is not there is as an empty one, so that what would
-    be read of it is noted, too.
+    opens_missing: whether a missing object is taken for an empty one, so that the fields that
+    would be read of it are noted, too.
     """
 
     def __init__(

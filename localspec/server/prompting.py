@@ -1,4 +1,4 @@
-"""From messages to the prompt that a model reads."""
+"""Makes the prompt that a model reads from messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localspec.tools.tool import ToolUse
 
 
 class TemplatedPrompt:
-    """Messages whose prompt is asked for, and no answer.
+    """Messages of a request that wants their prompt, or its length, but no answer.
 
     messages: as `checked_messages` returns them. tools: options by keyword. Raises OptionError.
     """
@@ -41,17 +41,17 @@ def prompt_of(
     *,
     think: bool,
 ) -> Prompt:
-    """The prompt that `BaseEngine._make_prompt` makes, whatever the template can do.
+    """The prompt by `BaseEngine._make_prompt`, whatever the model's template supports.
 
-    One without a switch for thoughts leaves them on. One without tools gets none, and calls as
-    text. Raises RequestError if the model has to call a tool then.
+    If it cannot turn thoughts off, they stay on. If it has no tools, it gets none, and earlier
+    calls as text; then RequestError is raised if the model has to call a tool.
     """
     if not engine.takes_tools:
         if use.must:
             raise RequestError(
-                "a call has to be made, and the model's chat template has no tools, or none "
-                "whose calls are understood here",
-                "Choose another model, or auto; a response_format can have a call's form.",
+                "a tool has to be called, but the model's chat template has no tools, or the "
+                "form of its calls is not known here",
+                "Choose another model, or auto; or describe the call in a response_format.",
                 code="unsupported_value",
                 param="tool_choice",
             )
@@ -61,7 +61,7 @@ def prompt_of(
 
 
 def _as_text(message: Message) -> Message:
-    """The message with a role and a text alone: calls and results become text."""
+    """The message with only a role and a text: calls and results become text."""
     text = str(message["content"])
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{text}\n</tool_response>"}

@@ -1,4 +1,4 @@
-"""What a client asks, whichever protocol it speaks, and the fields that protocols share."""
+"""A client's question, in any protocol, and the fields that the protocols share."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from localspec.streaming.options import AnswerOptions, spec_of
 
 
 class RawPrompt(NamedTuple):
-    """A prompt that no template is put around: text, or token ids."""
+    """A prompt without a chat template: text, or token ids."""
 
     prompt: str | Sequence[int]
 
 
 Input = Sequence[Message] | RawPrompt  # messages as `checked_messages` returns them
 
-MOST_ANSWERS = 16  # to one request: they come one after the other
-MOST_LOGPROBS = 20  # of the best tokens of a place
+MOST_ANSWERS = 16  # to one request: they are given one after the other
+MOST_LOGPROBS = 20  # of the best tokens at each position
 
 # The method of `Fields` that reads a sampling option of each type.
 _READERS = {float: "number", int: "whole", bool: "flag", tuple[str, ...]: "texts"}
@@ -31,26 +31,26 @@ _SAMPLING = {
     for name, kind in get_type_hints(SamplingKeywords).items()
     if name != "logit_bias"
 }
-# What OpenAI, llama.cpp and vLLM call those that are not called as they are here.
+# Options that OpenAI, llama.cpp or vLLM call by other names.
 _CLIENTS_NAMES = {
     "typical_p": ("typical_p", "typ_p"),
     "repetition_penalty": ("repetition_penalty", "repeat_penalty"),
     "penalty_last_n": ("repeat_last_n",),
 }
 _RECENT = ("penalty_last_n", "dry_penalty_last_n")
-# Samplers that cannot be verified against; clients send them switched off, too.
+# Samplers that no draft can be verified against; clients also send them switched off.
 _IMPOSSIBLE = ("xtc_probability", "mirostat")
 
 
 class Question:
     """A request for answers.
 
-    model_name: as the client gave it. inputs: each gets num_answers answers; without any
-    the model is loaded and nothing is asked. options: by keyword, when it is made. use: the
-    tools that may be called. not_kept: the parts of the JSON schema that no answer is held to.
-    think: whether a reasoning model may think first. streams: whether the client reads the
-    answer piece by piece. keep_s: from now on the model stays loaded for so many seconds
-    without a question; None changes nothing.
+    model_name: as the client gave it. inputs: each gets num_answers answers; without any, the
+    model is only loaded. options: given by keyword. use: the tools that may be called.
+    not_kept: the parts of the JSON schema that answers are not held to. think: whether a
+    reasoning model may think first. streams: whether the client reads the answer piece by
+    piece. keep_s: seconds without a question until the model is unloaded, from now on; None
+    changes nothing.
 
     Raises RequestError and OptionError for a request that is wrong.
     """
@@ -76,7 +76,7 @@ class Question:
         self.keep_s = keep_s
 
     def seed_of(self, number: int) -> int | None:
-        """The seed of one of the answers to an input: several are not to be the same."""
+        """The seed of one of the answers to an input: each gets another."""
         seed = self.options.seed
         if seed is None or number == 0:
             return seed
@@ -84,7 +84,7 @@ class Question:
 
 
 def answer_options(fields: Fields) -> dict[str, Any]:
-    """What the fields that protocols share say of sampling, seed and drafting."""
+    """The options of sampling, seed and drafting, from the fields that protocols share."""
     found: dict[str, Any] = {}
     for ours, reader in _SAMPLING.items():
         for name in _CLIENTS_NAMES.get(ours, (ours,)):
@@ -98,7 +98,7 @@ def answer_options(fields: Fields) -> dict[str, Any]:
     found["logit_bias"] = _logit_bias(fields)
     for name in _IMPOSSIBLE:
         if fields.number(name):
-            SamplingParams().changed({name: fields.number(name)})  # which says why not
+            SamplingParams().changed({name: fields.number(name)})  # raises, and says why
     seed = fields.whole("seed")
     found["seed"] = None if seed == -1 else seed  # -1 is a fresh one elsewhere
     found["rule"] = fields.text("rule")
@@ -111,7 +111,7 @@ def answer_options(fields: Fields) -> dict[str, Any]:
 
 
 def max_tokens(fields: Fields, *names: str) -> int | None:
-    """The first of the fields that is there; -1 stands for none, as in llama.cpp."""
+    """The first of the fields that is present; -1 means no limit, as in llama.cpp."""
     given = [value for value in map(fields.whole, names) if value is not None]
     return given[0] if given and given[0] != -1 else None
 
@@ -125,7 +125,7 @@ def num_answers(fields: Fields) -> int:
 
 
 def num_logprobs(fields: Fields, name: str) -> int | None:
-    """How many of the best tokens of each place are asked for. Raises RequestError."""
+    """How many of the best tokens are wanted at each position. Raises RequestError."""
     value = fields.whole(name)
     if value is not None and not 0 <= value <= MOST_LOGPROBS:
         fields.refuse(name, f"Choose 0 to {MOST_LOGPROBS}.")
@@ -133,13 +133,13 @@ def num_logprobs(fields: Fields, name: str) -> int | None:
 
 
 def flagged_logprobs(fields: Fields) -> int | None:
-    """The same where a flag asks for them, and a number only for more than the token's own."""
+    """The same, in protocols that ask for the token's own by a flag of its own."""
     num_top = num_logprobs(fields, "top_logprobs")
     return num_top or 0 if fields.flag("logprobs") else None
 
 
 def refuse_suffix(fields: Fields) -> None:
-    """Raise RequestError for a text that the answer should end before."""
+    """Raise RequestError if the client wants a text filled in before another."""
     if fields.text("suffix"):
         fields.refuse("suffix", "Leave it out: filling in between two texts is not supported.")
 

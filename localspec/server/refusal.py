@@ -1,4 +1,4 @@
-"""What a client gets instead of an answer, in the words and the shape of its protocol."""
+"""The error that a client gets, in the words and the shape of its protocol."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ANTHROPIC_TYPES = {
     413: "request_too_large",
     503: "overloaded_error",
 }
-# What hints say in Python's words, and what a client calls it.
+# Words of Python in hints, and what a client calls these things.
 _CLIENTS_WORDS = {
     "a str": "a string",
     "a dict": "an object",
@@ -43,17 +43,17 @@ _CLIENTS_WORDS = {
     "Install it:": "Install it where the server runs:",
 }
 _PYTHON_ARGUMENT = re.compile(r" \(\w+=[^)]*\)")  # as (context_length=…)
-_OWN_FIELD = re.compile(r"\bpenalty_last_n")  # which clients call repeat_last_n
+_OWN_FIELD = re.compile(r"\bpenalty_last_n")  # clients call it repeat_last_n
 _CLAUSE_END = re.compile(r"(?<=[.;]) ")
 _CODE = re.compile(r"\b\w+=\S|\w\(\)")  # an argument or a call in Python
-_RETRY_AFTER_S = 2  # when a client should ask again after too many waited
+_RETRY_AFTER_S = 2  # after which a client should ask again where too many waited
 
 
 class RequestError(LocalspecError):
     """A request that is refused.
 
-    status: of HTTP. code: a word for programs, OpenAI's if it has one. param: the field
-    that is wrong, if it is one. headers: of the response.
+    status: of HTTP. code: for programs, OpenAI's if it has one for this. param: the field
+    that is wrong, if any. headers: of the response.
     """
 
     def __init__(
@@ -74,21 +74,19 @@ class RequestError(LocalspecError):
 
     @property
     def sentence(self) -> str:
-        """What is wrong and what to do next, in one text."""
+        """The message and the hint."""
         return f"{self}. {self.hint}" if self.hint else str(self)
 
 
 def refusal_of(error: Exception) -> RequestError:
-    """What a client is told of an error; of an unexpected one only that it is in the log."""
+    """The error for the client. An unexpected one is logged, and the client gets no details."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, RecursionError):
         return RequestError("the request is nested too deeply", "Send a flatter one.")
     if not isinstance(error, LocalspecError):
         logger.error("a request failed", exc_info=error)
-        return RequestError(
-            "the server failed; its log says how", status=500, code="server_error"
-        )
+        return RequestError("the server failed; see its log", status=500, code="server_error")
     status, code = 500, "server_error"
     if isinstance(error, ContextError):
         status, code = 400, "context_length_exceeded"
@@ -105,7 +103,7 @@ def refusal_of(error: Exception) -> RequestError:
 
 
 def _hint_for_clients(hint: str) -> str:
-    """The hint without what only a program in Python could do."""
+    """The hint without advice that only a Python program could follow."""
     hint = _PYTHON_ARGUMENT.sub("", hint)
     for word, clients in _CLIENTS_WORDS.items():
         hint = hint.replace(word, clients)
@@ -115,14 +113,14 @@ def _hint_for_clients(hint: str) -> str:
 
 
 def stopping() -> RequestError:
-    """What a client is told when the server stops before its answer is whole."""
+    """The error for a client whose answer is not complete when the server stops."""
     return RequestError(
         "the server is stopping", "Ask again later.", status=503, code="overloaded"
     )
 
 
 def refusal_response(path: str, error: RequestError) -> Response:
-    """The response to a request for that path which is refused."""
+    """The response to a refused request; its path says in which protocol."""
     headers = dict(error.headers)
     if error.status == 503:
         headers["retry-after"] = str(_RETRY_AFTER_S)
@@ -130,7 +128,7 @@ def refusal_response(path: str, error: RequestError) -> Response:
 
 
 def openai_error(error: RequestError) -> dict[str, Any]:
-    """The error as OpenAI's protocols have it."""
+    """The error in the shape of OpenAI's protocols."""
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     return {
         "error": {
@@ -143,10 +141,10 @@ def openai_error(error: RequestError) -> dict[str, Any]:
 
 
 def anthropic_error(error: RequestError) -> dict[str, Any]:
-    """The error as Anthropic's protocol has it.
+    """The error in the shape of Anthropic's protocol.
 
-    Clients know a prompt that is too long by these words. Some read the two numbers, to see
-    how much has to go.
+    Clients recognise a prompt that is too long by these words. Some read the two numbers, to
+    see how much to leave out.
     """
     kind = "api_error" if error.status >= 500 else "invalid_request_error"
     message, cause = error.sentence, error.__cause__

@@ -1,4 +1,4 @@
-"""OpenAI's Responses, of which the server stores none: each request has the conversation."""
+"""OpenAI's Responses. The server stores none: each request has the whole conversation."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from localspec.tools.calls import CallPiece
 
 logger = logging.getLogger(__name__)
 
-# Items that stand for calls, where their arguments are, and for what came of them.
+# Items of calls, with the field of their arguments, and items of their results.
 _CALLS = {
     "function_call": "arguments",
     "custom_tool_call": "input",
     "local_shell_call": "action",
 }
-_LOGPROBS = "message.output_text.logprobs"  # what a request includes to ask for them
+_LOGPROBS = "message.output_text.logprobs"  # in the field "include"
 _ONLY_THOUGHT = {"role", "content", "reasoning_content"}
 _RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
@@ -39,8 +39,8 @@ _RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call
 class ResponseForm(Form):
     """A request to /v1/responses, and its answer.
 
-    Its events come in the order in which the parts of an item begin and end, and the last is
-    response.completed, also if the answer was cut: clients take any other end for a failure.
+    Its events come in the order in which the parts of an item start and end. The last is
+    response.completed even if the answer was cut: clients take any other end for a failure.
     """
 
     example: ClassVar = {"input": "Hello!", "max_output_tokens": 5}
@@ -66,7 +66,7 @@ class ResponseForm(Form):
         self._id = f"resp_{secrets.token_hex(24)}"
         self._created = int(time.time())
         self._num_events = 0
-        self._item: _TextItem | _CallItem | None = None  # the one that is being written
+        self._item: _TextItem | _CallItem | None = None  # the open one
         self._output: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []  # of new text, not yet in an item
 
@@ -92,7 +92,7 @@ class ResponseForm(Form):
         if isinstance(event, NewPiece):
             return begun + self._say(event.piece)
         if isinstance(event, Finished):
-            # An answer without a word has its item, too.
+            # An empty answer has an item, too.
             kind = self._item.name if self._item else ""
             if kind == "reasoning" or (kind == "" and not event.reply.tool_calls):
                 begun += self._turn_to(_TextItem("message"))
@@ -140,7 +140,7 @@ class ResponseForm(Form):
         return turned + self._event(f"response.{item.delta}.delta", **place, delta=text, **more)
 
     def _with_logprobs(self, item: _TextItem | _CallItem) -> dict[str, Any]:
-        """For an event of a message: those of the tokens since its last text."""
+        """The log-probabilities of the tokens since the last event of a message."""
         if item.name != "message":
             return {}
         assert isinstance(item, _TextItem)
@@ -149,7 +149,7 @@ class ResponseForm(Form):
         return {"logprobs": taken}
 
     def _turn_to(self, item: _TextItem | _CallItem) -> str:
-        """End another item, and begin this one."""
+        """End any open item, and start this one."""
         ended = self._end_item()
         self._item = item
         index = len(self._output)
@@ -179,7 +179,7 @@ class ResponseForm(Form):
         )
 
     def _parted(self, what: str, item: _TextItem | _CallItem, index: int) -> str:
-        """That the part of an item begins or ends, if it has one."""
+        """The event that the part of an item starts or ends, if it has one."""
         if isinstance(item, _CallItem):
             return ""
         place = item.place(index)
@@ -242,15 +242,15 @@ def _input_messages(fields: Fields) -> list[Message]:
     instructions = fields.text("instructions")
     if instructions and messages:
         messages = [{"role": "system", "content": instructions}, *messages]
-    # Thoughts that led to no call are not sent again.
-    told = [
+    # Thoughts that led to no call are left out.
+    kept = [
         each for each in messages if each["content"] is not None or each.keys() != _ONLY_THOUGHT
     ]
-    return checked_messages(told) if told else []
+    return checked_messages(kept) if kept else []
 
 
 def _add_item(messages: list[Message], item: Fields) -> None:
-    """Add what an item says to a model; a call belongs to the answer before it."""
+    """Add an item to the messages; a call becomes part of the answer before it."""
     kind = item.text("type") or "message"
     if kind == "message":
         said = {"role": item.any("role"), "content": item.any("content")}
@@ -274,7 +274,7 @@ def _add_item(messages: list[Message], item: Fields) -> None:
         call_id = item.text("call_id")
         messages.append({"role": "tool", "content": output, "tool_call_id": call_id})
     else:
-        logger.debug("an item of type %.80r is passed over", kind)
+        logger.debug("an item of type %.80r is ignored", kind)
 
 
 def _item_thought(item: Fields) -> str:
@@ -291,9 +291,9 @@ def _item_call(item: Fields, kind: str) -> dict[str, Any]:
 
 
 class _TextItem:
-    """A message, or what was thought before it. name: what it is told from others by."""
+    """A message, or the thoughts before it. name: tells it from other items."""
 
-    nothing: Mapping[str, Any] = {"content": []}  # what it has when it begins
+    nothing: Mapping[str, Any] = {"content": []}  # the fields that are empty at its start
 
     def __init__(self, kind: Literal["message", "reasoning"], text: str = "") -> None:
         self.kind = self.name = kind
@@ -319,17 +319,17 @@ class _TextItem:
         return {"type": "message", "role": "assistant", **common}
 
     def place(self, index: int) -> dict[str, Any]:
-        """The place of one of its parts, as events name it."""
+        """The fields of an event that say where its part is."""
         return {"item_id": self._id, "output_index": index, "content_index": 0}
 
     def whole_text(self) -> dict[str, Any]:
-        """Its whole text, as an event has it."""
+        """The fields of the event that has its whole text."""
         more = {"logprobs": self.logprobs} if self.kind == "message" else {}
         return {"text": self.text, **more}
 
 
 class _CallItem:
-    """A call of a tool; like `_TextItem`, but that it has no parts."""
+    """A call of a tool; like `_TextItem`, but without parts."""
 
     nothing: Mapping[str, Any] = {"arguments": ""}
     delta = "function_call_arguments"

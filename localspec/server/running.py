@@ -1,4 +1,4 @@
-"""A server on a port, until it is told to stop."""
+"""Runs the server on a port until it is stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from localspec.errors import LocalspecError
 from localspec.server.refusal import RequestError, refusal_response
 
 MOST_CONNECTIONS = 512
-UNUSED_S = 60.0  # for a connection to bring a whole request head, or to take what was written
+UNUSED_S = 60.0  # for a connection to send a whole request head, or to take what was written
 _KEEP_ALIVE_S = 30
 _GRACE_S = 5  # for answers to end when the server stops
 LOOKS_S = 1.0  # between two looks at the connections
@@ -30,8 +30,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         made = socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
-        # Named, or asyncio leaves Nagle's algorithm on: an event then waits up to 40 ms until
-        # the client has acknowledged the one before.
+        # With its protocol named, or asyncio leaves Nagle's algorithm on: an event would wait
+        # up to 40 ms until the client has acknowledged the one before.
         return socket.socket(family, made.type, socket.IPPROTO_TCP, made.detach())
     except (OSError, OverflowError) as error:
         raise PortError(
@@ -41,7 +41,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _allow_open_files(number: int) -> None:
-    """Let the process have so many files open, if it may: macOS begins with 256."""
+    """Raise the limit of open files to the number, if allowed: macOS starts with 256."""
     if sys.platform == "win32":
         return
     import resource
@@ -53,10 +53,9 @@ def _allow_open_files(number: int) -> None:
 
 
 class Runner(uvicorn.Server):
-    """Answers what comes in on a socket (`run(sockets=[…])`) until Ctrl-C or `should_exit`.
+    """Serves an application on a socket (`run(sockets=[…])`) until Ctrl-C or `should_exit`.
 
-    ready: called once it does. stop: called when it is about to end, while clients can still be
-    told.
+    ready: called once it serves. stop: called before it ends, while clients can still be told.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Runner(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The application, for as many connections as there may be."""
+        """The application, or a refusal if there are too many connections."""
         if scope["type"] == "http" and len(self.server_state.connections) > MOST_CONNECTIONS:
             refusal = RequestError(
                 f"{MOST_CONNECTIONS} connections are open already",
@@ -114,10 +113,10 @@ class Runner(uvicorn.Server):
             await self._app(scope, receive, send)
 
     def _end_unused(self, now_s: float) -> None:
-        """End connections on which nothing is answered, and has not been for long.
+        """End connections on which nothing has been answered for long.
 
-        These send a head byte by byte, or do not take what was written; uvicorn would wait
-        for them without end. Of too many the oldest are ended at once.
+        They send a head byte by byte, or do not take what was written; uvicorn would wait
+        for ever. If there are too many, the oldest are ended at once.
         """
         unused = {}
         for connection in self.server_state.connections:

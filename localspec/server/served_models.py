@@ -1,4 +1,4 @@
-"""The models that a server has: loaded when they are asked for, closed when they are not."""
+"""The models of a server: loaded when they are asked for, closed when they are unused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from localspec.presets.source import parse_source
 from localspec.server.answered_texts import AnsweredTexts
 from localspec.server.refusal import RequestError
 
-_KEPT_PART = 8  # caches of texts that wait take up to this part of the machine's memory
+_KEPT_PART = 8  # caches of texts that wait take up to 1/8 of the machine's memory
 
 
 class ServedModel:
@@ -32,15 +32,14 @@ class ServedModel:
 
     model: whatever `localspec.load` takes: a preset or its name, a file, or a model of the hub.
     rpc: RPC servers that hold layers of it, in place of the preset's. name: the preset's; a
-    file's without its ending; or a hub model's own. created, num_parameters: Unix time of
-    the target's file, and how many it has. num_trained: tokens of context that it was trained
-    for. chat_template: its source; "" if there is none. pinned: sha256 of the target's file,
-    if a preset states it. kept_bytes: memory for caches of texts that wait. keep_s: how long
-    it stays loaded without a question; None is as long as others. memory, load_s: what it takes
-    since it was loaded, and how long that took.
+    file's without its ending; or a hub model's own. created: Unix time of the target's file.
+    num_trained: tokens of context that the target was trained for. chat_template: its source,
+    or "". pinned: sha256 of the target's files, if a preset states them. kept_bytes: memory for
+    caches of texts that wait. keep_s: how long it stays loaded without a question; None is the
+    server's default. memory, load_s: what it takes since it was loaded, and how long loading
+    took.
 
-    Raises what naming a model raises: PresetError if its files are not here, OptionError; and
-    ModelFileError.
+    Raises PresetError if its files are not here, OptionError, and ModelFileError.
     """
 
     def __init__(
@@ -91,13 +90,13 @@ class ServedModel:
         return engine
 
     def left_s(self, unload_s: float) -> float:
-        """Seconds until it may be closed; unload_s: after which others are."""
+        """Seconds until it may be closed. unload_s: the server's default."""
         idle_s = 0.0 if self.num_users else time.monotonic() - self.used_s
         return (unload_s if self.keep_s is None else self.keep_s) - idle_s
 
 
 def _served_name(model: Preset | str, path: Path) -> str:
-    """The name that clients use for a model."""
+    """The name that clients use."""
     if isinstance(model, Preset):
         return model.name
     is_file = isinstance(parse_source(model, "target"), LocalModel)
@@ -117,10 +116,9 @@ class ServedModels:
         self._takes_any_name = takes_any_name
 
     def named(self, name: str | None) -> ServedModel:
-        """The model of that name, or the one that stands for it.
+        """The model of that name; for an unknown name perhaps the loaded model used last.
 
-        That is the one that is loaded, the last used of several. Ollama's clients have a tag
-        behind each name. Raises RequestError.
+        Ollama's clients add a tag to each name. Raises RequestError.
         """
         for model in self.all:
             if name in (model.name, f"{model.name}:latest"):
@@ -138,17 +136,16 @@ class ServedModels:
         return max(loaded, key=lambda model: model.used_s, default=self.all[0])
 
     def open_first(self) -> None:
-        """Load the default, before the server begins. Raises what loading raises."""
+        """Load the default before the server starts. Raises what loading raises."""
         self.all[0].engine = self.all[0].load()
         self.all[0].used_s = time.monotonic()
 
     @contextlib.asynccontextmanager
     async def opened(self, model: ServedModel) -> AsyncGenerator[IsolatedEngine, None]:
-        """Its engine, which stays open in the block. By who is first in the line.
+        """Its engine, which stays open in the block. For whoever is first in the line.
 
-        It is loaded if it is not yet, and others are closed if the memory is short, or an
-        RPC server, which serves one of them at a time, is taken. Raises
-        what loading raises.
+        It is loaded if need be; then others are closed if memory is short, or an RPC server,
+        which serves one of them at a time, is taken. Raises what loading raises.
         """
         model.num_users += 1
         try:
@@ -164,15 +161,15 @@ class ServedModels:
         while model.engine is None:
             others = [each.loading for each in self.all if each is not model]
             left = [loading for loading in others if loading is not None]
-            if left:  # by a client that gave up: two at a time might not fit
+            if left:  # by a client that gave up; two at a time might not fit
                 await asyncio.wait(left)
                 continue
             if model.loading is None:
                 model.loading = asyncio.create_task(self._open(model))
             try:
-                # Shielded: a client that gives up leaves it to the next one.
+                # Shielded: if the client gives up, the next one can use it.
                 await asyncio.shield(model.loading)
-            except (MemoryLimitError, RpcError):  # a server may serve another of the models
+            except (MemoryLimitError, RpcError):  # an RPC server may serve another model
                 idle = [each for each in self.all if each.engine is not None]
                 idle = [each for each in idle if each.num_users == 0]
                 if not idle:
@@ -188,9 +185,9 @@ class ServedModels:
             model.loading = None
 
     async def close_unused(self, seconds: float) -> None:
-        """Close those that nobody used for so long, or as long as each is kept.
+        """Close models that were unused for so long, or for as long as each is kept.
 
-        By who is first in the line.
+        For whoever is first in the line.
         """
         for model in self.all:
             is_old = model.num_users == 0 and model.left_s(seconds) <= 0
@@ -198,14 +195,14 @@ class ServedModels:
                 await self.close_one(model)
 
     async def close_one(self, model: ServedModel) -> None:
-        """Free a model; the next question loads it again."""
+        """Free a model. The next question loads it again."""
         engine, model.engine = model.engine, None
         model.texts, model.keep_s = AnsweredTexts(), None
         if engine is not None:
             await asyncio.to_thread(engine.close)
 
     async def close(self) -> None:
-        """Free all of them, also one that is being loaded."""
+        """Free all models, including one that is being loaded."""
         for model in self.all:
             if model.loading is not None:
                 await asyncio.wait([model.loading])

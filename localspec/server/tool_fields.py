@@ -1,4 +1,4 @@
-"""Fields about tools, and about the form of an answer, as options of an engine."""
+"""Reads fields about tools, and about the form of an answer, as options of an engine."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ANTHROPIC_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def openai_tools(fields: Fields) -> dict[str, Any]:
-    """What Chat Completions and Responses say of tools. Raises RequestError.
+    """The tools of Chat Completions and Responses. Raises RequestError.
 
-    Tools that are no functions are passed over: nothing here could run them.
+    Tools that are not functions are ignored: nothing here could run them.
     """
     given = fields.objects("tools") or []
     functions = [tool.any("type") in (None, "function") for tool in given]
@@ -27,10 +27,7 @@ def openai_tools(fields: Fields) -> dict[str, Any]:
 
 
 def anthropic_tools(fields: Fields) -> dict[str, Any]:
-    """What Messages say of tools. Raises RequestError.
-
-    Anthropic's own tools are passed over.
-    """
+    """The tools of Messages; Anthropic's own are ignored. Raises RequestError."""
     given = fields.objects("tools") or []
     tools = _kept_tools(fields.any("tools") or (), ["input_schema" in tool for tool in given])
     choice = fields.object("tool_choice")
@@ -48,7 +45,7 @@ def anthropic_tools(fields: Fields) -> dict[str, Any]:
 def _kept_tools(tools: Sequence[Mapping[str, Any]], are_functions: Sequence[bool]) -> list[Any]:
     kept = [tool for tool, is_one in zip(tools, are_functions, strict=False) if is_one]
     if len(kept) < len(tools):
-        logger.debug("%d tools are not functions and are passed over", len(tools) - len(kept))
+        logger.debug("%d tools are not functions and are ignored", len(tools) - len(kept))
     return kept
 
 
@@ -59,9 +56,9 @@ def _options(tools: list[Any], choice: object, *, is_parallel: bool | None) -> d
 
 
 def answer_form(form: Fields | None) -> dict[str, Any]:
-    """What the object that describes an answer's form says. Raises RequestError.
+    """The form of an answer, from the object that describes it. Raises RequestError.
 
-    Its schema stands in it, or as Chat Completions have it in an object of its own.
+    Its schema is in it, or, in Chat Completions, in an object within it.
     """
     if form is None:
         return {}
@@ -84,7 +81,7 @@ def answer_form(form: Fields | None) -> dict[str, Any]:
 
 
 def own_form(fields: Fields) -> dict[str, Any]:
-    """The same in llama-server's own fields."""
+    """The form of an answer, from llama-server's own fields. Raises RequestError."""
     schema, grammar = fields.any("json_schema"), fields.text("grammar")
     if schema is not None and not isinstance(schema, Mapping):
         fields.refuse("json_schema", "Give a JSON schema.")

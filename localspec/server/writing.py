@@ -1,4 +1,4 @@
-"""A request from its body to the last byte of its answer: whole, or event by event."""
+"""Answers a POST request, from its body to the last byte: whole, or event by event."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRITE_S = 60.0  # for a client to take what is written, before it counts as gone
 
 
 class PostEndpoint:
-    """A route for requests of one kind. Starlette calls it as ASGI: it is not a function."""
+    """Answers the requests of one kind. Not a function, so that Starlette calls it as ASGI."""
 
     def __init__(self, service: Service, bodies: BodyReader, kind: type[Form | Aside]) -> None:
         self._service = service
@@ -35,7 +35,7 @@ class PostEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await self._bodies.read(receive)
-            # In a thread, since it can be long.
+            # In a thread, since a request can be long.
             asked = await in_thread(partial(self._read, scope["path"], body))
             work = self._answer(asked, send) if isinstance(asked, Form) else self._result(asked)
             response = await unless_gone(receive, work)
@@ -54,7 +54,7 @@ class PostEndpoint:
         return json_response(await aside.result(self._service))
 
     async def _answer(self, form: Form, send: Send) -> Response | None:
-        """The response to a question, unless it was streamed; then an error is written, too."""
+        """The response to a question; None if it was streamed, even if that failed midway."""
         answering = Answering(self._service, form.question)
         form.begin(answering.model)
         headers = _headers(answering.position, form.question.not_kept)
@@ -83,7 +83,7 @@ class PostEndpoint:
 
 
 def _headers(position: int, not_kept: Sequence[str]) -> dict[str, str]:
-    """An answer's headers: how many are before it, and what of its schema is not enforced."""
+    """The headers of an answer: its place in line, and what of its schema is not enforced."""
     headers = {"x-localspec-queue": str(position)}
     if not_kept:
         text = json.dumps(", ".join(not_kept))[1:-1]  # in ASCII
