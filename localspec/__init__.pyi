@@ -9,7 +9,7 @@ from localspec.engine.disk_usage import (
 )
 from localspec.engine.engine import Engine as Engine
 from localspec.engine.loading import load as load
-from localspec.engine.memory import EngineMemory as EngineMemory
+from localspec.engine.models import EngineMemory as EngineMemory
 from localspec.errors import (
     BusyError as BusyError,
     CacheError as CacheError,

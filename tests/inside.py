@@ -116,6 +116,13 @@ def line(engine: BaseEngine) -> deque[EngineTurn]:
     return engine._access._line
 
 
+def measure(
+    engine: BaseEngine, function: Callable[..., Any], *arguments: Any, **rest: Any
+) -> Any:
+    """What a check makes of the models: commands ask engines of both kinds for it."""
+    return engine._measure(function, *arguments, **rest)
+
+
 # isolated
 
 

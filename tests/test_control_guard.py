@@ -13,7 +13,7 @@ from prompts import prompt_behind
 import localspec
 from examples import num_examples
 from gguf_maker import write_random_model, write_spm_model
-from localspec.chat.control_guard import ControlGuard
+from localspec.chat.control_guard import ControlGuard, Exposed
 
 PLAIN = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
 
@@ -309,7 +309,8 @@ def test_memory_grows_with_the_length_of_a_control_text(engine_with):
     vocabulary = engine_with({0: "<|" + "x" * 40_000 + "|>"}).vocabulary
     tracemalloc.start()
     guard = ControlGuard(vocabulary)
-    hidden = guard.hide(["so <|" + "x" * 40_000 + "|>", "x" * 50_000, "<|xx", "x|>"], [])
+    texts = ["so <|" + "x" * 40_000 + "|>", "x" * 50_000, "<|xx", "x|>"]
+    hidden = guard.hide(Exposed([{"role": "user", "content": text} for text in texts]))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 5_000_000

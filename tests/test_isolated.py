@@ -116,15 +116,15 @@ def test_streams_stop_as_in_an_engine_here(isolated, engine):
 
 def test_pieces_of_a_step_come_in_one_message(isolated, monkeypatch):
     counts: list[int] = []
-    real = inside.child_process(isolated).watched
+    real = inside.child_process(isolated).call
 
-    def watched(progress, method, *arguments, **keywords):
-        answer = real(progress, method, *arguments, **keywords)
+    def call(method, *arguments, **keywords):
+        answer = real(method, *arguments, **keywords)
         if method == "next_pieces":
             counts.append(len(answer))
         return answer
 
-    monkeypatch.setattr(inside.child_process(isolated), "watched", watched)
+    monkeypatch.setattr(inside.child_process(isolated), "call", call)
     stream = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=60)
     pieces = list(stream)
     assert counts[0] == 1  # the first text does not wait for more

@@ -21,7 +21,6 @@ from localspec.checks.rounding import Rounding
 from localspec.checks.selfcheck import Finding, check
 from localspec.cli import main
 from localspec.cli.verify_report import report_json, report_text
-from localspec.isolated.measuring import measure
 from localspec.isolated.watch import Watch
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative import rules, verify
@@ -38,7 +37,7 @@ def pair():
 
 def run_check(engine, samples=700, names=("a fox", "rain"), watch=None, **fits):
     chat = engine.chat()
-    return measure(
+    return inside.measure(
         engine,
         check,
         [chat.prompt_tokens(f"Tell me a story about {name}.") for name in names],

@@ -12,27 +12,44 @@ from __future__ import annotations
 import re
 import secrets
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+from localspec.chat.template import Message
 from localspec.vocabulary import Vocabulary
 
 _MARK_DIGITS, _INDEX_DIGITS = 20, 8
+_ALWAYS_THERE = ("role", "content")  # in a message
 
 Span = tuple[int, int]  # first character, and the one after the last
 
 
-@dataclass(frozen=True, slots=True)
-class Hidden:
-    """Messages with placeholders, and what these stand for: texts by the digits after mark.
+class Exposed(NamedTuple):
+    """What a template may read.
 
-    contents: of the messages. data: what else a template gets.
+    tools: as OpenAI declares them. data: the numbers of messages whose content is the result of
+    a call, and not what somebody says.
     """
 
-    contents: list[str]
-    data: list[str]
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+    data: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """The same with placeholders.
+
+    mark: the beginning of each. texts: what they stand for, by the digits after the mark.
+    shown: all texts in messages and tools, as the template sees them.
+    """
+
     mark: str
-    texts: dict[str, str]
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[Any] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+    shown: list[str] = field(default_factory=list)
 
     @property
     def end(self) -> str:
@@ -54,32 +71,31 @@ class ControlGuard:
         self._longest = max(map(len, self.texts), default=0)
         self._ends = {end for text in self.texts for end in (text[0], text[-1])}
 
-    def hide(self, contents: Sequence[str], data: Sequence[str]) -> Hidden:
-        """The texts, in which nothing can be taken for a control token.
+    def hide(self, exposed: Exposed) -> Hidden:
+        """Hide what can be taken for a control token.
 
-        This holds where the template lets them be, but for their edges. contents: what
-        messages say. data: texts that a template may read, or write as JSON: of tools, calls
-        and results. What JSON escapes is not hidden in them.
+        That suffices where the template leaves texts as they are, but for their edges. It may
+        write tools, calls and results as JSON: what JSON escapes is not hidden in them.
         """
-        return _hidden(contents, data, self._spans, self._spans)
+        return _hidden(exposed, self._spans, self._spans)
 
-    def hide_words(self, contents: Sequence[str], data: Sequence[str]) -> Hidden:
-        """The same, and every word that could be the begin or the end of a control text.
+    def hide_words(self, exposed: Exposed) -> Hidden:
+        """Hide also every word that could be the beginning or the end of a control text.
 
-        What is left cannot be joined to one, unless the template writes both its ends.
+        The rest cannot be joined to one, unless the template writes both its ends.
         """
-        return _hidden(contents, data, self._words, self._words)
+        return _hidden(exposed, self._words, self._words)
 
-    def hide_all(self, contents: Sequence[str], data: Sequence[str]) -> Hidden:
-        """The messages' contents, of which the template sees the blank space around them.
+    def hide_all(self, exposed: Exposed) -> Hidden:
+        """Hide all that messages say, but for the blank space around it.
 
-        Of data it has to see as much as with `hide_words`.
+        Of the rest the template has to see as much as with `hide_words`.
         """
-        return _hidden(contents, data, _whole, self._words)
+        return _hidden(exposed, _whole, self._words)
 
     def shows_ends(self, hidden: Hidden) -> bool:
         """Whether `hide_words` would hide more."""
-        return not all(map(self._ends.isdisjoint, (*hidden.contents, *hidden.data)))
+        return not all(map(self._ends.isdisjoint, hidden.shown))
 
     def found(self, prompt: str) -> list[str]:
         """The control texts in a prompt whose messages are hidden, in order."""
@@ -154,12 +170,11 @@ class ControlGuard:
 
 
 def _hidden(
-    contents: Sequence[str],
-    data: Sequence[str],
+    exposed: Exposed,
     spans: Callable[[str], Iterable[Span]],
     data_spans: Callable[[str], Iterable[Span]],
 ) -> Hidden:
-    hidden = Hidden([], [], _new_mark((*contents, *data)), {})
+    hidden = Hidden(_new_mark(repr(exposed)))
 
     def shown(text: str, found: Iterable[Span]) -> str:
         left, at = "", 0
@@ -168,11 +183,31 @@ def _hidden(
             hidden.texts[index] = text[begin:end]
             left += text[at:begin] + hidden.mark + index
             at = end
-        return left + text[at:]
+        hidden.shown.append(left + text[at:])
+        return hidden.shown[-1]
 
-    hidden.contents.extend(shown(each, _merged(spans(each))) for each in contents)
-    hidden.data.extend(shown(each, _unescaped(each, data_spans(each))) for each in data)
+    def data(value: Any) -> Any:
+        return _with_texts(value, lambda text: shown(text, _unescaped(text, data_spans(text))))
+
+    for number, message in enumerate(exposed.messages):
+        content = message["content"]
+        rest = {name: each for name, each in message.items() if name not in _ALWAYS_THERE}
+        is_data = number in exposed.data
+        said = data(content) if is_data else shown(content, _merged(spans(content)))
+        hidden.messages.append({"role": message["role"], "content": said, **data(rest)})
+    hidden.tools.extend(data(exposed.tools))
     return hidden
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """The value with all texts in it changed, the keys of dicts among them."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(str(key)): _with_texts(each, change) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_texts(each, change) for each in value]
+    return value
 
 
 def _unescaped(text: str, spans: Iterable[Span]) -> Iterator[Span]:
@@ -199,11 +234,11 @@ def _whole(content: str) -> list[Span]:
     return [(begin, end)] if begin < end else []
 
 
-def _new_mark(contents: Sequence[str]) -> str:
-    """Text that is in no message, in digits: these survive any case, trimming, and JSON."""
+def _new_mark(taken: str) -> str:
+    """Text that is not there yet, in digits: these survive any case, trimming, and JSON."""
     while True:
         mark = "".join(secrets.choice("0123456789") for _ in range(_MARK_DIGITS))
-        if not any(mark in content for content in contents):
+        if mark not in taken:
             return mark
 
 

@@ -11,12 +11,9 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from localspec.chat.control_guard import ControlGuard, Hidden
+from localspec.chat.control_guard import ControlGuard, Exposed, Hidden
 from localspec.chat.kept_calls import kept_calls
-from localspec.chat.nested import texts_in, with_texts
 from localspec.chat.template import ChatTemplate, Message
 from localspec.chat.tool_messages import fit_to_form
 from localspec.errors import TemplateError
@@ -33,36 +30,6 @@ _USUAL_ROLES = ("system", "user", "assistant")  # which templates know, or refus
 
 
 _TOOLS = re.compile(r"\btools\b")  # the variable, in a template
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a template gets: messages, what they say, and all other texts in and besides them.
-
-    contents: of the messages, but for those of results, which are among the others.
-    """
-
-    messages: Sequence[Message]
-    tools: Sequence[dict[str, Any]]
-    results: frozenset[int]  # which of the messages are such
-    contents: list[str]
-    others: list[str]
-
-    def with_hidden(self, hidden: Hidden) -> tuple[list[dict[str, Any]], Any]:
-        """The messages and tools with other texts in place of their own."""
-        contents, others = iter(hidden.contents), iter(hidden.data)
-        messages = []
-        for number, message in enumerate(self.messages):
-            content = "" if number in self.results else next(contents)
-            rest = with_texts(self.rest(number), others)
-            messages.append({"role": message["role"], "content": content, **rest})
-        return messages, with_texts(list(self.tools), others)
-
-    def rest(self, number: int) -> dict[str, Any]:
-        """What a message has besides its role and what it says."""
-        apart = {"role"} if number in self.results else {"role", "content"}
-        message = self.messages[number]
-        return {name: message[name] for name in sorted(message.keys() - apart)}
 
 
 class PromptMaker:
@@ -102,28 +69,27 @@ class PromptMaker:
         self._check_tools(messages, use)
         if self._form is not None:
             messages = fit_to_form(messages, self._form)
-        asked = self._asked(messages, use)
+        exposed = self._exposed(messages, use)
         with self._rendering:
-            self._check_roles(asked, is_cancelled)
-            text, hidden = self._guarded(asked, is_cancelled)
+            self._check_roles(exposed, is_cancelled)
+            text, hidden = self._guarded(exposed, is_cancelled)
         tokens = with_bos(self._guard.tokenize(text, hidden), self._vocabulary)
         return Prompt(tokens, self._thoughts.after(text), calls=self._calls(use))
 
-    def _asked(self, messages: Sequence[Message], use: ToolUse) -> _Asked:
-        messages = [{**message, "role": self._role(message)} for message in messages]
-        tools = [tool.declared() for tool in use.tools]
+    def _exposed(self, messages: Sequence[Message], use: ToolUse) -> Exposed:
         results = (
             number
             for number, message in enumerate(messages)
             if message["role"] == "tool" and self._knows_calls
         )
-        asked = _Asked(messages, tools, frozenset(results), [], [])
-        for number, message in enumerate(messages):
-            if number not in asked.results:
-                asked.contents.append(self._content(message))
-            asked.others.extend(texts_in(asked.rest(number)))
-        asked.others.extend(texts_in(tools))
-        return asked
+        return Exposed(
+            [
+                {**message, "role": self._role(message), "content": self._content(message)}
+                for message in messages
+            ],
+            [tool.declared() for tool in use.tools],
+            frozenset(results),
+        )
 
     def _calls(self, use: ToolUse) -> Calls | None:
         if self._form is None or not use.callable:
@@ -162,19 +128,19 @@ class PromptMaker:
         is_unknown = message["role"] == "developer" and "developer" not in self._source
         return "system" if is_unknown else str(message["role"])
 
-    def _check_roles(self, asked: _Asked, is_cancelled: CancelCheck) -> None:
+    def _check_roles(self, exposed: Exposed, is_cancelled: CancelCheck) -> None:
         """Refuse a role that the template passes over: nothing that is said is lost."""
-        spoken = [
-            message
-            for number, message in enumerate(asked.messages)
-            if number not in asked.results
+        unusual = [
+            number
+            for number, message in enumerate(exposed.messages)
+            if number not in exposed.data and message["role"] not in _USUAL_ROLES
         ]
-        if all(message["role"] in _USUAL_ROLES for message in spoken):
+        if not unusual:
             return
-        hidden = self._guard.hide_all(asked.contents, asked.others)
-        text = self._rendered(asked, hidden, is_cancelled)
-        for message, content in zip(spoken, hidden.contents, strict=True):
-            if message["role"] not in _USUAL_ROLES and content.strip() not in text:
+        hidden = self._guard.hide_all(exposed)
+        text = self._rendered(hidden, is_cancelled)
+        for message in (hidden.messages[number] for number in unusual):
+            if message["content"].strip() not in text:
                 raise TemplateError(
                     f"the chat template leaves out messages of the role {message['role']!r}",
                     "Give their text the role user or system.",
@@ -185,20 +151,19 @@ class PromptMaker:
         is_answer = message["role"] == "assistant"
         return said(content, self._thoughts.families) if is_answer else content
 
-    def _guarded(self, asked: _Asked, is_cancelled: CancelCheck) -> tuple[str, Hidden]:
+    def _guarded(self, exposed: Exposed, is_cancelled: CancelCheck) -> tuple[str, Hidden]:
         """The template's text, whose control texts are its own, and what is hidden in it."""
-        texts = (asked.contents, asked.others)
-        hidden = self._guard.hide(*texts)
-        text = self._rendered(asked, hidden, is_cancelled)
+        hidden = self._guard.hide(exposed)
+        text = self._rendered(hidden, is_cancelled)
         if not self._guard.shows_ends(hidden) and self._are_written(self._guard.found(text)):
             return text, hidden
-        safest = self._guard.hide_all(*texts)
-        safe_text = self._rendered(asked, safest, is_cancelled)
+        safest = self._guard.hide_all(exposed)
+        safe_text = self._rendered(safest, is_cancelled)
         own = self._guard.found(safe_text)
         if self._guard.found(text) == own:
             return text, hidden
-        hidden = self._guard.hide_words(*texts)
-        text = self._rendered(asked, hidden, is_cancelled)
+        hidden = self._guard.hide_words(exposed)
+        text = self._rendered(hidden, is_cancelled)
         # A switch in a message can bring others.
         others = [each for each in self._guard.found(text) if each not in own]
         return (text, hidden) if self._are_written(others) else (safe_text, safest)
@@ -207,11 +172,11 @@ class PromptMaker:
         """Whether the template names them all, so that it need not put them together."""
         return all(text in self._named or text in self._source for text in texts)
 
-    def _rendered(self, asked: _Asked, hidden: Hidden, is_cancelled: CancelCheck) -> str:
+    def _rendered(self, hidden: Hidden, is_cancelled: CancelCheck) -> str:
         """The template's text, also where it refuses an answer in which nothing was said."""
-        messages, tools = asked.with_hidden(hidden)
+        messages, tools = hidden.messages, hidden.tools
         if messages[-1]["role"] == "assistant":
-            return self._opened(messages, tools, hidden.end, is_cancelled)
+            return self._opened(hidden, is_cancelled)
         try:
             return self._template.render(messages, is_cancelled, tools=tools)
         except TemplateError:
@@ -223,13 +188,14 @@ class PromptMaker:
             tools=tools,
         )
 
-    def _opened(
-        self, messages: list[dict[str, Any]], tools: Any, end: str, is_cancelled: CancelCheck
-    ) -> str:
+    def _opened(self, hidden: Hidden, is_cancelled: CancelCheck) -> str:
         """The template's text up to the end of the last message, which is an answer."""
-        messages[-1]["content"] += end
-        text = self._template.render(messages, is_cancelled, tools=tools, opens_answer=False)
-        opened, found, _ = text.rpartition(end)
+        *before, answer = hidden.messages
+        answer = {**answer, "content": answer["content"] + hidden.end}
+        text = self._template.render(
+            [*before, answer], is_cancelled, tools=hidden.tools, opens_answer=False
+        )
+        opened, found, _ = text.rpartition(hidden.end)
         if not found:
             raise TemplateError(
                 "the chat template leaves out the answer that is to be continued",

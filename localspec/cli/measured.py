@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.waiting import waiting
 from localspec.engine.base import BaseEngine
-from localspec.isolated.measuring import measure
 from localspec.isolated.watch import Watch
 
 Measured = TypeVar("Measured")
@@ -26,7 +25,7 @@ def measured(
     line = ProgressLine(seconds, time.monotonic)
     watch = Watch(line.tell)
     with cancel_on_interrupt(watch.cancellation.request), waiting(line.text):
-        return measure(engine, function, *arguments, watch=watch, seconds=seconds, **keywords)
+        return engine._measure(function, *arguments, watch=watch, seconds=seconds, **keywords)
 
 
 class ProgressLine:

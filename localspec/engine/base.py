@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from localspec.chat.chat import Chat
 from localspec.chat.messages import merged_messages
@@ -26,7 +26,7 @@ from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.streaming.answer import Answer, PieceReader
 from localspec.streaming.answer_run import AnswerState
-from localspec.streaming.cancellation import CancelCheck
+from localspec.streaming.cancellation import CancelCheck, Cancellation
 from localspec.streaming.exchange import Exchange, PlainExchange
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
 from localspec.streaming.prompt import Prompt
@@ -37,9 +37,11 @@ from localspec.vocabulary import Vocabulary, with_bos
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
 
-    from localspec.engine.memory import EngineMemory
+    from localspec.engine.models import EngineMemory
     from localspec.speculative.policy_api import Drafting
     from localspec.speculative.shared_vocabulary import SharedVocabulary
+
+Found = TypeVar("Found")
 
 
 class BaseEngine(abc.ABC):
@@ -51,14 +53,20 @@ class BaseEngine(abc.ABC):
 
     Leaving its `with` block closes it; so does the interpreter's end. Methods that begin with
     an underscore are for other rooms of this package.
-
-    shared_vocabulary: of target and draft, None without a draft. drafting: as it was loaded.
-    trained_context_length: the longest context, in tokens, that the target was trained for.
     """
 
-    drafting: Drafting
-    shared_vocabulary: SharedVocabulary | None
+    description: str
+    """The pair, for people."""
+    context_length: int
+    """Tokens that a prompt and its answer may have together."""
     trained_context_length: int
+    """The longest context, in tokens, that the target was trained for."""
+    chat_template: str | None
+    """The Jinja source in the target's file, if it has one."""
+    drafting: Drafting
+    """As the engine was loaded."""
+    shared_vocabulary: SharedVocabulary | None
+    """Of target and draft; None without a draft."""
 
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling
@@ -74,16 +82,6 @@ class BaseEngine(abc.ABC):
     @abc.abstractmethod
     def vocabulary(self) -> Vocabulary:
         """The target's tokens."""
-
-    @property
-    @abc.abstractmethod
-    def context_length(self) -> int:
-        """Tokens that prompt and answer may have together."""
-
-    @property
-    @abc.abstractmethod
-    def chat_template(self) -> str | None:
-        """The Jinja source in the target's file, if it has one."""
 
     @property
     def takes_tools(self) -> bool:
@@ -109,11 +107,6 @@ class BaseEngine(abc.ABC):
         if not isinstance(sampling, SamplingParams):
             raise OptionError(f"sampling is {sampling!r}", "Give a SamplingParams.")
         self._sampling = sampling
-
-    @property
-    @abc.abstractmethod
-    def description(self) -> str:
-        """The pair, for people."""
 
     @property
     @abc.abstractmethod
@@ -179,6 +172,16 @@ class BaseEngine(abc.ABC):
         true as soon as an answer begins or the work is cancelled; then it may raise
         Interrupted, and its tokens are not used.
         """
+
+    def _measure(
+        self, function: Callable[..., Found], *arguments: Any, **keywords: Any
+    ) -> Found:
+        """What a check or a measurement makes of the `Engine` that has the models.
+
+        It is called with that engine and the rest, perhaps in another process. Raises what it
+        raises. keywords: a `Watch` among them, whose cancellation it obeys.
+        """
+        return function(self, *arguments, **keywords)
 
     @abc.abstractmethod
     def cancel(self) -> None:
@@ -363,6 +366,11 @@ class BaseEngine(abc.ABC):
         masked = contextlib.nullcontext() if kind is None else contextlib.suppress(EngineError)
         with masked:
             self.close()
+
+    def _is_cancelled(self, cancellation: Cancellation) -> bool:
+        """A `CancelCheck` of an answer. Raises ClosedError once this is being closed."""
+        self._require_not_ending()
+        return cancellation.is_requested
 
     def _require_not_ending(self) -> None:
         if self._is_ending:

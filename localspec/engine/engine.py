@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -15,8 +16,7 @@ from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.constraint_choice import Constrainer
-from localspec.engine.memory import EngineMemory
-from localspec.engine.models import Models
+from localspec.engine.models import EngineMemory, Models
 from localspec.engine.prefill import prepare
 from localspec.engine.proposer_choice import answer_policy, choose_policies, choose_proposers
 from localspec.errors import (
@@ -65,10 +65,12 @@ class Engine(BaseEngine):
         kept_bytes: int,
     ) -> None:
         super().__init__(sampling)
-        self._description = description
+        self.description = description
         self.drafting = drafting
         self._target = target = models.target
+        self.context_length = target.context_length
         self.trained_context_length = target.trained_context_length
+        self.chat_template = target.chat_template
         self._models = models
         self._resolver = Resolver(target.vocabulary)
         self._constrainer = Constrainer(target.vocabulary, target.vocab_size)
@@ -80,28 +82,12 @@ class Engine(BaseEngine):
         self._is_settled = True  # whether the last work on the loop came to its end in order
 
     @property
-    def description(self) -> str:
-        """The pair, for people."""
-        return self._description
-
-    @property
     def vocabulary(self) -> LlamaVocabulary:
-        """The target's tokens."""
         return self._target.vocabulary
-
-    @property
-    def context_length(self) -> int:
-        """Tokens that prompt and answer may have together."""
-        return self._target.context_length
 
     @property
     def _reading_progress(self) -> tuple[int, int]:
         return self._target.num_cached, len(self._decoder.tokens)
-
-    @property
-    def chat_template(self) -> str | None:
-        """The Jinja source in the target's file, if it has one."""
-        return self._target.chat_template
 
     @property
     def _draft_policy(self) -> DraftPolicy:
@@ -145,11 +131,7 @@ class Engine(BaseEngine):
         self, turn: EngineTurn, exchange: Exchange, state: AnswerState
     ) -> Generator[Piece, None, None]:
         options, cancellation = exchange.options, state.cancellation
-
-        def is_cancelled() -> bool:
-            self._require_not_ending()
-            return cancellation.is_requested
-
+        is_cancelled = functools.partial(self._is_cancelled, cancellation)
         try:
             self._require_open()
             prompt = exchange.prompt(is_cancelled)

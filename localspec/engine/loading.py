@@ -111,32 +111,17 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     shares = progress_shares(sources, progress)
     with contextlib.ExitStack() as undo:
         models = open_fitting(sources, functools.partial(_open_all, shares), undo, force=force)
-        engine = _engine(models, drafting, chosen, kept_bytes)
+        sampling = SamplingParams() if chosen is None else chosen.sampling
+        description = _description(models) if chosen is None else chosen.description
+        engine = Engine(models, drafting, sampling, description, kept_bytes)
         undo.pop_all()
     return engine
-
-
-def _engine(
-    models: Models, drafting: Drafting, chosen: Preset | None, kept_bytes: int
-) -> Engine:
-    sampling = SamplingParams() if chosen is None else chosen.sampling
-    description = _description(models) if chosen is None else chosen.description
-    return Engine(models, drafting, sampling, description, kept_bytes)
 
 
 def _open_all(
     shares: list[Callable[[float], None]], sources: list[Source], undo: contextlib.ExitStack
 ) -> Models:
     """The target and what drafts for it. undo: gets what closes them."""
-    models = _opened(shares, sources, undo)
-    for source in sources:
-        reset_lines_at_end(source.options.rpc)
-    return models
-
-
-def _opened(
-    shares: list[Callable[[float], None]], sources: list[Source], undo: contextlib.ExitStack
-) -> Models:
     target = _open(sources[0], shares[0])
     undo.callback(target.close)
     draft, head = None, None
@@ -152,6 +137,8 @@ def _opened(
     if sources[0].options.with_head:
         head = _open_head(sources[0], target, shares[0])
         undo.callback(head.close)
+    for source in sources:
+        reset_lines_at_end(source.options.rpc)
     return Models(target, draft, head)
 
 

@@ -1,7 +1,8 @@
-"""The models that an engine owns."""
+"""The models that an engine owns, and what they take."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -32,3 +33,18 @@ class Models(NamedTuple):
         """In the order in which they are opened."""
         heads = [] if self.head is None else [self.head]
         return [*self.saved, *heads]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """What an open engine takes, in bytes.
+
+    models: weights, caches and buffers of target, draft and head for the whole context, as
+    their files' headers say; None where an application's own `Llama` is among them.
+    kept_bytes: main memory that the caches of conversations that wait take, which
+    `free_kept` frees; most_kept_bytes: what they may take.
+    """
+
+    models: PairMemory | None
+    kept_bytes: int
+    most_kept_bytes: int

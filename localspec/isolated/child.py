@@ -35,7 +35,7 @@ from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece, Reply
 
 if TYPE_CHECKING:
-    from localspec.engine.memory import EngineMemory
+    from localspec.engine.models import EngineMemory
     from localspec.engine.sources import LoadKeywords
     from localspec.presets.preset import Preset
 
@@ -111,9 +111,15 @@ class Served:
         options: AnswerOptions,
         turn: int,
         owner: int | None,
+        gone_owners: list[int],
     ) -> None:
-        """Make an answer the one that is read. owner: a number for the conversation."""
+        """Make an answer the one that is read. owner: a number for the conversation.
+
+        gone_owners: conversations that are gone; what was kept for them is freed.
+        """
         self.end(0)  # of one that was left, perhaps
+        for each in gone_owners:
+            self._owners.pop(each, None)
         if self._servers:
             from localspec.llama.library import touch_servers  # loads libllama
 
@@ -133,24 +139,18 @@ class Served:
         since it wakes a process that sleeps.
         """
         pieces: list[Piece] = []
-        step_s = 0.0
-        while self._clock() + step_s - self._sent_s < TOGETHER_S or not pieces:
-            started_s = self._clock()
-            if not self._add_step(pieces):
-                break
-            step_s = self._clock() - started_s
-        if any(piece.text for piece in pieces):  # the first text waits for nothing
-            self._sent_s = self._clock()
-        return pieces
-
-    def _add_step(self, pieces: list[Piece]) -> bool:
-        """Read the pieces of a step; False at the answer's end."""
+        started_s = self._clock()
         for piece in self._answer or ():
             pieces.append(piece)
             # What a draft proposed comes before the token that ends the step.
             if piece.provenance is not Provenance.ACCEPTED:
-                return True
-        return False
+                now_s = self._clock()
+                step_s, started_s = now_s - started_s, now_s
+                if now_s + step_s - self._sent_s >= TOGETHER_S:
+                    break
+        if any(piece.text for piece in pieces):  # the first text waits for nothing
+            self._sent_s = self._clock()
+        return pieces
 
     def end(self, num_read: int) -> tuple[Reply, Said | None] | None:
         """Close the answer; its result, as `Exchange.remember` gets it, None if there is none.
@@ -234,11 +234,6 @@ class Served:
     def is_preparing(self) -> bool:
         """Whether that goes on."""
         return self._idle_work is not None and self._idle_work.is_alive()
-
-    def forget(self, owners: list[int]) -> None:
-        """Free what was kept for conversations that are gone."""
-        for owner in owners:
-            self._owners.pop(owner, None)
 
     def cancel(self, number: int) -> None:
         """Cancel the answer or measurement of that number, if it is still the one.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.engine.access import Access, EngineTurn, busy, in_use
-from localspec.engine.base import BaseEngine
+from localspec.engine.base import BaseEngine, Found
 from localspec.engine.loading import OTHER_KEYWORDS
 from localspec.engine.sources import LoadKeywords
 from localspec.errors import (
@@ -41,7 +41,7 @@ from localspec.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
-    from localspec.engine.memory import EngineMemory
+    from localspec.engine.models import EngineMemory
 
 _POLL_S = 0.02  # between two looks at whether idle work goes on
 
@@ -76,8 +76,8 @@ class IsolatedEngine(BaseEngine):
                     "Name its file instead.",
                 )
         self._process = ChildProcess(preset, arguments, progress)
-        self._facts = self._process.facts
-        super().__init__(self._facts.sampling)
+        self._facts = facts = self._process.facts
+        super().__init__(facts.sampling)
         self._preset, self._arguments = preset, arguments
         self._starting = Access()
         self._closed = False
@@ -90,57 +90,41 @@ class IsolatedEngine(BaseEngine):
         self._numbering = threading.Lock()  # held while an owner gets its number
         self._gone_owners: list[int] = []
         self._reading = (0, 0)
-        self.trained_context_length = self._facts.trained_context_length
-        self.shared_vocabulary = self._facts.shared_vocabulary
-        self.drafting = self._facts.drafting
+        self.description = facts.description
+        self.context_length = facts.context_length
+        self.trained_context_length = facts.trained_context_length
+        self.chat_template = facts.chat_template
+        self.drafting, self.shared_vocabulary = facts.drafting, facts.shared_vocabulary
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The target's tokens."""
         return RemoteVocabulary(self._ask_vocabulary, self._facts)  # kept it would keep this
 
     def _ask_vocabulary(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         return self._running().call("vocabulary", method, arguments, **keywords)
 
     @property
-    def description(self) -> str:
-        """The pair, for people."""
-        return self._facts.description
-
-    @property
-    def context_length(self) -> int:
-        """Tokens that prompt and answer may have together."""
-        return self._facts.context_length
-
-    @property
-    def chat_template(self) -> str | None:
-        """The Jinja source in the target's file, if it has one."""
-        return self._facts.chat_template
-
-    @property
     def _reading_progress(self) -> tuple[int, int]:
         """See `BaseEngine._reading_progress`; it is known after each batch of a long prompt."""
         return self._reading
 
-    def measure(
-        self,
-        function: Callable[..., Any],
-        *arguments: Any,
-        watch: Watch,
-        **keywords: Any,
-    ) -> Any:
-        """`measuring.measure`, in the child."""
-
-        def show(told: tuple[str, float | None]) -> None:
-            watch.progress(*told)
-
+    def _measure(
+        self, function: Callable[..., Found], *arguments: Any, watch: Watch, **keywords: Any
+    ) -> Found:
+        """In the child, so the function is one of a module."""
         with self._exclusively() as process:
             self._num_answers += 1  # it is cancelled as an answer is
             number = self._num_answers
             with watch.cancellation.obeyed(lambda: process.cancel(number)):
-                return process.watched(
-                    show, "measure", number, function, *arguments, **keywords
+                found: Found = process.call(
+                    "measure",
+                    number,
+                    function,
+                    *arguments,
+                    on_report=lambda told: watch.progress(*told),
+                    **keywords,
                 )
+        return found
 
     def memory(self) -> EngineMemory:
         """See `BaseEngine.memory`. Raises BusyError while an answer is produced."""
@@ -195,26 +179,69 @@ class IsolatedEngine(BaseEngine):
     def _pieces(
         self, turn: EngineTurn, exchange: Exchange, state: AnswerState
     ) -> Generator[Piece, None, None]:
-        return _RemoteAnswer(self, exchange, state).pieces(turn)
+        """The pieces come from the child, those of a few milliseconds together."""
+        read, cancellation = ReadPieces(exchange.options), state.cancellation
+        is_cancelled = functools.partial(self._is_cancelled, cancellation)
+        try:
+            prompt = exchange.prompt(is_cancelled)
+            waits = exchange.options.queue
+            self._access.take(turn, busy, waits=waits, is_cancelled=is_cancelled)
+        except Interrupted:
+            state.abandon()
+            return
+        process, number = self._begin(exchange, state, prompt)
+
+        def on_report(reading: tuple[int, int]) -> None:
+            self._reading = reading
+            try:
+                exchange.on_prompt(*reading)
+            except BaseException:
+                process.cancel(number)  # the child goes on reading otherwise
+                raise
+
+        try:
+            if cancellation.is_requested:
+                process.call("cancel", number)  # on this line it comes before the first
+            with cancellation.obeyed(lambda: process.cancel(number)):
+                while pieces := process.call("next_pieces", on_report=on_report):
+                    for piece in pieces:
+                        read.add(piece)
+                        yield piece
+        finally:
+            try:
+                if self._can_ask(process):
+                    result = process.call("end", read.num_tokens)
+                    if result is not None:
+                        state.result = read.counted(result[0]), result[1]
+            finally:
+                if state.result is None:  # the child is lost, or its answer
+                    state.result = read.alone(prompt, state.rule)
+                exchange.remember(*state.result)
+                turn.end()
 
     def _begin(
-        self, process: ChildProcess, exchange: Exchange, state: AnswerState, prompt: Prompt
-    ) -> int:
-        """Have the child begin an answer; its number."""
+        self, exchange: Exchange, state: AnswerState, prompt: Prompt
+    ) -> tuple[ChildProcess, int]:
+        """Begin an answer: the child that does, and the answer's number."""
+        process = self._running()
         self._num_answers += 1
-        gone = self._gone_owners[:]
-        process.call("forget", gone)
-        del self._gone_owners[: len(gone)]
+        number, gone = self._num_answers, self._gone_owners[:]
         owner = None if exchange.owner is None else self._owner_number(exchange.owner)
         # As it was asked for, and without a function of this process.
-        told = replace(state.options, sampling=state.sampling, changes={}, on_prompt=None)
-        process.call("begin", self._num_answers, prompt, told, exchange.turn, owner)
+        told = replace(exchange.options, sampling=state.sampling, changes={}, on_prompt=None)
+        asked = number, prompt, told, exchange.turn, owner, gone
+        try:
+            process.call("begin", *asked)
+        except CrashedError:  # unnoticed, as where an RPC server left while it was idle
+            process = self._running()
+            process.call("begin", *asked)
+        del self._gone_owners[: len(gone)]
         try:
             exchange.begin()  # once it is clear that the child refuses nothing
         except BaseException:
             process.call("end", 0)
             raise
-        return self._num_answers
+        return process, number
 
     def _prepare(
         self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
@@ -272,72 +299,3 @@ class IsolatedEngine(BaseEngine):
                 self._starting.take(starting, in_use, waits=True)
                 self._closed = True
                 self._process.stop()
-
-
-class _RemoteAnswer:
-    """An answer whose pieces come from the child, those of a few milliseconds together."""
-
-    def __init__(self, engine: IsolatedEngine, exchange: Exchange, state: AnswerState) -> None:
-        self._engine = engine
-        self._exchange = exchange
-        self._state = state
-        self._read = ReadPieces(state.options)
-
-    def pieces(self, turn: EngineTurn) -> Generator[Piece, None, None]:
-        """The answer, token by token, in its turn, which is over when this is."""
-        engine, state, cancellation = self._engine, self._state, self._state.cancellation
-        try:
-            prompt = self._exchange.prompt(self._is_cancelled)
-            waits = state.options.queue
-            engine._access.take(turn, busy, waits=waits, is_cancelled=self._is_cancelled)
-        except Interrupted:
-            state.abandon()
-            return
-        process, number = self._start(engine._running(), prompt)
-        try:
-            if cancellation.is_requested:
-                process.call("cancel", number)  # on this line it comes before the first
-            with cancellation.obeyed(lambda: process.cancel(number)):
-                report = functools.partial(self._report, process, number)
-                while pieces := process.watched(report, "next_pieces"):
-                    for piece in pieces:
-                        self._read.add(piece)
-                        yield piece
-        finally:
-            try:
-                if engine._can_ask(process):
-                    result = process.call("end", self._read.num_tokens)
-                    if result is not None:
-                        state.result = self._read.counted(result[0]), result[1]
-            finally:
-                if state.result is None:  # the child is lost, or its answer
-                    state.result = self._read.alone(prompt, state.rule)
-                self._exchange.remember(*state.result)
-                turn.end()
-
-    def _is_cancelled(self) -> bool:
-        self._engine._require_not_ending()
-        return self._state.cancellation.is_requested
-
-    def _start(self, process: ChildProcess, prompt: Prompt) -> tuple[ChildProcess, int]:
-        """Begin the answer; the child that does, and the answer's number.
-
-        A new child if this one ended unnoticed, as where an RPC server left while it was idle.
-        """
-        begin = functools.partial(
-            self._engine._begin, exchange=self._exchange, state=self._state, prompt=prompt
-        )
-        try:
-            return process, begin(process)
-        except CrashedError:
-            process = self._engine._running()
-            return process, begin(process)
-
-    def _report(self, process: ChildProcess, number: int, reading: tuple[int, int]) -> None:
-        """Take notice of how far the prompt is."""
-        self._engine._reading = reading
-        try:
-            self._exchange.on_prompt(*reading)
-        except BaseException:
-            process.cancel(number)  # the child goes on reading otherwise
-            raise

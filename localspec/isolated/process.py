@@ -70,33 +70,36 @@ class ChildProcess:
         cancels.close()
         self.number = self._process.pid
         try:
-            self.facts: EngineFacts = self._answer(progress or _unseen)  # to no call: number 0
+            self.facts: EngineFacts = self._answer(progress)  # to no call: number 0
         except BaseException:
             self.stop()
             raise
 
-    def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """What `Served.method` returns or raises. Raises CrashedError if the child is gone."""
-        return self.watched(_unseen, method, *arguments, **keywords)
-
-    def watched(
-        self, progress: Callable[[Any], None], method: str, *arguments: Any, **keywords: Any
+    def call(
+        self,
+        method: str,
+        *arguments: Any,
+        on_report: Callable[[Any], None] | None = None,
+        **keywords: Any,
     ) -> Any:
-        """`call`, while `progress` gets what the child reports meanwhile."""
+        """What `Served.method` returns or raises. Raises CrashedError if the child is gone.
+
+        on_report: gets what the child reports meanwhile.
+        """
         with self._one_call.turn() as turn, turn:
             self._one_call.take(turn, in_use, waits=True)
             self._num_calls += 1
             request = ForkingPickler.dumps((self._num_calls, method, arguments, keywords))
             with contextlib.suppress(OSError):  # what is wrong is found out below
                 self._whole(self._calls.send_bytes, request)
-            return self._answer(progress)
+            return self._answer(on_report)
 
     @property
     def is_in_call(self) -> bool:
         """Whether this very thread makes a call, which a finalizer or a signal interrupted."""
         return self._one_call.is_held_here
 
-    def _answer(self, progress: Callable[[Any], None]) -> Any:
+    def _answer(self, on_report: Callable[[Any], None] | None) -> Any:
         number, kind, value = -1, "", None
         # Nobody waits long for what nobody wants any more.
         limit_s = CHILD_PATIENCE_S if self._is_left else CHILD_SILENCE_S
@@ -110,8 +113,8 @@ class ChildProcess:
                 if self._is_stopped:  # by whoever closed it while this waited for its turn
                     raise ClosedError("the engine is closed", "Load it again.") from error
                 raise CrashedError(*self._how_it_ended()) from error
-            if kind == "progress":
-                progress(value)
+            if kind == "progress" and on_report is not None:
+                on_report(value)
             elif kind == "last words":
                 self._last_words = f" ({' '.join(value.split())})"
         self._is_left = False
@@ -197,7 +200,3 @@ class ChildProcess:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
-
-
-def _unseen(_progress: object) -> None:
-    """Where nobody wants to know."""

@@ -7,7 +7,7 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
 from types import TracebackType
@@ -168,8 +168,8 @@ class Answer:
         self._closing: asyncio.Task[None] | None = None
         self._reader = reader
 
-    def __iter__(self) -> Answer:
-        return self
+    def __iter__(self) -> Iterator[Piece]:
+        return self._reader
 
     def __next__(self) -> Piece:
         """The next piece. Raises EngineError while another thread or a task waits for one."""

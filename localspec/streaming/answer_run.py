@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import contextlib
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from localspec.errors import EngineError, Interrupted
@@ -86,6 +87,7 @@ class AnswerRun:
     finish_reason: FinishReason = "cancelled"
     num_thought_tokens: int = 0
     stopped_by: str | None = None
+    provenance: Provenance = Provenance.PLAIN  # of the last token
     result: tuple[Reply, Said] | None = None
 
     def pieces(self) -> Generator[Piece, None, None]:
@@ -96,7 +98,16 @@ class AnswerRun:
         text = self._text()
         try:
             with self.cancellation.obeyed(self.interrupt):
-                yield from self._decode(meter, text)
+                with contextlib.suppress(Interrupted):
+                    for step in self.decoder.steps(self.request):
+                        meter.add(step, self.decoder.clock())
+                        yield from self._told(step, meter, text)
+                        if text.stopped:
+                            break
+                    if self.finish_reason != "stop":
+                        self.finish_reason = "length"
+                for part in self._finish(text):
+                    yield _piece(part, self.provenance)
         finally:
             try:
                 # A closed answer or a stop string leaves the rest of a step behind.
@@ -116,42 +127,30 @@ class AnswerRun:
         self.before = text.resume(prompt.tokens[num_before:])
         return text
 
-    def _decode(self, meter: Meter, text: AnswerText) -> Generator[Piece, None, None]:
-        provenance = Provenance.PLAIN
-        try:
-            for step in self.decoder.steps(self.request):
-                meter.add(step, self.decoder.clock())
-                for index, (token, provenance) in enumerate(
-                    zip(step.tokens, step.provenance, strict=True)
-                ):
-                    meter.deliver(provenance)
-                    self.token_ids.append(token)
-                    logprobs = self._logprobs(step, index)
-                    first, *more = self._pushed(text, token)
-                    # Before it is handed on, behind which the answer may be closed.
-                    if text.stopped or self.request.is_end(token):
-                        self.finish_reason, self.stopped_by = "stop", text.stopped_by
-                    yield _piece(first, provenance, (token,), logprobs)
-                    for part in more:
-                        yield _piece(part, provenance)
-                    if text.stopped:
-                        yield from self._tail(text, provenance)
-                        return
-            if self.finish_reason != "stop":
-                self.finish_reason = "length"
-        except Interrupted:
-            pass
-        yield from self._tail(text, provenance)
+    def _told(self, step: Step, meter: Meter, text: AnswerText) -> Iterator[Piece]:
+        """The tokens of a step, up to what ends the answer."""
+        for index, (token, provenance) in enumerate(
+            zip(step.tokens, step.provenance, strict=True)
+        ):
+            self.provenance = provenance
+            meter.deliver(provenance)
+            self.token_ids.append(token)
+            logprobs = self._logprobs(step, index)
+            first, *more = self._pushed(text, token)
+            # Before it is handed on, behind which the answer may be closed.
+            if text.stopped or self.request.is_end(token):
+                self.finish_reason, self.stopped_by = "stop", text.stopped_by
+            yield _piece(first, provenance, (token,), logprobs)
+            for part in more:
+                yield _piece(part, provenance)
+            if text.stopped:
+                return
 
     def _pushed(self, text: AnswerText, token: int) -> list[Part]:
         """What is new with a token: a part or more."""
         parts = self._new(text.push(token)) or [Part("", text.is_thinking)]
         self.num_thought_tokens += parts[0].is_thought
         return parts
-
-    def _tail(self, text: AnswerText, provenance: Provenance) -> Generator[Piece, None, None]:
-        for part in self._finish(text):
-            yield _piece(part, provenance)
 
     def _finish(self, text: AnswerText) -> list[Part]:
         """What waited for tokens that do not come."""
