@@ -382,4 +382,4 @@ def test_an_isolated_engine_has_the_same_interface():
         for kind in (localspec.Engine, localspec.IsolatedEngine)
     )
     assert ours - theirs == {"exclusively", "num_decodes"}
-    assert theirs - ours == {"measure", "process_id"}
+    assert theirs - ours == {"process_id"}

@@ -111,11 +111,17 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     shares = progress_shares(sources, progress)
     with contextlib.ExitStack() as undo:
         models = open_fitting(sources, functools.partial(_open_all, shares), undo, force=force)
-        sampling = SamplingParams() if chosen is None else chosen.sampling
-        description = _description(models) if chosen is None else chosen.description
-        engine = Engine(models, drafting, sampling, description, kept_bytes)
+        engine = _engine(models, drafting, chosen, kept_bytes)
         undo.pop_all()
     return engine
+
+
+def _engine(
+    models: Models, drafting: Drafting, chosen: Preset | None, kept_bytes: int
+) -> Engine:
+    sampling = SamplingParams() if chosen is None else chosen.sampling
+    description = _description(models) if chosen is None else chosen.description
+    return Engine(models, drafting, sampling, description, kept_bytes)
 
 
 def _open_all(
