@@ -11,7 +11,7 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.chat.session import caches_file, save_session, session_file
 from localspec.cli import main
-from localspec.cli.bars import readable_bytes
+from localspec.cli.quantities import readable_bytes
 from localspec.policy.profile import profiles_folder
 from standin_hub import StandinHub
 

@@ -123,8 +123,8 @@ def test_unfinished_downloads_are_found_with_the_way_on(hub: StandinHub, tmp_pat
     problems = [one for one in find_problems(found) if "a download stopped" in one.what]
     assert sorted(problem.remedy.split(",")[0] for problem in problems) == [
         "Another tool left it; once that has ended",
-        "Go on with: localspec download qwen2-7b",
-        "Repeat that download to go on with it",
+        "Continue with: localspec download qwen2-7b",
+        "Repeat the download to continue it",
     ]
     assert any("after 3.0 MB" in problem.what for problem in problems)
 

@@ -11,7 +11,8 @@ import sys
 
 import pytest
 
-from localspec.cli.measured import ProgressLine, clock_time, duration
+from localspec.cli.measured import ProgressLine
+from localspec.cli.quantities import clock_time, duration
 
 if sys.platform == "win32":
     pytest.skip("needs a pseudo-terminal", allow_module_level=True)

@@ -1,4 +1,4 @@
-"""The speed-up over plain decoding, which takes turns on the same prompts."""
+"""Measures the speed-up over plain decoding: both take turns on the same prompts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from localspec.checks.identity import GREEDY
 from localspec.checks.limit import EndedBy, ended_by, limited
+from localspec.checks.prompts import check_lengths
 from localspec.checks.ratio_estimate import RatioEstimate, estimate_ratio
 from localspec.checks.step_bench import StepCosts, measure_steps
 from localspec.engine.engine import Engine
-from localspec.errors import ContextError, Interrupted, OptionError
+from localspec.errors import Interrupted, OptionError
 from localspec.isolated.watch import OnMeasured, Watch
 from localspec.machine import peak_memory_bytes
 from localspec.policy.speedup import Curve, break_even_acceptance, expected_speedup
@@ -43,10 +44,10 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Plain or speculative answers. tokens_per_s: of each round, over all prompts.
+    """Plain or speculative answers.
 
-    The prefill and its token are not counted. time_to_first_token_s: the median of all
-    answers. answers: what each one cost, in order.
+    tokens_per_s: of each round, over all prompts, without the prefill and its token.
+    time_to_first_token_s: the median of all answers. answers: their statistics, in order.
     """
 
     tokens_per_s: tuple[float, ...]
@@ -87,7 +88,7 @@ class Comparison:
 
     @property
     def estimate(self) -> RatioEstimate | None:
-        """The speed-up with its interval; None of one round."""
+        """The speed-up with its interval; None after one round."""
         return estimate_ratio(self.plain.token_s, self.speculative.token_s)
 
     @property
@@ -103,7 +104,7 @@ class Comparison:
 
     @property
     def draft_off(self) -> DraftOff | None:
-        """Why most steps that did not draft did not; None if every step did."""
+        """The most frequent reason for not drafting; None if every step drafted."""
         reasons: Counter[DraftOff] = Counter()
         for stats in self.speculative.answers:
             reasons.update(stats.draft_off_steps)
@@ -125,11 +126,12 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Everything measured. sweep: number of draft tokens → speed-up over plain, greedy.
+    """Everything measured.
 
     comparisons: those with a prompt that both sides answered. costs: None if no round of timing
-    was complete. num_rounds: as asked for. ended_by: what ended the measurement early.
-    round_s: seconds that a round probably takes, None if unknown.
+    was complete. sweep: number of draft tokens → speed-up over plain, greedy. num_rounds: the
+    requested number. ended_by: the reason if the measurement ended early. round_s: estimated
+    seconds of a round, None if unknown.
     """
 
     comparisons: tuple[Comparison, ...]
@@ -143,7 +145,7 @@ class Bench:
 
     @property
     def break_even(self) -> float | None:
-        """The least acceptance at which the draft model pays; None if it never does."""
+        """The lowest acceptance rate at which the draft model pays; None if it never does."""
         curve = self.curve
         if curve is None or self.costs is None:
             return None
@@ -190,12 +192,7 @@ def run_bench(
             f"answers of {max_tokens} tokens have no decode after the prompt",
             "Choose --max-tokens 2 or more.",
         )
-    for prompt in prompts:
-        if len(prompt) >= engine.context_length:
-            raise ContextError(
-                f"a prompt has {len(prompt)} tokens; the context holds {engine.context_length}",
-                "Leave it out, or use a larger context (--ctx).",
-            )
+    check_lengths(prompts, engine.context_length)
     policy = engine._draft_policy
     ending: EndedBy | None = None
     with limited(watch.cancellation, seconds) as ended:
@@ -245,7 +242,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _BenchRun:
-    """A measurement and its results so far. ended: requested when it has to end."""
+    """A measurement and its results so far. ended: requested when it must end."""
 
     engine: Engine
     policy: DraftPolicy

@@ -1,10 +1,10 @@
-"""Do texts sampled with drafting follow the target's own distributions?
+"""Tests whether texts sampled with drafting follow the target's own distributions.
 
-Each token that was accepted or drawn by a rule is compared with the target's distribution at
-its place, which is computed again, without drafting, once the text is complete. There are three
+Each token that a rule accepted or drew is compared with the target's distribution at its
+position, which is computed again, without drafting, once the text is complete. There are three
 views, each a `CategoryTest`: by rank in the target's distribution; by token id, the order in
-which distributions are drawn from, where a bad random number shows; and by whether the draft
-overrates the token, where accepting too many draft tokens shows.
+which tokens are drawn, where a bad random number shows; and by whether the draft overrates the
+token, where accepting too many draft tokens shows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VIEWS = ("rank", "token id", "overrated by the draft")  # the last one needs a d
 # Probability of a false suspicion, over all tests together. A suspect rule is tested again with
 # fresh seeds, so the probability of a false alarm is at most ALPHA² / 3.
 ALPHA = 0.01
-BIAS = 0.03  # of a category's probability, which has to be visible
+BIAS = 0.03  # of a category's probability; a verdict needs to see as little
 CHECK_POWER = 0.95  # of one test; 9 times in 10 both tests show it
 # Without filters, where rounding at the edge could let a token in or out.
 UNFILTERED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -73,7 +73,7 @@ class Samples:
         }
 
     def results(self) -> list[DistributionResult]:
-        """The results of every rule and view so far; see `DistributionCheck.add`."""
+        """The results of every rule and view so far, valid at any time."""
         return [
             DistributionResult(rule, view, test.num_tokens, test.p_value, _visible(test))
             for rule, views in self.tests.items()
@@ -89,8 +89,11 @@ class Samples:
         ]
 
     def shares(self, num_tokens: int | None) -> dict[RuleName, float]:
-        """How much of each rule is done; 1 is enough. num_tokens: enough for a rule; None: as
-        many as it takes for a bias of BIAS to be visible in every view."""
+        """How much of each rule is done; 1 is enough.
+
+        num_tokens: enough for a rule; None: as many as make a bias of BIAS visible in every
+        view.
+        """
         return {rule: _share_done(views, num_tokens) for rule, views in self.tests.items()}
 
 
@@ -116,13 +119,12 @@ class DistributionCheck:
     ) -> None:
         """Sample texts of each rule in turn, until there are enough: see `Samples.shares`.
 
-        progress: gets the share that is done. Raises Interrupted; the tokens compared by then
-        are counted.
+        progress: called with the share that is done. Raises Interrupted; the tokens compared
+        by then are counted, and at most one text that was cut is not.
 
-        The end depends on how small a bias would show, on a clock, or on a person who sees no
-        result, but never on which tokens were drawn; so the p-values are valid whenever it
-        ends. If an interrupt cuts a text, its tokens that were not compared are left out: at
-        most one text.
+        The end depends on how small a bias would show, on a clock, or on a person who does not
+        see the results, but never on which tokens were drawn; so the p-values are valid
+        whenever it ends.
         """
         number = 0
         while True:

@@ -1,6 +1,6 @@
-"""Is a text with drafting the same, token by token, as without?
+"""Compares texts with drafting, token by token, with those without.
 
-It is for the rules greedy and coupled, whose choices are functions of the target's row.
+For the rules greedy and coupled, whose choices are functions of the target's row.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _FARTHEST = 100.0  # logits
 class Divergence:
     """A token that the target alone would not have chosen there (-1: no token).
 
-    gap: how many logits the two tokens would have to move together, in the row from a batch of
-    one, for the other to be chosen; infinite if nothing could make it so. Within the bound of
-    `Rounding` it is a near tie, beyond it a bug.
+    gap: how many logits the two tokens would have to move towards each other, in the row from
+    a batch of one, for the other to be chosen; infinite if no move is enough. Within the bound
+    of `Rounding` it is a near tie, beyond it a bug.
     """
 
     prompt: int
@@ -49,8 +49,8 @@ class Identity:
     """The result of comparing texts.
 
     num_tokens: compared tokens, without those after the first divergence of a text;
-    num_accepted: those of them that were accepted draft tokens; num_identical: those of these
-    that the target would choose, too.
+    num_accepted: how many of them were accepted draft tokens; num_identical: how many accepted
+    draft tokens the target would choose, too.
     """
 
     num_texts: int = 0
@@ -90,8 +90,8 @@ class IdentityCheck:
     def run(self, prompt: int, prompt_tokens: list[int], seed: int | None) -> None:
         """Compare the texts of a prompt: one without drafting, and one for each K.
 
-        prompt: its number. Raises Interrupted; tokens drafted by then are compared if the text
-        without drafting and its rounding were known.
+        prompt: its number. Raises Interrupted; the tokens drafted by then are compared if the
+        text without drafting was complete.
         """
         plain = _Text()
         self._write(plain, prompt_tokens, seed, 0)
@@ -108,7 +108,7 @@ class IdentityCheck:
                 self._add(text, judge, prompt, seed, num_draft_tokens)
 
     def _add(self, text: _Text, judge: _Judge, prompt: int, seed: int | None, k: int) -> None:
-        """Compare a text, as far as it goes."""
+        """Add the comparison of a text, which may be cut off."""
         found = judge.first_divergence(text)
         compared = text.provenance if found is None else text.provenance[: found[0] + 1]
         num_accepted = compared.count(Provenance.ACCEPTED)
@@ -163,7 +163,7 @@ class _Judge:
     def first_divergence(self, written: _Text) -> tuple[int, int, int, float] | None:
         """Position, expected token, token and gap of the first divergence, or None.
 
-        Tokens that a cut text lacks are no divergence.
+        The missing end of a cut text does not count.
         """
         text = written.tokens
         rows = self.rows if written.is_whole else self.rows[: len(text)]

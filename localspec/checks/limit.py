@@ -19,7 +19,7 @@ class EndedBy(enum.Enum):
 
 @contextlib.contextmanager
 def limited(cancellation: Cancellation, seconds: float | None) -> Iterator[Cancellation]:
-    """A cancellation that is requested together with another one, or after so many seconds.
+    """A cancellation that is requested when another one is, or after a time limit.
 
     It ends work even within a long decode. seconds: None for no limit.
     """
@@ -36,5 +36,5 @@ def limited(cancellation: Cancellation, seconds: float | None) -> Iterator[Cance
 
 
 def ended_by(cancellation: Cancellation) -> EndedBy:
-    """What ended the work inside `limited` early."""
+    """Why the work inside `limited` ended early."""
     return EndedBy.INTERRUPT if cancellation.is_requested else EndedBy.TIME

@@ -1,10 +1,10 @@
 """Tests whether tokens follow the distributions that they should be drawn from.
 
-Given everything before it, each token is a draw from a known distribution. Its category (by
-rank, say) then has a known expectation and covariance, although each distribution is different
-and depends on earlier draws. The sums of observed minus expected counts are a martingale, and
-their quadratic form over the summed covariances is chi-square
-(McLeish, Ann. Probab. 2, 1974).
+Given everything before it, each token is a draw from a known distribution. Its category (its
+rank, for example) then has a known expectation and covariance, although each distribution is
+different and depends on earlier draws. The sums of observed minus expected counts are a
+martingale, and their quadratic form over the summed covariances is chi-square (McLeish, Ann.
+Probab. 2, 1974).
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ class CategoryTest:
         return chi_square_tail(float((along**2 / values[kept]).sum()), int(kept.sum()))
 
     def smallest_visible_bias(self, alpha: float, power: float) -> float:
-        """The shift of one category's probability that gives a p-value below alpha so often.
+        """The shift of one category's probability that gives a p-value below alpha.
 
-        For the category in which it shows least. 1 if no shift would show.
+        power: with which probability. For the category in which a shift shows least; 1 if no
+        shift would show.
         """
         freedom = int(_told_apart(np.linalg.eigvalsh(self._covariance)).sum())
         if freedom == 0:
             return 1.0
-        # So many standard deviations make up the excess that is needed (a shift in one
-        # category is at least as far from 0 in the quadratic form as in itself alone).
+        # The excess that is needed, in standard deviations (a shift in one category is at
+        # least as far from 0 in the quadratic form as in that category alone).
         needed = math.sqrt(noncentrality(freedom, alpha, power))
         spare = NormalDist().inv_cdf(power)
         variance = float(self._covariance.diagonal().max())

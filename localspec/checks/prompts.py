@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from localspec.chat.text_file import read_text_file
-from localspec.errors import OptionError
+from localspec.errors import ContextError, OptionError
 
 # Some have one good answer, some thousands; some suit the demo pair's small world.
 QUESTIONS = (
@@ -18,6 +19,16 @@ QUESTIONS = (
     "Give me three tips for sleeping better.",
     "Explain to a child why the sky is blue.",
 )
+
+
+def check_lengths(prompts: Sequence[list[int]], context_length: int) -> None:
+    """Raise ContextError for a prompt of token ids that leaves no room for an answer."""
+    for prompt in prompts:
+        if len(prompt) >= context_length:
+            raise ContextError(
+                f"a prompt has {len(prompt)} tokens; the context holds {context_length}",
+                "Leave it out, or use a larger context (--ctx).",
+            )
 
 
 def read_prompts(path: Path) -> list[str]:

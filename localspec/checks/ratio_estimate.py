@@ -1,10 +1,10 @@
-"""How many times faster one of two sides is that took turns, with a confidence interval.
+"""The ratio of the speeds of two sides that took turns, with a confidence interval.
 
 Every round times both sides in the same minute, so the state of the machine affects both alike.
-The estimate is the ratio of the sums, its error that of a ratio estimator (Cochran,
-Sampling Techniques, 1977, section 6.3), taken for the logarithm, so that it is the same
-whichever side is on top; the interval is Student's t. Rounds are assumed to be independent.
-Drifts that last longer than a round do no harm, since they cancel within each round.
+The estimate is the ratio of the sums, its error that of a ratio estimator (Cochran, Sampling
+Techniques, 1977, section 6.3), taken for the logarithm, so that it does not depend on which
+side is the numerator; the interval is Student's t. Rounds are assumed to be independent. Drifts
+that last longer than a round cancel within each round.
 """
 
 from __future__ import annotations

@@ -51,13 +51,13 @@ class Rounding:
     def measure(self, target: Model, rows: Logits, tokens: Sequence[int]) -> None:
         """Compare `rows`, of `single_rows`, with those of batches of other sizes.
 
-        tokens: as given there. The cache is left with some of them.
+        tokens: the same as given to it. The cache keeps some of them.
         """
         num_before = len(tokens) - len(rows)
         for size in sorted({min(size, target.max_outputs) for size in _BATCH_SIZES}):
             target.truncate(num_before)
             if missing := tokens[target.num_cached : num_before]:
-                target.decode(missing, 0)  # of a sliding window that could not be cut so far
+                target.decode(missing, 0)  # a sliding window could not be cut that far
             for begin in range(0, len(rows) - size + 1, size):
                 at = num_before + begin
                 batch = target.decode(tokens[at : at + size], size)

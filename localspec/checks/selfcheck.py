@@ -1,4 +1,4 @@
-"""Is drafting lossless here? A check that users run on their own pair and machine.
+"""The check of `localspec verify`: whether drafting is lossless on this machine.
 
 Greedy and seeded text must be the same with and without drafting, except at near ties, whose
 width is measured. Sampled text must follow the target's own distributions.
@@ -20,9 +20,10 @@ from localspec.checks.distribution_check import (
 )
 from localspec.checks.identity import ENOUGH_ACCEPTED, GREEDY, Identity, IdentityCheck
 from localspec.checks.limit import EndedBy, ended_by, limited
+from localspec.checks.prompts import check_lengths
 from localspec.checks.rounding import Rounding
 from localspec.engine.engine import Engine
-from localspec.errors import ContextError, Interrupted, OptionError
+from localspec.errors import Interrupted, OptionError
 from localspec.isolated.watch import OnMeasured, Watch
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
@@ -50,9 +51,9 @@ class Finding(enum.Enum):
 class Report:
     """The results of a check. confirmations: second tests of suspect rules, with fresh seeds.
 
-    seconds_needed: probably enough for a finding; None if unknown or hopeless. is_hopeless: no
-    time would be enough with these prompts, because too few draft tokens are accepted.
-    ended_by: what ended the check early.
+    seconds_needed: probably enough for a finding; None if unknown or hopeless. is_hopeless:
+    whether no time would be enough with these prompts, because too few draft tokens are
+    accepted. ended_by: the reason if the check ended early.
     """
 
     rounding: Rounding
@@ -67,7 +68,7 @@ class Report:
 
     @property
     def identity_bugs(self) -> list[str]:
-        """Where texts differ from the target's, a line each."""
+        """Differences from the target's texts, one per line."""
         bound = self.rounding.bound
         return [
             f"{name} text of prompt {found.prompt + 1} with {found.num_draft_tokens} draft "
@@ -79,7 +80,7 @@ class Report:
 
     @property
     def distribution_bugs(self) -> list[str]:
-        """Which rules do not follow the target's distribution, a line each."""
+        """Rules that do not follow the target's distribution, one per line."""
         return [
             f"texts by the rule {result.rule} do not follow the target's distribution "
             f"(by {result.view}: p = {result.p_value:.1e} over {result.num_tokens} tokens, "
@@ -90,13 +91,13 @@ class Report:
 
     @property
     def identity(self) -> Finding:
-        """Of greedy and seeded text."""
+        """The finding on greedy and seeded text."""
         is_enough = self.greedy.is_enough and self.seeded.is_enough
         return _finding(self.identity_bugs, is_enough=is_enough)
 
     @property
     def statistics(self) -> Finding:
-        """Of sampled text."""
+        """The finding on sampled text."""
         is_enough = self.visible_bias <= BIAS and not self.open_suspicions
         return _finding(self.distribution_bugs, is_enough=is_enough)
 
@@ -116,7 +117,7 @@ class Report:
 
     @property
     def finding(self) -> Finding:
-        """Of all: lossless only if both are."""
+        """The finding on all text: lossless only if both are."""
         both = (self.identity, self.statistics)
         for finding in (Finding.NOT_LOSSLESS, Finding.NOT_ENOUGH):
             if finding in both:
@@ -142,18 +143,12 @@ def check(
     """Check an engine on prompts of token ids, until there is enough evidence.
 
     seconds: the time limit. It and the watch's cancellation end the check even within a decode;
-    the results so far are returned.
-    num_samples: tokens to sample per rule (None: as many as needed). options: only their
-    constraint counts. The engine's draft policy is restored afterwards. Raises ContextError
-    for a prompt that leaves no room for an answer, OptionError if nothing drafts,
-    ConstraintError for a constraint that cannot be enforced.
+    the results so far are returned. num_samples: tokens to sample per rule (None: as many as
+    needed). options: only their constraint is used. The engine's draft policy is restored
+    afterwards. Raises ContextError for a prompt that leaves no room for an answer, OptionError
+    if nothing drafts, ConstraintError for a constraint that cannot be enforced.
     """
-    for prompt in prompts:
-        if len(prompt) >= engine.context_length:
-            raise ContextError(
-                f"a prompt has {len(prompt)} tokens; the context holds {engine.context_length}",
-                "Leave it out, or use a larger context (--ctx).",
-            )
+    check_lengths(prompts, engine.context_length)
     chosen = engine._draft_policy
     ending: EndedBy | None = None
     try:
@@ -163,7 +158,10 @@ def check(
                     "there is nothing to check: nothing drafts for this target",
                     "Use a --draft with a target whose cache can be rolled back.",
                 )
-            constraint = functools.partial(_constraint, engine, options)
+
+            def constraint(prompt: list[int]) -> Constraint | None:
+                return engine._constraint(options, Prompt(prompt))
+
             work = _Check(engine, loop, prompts, constraint, watch.progress)
             try:
                 with ended.obeyed(engine.cancel):
@@ -173,10 +171,6 @@ def check(
             return work.report(ending)
     finally:
         engine._draft_policy = chosen
-
-
-def _constraint(engine: Engine, options: AnswerOptions, prompt: list[int]) -> Constraint | None:
-    return engine._constraint(options, Prompt(prompt))
 
 
 class _Check:
@@ -207,13 +201,13 @@ class _Check:
         self._sampling = DistributionCheck(loop, prompts, is_end, constraint)
         self._samples = self._sampling.samples(RULES)
         self._again = self._sampling.samples(())
-        self._has_prompts = True  # whose texts were not compared yet
+        self._has_prompts = True  # left, whose texts were not compared
         self._started_s = time.monotonic()
         self._compare_s: float | None = None  # once known
         self._sample_s: float | None = None
 
     def run(self, compare_s: float, num_samples: int | None) -> None:
-        """Check until there is enough evidence. compare_s: the most seconds to compare texts.
+        """Check until there is enough evidence. compare_s: seconds for comparing texts.
 
         Raises Interrupted.
         """
@@ -227,29 +221,43 @@ class _Check:
         """The report on the results so far."""
         identities = (self._greedy.result, self._seeded.result)
         is_enough = all(found.is_enough for found in identities)
-        distributions = self._samples.results()
+        distributions = tuple(self._samples.results())
         spent_s = self._spent_s()
-        compare_s = spent_s if self._compare_s is None else self._compare_s
-        sample_s = spent_s - compare_s if self._sample_s is None else self._sample_s
-        sampling_needs_s = _distributions_need_s(sample_s, distributions)
-        if sampling_needs_s is not None and self._samples.suspects:
-            sampling_needs_s *= 1 + _CONFIRMING
         return Report(
             self._rounding,
             *identities,
-            tuple(distributions),
+            distributions,
             tuple(self._again.results()),
             spent_s,
-            _check_needs_s(_compare_needs_s(compare_s, identities), sampling_needs_s),
+            self._needed_s(spent_s, identities, distributions),
             not (is_enough or self._has_prompts),
             ending,
         )
+
+    def _needed_s(
+        self,
+        spent_s: float,
+        identities: Sequence[Identity],
+        distributions: Sequence[DistributionResult],
+    ) -> float | None:
+        """Seconds that a finding probably takes; None if unknown."""
+        compare_s = spent_s if self._compare_s is None else self._compare_s
+        sample_s = spent_s - compare_s if self._sample_s is None else self._sample_s
+        share = min(1.0, *(found.num_accepted / ENOUGH_ACCEPTED for found in identities))
+        largest = max(result.smallest_bias for result in distributions)
+        if share == 0.0 or largest == 1.0:
+            return None
+        compare_s /= share
+        sample_s *= max(1.0, (largest / BIAS) ** 2)  # bias ~ 1/√tokens
+        if self._samples.suspects:
+            sample_s *= 1 + _CONFIRMING
+        return _SPARE * max(compare_s / _IDENTITY_SHARE, compare_s + sample_s)
 
     def _spent_s(self) -> float:
         return time.monotonic() - self._started_s
 
     def _compare(self, limit_s: float) -> None:
-        """Greedy and seeded texts, until they are enough or the time is over."""
+        """Compare greedy and seeded texts, until there are enough or the time is over."""
         for number, prompt in enumerate(self._prompts):
             for name, check, seed in (
                 ("greedy", self._greedy, None),
@@ -287,24 +295,3 @@ class _Check:
             _CONFIRMING * num_tokens,
             lambda share: self._progress(f"Testing suspect rules again: {share:.0%}", None),
         )
-
-
-def _compare_needs_s(seconds: float, identities: Sequence[Identity]) -> float | None:
-    """Seconds needed for comparing enough texts; None if unknown. seconds: so far."""
-    share = min(1.0, *(found.num_accepted / ENOUGH_ACCEPTED for found in identities))
-    return seconds / share if share > 0.0 else None
-
-
-def _distributions_need_s(
-    seconds: float, distributions: Sequence[DistributionResult]
-) -> float | None:
-    """Seconds needed for sampling enough tokens; None if unknown. seconds: so far."""
-    largest = max(result.smallest_bias for result in distributions)
-    # The visible bias falls with the root of the tokens.
-    return None if largest == 1.0 else seconds * max(1.0, (largest / BIAS) ** 2)
-
-
-def _check_needs_s(compare_s: float | None, distributions_s: float | None) -> float | None:
-    if compare_s is None or distributions_s is None:
-        return None
-    return _SPARE * max(compare_s / _IDENTITY_SHARE, compare_s + distributions_s)

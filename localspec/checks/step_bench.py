@@ -1,4 +1,4 @@
-"""Times steps of every size in a benchmark, rather than as they happen."""
+"""Times steps of every size in a benchmark."""
 
 from __future__ import annotations
 
@@ -40,10 +40,9 @@ def measure_steps(
 ) -> StepCosts:
     """Time every size num_rounds times, in turn, after a text that is removed afterwards.
 
-    The loop's text must be empty. An automatic policy of the loop learns the costs. show:
-    called before each size with how many are done, of how many. is_enough: called after each
-    round.
-    An interrupt returns the results so far; raises Interrupted if that is less than a round.
+    The loop's text must be empty. An adaptive policy of the loop learns the costs. show: called
+    before each size with how many are done, of how many. is_enough: called after each round.
+    An interrupt returns the results so far; raises Interrupted if there is no complete round.
     """
     timer = _Timer(loop)
     num_sizes = len(timer.target_s)
@@ -83,7 +82,7 @@ class _Timer:
         return has_draft and all(self.target_s.values())
 
     def measured_round(self) -> Iterator[int]:
-        """Measure every size once. Yields, before each, how many are done."""
+        """Measure every size once. Before each, yields how many are done."""
         for done, (size, found) in enumerate(self.target_s.items()):
             yield done
             # A target-only step at the same moment, to compare with.

@@ -7,16 +7,12 @@ from pathlib import Path
 
 import click
 
+from localspec.cli.quantities import readable_bytes
 from localspec.cli.standard_streams import is_terminal
 from localspec.hub import progress
 from localspec.presets import downloads
 
-_STATES = {
-    "checking": "checking the file",
-    "downloading": "",
-    "waiting": "waiting",
-    "done": "",
-}
+_STATES = {"checking": "checking the file", "waiting": "waiting"}
 
 
 def fetch_with_bars(plan: downloads.DownloadPlan, *, reuse: bool) -> list[Path]:
@@ -49,23 +45,11 @@ def fetch_with_bars(plan: downloads.DownloadPlan, *, reuse: bool) -> list[Path]:
     }
 
     def show(event: progress.Progress) -> None:
-        bars.update(
-            tasks[event.file], completed=event.received_bytes, state=_STATES[event.state]
-        )
+        state = _STATES.get(event.state, "")
+        bars.update(tasks[event.file], completed=event.received_bytes, state=state)
 
     with bars:
         return downloads.run_download(plan, show, reuse=reuse)
-
-
-def readable_bytes(num_bytes: int | None) -> str:
-    """A size in decimal units: 4.7 GB."""
-    if num_bytes is None:
-        return "unknown"
-    size, units = float(num_bytes), ["B", "kB", "MB", "GB"]
-    while size >= 1000 and len(units) > 1:
-        size /= 1000
-        units.pop(0)
-    return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{num_bytes} B"
 
 
 def _say_when_done(event: progress.Progress) -> None:

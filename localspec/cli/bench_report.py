@@ -9,9 +9,8 @@ from typing import Any
 from localspec.checks.bench import Bench, Comparison, Outcome
 from localspec.checks.limit import EndedBy
 from localspec.checks.step_bench import StepCosts
-from localspec.cli.bars import readable_bytes
 from localspec.cli.json_output import to_json
-from localspec.cli.measured import duration
+from localspec.cli.quantities import counted, duration, readable_bytes
 from localspec.cli.screen import printable
 from localspec.engine.base import BaseEngine
 from localspec.speculative.reasons import why_off
@@ -29,7 +28,7 @@ def bench_text(found: Bench, engine: BaseEngine, *, details: bool) -> str:
     if details:
         lines += ["", *_details(found, engine)]
     elif found.ended_by is None:
-        num_rounds = _rounds(len(found.comparisons[0].ratios))
+        num_rounds = counted(len(found.comparisons[0].ratios), "round")
         lines.append(f"Measured in {num_rounds}. For costs and more: --details.")
     return printable("\n".join(lines))
 
@@ -39,7 +38,7 @@ def _what_ended(found: Bench) -> str:
     parts = [
         f"{c.name} {c.num_prompts} of {c.num_prompts + c.missing_prompts} prompts"
         if c.missing_prompts
-        else f"{c.name} {len(c.ratios)} of {_rounds(found.num_rounds)}"
+        else f"{c.name} {len(c.ratios)} of {counted(found.num_rounds, 'round')}"
         for c in found.comparisons
     ]
     after = duration(found.time_s)
@@ -60,10 +59,6 @@ def _more_time(found: Bench) -> str:
         f"A verdict needs at least two rounds, about {duration(found.round_s)} each here: "
         f"--seconds {seconds}."
     )
-
-
-def _rounds(number: int) -> str:
-    return "1 round" if number == 1 else f"{number} rounds"
 
 
 def verdict(comparisons: Sequence[Comparison], more: str = _MORE_ROUNDS) -> list[str]:

@@ -11,46 +11,34 @@ from localspec.llama.options import ALL_LAYERS, LlamaOptions
 from localspec.rpc_address import checked_addresses
 
 
-class RpcServers(click.ParamType):  # type: ignore[type-arg]
+def rpc_servers(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> tuple[str, ...] | None:
     """Comma-separated addresses of RPC servers; "none" means no server."""
-
-    name = "RPC servers"
-
-    def convert(
-        self, value: Any, _param: click.Parameter | None, _ctx: click.Context | None
-    ) -> tuple[str, ...] | None:
-        if value is None or isinstance(value, tuple):
-            return value
-        return () if value == "none" else checked_addresses(value.split(","))
+    if text is None:
+        return None
+    return () if text == "none" else checked_addresses(text.split(","))
 
 
-class Shares(click.ParamType):  # type: ignore[type-arg]
-    """Comma-separated numbers."""
-
-    name = "shares"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            return tuple(float(share) for share in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers, such as 3,1", param, ctx)
+def _shares(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, text.split(","))) if text is not None else ()
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of numbers, such as 3,1") from None
 
 
 RPC_OPTION = keyword_option(
     "rpc",
     "llama.cpp RPC servers that hold layers of the target, too. [default: the preset's]",
-    type=RpcServers(),
+    callback=rpc_servers,
     metavar="HOST:PORT,…",
 )
 TENSOR_SPLIT_OPTION = keyword_option(
     "tensor_split",
     "Shares of the RPC servers, then of the GPUs, in their order. [default: by free memory]",
-    type=Shares(),
-    default=(),
+    callback=_shares,
     metavar="A,B,…",
 )
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
-from localspec.cli.bars import readable_bytes
-from localspec.cli.device_options import RpcServers
+from localspec.cli.device_options import rpc_servers
 from localspec.cli.flags import json_option
 from localspec.cli.help import Command
 from localspec.cli.json_output import to_json, write_json
 from localspec.cli.places import place_lines
+from localspec.cli.quantities import readable_bytes
 from localspec.cli.screen import in_flags, printable
+from localspec.llama.devices import Device
 from localspec.machine import Cores
 from localspec.preflight.installation import Installation, inspect_installation
 from localspec.preflight.problems import find_problems
@@ -20,12 +21,11 @@ from localspec.preflight.problems import find_problems
 @json_option("object with everything found")
 @click.option(
     "--rpc",
-    type=RpcServers(),
-    default=(),
+    callback=rpc_servers,
     metavar="HOST:PORT,…",
     help="Check these RPC servers, too.",
 )
-def doctor(*, as_json: bool, rpc: tuple[str, ...]) -> None:
+def doctor(*, as_json: bool, rpc: tuple[str, ...] | None) -> None:
     """Show what is installed, and what to improve.
 
     Versions, the build of llama.cpp, devices, cores, memory, where the layers of downloaded
@@ -40,7 +40,7 @@ def doctor(*, as_json: bool, rpc: tuple[str, ...]) -> None:
     # Imported here, because it loads libllama, which other commands do not need at once.
     from localspec.llama.quirks.nextn import missing_functions
 
-    found = inspect_installation(rpc)
+    found = inspect_installation(rpc or ())
     problems = find_problems(found)
     if as_json:
         more = {"missing_head_functions": missing_functions(reads_layers=True)}
@@ -54,28 +54,16 @@ def doctor(*, as_json: bool, rpc: tuple[str, ...]) -> None:
 
 def _lines(found: Installation, heads: str) -> list[tuple[str, str]]:
     packages = ", ".join(f"{name} {version}" for name, version in found.packages.items())
-    cores, memory, cache = found.cores, found.memory, found.cache
+    cache = found.cache
     presets = f"{found.presets_file}{'' if found.presets_file.exists() else ' (none yet)'}"
     return [
         ("localspec", f"{found.version}, Python {found.python}, {found.system}"),
         ("Packages", packages),
         ("llama.cpp", found.build),
         ("Heads", heads),
-        *(
-            (
-                "Device",
-                f"{device.name}: {device.description}, {device.kind}, "
-                f"{readable_bytes(device.free_bytes)} of "
-                f"{readable_bytes(device.total_bytes)} free",
-            )
-            for device in found.devices
-        ),
-        ("Cores", _cores_in_words(cores)),
-        (
-            "Memory",
-            f"{readable_bytes(memory.available_bytes)} of "
-            f"{readable_bytes(memory.total_bytes)} free",
-        ),
+        *(("Device", _device(device)) for device in found.devices),
+        ("Cores", _cores_in_words(found.cores)),
+        ("Memory", _free(found.memory.available_bytes, found.memory.total_bytes)),
         *_plan_lines(found),
         (
             "Cache",
@@ -88,6 +76,15 @@ def _lines(found: Installation, heads: str) -> list[tuple[str, str]]:
         ),
         ("Presets", presets),
     ]
+
+
+def _device(device: Device) -> str:
+    free = _free(device.free_bytes, device.total_bytes)
+    return f"{device.name}: {device.description}, {device.kind}, {free}"
+
+
+def _free(free_bytes: int, total_bytes: int) -> str:
+    return f"{readable_bytes(free_bytes)} of {readable_bytes(total_bytes)} free"
 
 
 def _heads(missing: tuple[str, ...], for_layers: tuple[str, ...]) -> str:

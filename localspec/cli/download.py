@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
-from localspec.cli.bars import fetch_with_bars, readable_bytes
+from localspec.cli.bars import fetch_with_bars
 from localspec.cli.completion import complete_preset
 from localspec.cli.help import Command
+from localspec.cli.quantities import readable_bytes
 from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
 from localspec.presets.downloads import DownloadPlan, plan_download

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli import exit_codes
-from localspec.cli.bars import readable_bytes
 from localspec.cli.device_options import RPC_OPTION, TENSOR_SPLIT_OPTION
 from localspec.cli.flags import field_option, json_option
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
 from localspec.cli.model_options import context_option, model_argument, target_draft_head
 from localspec.cli.places import place_lines
+from localspec.cli.quantities import readable_bytes
 from localspec.cli.screen import in_flags, printable
 from localspec.cli.waiting import waiting
 from localspec.llama.options import LlamaOptions
@@ -175,31 +175,25 @@ def _memory_lines(found: Explanation) -> list[tuple[str, str]]:
     def total(part: str) -> str:
         return readable_bytes(sum(getattr(model, f"{part}_bytes") for model in models))
 
-    peak = (
-        f"peak {readable_bytes(memory.peak_bytes)}, with {total('repacked')} of weights "
-        "repacked for the processor"
-    )
-    stored_twice = memory.peak_bytes > memory.main_bytes
-    return [
-        (
-            "Memory",
-            f"{readable_bytes(memory.needed_bytes)} at a context of {memory.context_length} "
-            f"tokens: {_fit(found)}",
-        ),
-        *(("", line) for line in place_lines(memory, found.room)),
-        (
-            "",
-            f"weights {total('weights')}, caches {total('cache')}, compute "
-            f"{total('compute')}, vocabularies {total('vocabulary')}",
-        ),
-        *([("", peak)] if stored_twice else []),
-        (
-            "",
-            f"and up to {readable_bytes(found.kept_bytes)} more for the caches of waiting "
-            "conversations",
-        ),
-        *([("", f"the preset {found.smaller} fits")] if found.smaller else []),
+    lines = [
+        f"{readable_bytes(memory.needed_bytes)} at a context of {memory.context_length} "
+        f"tokens: {_fit(found)}",
+        *place_lines(memory, found.room),
+        f"weights {total('weights')}, caches {total('cache')}, compute {total('compute')}, "
+        f"vocabularies {total('vocabulary')}",
     ]
+    if memory.peak_bytes > memory.main_bytes:
+        lines.append(
+            f"peak {readable_bytes(memory.peak_bytes)}, with {total('repacked')} of weights "
+            "repacked for the processor"
+        )
+    lines.append(
+        f"and up to {readable_bytes(found.kept_bytes)} more for the caches of waiting "
+        "conversations"
+    )
+    if found.smaller:
+        lines.append(f"the preset {found.smaller} fits")
+    return [("Memory", lines[0]), *(("", line) for line in lines[1:])]
 
 
 def _fit(found: Explanation) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from localspec.cli.interrupt import cancel_on_interrupt
+from localspec.cli.quantities import clock_time
 from localspec.cli.waiting import waiting
 from localspec.engine.base import BaseEngine
 from localspec.isolated.watch import Watch
@@ -55,17 +56,3 @@ class ProgressLine:
             if most_s is None or left_s < most_s:
                 return f"{text}, about {clock_time(left_s)} left"
         return text if most_s is None else f"{text}, at most {clock_time(most_s)} left"
-
-
-def clock_time(seconds: float) -> str:
-    """Minutes and seconds, with hours if there are any: 0:07, 12:30, 1:00:05."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def duration(seconds: float) -> str:
-    """For sentences: 40 s, 12 minutes, 3.5 hours."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from localspec.cli.bars import readable_bytes
 from localspec.cli.completion import complete_preset
 from localspec.cli.flags import json_option
 from localspec.cli.help import Group
 from localspec.cli.json_output import to_json, write_json
 from localspec.cli.own_models import add, alias, default, import_models
+from localspec.cli.quantities import readable_bytes
 from localspec.cli.screen import note, printable
 from localspec.errors import DownloadError, PresetError
 from localspec.hub.hub_file import HubModel

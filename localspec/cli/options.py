@@ -112,20 +112,12 @@ class PairOptions:
         )
 
 
-class DraftTokens(click.ParamType):  # type: ignore[type-arg]
+def _draft_tokens(_context: click.Context, _option: click.Parameter, text: str) -> int | None:
     """A number of draft tokens; "auto" is None."""
-
-    name = "draft tokens"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | None:
-        if value == "auto" or value is None:
-            return None
-        try:
-            return int(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither a whole number nor auto", param, ctx)
+    try:
+        return None if text == "auto" else int(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither a whole number nor auto") from None
 
 
 class ProposerChoice(click.Choice):  # type: ignore[type-arg]
@@ -165,7 +157,7 @@ _OPTIONS = [
     target_draft_head(),
     click.option(
         "--draft-tokens",
-        type=DraftTokens(),
+        callback=_draft_tokens,
         metavar="N|auto",
         default="auto",
         show_default=True,

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from localspec.cli import exit_codes
-from localspec.cli.bars import readable_bytes
 from localspec.cli.completion import complete_file, complete_model
 from localspec.cli.help import Command
 from localspec.cli.model_options import context_option, target_draft_head
+from localspec.cli.quantities import counted, readable_bytes
 from localspec.cli.screen import printable
 from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
@@ -70,15 +70,14 @@ def import_models(*, folder: Path, yes: bool) -> None:
     if not found.proposals:
         click.echo("Nothing to add.", err=True)
         return
-    count = len(found.proposals)
-    what = "1 preset" if count == 1 else f"{count} presets"
+    what = counted(len(found.proposals), "preset")
     if not yes and not is_terminal(sys.stdin):
         click.echo(f"To add {what} to {user_presets_file()}: --yes", err=True)
         return
     if not yes:
         click.confirm(f"Add {what} to {user_presets_file()}?", abort=True, err=True)
     num_added = sum(map(_add_proposal, found.proposals))
-    if num_added < count:
+    if num_added < len(found.proposals):
         raise click.exceptions.Exit(exit_codes.FAILED)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localspec.cli.bars import readable_bytes
+from localspec.cli.quantities import readable_bytes
 from localspec.preflight.room import MemoryRoom, PairMemory
 
 

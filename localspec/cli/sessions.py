@@ -25,11 +25,11 @@ from localspec.chat.session import (
     session_names,
 )
 from localspec.cli.answer import text_writer
-from localspec.cli.bars import readable_bytes
 from localspec.cli.completion import complete_file, complete_session
 from localspec.cli.flags import json_option
 from localspec.cli.help import Group
 from localspec.cli.json_output import write_json
+from localspec.cli.quantities import counted, readable_bytes
 from localspec.cli.screen import note, printable
 from localspec.cli.standard_streams import is_terminal
 from localspec.errors import OptionError, SessionError
@@ -147,9 +147,9 @@ def remove_named(*, names: tuple[str, ...], yes: bool) -> None:
             raise click.UsageError(
                 "Nobody can be asked here. Use --yes to remove without asking."
             )
-        click.confirm(f"Remove {_counted(len(chosen), 'session')}?", abort=True, err=True)
+        click.confirm(f"Remove {counted(len(chosen), 'session')}?", abort=True, err=True)
     remove_sessions(chosen)
-    click.echo(f"{_counted(len(chosen), 'session')} removed", err=True)
+    click.echo(f"{counted(len(chosen), 'session')} removed", err=True)
 
 
 def session_lines() -> list[str]:
@@ -157,7 +157,7 @@ def session_lines() -> list[str]:
     rows = []
     for each in map(_session_json, session_names()):
         turns = (
-            "unreadable" if each["num_turns"] is None else _counted(each["num_turns"], "turn")
+            "unreadable" if each["num_turns"] is None else counted(each["num_turns"], "turn")
         )
         size = readable_bytes(each["size_bytes"])
         used = _ago(datetime.fromisoformat(each["last_used"]), datetime.now().astimezone())
@@ -184,7 +184,7 @@ def _ago(then: datetime, now: datetime) -> str:
         return f"{then:%Y-%m-%d}"
     for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         if seconds >= size:
-            return f"{_counted(int(seconds // size), unit)} ago"
+            return f"{counted(int(seconds // size), unit)} ago"
     return "just now"
 
 
@@ -192,7 +192,7 @@ def note_resumed(conversation: Conversation) -> None:
     """Note which session is continued, and the beginning or end of its last turn."""
     messages = conversation.chat.transcript
     num_turns = sum(message["role"] == "user" for message in messages)
-    said = f"Continuing {conversation.session}: {_counted(num_turns, 'turn')}."
+    said = f"Continuing {conversation.session}: {counted(num_turns, 'turn')}."
     if not num_turns:
         note(said)
         return
@@ -272,7 +272,3 @@ def _closed(text: str) -> str:
         elif fence and len(line.strip()) >= len(fence) and set(line.strip()) == {fence[0]}:
             fence = ""
     return f"{text}\n{fence}" if fence else text
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -11,7 +11,7 @@ from localspec.checks.identity import ENOUGH_ACCEPTED
 from localspec.checks.limit import EndedBy
 from localspec.checks.selfcheck import Finding, Report
 from localspec.cli.json_output import to_json
-from localspec.cli.measured import duration
+from localspec.cli.quantities import duration
 from localspec.cli.screen import printable
 from localspec.engine.base import BaseEngine
 

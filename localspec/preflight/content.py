@@ -1,10 +1,10 @@
-"""Which model a file is, whatever it is called: told by its content.
+"""Identifies a model by the content of its files, whatever they are called.
 
-Fine-tunes of a model share their names, sizes and shapes. What was kept of one must not be
-taken for another's, so it holds a hash of the whole header and of samples of every tensor. A
+Fine-tunes of a model share its name, size and shape. Caches and costs of one must not be used
+for another, so they are kept with a hash of the whole header and of samples of every tensor. A
 fine-tune, a merge or another quantisation changes nearly all values of each tensor that it
-touches, so that the samples differ; reading them takes milliseconds if the file has just
-been loaded. Two files that differ in a few bytes elsewhere would be taken for the same.
+touches, so the samples differ; reading them takes milliseconds if the file has just been
+loaded. Two files that differ in a few bytes elsewhere have the same hash.
 """
 
 from __future__ import annotations
@@ -28,20 +28,17 @@ _NUM_TRIED = 16  # tokens that an adopted model decodes
 
 
 class FileContent:
-    """A model's files, as they were when this was made.
-
-    header: of the whole model, see `check.check_model_file`.
-    """
+    """A model's files, as they were when this was made. header: of `check_model_file`."""
 
     def __init__(self, header: Header) -> None:
         self._header = header
         self._states = self._current_states()
 
     def digest(self) -> str | None:
-        """A hash of what is in them, as hexadecimal digits.
+        """A hash of their content, as hexadecimal digits.
 
-        None if a file is gone or not what it was before, so that nobody knows what was
-        loaded; the reason goes to the log.
+        None if a file is gone or has changed, so that it is not known what was loaded; the
+        reason goes to the log.
         """
         digest = hashlib.blake2b(digest_size=16)
         try:
@@ -57,33 +54,32 @@ class FileContent:
         return digest.hexdigest()
 
     def _current_states(self) -> list[tuple[int, ...] | None]:
-        """What the system says of each file; None for one that is gone."""
         return [_state(part.path) for part in self._header.parts]
 
 
 def content_of_adopted(model: Model, path: str) -> str | None:
-    """A hash of the file at `path` and of what an application's `model` makes of it.
+    """A hash of the file at `path` and of the logits of an application's `model`.
 
-    Adapters, control vectors and other settings that an application chose change what a
-    cache holds, as does a file that was replaced since, and none of that can be asked for: so
-    the logits after a few tokens count as well. The cache is emptied. None, and a reason in
-    the log, as from `FileContent.digest`.
+    Adapters, control vectors and other settings of the application change the content of a
+    cache, as does a file that was replaced since, and libllama reports none of that: so the
+    logits after a few tokens count as well. The cache is emptied. None, and a reason in the
+    log, as from `FileContent.digest`.
     """
     try:
         in_file = FileContent(check_model_file(Path(path))).digest()
     except ModelFileError as error:
-        logger.warning("what is loaded cannot be told from its file: %s", error)
+        logger.warning("the loaded model cannot be identified by its file: %s", error)
         return None
     return None if in_file is None else f"{in_file} {_behaviour(model)}"
 
 
 def are_of(identities: Sequence[str], contents: Sequence[str]) -> bool:
-    """Whether the models of these identities are among those with these contents.
+    """Whether the models with these identities are among those with these contents.
 
-    identities, contents: of the target first; see `LlamaModel.identity`.
+    identities, contents: the target's first; see `LlamaModel.identity`.
     """
-    begun = [identity.partition(" · ")[0] for identity in identities]
-    return begun[:1] == list(contents[:1]) and set(begun) <= set(contents)
+    own = [identity.partition(" · ")[0] for identity in identities]
+    return own[:1] == list(contents[:1]) and set(own) <= set(contents)
 
 
 def _add_part(digest: hashlib.blake2b, file: BinaryIO, part: Header) -> None:
@@ -110,6 +106,7 @@ def _samples(tensor: Tensor) -> list[tuple[int, int]]:
 
 
 def _state(path: Path) -> tuple[int, ...] | None:
+    """Changes with the file; None if it is gone."""
     try:
         found = path.stat()
     except OSError:

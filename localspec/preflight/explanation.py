@@ -1,16 +1,15 @@
-"""What can be known of a pair before it is downloaded or loaded."""
+"""Everything that is known of a pair before it is downloaded or loaded."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from localspec.errors import PairError, known_keywords
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
-from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import type_name
 from localspec.llama.options import LlamaOptions
@@ -55,8 +54,8 @@ _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 class ModelFacts:
     """A model, as its header states it.
 
-    type_bytes: how many bytes of weights are of which type, most first. num_kv_heads: of the
-    layer that has most. sliding_window: tokens, 0 if every layer sees all of them.
+    type_bytes: bytes of weights by type, the largest first. num_kv_heads: the most of any
+    layer. sliding_window: tokens, 0 if every layer sees all of them.
     """
 
     name: str
@@ -79,9 +78,9 @@ class ModelFacts:
 class HeadReport:
     """A trained head, as headers state it.
 
-    name: of the file that it is in; is_apart: whether that has nothing else. description:
-    what it is, empty if it is no head. size_bytes: of its weights. why_not: why it is of no
-    use to the target, in words; empty if it drafts for it.
+    name: of its file; is_apart: whether that file has nothing else. description: the kind of
+    head, empty if the file does not have one. size_bytes: of its weights. why_not: why it
+    cannot draft for the target, empty if it can.
     """
 
     name: str
@@ -94,7 +93,7 @@ class HeadReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedGain:
-    """At an acceptance the best number of draft tokens, and how much faster than plain."""
+    """The best number of draft tokens at an acceptance rate, and the speed-up over plain."""
 
     acceptance: float
     num_draft_tokens: int
@@ -105,15 +104,14 @@ class ExpectedGain:
 class Explanation:
     """All that is known of a pair.
 
-    vocabulary: what target and draft share; misfit: why they cannot be a pair. size_warning:
-    why the draft is too large to pay, in a sentence, or empty.
-    largest_context: tokens that fit into the memory that is free now. gpu_layers: the most
-    layers of the target on GPUs that fit at this context, if more were asked for; None without
-    GPUs, if no number fits, or if the number was left open. kept_bytes: the most that an
-    engine takes besides, for the caches of conversations that wait. gains: None
-    if the costs of decoding were not measured here. break_even: the least acceptance that
-    pays, None if none does. variants: other presets of the same models. smaller: a preset
-    that fits, if this pair does not.
+    vocabulary: what target and draft share; misfit: why they are not a pair. size_warning: why
+    the draft is too large to pay, in a sentence, or empty. largest_context: tokens that fit
+    into the memory that is free now. gpu_layers: the most layers of the target on GPUs that
+    fit at this context, if more were asked for; None without GPUs, if no number fits, or if
+    the number was left open. kept_bytes: the most that an engine takes in addition, for the
+    caches of waiting conversations. gains: None if the costs of decoding were not measured
+    here. break_even: the lowest acceptance rate that pays, None if none does. variants: other
+    presets of the same models. smaller: a preset that fits, if this pair does not.
     """
 
     description: str
@@ -140,7 +138,7 @@ class Explanation:
 
     @property
     def is_pair(self) -> bool:
-        """Whether they can be loaded together; true also if nothing is to draft."""
+        """Whether the models can be loaded together, or there is only a target."""
         return not (self.misfit or (self.head and self.head.is_apart and self.head.why_not))
 
     @property
@@ -163,15 +161,15 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     rpc: Sequence[str] | None = None,
     tensor_split: Sequence[float] = (),
 ) -> Explanation:
-    """What a preset, or a target and what drafts for it, will be like on this machine.
+    """Whether a preset, or a target and its draft or head, fits and pays on this machine.
 
-    Models are named as for `localspec.load`; of those that are not here only the headers are
-    fetched. context_length: tokens; num_gpu_layers: of each model; rpc: RPC servers for the
-    target, which are asked what they are; tensor_split: the target's shares of the devices
-    (defaults: as `load`).
+    Models are named as for `localspec.load`; only the headers of missing files are fetched.
+    context_length: tokens; num_gpu_layers: of each model; rpc: RPC servers for the target,
+    which are asked for their devices; tensor_split: the target's shares of the devices
+    (defaults: as for `load`).
 
-    Raises what naming and reading a model raises: PresetError, OptionError, ModelFileError,
-    DownloadError; OptionError for numbers that `load` refuses, and RpcError.
+    Raises PresetError, OptionError, ModelFileError or DownloadError for a model that cannot be
+    found or read, OptionError for numbers that `load` refuses, and RpcError.
     """
     asked = LlamaOptions(context_length=context_length, num_gpu_layers=num_gpu_layers)
     description, variants = "", {}
@@ -207,7 +205,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         largest_context=largest_context(wanted, room),
         gpu_layers=most_gpu_layers(wanted, length, room) if room.gpus else None,
         kept_bytes=DEFAULT_KEPT_BYTES,
-        gains=None if costs is None else expected_gains(costs),
+        gains=None if costs is None else tuple(_expected_gains(costs)),
         break_even=None if costs is None else break_even_acceptance(costs, MAX_DRAFT_TOKENS),
         variants=variants,
         smaller=None if smaller is None else smaller.name,
@@ -225,19 +223,15 @@ def _wanted(found: dict[Role, FoundHeader], asked: LlamaOptions) -> list[Planned
     ]
 
 
-def expected_gains(costs: DecodeTimes) -> tuple[ExpectedGain, ...]:
-    """The best there is to gain at typical acceptances."""
-    gains = []
+def _expected_gains(costs: DecodeTimes) -> Iterator[ExpectedGain]:
+    """The best there is to gain at typical acceptance rates."""
     for acceptance in _ACCEPTANCES:
         best = best_draft_tokens(costs, acceptance, MAX_DRAFT_TOKENS)
-        gains.append(
-            ExpectedGain(
-                acceptance=acceptance,
-                num_draft_tokens=best,
-                speedup=expected_speedup(costs, acceptance, best),
-            )
+        yield ExpectedGain(
+            acceptance=acceptance,
+            num_draft_tokens=best,
+            speedup=expected_speedup(costs, acceptance, best),
         )
-    return tuple(gains)
 
 
 def _head_report(
@@ -322,22 +316,16 @@ def _facts(found: FoundHeader) -> ModelFacts:
 
 
 def _costs_of(found: dict[Role, FoundHeader], head: HeadReport | None) -> Curve | None:
-    """What decodes cost here with the head, or else the draft; None if that never ran here."""
+    """The costs of decoding with the head, or else the draft, in target-only steps.
+
+    None if these files never ran here.
+    """
     if not all(one.is_here for one in found.values()):
         return None
     headers = [one.header for one in found.values()]
     has_head = head is not None and not head.why_not
     if has_head and "head" not in found:
         headers.append(found["target"].header)
-    return known_costs(headers, ProposerKind.HEAD if has_head else ProposerKind.DRAFT)
-
-
-def known_costs(headers: Sequence[Header], kind: ProposerKind) -> Curve | None:
-    """In target-only steps, of models whose files are here; None if they never ran here.
-
-    headers: of the target, a draft, and the file with the head, see `check.check_model_file`.
-    kind: who proposes.
-    """
     contents = []
     for header in headers:
         content = FileContent(header).digest()
@@ -347,6 +335,7 @@ def known_costs(headers: Sequence[Header], kind: ProposerKind) -> Curve | None:
     learned = latest_learned(contents)
     if learned is None:
         return None
+    kind = ProposerKind.HEAD if has_head else ProposerKind.DRAFT
     try:
         # The costs of a quiet machine.
         policy = AdaptiveDraftPolicy({kind: 0.0}, max(map(int, learned["costs"])))

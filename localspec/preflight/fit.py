@@ -1,4 +1,4 @@
-"""Do the models of a pair fit into the memory that is free here, each part in its place?"""
+"""Whether the models of a pair fit into the memory that is free here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OVER_FILES = 1.2  # a preset's memory over its files' size, as a rule of thumb
 def room_here(rpc: Sequence[str] = ()) -> MemoryRoom:
     """The room on this machine now, and on RPC servers at these addresses.
 
-    Raises what `library.rpc_servers` raises.
+    Raises RpcError for a server that cannot be used.
     """
     from localspec.llama.library import devices, rpc_servers, system_info  # loads libllama
 
@@ -38,14 +38,14 @@ def room_here(rpc: Sequence[str] = ()) -> MemoryRoom:
 
 
 def uses_gpu(options: LlamaOptions) -> bool:
-    """Whether libllama will compute on a GPU, or a server, for a model that is opened so."""
+    """Whether libllama will compute on a GPU or an RPC server with these options."""
     from localspec.llama.library import devices  # loads libllama
 
     return options.num_gpu_layers != 0 and bool(options.rpc or usable_gpus(devices()))
 
 
 def repacked_here(options: LlamaOptions) -> Mapping[str, float]:
-    """The tensor types that are repacked for such a model: none where a GPU computes."""
+    """The tensor types that are repacked with these options: none where a GPU computes."""
     from localspec.llama.library import system_info  # loads libllama
 
     return {} if uses_gpu(options) else repacked_types(system_info())
@@ -65,10 +65,10 @@ def largest_context(models: Sequence[Planned], room: MemoryRoom) -> int:
 def most_gpu_layers(
     models: Sequence[Planned], context_length: int, room: MemoryRoom
 ) -> int | None:
-    """The most layers of the target on GPUs with which all fits, fewer than are asked for.
+    """The most layers of the target on GPUs that fit, up to the number in its options.
 
-    None if no number does, or the number is left open and so chosen already. A draft that was
-    given the same number gets this one, too, as `load` does it.
+    None if no number fits, or the options leave it open. A draft with the same number gets
+    this one, too, as in `load`.
     """
     wanted = models[0].options.num_gpu_layers
     if wanted is None:
@@ -87,10 +87,7 @@ def most_gpu_layers(
 
 
 def fitting_preset(room: MemoryRoom) -> Preset | None:
-    """The largest preset of the hub that fits into the GPUs or the main memory alone.
-
-    By its files' sizes.
-    """
+    """The largest preset of the hub that fits, judged by the sizes of its files."""
     sizes: dict[int, Preset] = {}
     for preset in load_presets().values():
         models = [model for model in preset.models if isinstance(model, HubModel)]
@@ -115,10 +112,10 @@ def target_context_length(header: Header, wanted: int | None) -> int:
 
 
 def plan_here(models: Sequence[Planned]) -> Plan:
-    """Where the layers of models go now, on this machine and the servers that they name.
+    """The plan for this machine now, and for the RPC servers that the options name.
 
-    models: the target first, whose options have the context. Raises OptionError for one that
-    is too long, and what `room_here` raises.
+    models: the target first, whose options have the context. Raises OptionError for a context
+    that is too long, and RpcError.
     """
     target = models[0]
     context_length = target_context_length(target.header, target.options.context_length)
@@ -127,10 +124,7 @@ def plan_here(models: Sequence[Planned]) -> Plan:
 
 
 def check_room(plan: Plan) -> None:
-    """Refuse models that cannot fit, before anything is allocated.
-
-    Raises MemoryLimitError, with what would fit instead.
-    """
+    """Raise MemoryLimitError for models that do not fit, with a hint at those that would."""
     if shortages := plan.room.shortages(plan.memory):
         names = " and ".join(model.header.path.name for model in plan.wanted)
         raise MemoryLimitError(
@@ -161,7 +155,7 @@ def _way_out(models: Sequence[Planned], context_length: int, room: MemoryRoom) -
         return f"It fits {', or '.join(ways)}; force=True loads it anyway."
     if smaller := fitting_preset(room):
         return f"The preset {smaller.name} fits; force=True loads this one anyway."
-    return "Close other programs, or take the demo preset; force=True loads it anyway."
+    return "Close other programs, or use the demo preset; force=True loads it anyway."
 
 
 def _gb(num_bytes: int) -> str:

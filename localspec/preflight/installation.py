@@ -1,4 +1,4 @@
-"""What localspec finds on this machine: versions, processors, memory, places for files."""
+"""The state of this machine: versions, processors, memory, folders."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class HubCacheState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """Facts, not judged.
+    """The facts, without judgement.
 
-    packages: versions by name. build: what libllama says of itself. amx_is_left_out: whether
-    its AMX kernels are not used, being wrong. processor_flags: what the processor can do, as
-    the system names it; empty if that is not known. has_nvidia: whether the driver of an
-    NVIDIA GPU is there. devices: of RPC servers, too. rpc_faults: message and hint of what
-    keeps servers from being used. room: of this machine for models. plans: what each preset
-    whose files are here would take of it, rooms: with that of its RPC servers. presets_fault:
-    message and hint of what is wrong with the user's presets. num_profiles: pairs and settings
-    whose costs are known.
+    packages: versions by name. build: libllama's own description. amx_is_left_out: whether its
+    AMX kernels are not used because they are wrong. processor_flags: the processor's features,
+    as the system names them; empty if they are not known. has_nvidia: whether the driver of an
+    NVIDIA GPU is installed. devices: those of RPC servers, too. rpc_faults: message and hint
+    for each fault of a server. room: free memory of this machine. plans: the memory that each
+    downloaded preset needs; rooms: the free memory, with that of its RPC servers.
+    presets_fault: message and hint if the user's presets are malformed. num_profiles: pairs
+    and settings whose costs are known.
     """
 
     version: str
@@ -81,7 +81,7 @@ class Installation:
 
 
 def inspect_installation(rpc: Sequence[str]) -> Installation:
-    """Look at everything once. Asks no network but RPC servers: these, and those of presets.
+    """Look at everything once. Only RPC servers are contacted: these, and those of presets.
 
     rpc: checked addresses.
     """
@@ -118,7 +118,7 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
 def _servers(
     addresses: tuple[str, ...],
 ) -> tuple[list[RpcServer], tuple[tuple[str, str], ...]]:
-    """The RPC servers that answer, and message and hint of all that keeps them from use."""
+    """The RPC servers that answer, and message and hint of every fault."""
     from localspec.llama.library import rpc_fault  # loads libllama
 
     found, faults = [], []
@@ -135,7 +135,7 @@ def _servers(
 
 
 def _processor_flags() -> frozenset[str]:
-    """Flags in Linux's words (avx2, avx512f); elsewhere none are known."""
+    """Linux's names (avx2, avx512f); empty on other systems."""
     if not sys.platform.startswith("linux"):
         return frozenset()
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -146,7 +146,7 @@ def _processor_flags() -> frozenset[str]:
 
 
 def _plans() -> dict[str, Plan]:
-    """Where presets whose files are here would go, by their names; none of faulty ones."""
+    """The plans of downloaded presets by their names, without those that are faulty."""
     plans = {}
     for name, preset in load_presets().items():
         if missing_files(preset):
@@ -168,12 +168,12 @@ def _plans() -> dict[str, Plan]:
 def _cache_state() -> HubCacheState:
     cache = HubCache()
     root = cache.root
-    there = next(place for place in (root, *root.parents) if place.exists())
+    existing = next(place for place in (root, *root.parents) if place.exists())
     return HubCacheState(
         path=root,
         size_bytes=cache.num_bytes(),
         free_bytes=free_bytes(root),
-        is_writable=os.access(there, os.W_OK),
+        is_writable=os.access(existing, os.W_OK),
         unfinished=cache.unfinished(),
     )
 

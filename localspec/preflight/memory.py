@@ -1,14 +1,13 @@
 """How much memory a model takes at a context, computed from its header.
 
-What libllama allocates is followed: the weights, the caches, and the buffer of the largest
-moment of its graph: a feed-forward layer of a whole batch, or without flash attention the
-scores of all heads. `measure_memory`
-in scripts/ compares the sums with what a process really takes.
+The sums follow libllama's allocations: the weights, the caches, and the largest buffer of its
+graph, which is for a feed-forward layer of a whole batch, or without flash attention for the
+scores of all heads. `measure_memory` in scripts/ compares them with the size of a process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -28,28 +27,25 @@ from localspec.llama.options import (
 from localspec.llama.placement import MAIN_MEMORY, Placement
 from localspec.speculative.policy_api import REPLAY_TOKENS
 
-DEFAULT_KEPT_BYTES = 2**30  # for the caches of conversations that wait, at most
+DEFAULT_KEPT_BYTES = 2**30  # at most, for the caches of waiting conversations
 
 _CONTEXT_STEP = 256  # tokens; libllama rounds a context up
 _FLOAT, _HALF = 4, 2  # bytes
-_ACTIVATION = "q8_0"  # as what ggml copies one for a product
+_ACTIVATION = "q8_0"  # the type of ggml's copies for products
 _BYTES_PER_TOKEN = 310  # of libllama's vocabulary, its merges and texts: measured
-_PROCESS_BYTES = 8 << 20  # code that is paged in: measured
-_SMALL_BYTES = 2 << 20  # a model's buffers that are too small to be listed: measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """What one model takes, in bytes.
+    """The memory of one model.
 
-    weights_bytes: all weights, in the order the processor likes. repacked_bytes: those that
-    are there a second time, as pages of the file that were repacked; none of a file that is
-    read and not mapped.
-    cache_bytes: keys and values, and recurrent states; snapshot_bytes: those of num_snapshots
-    tokens of the last decode. compute_bytes: intermediate results and logits. gpu_bytes: how
-    much of all that is on each GPU. with_head: whether that of a head is in it.
-    num_layers, gpu_layers: of the model, and on each GPU; the output counts as one.
-    num_cpu_moe_layers: first layers whose experts are in the main memory.
+    with_head: whether a head is included. weights_bytes: all weights, repacked for the
+    processor. repacked_bytes: the repacked weights' pages of a mapped file, which are in
+    memory a second time. cache_bytes: keys, values and recurrent states; snapshot_bytes: the
+    part for the states of num_snapshots tokens. compute_bytes: intermediate results and
+    logits. gpu_bytes: the part of all that on each GPU. num_layers, gpu_layers: of the model,
+    and on each GPU; the output counts as one. num_cpu_moe_layers: the number of first layers
+    whose experts are in main memory.
     """
 
     with_head: bool
@@ -67,29 +63,29 @@ class MemoryEstimate:
 
     @property
     def needed_bytes(self) -> int:
-        """Memory that must be there, anywhere: the file's copy of repacked weights may go."""
+        """Memory that must be free, in all places together."""
         return (
             self.weights_bytes + self.cache_bytes + self.compute_bytes + self.vocabulary_bytes
         )
 
     @property
     def main_bytes(self) -> int:
-        """The part of that which must be in main memory."""
+        """Main memory that must be free."""
         return self.needed_bytes - sum(self.gpu_bytes)
 
     @property
     def peak_bytes(self) -> int:
-        """What the process shows at most, the mapped file included."""
+        """The largest size of the process in main memory, with the mapped file."""
         return self.main_bytes + self.repacked_bytes
 
 
 def estimate_memory(
     header: Header, options: LlamaOptions, repacked: Mapping[str, float], placement: Placement
 ) -> MemoryEstimate:
-    """What the model takes when it is opened so, at the context length that `options` have.
+    """The memory of a model with these options, at their context length.
 
-    repacked: the types that are repacked and what becomes of a byte, see `tensor_types`;
-    none where a GPU computes. What a GPU's library takes for itself is not known here.
+    repacked: the types that are repacked, and how much they grow, see `tensor_types`; none
+    where a GPU computes. The memory that a GPU's library takes for itself is not included.
     """
     facts = head_facts(header)
     if facts is not None and facts.graph is HeadGraph.OUTPUT:
@@ -127,7 +123,7 @@ def estimate_memory(
 
 
 def _medusa_memory(header: Header, facts: HeadFacts, placement: Placement) -> MemoryEstimate:
-    """Main memory of heads that libllama does not know: weights and a row of logits."""
+    """Main memory of Medusa heads, which libllama does not know."""
     return MemoryEstimate(
         with_head=True,
         weights_bytes=facts.num_bytes,
@@ -137,15 +133,15 @@ def _medusa_memory(header: Header, facts: HeadFacts, placement: Placement) -> Me
         snapshot_bytes=0,
         compute_bytes=_rows_bytes(header, facts) + len(header.tokens) * _FLOAT,
         vocabulary_bytes=0,
-        gpu_bytes=tuple(0 for _ in range(placement.num_gpus)),
+        gpu_bytes=(0,) * placement.num_gpus,
         num_layers=len(placement.layers),
-        gpu_layers=tuple(0 for _ in range(placement.num_gpus)),
+        gpu_layers=(0,) * placement.num_gpus,
         num_cpu_moe_layers=0,
     )
 
 
 def _rows_bytes(header: Header, facts: HeadFacts) -> int:
-    """What a head reads of its target: rows of a decode, and those of the latest tokens."""
+    """The rows that a head reads: of a decode, and of the latest tokens."""
     shape = ModelShape(header)
     width = shape.row_width
     if facts.graph is HeadGraph.LAYERS:
@@ -154,14 +150,14 @@ def _rows_bytes(header: Header, facts: HeadFacts) -> int:
 
 
 class _Contexts(NamedTuple):
-    """How the contexts of a file are opened, None without that one."""
+    """The options of a file's contexts; None for a context that it does not have."""
 
     model: LlamaOptions | None
     head: LlamaOptions | None
 
 
 def _contexts(header: Header, options: LlamaOptions) -> _Contexts:
-    """The contexts of a model and of its head, if that is used, or those of a head alone."""
+    """The contexts of a model and its head, if it is used, or of a head in its own file."""
     facts = head_facts(header)
     if facts is not None and facts.layers_read:
         return _Contexts(None, replace(options, max_outputs=EAGLE_BATCH_SIZE))
@@ -197,41 +193,31 @@ def _compute_by_place(header: Header, options: LlamaOptions, placement: Placemen
 
 
 def repacked_bytes(header: Header, repacked: Mapping[str, float]) -> int:
-    """What the file has of weights that ggml's CPU backend stores in an order of its own."""
+    """The size of the weights in the file that ggml's CPU backend repacks."""
     return sum(
         tensor.size_bytes for tensor in _products(header) if type_name(tensor.kind) in repacked
     )
 
 
 def growth_bytes(header: Header, repacked: Mapping[str, float]) -> int:
-    """How much larger those weights become."""
+    """How much larger the repacked weights become."""
     return sum(
         int(tensor.size_bytes * (repacked.get(type_name(tensor.kind), 1.0) - 1))
         for tensor in _products(header)
     )
 
 
-def total_needed_bytes(estimates: Sequence[MemoryEstimate]) -> int:
-    """What a process with these models has to have."""
-    return _PROCESS_BYTES + sum(_SMALL_BYTES + estimate.needed_bytes for estimate in estimates)
-
-
-def total_peak_bytes(estimates: Sequence[MemoryEstimate]) -> int:
-    """What a process with these models shows at most, above the interpreter's own."""
-    return _PROCESS_BYTES + sum(_SMALL_BYTES + estimate.peak_bytes for estimate in estimates)
-
-
 def cache_bytes(header: Header, options: LlamaOptions) -> int:
     """Keys and values of the whole context in their types, and recurrent states.
 
-    A sliding window saves nothing: libllama keeps everything by default, and localspec
-    needs it so to take tokens back.
+    A sliding window saves nothing: libllama keeps everything by default, and localspec needs
+    that to take tokens back.
     """
     return sum(_layer_cache_bytes(header, options))
 
 
 def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
-    """The part of `cache_bytes` of each layer, those of a head in use last."""
+    """`cache_bytes` of each layer; the layers of a used head come last."""
     shape = ModelShape(header)
     width = shape.key_width * bytes_per_value(options.cache_type_k or "f16")
     if not shape.is_latent:
@@ -241,7 +227,7 @@ def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
     state = shape.state_width() * _FLOAT * num_states
     contexts = _contexts(header, options)
     heads = shape.kv_heads()
-    heads += [0] * (shape.num_layers - len(heads))  # those that share the caches of others
+    heads += [0] * (shape.num_layers - len(heads))  # layers that share another's cache
     sizes = [int(each * width * cells) if each > 0 else state for each in heads]
     if contexts.model is None:
         sizes = [0] * len(sizes)
@@ -252,14 +238,14 @@ def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
 
 
 def num_cells(context_length: int) -> int:
-    """Tokens that the caches of a context of that length have room for."""
+    """The number of tokens that the caches of a context have room for."""
     return -(-context_length // _CONTEXT_STEP) * _CONTEXT_STEP
 
 
 def compute_bytes(
     header: Header, context_length: int, max_outputs: int, flash_attention: FlashAttention
 ) -> int:
-    """Intermediate results: the graph's, and the copies that ggml's products make beside it."""
+    """Intermediate results: the graph's buffer, and ggml's copies for products."""
     shape = ModelShape(header)
     batch = graph_batch_size(flash_attention, context_length)
     copied = batch * shape.widest * bytes_per_value(_ACTIVATION)
@@ -272,11 +258,11 @@ def compute_bytes(
 def graph_bytes(
     header: Header, context_length: int, max_outputs: int, flash_attention: FlashAttention
 ) -> int:
-    """The buffer of libllama's graph for as many tokens as it computes at once.
+    """The buffer of libllama's graph for one batch.
 
     Exact for the layers of Llama and Qwen 2, within 5 % for those of Qwen 3, its experts, and
-    Gemma 3; of others it is a small part of the whole. Without flash attention gaps come
-    to a few MB if the context is short.
+    Gemma 3; for others it is a small part of the whole. Without flash attention, gaps between
+    buffers take a few MB more if the context is short.
     """
     shape = ModelShape(header)
     batch, cells = graph_batch_size(flash_attention, context_length), num_cells(context_length)
@@ -297,7 +283,7 @@ def graph_bytes(
 
 
 def _input_bytes(shape: ModelShape, context_length: int, attention: FlashAttention) -> int:
-    """What goes into a graph: rows of the table of the tokens, and what attention may see."""
+    """The inputs of a graph: embeddings of the tokens, and attention masks."""
     rows = graph_batch_size(attention, context_length) * shape.width * _FLOAT
     return rows + _mask_bytes(shape, context_length, attention)
 
@@ -309,9 +295,9 @@ def _mask_bytes(shape: ModelShape, context_length: int, attention: FlashAttentio
 
 
 def _products(header: Header) -> list[Tensor]:
-    """The weights that ggml may repack: matrices, but for the table of the tokens.
+    """The weights that ggml may repack: all matrices but the token embeddings.
 
-    If that is the output layer as well, libllama makes a second tensor of it.
+    If those are the output layer as well, libllama makes a second tensor of them.
     """
     names = {tensor.name for tensor in header.tensors}
     shared_head = "output.weight" not in names

@@ -1,10 +1,10 @@
 """Which layers go onto GPUs, if the user leaves it open: as many as fit.
 
 A draft goes first and whole, if it can: it runs several times a step. Then as many of the
-target's layers as there is memory left for, from the last one on. RPC servers hold layers as
-GPUs do, of the models that name them. Of a mixture of experts the
-experts go last: a token reads a few of them, and all the rest of a layer, so that memory of a
-GPU is of more use to the rest. What a user fixes stays as it is.
+target's layers as there is memory left for, counted from the last one. RPC servers hold layers
+as GPUs do, of the models that name them. The experts of a mixture of experts go last: a token
+reads a few of them, but all the rest of a layer, so a GPU's memory is better used for the
+rest. Numbers that a user sets stay as they are.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from localspec.llama.options import DEFAULT_SNAPSHOTS, LlamaOptions
 from localspec.llama.placement import chosen_gpus, has_experts, place_layers
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned, pair_memory
 
-# Memory of each GPU that a plan leaves free: for what its library takes for itself, the weights
-# in main memory that it copies there to read a prompt, and other programs. If that is not
-# enough, a GPU's library may end the process. llama.cpp leaves as much (--fit-target).
+# Memory of each GPU that a plan leaves free: for its library, for weights in main memory that
+# are copied there to read a prompt, and for other programs. If that is not enough, a GPU's
+# library may end the process. llama.cpp leaves as much (--fit-target).
 MARGIN_BYTES = 1 << 30
 # Share of a plan's GPU memory that the next plan may take, if the first found too little.
 _SHARES = (0.75, 0.5, 0.0)
-_FEWER_SNAPSHOTS = (4, 2, 1, 0)  # of a hybrid's states, if those that are wanted do not fit
+_FEWER_SNAPSHOTS = (4, 2, 1, 0)  # of a hybrid's states, if the wanted number does not fit
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Models with every choice of layers made, and what they were before; the target first."""
+    """Models with every choice of layers made. wanted: before the choices; the target first."""
 
     wanted: tuple[Planned, ...]
     models: tuple[Planned, ...]
@@ -38,14 +38,13 @@ class Plan:
 
     @property
     def memory(self) -> PairMemory:
-        """What the models take in the places that were chosen."""
+        """The memory that the models take."""
         return pair_memory(self.models, self.context_length, self.room)
 
     def fewer(self) -> Iterator[Plan]:
-        """Plans with fewer layers on GPUs, each with less than the one before.
+        """Plans with fewer and fewer layers on GPUs that fit into main memory.
 
-        None if no number of layers was left open, and none for which the main memory lacks
-        room.
+        There are none if the user fixed the number of layers.
         """
         taken, last = self.memory.gpu_bytes, self.models
         for share in _SHARES:
@@ -62,7 +61,7 @@ class Plan:
 
 
 def plan_layers(models: Sequence[Planned], context_length: int, room: MemoryRoom) -> Plan:
-    """The models with what they leave open chosen so that they fit, if they can.
+    """Choose what the options leave open, so that the models fit if they can.
 
     context_length: tokens.
     """
@@ -76,7 +75,7 @@ def plan_layers(models: Sequence[Planned], context_length: int, room: MemoryRoom
 
 
 def _left_open(target: Planned) -> Iterator[LlamaOptions]:
-    """The target's options with what they leave open of a head and snapshots, most first."""
+    """The target's options with each choice of head and snapshots, the largest first."""
     options, facts = target.options, head_facts(target.header)
     heads: list[bool | None] = [options.with_head]
     if options.with_head is None and facts is not None and not facts.why_not:
@@ -90,13 +89,13 @@ def _left_open(target: Planned) -> Iterator[LlamaOptions]:
         if most is None:
             most = DEFAULT_SNAPSHOTS
         for count in (most, *(fewer for fewer in _FEWER_SNAPSHOTS if fewer < most)):
-            if count or not with_head:  # a head is of no use without
+            if count or not with_head:  # a head needs snapshots
                 yield replace(chosen, num_snapshots=count)
 
 
 def _with_layers(wanted: tuple[Planned, ...], context_length: int, room: MemoryRoom) -> Plan:
-    """The models with the layers that they leave open chosen so that they fit, if they can."""
-    # What the margin keeps off a GPU goes there all the same if main memory cannot take it.
+    """Choose the layers that the options leave open, so that the models fit if they can."""
+    # The margin is used, too, if main memory cannot take the rest.
     for margin in (MARGIN_BYTES, 0):
         gpus = tuple(
             replace(gpu, free_bytes=max(0, gpu.free_bytes - margin)) for gpu in room.gpus
@@ -111,7 +110,7 @@ def _with_layers(wanted: tuple[Planned, ...], context_length: int, room: MemoryR
 def _chosen(
     wanted: tuple[Planned, ...], context_length: int, room: MemoryRoom
 ) -> tuple[Planned, ...]:
-    """The models with choices that the GPUs have memory for."""
+    """The models with the most layers that the GPUs have memory for."""
     if not room.gpus:
         return wanted
     models = [
@@ -128,9 +127,9 @@ def _chosen(
 
 
 class _Search:
-    """For the most layers of one model that fit beside the others.
+    """Finds the most layers of one model that fit beside the others.
 
-    others: the pair, of which the model at `index` is to be replaced.
+    others: the pair, in which the model at `index` is replaced.
     """
 
     def __init__(
@@ -148,11 +147,11 @@ class _Search:
         self._room = room
         self._num_layers = ModelShape(model.header).num_blocks + 1
         self._gpus = chosen_gpus(room.gpus, model.options)
-        # Else the layers on each are given by their number.
+        # Otherwise the number of layers decides how many each GPU gets.
         self._is_split_here = len(self._gpus) > 1 and not any(model.options.tensor_split)
 
     def best(self) -> Planned:
-        """The model with its choice made."""
+        """The model with the most layers on GPUs."""
         fixed = self._model.options.num_cpu_moe_layers
         options = self._most(fixed or 0)
         if fixed is None and has_experts(self._model.header) and not self._is_whole(options):
@@ -169,7 +168,7 @@ class _Search:
         return options.num_gpu_layers == self._num_layers
 
     def _most(self, num_cpu_moe_layers: int) -> LlamaOptions:
-        """The most layers with the experts of so many in the main memory."""
+        """The most layers, with the experts of that many layers in main memory."""
         base = self._model.options
         if num_cpu_moe_layers:
             base = replace(base, num_cpu_moe_layers=num_cpu_moe_layers)
@@ -193,7 +192,7 @@ class _Search:
         return self._split(base, counts)
 
     def _by_free_memory(self, options: LlamaOptions) -> list[int]:
-        """Layers of each GPU as libllama shares all of them."""
+        """Layers of each GPU if libllama divides all of them by free memory."""
         others = [model for at, model in enumerate(self._others) if at != self._index]
         taken = [0] * len(self._room.gpus)
         if others:
@@ -210,14 +209,14 @@ class _Search:
         return replace(options, num_gpu_layers=sum(counts), tensor_split=shares)
 
     def _fits(self, options: LlamaOptions) -> bool:
-        """Whether each GPU has room for the pair with the model opened so."""
+        """Whether each GPU has room for the pair with these options of the model."""
         self._others[self._index] = self._model._replace(options=options)
         memory = pair_memory(self._others, self._context_length, self._room)
         return not any(shortage.gpu for shortage in self._room.shortages(memory))
 
 
 def largest(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to the limit that fits, if all below it do; 0 needs no proof."""
+    """The largest number up to the limit that fits, if all below it do; 0 is not tried."""
     if fits(limit):
         return limit
     low, high = 0, limit - 1

@@ -1,4 +1,4 @@
-"""What could be better about an installation, each with what to do."""
+"""Problems of an installation, each with its remedy."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from localspec.presets.presets import load_presets
 _LITTLE_DISK_BYTES = 2_000_000_000
 _LITTLE_MEMORY_BYTES = 1_000_000_000
 _BUILDS = "https://github.com/abetlen/llama-cpp-python#installation"
-# The word of libllama's build for a feature, and the flag of a processor that has it.
+# libllama's name for a feature, and the processor's flag for it.
 _FEATURES = {"AVX2": "avx2", "FMA": "fma", "AVX512": "avx512f", "DOTPROD": "asimddp"}
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that could be better, and what to do about it."""
+    """A problem, and what to do about it."""
 
     what: str
     remedy: str
 
 
 def find_problems(found: Installation) -> list[Problem]:
-    """All problems, the serious ones first."""
+    """All problems, the most serious first."""
     return [*_faults(found), *_build(found), *_room(found), *_leftovers(found)]
 
 
@@ -49,7 +49,7 @@ def _faults(found: Installation) -> Iterator[Problem]:
 
 
 def _build(found: Installation) -> Iterator[Problem]:
-    """What the build of llama.cpp leaves unused."""
+    """Features that the build of llama.cpp does not use."""
     reinstall = (
         "python -m pip install --force-reinstall --no-deps --no-cache-dir --no-binary "
         f"llama-cpp-python llama-cpp-python=={found.packages['llama-cpp-python']}"
@@ -107,15 +107,15 @@ def _room(found: Installation) -> Iterator[Problem]:
 
 
 def _leftovers(found: Installation) -> Iterator[Problem]:
-    """What downloads have left unfinished."""
+    """Unfinished downloads."""
     presets = _presets_by_hash()
     for path, size in found.cache.unfinished.items():
         what = f"a download stopped after {size / 1e6:.1f} MB: {path}"
         preset = presets.get(path.name.removesuffix(PART_SUFFIX))
         if preset is not None:
-            yield Problem(what, f"Go on with: localspec download {preset}")
+            yield Problem(what, f"Continue with: localspec download {preset}")
         elif path.name.endswith(PART_SUFFIX):
-            yield Problem(what, "Repeat that download to go on with it, or delete the file.")
+            yield Problem(what, "Repeat the download to continue it, or delete the file.")
         else:
             yield Problem(what, "Another tool left it; once that has ended, delete the file.")
 

@@ -1,4 +1,4 @@
-"""The free memory of this machine, place by place, and what the models of a pair take of it."""
+"""The free memory of this machine, and the memory that the models of a pair take."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ from localspec.gguf_file.shape import ModelShape
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import chosen_gpus, is_in_main_memory, place_layers
-from localspec.preflight.memory import (
-    MemoryEstimate,
-    estimate_memory,
-    total_needed_bytes,
-    total_peak_bytes,
-)
+from localspec.preflight.memory import MemoryEstimate, estimate_memory
 from localspec.preflight.settings import with_suited_attention, with_suited_mapping
 from localspec.presets.preset import Role
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS
 
+_PROCESS_BYTES = 8 << 20  # code that is paged in: measured
+_SMALL_BYTES = 2 << 20  # a model's buffers that are too small to be listed: measured
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRoom:
-    """Free memory for models: the main one, and that of each device that libllama takes.
+    """Free memory for models: main memory, and that of each device that libllama uses.
 
-    gpus: devices of RPC servers first, then this machine's GPUs.
-
-    repacked: the tensor types that the processor repacks, see `tensor_types`.
+    gpus: devices of RPC servers first, then this machine's GPUs. repacked: the tensor types
+    that the processor repacks, see `tensor_types`.
     """
 
     main_bytes: int
@@ -36,12 +33,12 @@ class MemoryRoom:
     repacked: Mapping[str, float]
 
     def shortages(self, memory: PairMemory) -> list[Shortage]:
-        """Every place that has less than is needed there; none if all fits."""
+        """Every place that has less memory than is needed there; none if all fits."""
         main_bytes, found = memory.main_bytes, []
         for gpu, needed in zip(self.gpus, memory.gpu_bytes, strict=True):
             if is_in_main_memory(gpu):
                 main_bytes += needed
-            if needed > gpu.free_bytes and gpu.total_bytes > 0:  # else it does not say
+            if needed > gpu.free_bytes and gpu.total_bytes > 0:  # else unknown
                 found.append(Shortage(gpu.name, needed, gpu.free_bytes))
         if main_bytes > self.main_bytes:
             found.insert(0, Shortage("", main_bytes, self.main_bytes))
@@ -49,7 +46,7 @@ class MemoryRoom:
 
 
 class Shortage(NamedTuple):
-    """A place that has too little free memory. gpu: its name, or "" for the main memory."""
+    """A place with too little free memory. gpu: its name, or "" for main memory."""
 
     gpu: str
     needed_bytes: int
@@ -57,7 +54,7 @@ class Shortage(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A model, what it is for, and how it is to be opened but for the context."""
+    """A model to open, and its options without the context."""
 
     header: Header
     options: LlamaOptions = LlamaOptions()
@@ -66,7 +63,7 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PairMemory:
-    """What target, draft and head take at a context, in this order; roles: which are there."""
+    """The memory of target, draft and head at a context, in this order. roles: of `models`."""
 
     context_length: int
     models: tuple[MemoryEstimate, ...]
@@ -74,17 +71,17 @@ class PairMemory:
 
     @property
     def needed_bytes(self) -> int:
-        """Memory that must be there, all places together."""
-        return total_needed_bytes(self.models)
+        """Memory that must be free, all places together."""
+        return _PROCESS_BYTES + sum(_SMALL_BYTES + m.needed_bytes for m in self.models)
 
     @property
     def gpu_bytes(self) -> tuple[int, ...]:
-        """Memory that must be there on each GPU."""
+        """Memory that must be free on each GPU."""
         return tuple(map(sum, zip(*(model.gpu_bytes for model in self.models), strict=True)))
 
     @property
     def main_bytes(self) -> int:
-        """Memory that must be there in main memory."""
+        """Main memory that must be free."""
         return self.needed_bytes - sum(self.gpu_bytes)
 
     @property
@@ -97,12 +94,12 @@ class PairMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """What the process shows at most, above the interpreter's own."""
-        return total_peak_bytes(self.models)
+        """The largest size of the process, without the interpreter."""
+        return _PROCESS_BYTES + sum(_SMALL_BYTES + m.peak_bytes for m in self.models)
 
 
 def pair_memory(models: Sequence[Planned], context_length: int, room: MemoryRoom) -> PairMemory:
-    """What the models take, opened in this order: the target, then what drafts for it."""
+    """The memory that the models take, opened in this order: the target first."""
     estimates: list[MemoryEstimate] = []
     free_bytes = [gpu.free_bytes for gpu in room.gpus]
     for header, options, role in models:

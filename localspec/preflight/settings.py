@@ -1,17 +1,17 @@
-"""What a model is opened with where the user leaves it open: attention and mapping.
+"""Defaults for a model: flash attention, and whether its file is mapped.
 
-Attention on a CPU is fused, as GPUs like it, or done product by product. ggml's fused kernel
-("flash attention") takes the queries one at a time unless there are 64 or more of them, so what
-it costs to decode a few tokens grows quickly with the text: after 3000 cached tokens a 0.5B
-model takes 552 ms for 5 tokens with it and 133 ms without, and 162 against 86 ms for one. Those
-are the decodes of an answer, and of verifying a draft. It reads prompts of whole batches
-faster, by up to a fifth (see `options.graph_batch_size`), and in less memory.
+Attention on a CPU is fused, or done product by product. ggml's fused kernel ("flash attention")
+takes the queries one at a time unless there are 64 or more of them, so the cost of decoding a
+few tokens grows quickly with the text: after 3000 cached tokens a 0.5B model takes 552 ms for 5
+tokens with it and 133 ms without, and 162 against 86 ms for one. Those are the decodes of an
+answer, and of verifying a draft. It reads prompts of whole batches faster, by up to a fifth
+(see `options.graph_batch_size`), and in less memory.
 
-A model's file is mapped into memory, or read. ggml's CPU backend keeps many types of weights in
-an order of its own (see `repacked_types`). Of a mapped file they are in memory twice then: as
-the file's pages, which may go where memory is short, and as the copy. A file that is read is
-there once, but a large one that the system has cached loads several times more slowly (figures
-are in docs/log/against-llama-cpp.md). So small ones are read.
+A model's file is mapped into memory, or read. ggml's CPU backend repacks many types of weights
+(see `repacked_types`). The weights of a mapped file are then in memory twice: as the file's
+pages, which the system may drop where memory is short, and as the copy. A file that is read is
+in memory once, but a large one that the system has cached loads several times more slowly
+(figures are in docs/log/against-llama-cpp.md). So small ones are read.
 """
 
 from __future__ import annotations
@@ -24,18 +24,15 @@ from localspec.gguf_file.shape import ModelShape
 from localspec.llama.options import FlashAttention, LlamaOptions
 from localspec.preflight.memory import compute_bytes, repacked_bytes
 
-_MOST_BYTES = 128 << 20  # that it may take more: 32 heads do so at a context of 8192 tokens
-_PLAIN_TYPES = (None, "f32", "f16", "bf16")  # libllama has no other values without it
+_MOST_BYTES = 128 << 20  # more without it: as 32 heads need at a context of 8192 tokens
+_PLAIN_TYPES = (None, "f32", "f16", "bf16")  # of values that libllama has without it
 _MOST_READ_BYTES = 1 << 30
 
 
 def suited_attention(
     header: Header, context_length: int, max_outputs: int, *, uses_gpu: bool
 ) -> FlashAttention:
-    """ "off" if that is faster and takes little memory, else "auto", libllama's choice.
-
-    context_length: that it is opened with.
-    """
+    """ "off" if that is faster and takes little memory, else "auto", libllama's choice."""
     shape = ModelShape(header)
     if uses_gpu or shape.has_state or shape.is_latent:
         return "auto"
@@ -49,7 +46,7 @@ def suited_attention(
 def with_suited_attention(
     options: LlamaOptions, header: Header, context_length: int, *, uses_gpu: bool
 ) -> LlamaOptions:
-    """The options, with `suited_attention` where they leave it open."""
+    """The options, with `suited_attention` if they leave it open."""
     if options.flash_attention != "auto" or options.cache_type_v not in _PLAIN_TYPES:
         return options
     suited = suited_attention(header, context_length, options.max_outputs, uses_gpu=uses_gpu)
@@ -59,9 +56,9 @@ def with_suited_attention(
 def with_suited_mapping(
     options: LlamaOptions, header: Header, repacked: Mapping[str, float]
 ) -> LlamaOptions:
-    """The options, with a small file to be read if a good part of it is repacked.
+    """The options, with a small file read if more than a quarter of it is repacked.
 
-    repacked: the types that are, see `tensor_types`.
+    repacked: the types that are repacked, see `tensor_types`.
     """
     if options.use_mmap is not None:
         return options

@@ -48,7 +48,10 @@ def change_setting(conversation: Conversation, name: str, text: str) -> str:
     options = conversation.options
     value: Any = text
     if name == "think":
-        conversation.think = _thought_view(text)
+        views = get_args(ThoughtView)
+        if text not in views:
+            raise OptionError(f"think is {text!r}", f"Choose {', '.join(views)}.")
+        conversation.think = value
         return f"{name} {text}"
     if name == "quiet":
         conversation.is_quiet = _switch(name, text)
@@ -106,14 +109,6 @@ def _sampling_names() -> list[str]:
         for name in SamplingParams.__dataclass_fields__
         if isinstance(getattr(defaults, name), bool | int | float)
     ]
-
-
-def _thought_view(text: str) -> ThoughtView:
-    for view in get_args(ThoughtView):
-        if text == view:
-            chosen: ThoughtView = view
-            return chosen
-    raise OptionError(f"think is {text!r}", f"Choose {', '.join(get_args(ThoughtView))}.")
 
 
 def _value(name: str, text: str, old: object) -> bool | float | str:
