@@ -178,3 +178,38 @@ def test_what_lies_in_a_models_place_is_called_what_it_is(tmp_path, content, wha
     assert run("generate", "Hi", "-m", path).exit_code == 1
     imported = run("models", "import", tmp_path)
     assert f"Skipped: {path} {what}" in imported.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["generate", "Hi", "FILE"], "The model is given by -m FILE."),
+        (["generate", "FILE", "Hi"], "The model is given by -m FILE."),
+        (["generate", "FILE"], "PROMPT is a model file. The model is given by -m FILE."),
+        (["generate", "Hi", "qwen2-7b"], "The model is given by -m qwen2-7b."),
+        (["generate", "Hi", "hf:a/b/c.gguf"], "The model is given by -m hf:a/b/c.gguf."),
+        (["generate", "Hi", "a/b:Q4_0"], "The model is given by -m a/b:Q4_0."),
+        (["generate", "Tell", "me", "more"], "Put a prompt of several words in quotes."),
+        (["chat", "demo", "FILE"], "The draft model is given by --draft FILE."),
+        (["bench", "demo", "FILE"], "The draft model is given by --draft FILE."),
+        (["explain", "demo", "FILE"], "The draft model is given by --draft FILE."),
+        (["chat", "demo", "Hi"], "To ask one question: localspec generate -m MODEL PROMPT."),
+        (["chat", "-m", "FILE"], "Use: localspec chat MODEL."),
+        (["serve", "--model", "FILE"], "Use: localspec serve MODEL."),
+        (["doctor", "FILE"], "To look at a model: localspec explain FILE."),
+        (["FILE"], "Use: localspec chat FILE."),
+        (["models", "FILE"], "Use: localspec explain FILE."),
+    ],
+)
+def test_a_model_in_the_wrong_place_says_where_it_belongs(demo_target, arguments, hint):
+    file = str(demo_target)
+    result = run(*[argument.replace("FILE", file) for argument in arguments])
+    assert result.exit_code == 2
+    assert hint.replace("FILE", file) in result.stderr
+
+
+@pytest.mark.parametrize("words", [["bench", "demo", "more"], ["doctor", "more"], ["xyzzy"]])
+def test_a_word_that_is_not_a_model_has_no_hint_about_models(words):
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "model" not in result.stderr

@@ -109,6 +109,7 @@ _ELSEWHERE = {
     "cp": "localspec models alias SHORT MODEL",
     "create": "localspec models add NAME --target MODEL",
     "import": "localspec models import DIR",
+    "MODEL": "localspec chat MODEL",
     "help": "localspec --help",
     "version": "localspec --version",
 }

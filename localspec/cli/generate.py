@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,6 +126,8 @@ def _asked(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment],
         Attachment("stdin", read_input()) if str(path) == "-" else read_attachment(path)
         for path in files
     ]
+    if prompt is not None and prompt.endswith(".gguf") and os.path.isfile(prompt):
+        raise click.UsageError(f"PROMPT is a model file. The model is given by -m {prompt}.")
     has_input = prompt == "-" or not is_terminal(sys.stdin)
     if has_input and "-" not in map(str, files) and (piped := read_input()).strip():
         given.append(Attachment("stdin", piped))

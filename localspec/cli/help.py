@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,9 @@ import click
 
 from localspec.cli.device_options import DEVICE_NAMES
 from localspec.cli.sampling_options import SAMPLING_NAMES
-from localspec.errors import perhaps
+from localspec.errors import LocalspecError, perhaps
+from localspec.presets.preset import LocalModel
+from localspec.presets.source import parse_source
 
 # Options by topic. An option that is not listed here belongs to one command, and comes first.
 HEADINGS = {
@@ -20,11 +23,47 @@ HEADINGS = {
     "Device": DEVICE_NAMES,
     "Output": ("as_json", "logprobs", "details", "plot", "stats", "show_draft"),
 }
+# What to do with more words than a command takes, by its name.
+_NO_MODEL = {
+    "generate": "Put a prompt of several words in quotes.",
+    "chat": "To ask one question: localspec generate -m MODEL PROMPT.",
+}
+_MODEL_FLAGS = ("-m", "--model")  # of `generate` alone
 _WHOLE = 1000  # characters of a command's summary: it is wrapped, never cut
 
 
 class Command(click.Command):
-    """A command with its options in groups."""
+    """A command with its options in groups. Its errors say where a model belongs."""
+
+    allow_extra_args = True  # `parse_args` refuses them, and says where they belong
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises click.UsageError."""
+        try:
+            extra = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if {"model", "models"} & self._param_names() and error.option_name in _MODEL_FLAGS:
+                ctx.fail(f"{error.message} Use: {ctx.command_path} MODEL.")
+            raise
+        if extra and not ctx.resilient_parsing:  # as in completion
+            several = "s" if len(extra) > 1 else ""
+            message = f"Got unexpected extra argument{several} ({' '.join(extra)})."
+            ctx.fail(f"{message} {self._place_of(extra, ctx.params.get('prompt'))}".strip())
+        return extra
+
+    def _param_names(self) -> set[str | None]:
+        return {param.name for param in self.params}
+
+    def _place_of(self, extra: list[str], prompt: str | None) -> str:
+        """Where the arguments belong that the command has no place for."""
+        model = next(filter(_is_model, [*extra, prompt or ""]), None)
+        if model is None:
+            return _NO_MODEL.get(self.name or "", "")
+        if prompt is not None:
+            return f"The model is given by -m {model}."
+        if "draft" in self._param_names():
+            return f"The draft model is given by --draft {model}."
+        return f"To look at a model: localspec explain {model}."
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups that the command has options in."""
@@ -34,7 +73,8 @@ class Command(click.Command):
 class Group(click.Group):
     """Several commands, each with its whole summary.
 
-    elsewhere: names of commands in other programs, and the command here.
+    elsewhere: names of commands in other programs, or MODEL for the name of any model, and the
+    command here.
     """
 
     command_class = Command
@@ -53,6 +93,8 @@ class Group(click.Group):
         is_unknown = self.get_command(ctx, name) is None and not name.startswith("-")
         if is_unknown and not ctx.resilient_parsing:  # as in completion
             here = self._elsewhere.get(name)
+            if here is None and _is_model(name):
+                here = self._elsewhere.get("MODEL", "").replace("MODEL", name)
             hint = f"Use: {here}." if here else perhaps(name, self.list_commands(ctx))
             ctx.fail(f"No such command {name!r}. {hint}".strip())
         return super().resolve_command(ctx, args)
@@ -73,6 +115,14 @@ class Group(click.Group):
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+def _is_model(word: str) -> bool:
+    """Whether a word can only be the name of a model."""
+    with contextlib.suppress(LocalspecError, OSError):
+        source = parse_source(word, "target")
+        return not isinstance(source, LocalModel) or source.path.suffix.lower() == ".gguf"
+    return False
 
 
 def _write_options(

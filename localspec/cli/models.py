@@ -45,6 +45,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("pull", "get", "download"), "localspec download PRESET"),
     **dict.fromkeys(("rm", "delete"), "localspec models remove PRESET"),
     **dict.fromkeys(("use", "set"), "localspec models default PRESET"),
+    "MODEL": "localspec explain MODEL",
 }
 
 
