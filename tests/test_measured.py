@@ -88,15 +88,15 @@ def test_the_estimate_counts_down():
     now = 100.0
     line = ProgressLine(60.0, lambda: now)
     assert line.text() == "Starting · 0:00, at most 1:00 left"
-    line.tell("Comparing", None)
+    line.report("Comparing", None)
     now = 110.0
     assert line.text() == "Comparing · 0:10, at most 0:50 left"
-    line.tell("Checking", 20.0)
+    line.report("Checking", 20.0)
     assert line.text() == "Checking · 0:10, about 0:20 left"
     now = 115.0
-    line.tell("Checking", 20.0)  # a sign of life
+    line.report("Checking", 20.0)  # a sign of life
     assert line.text() == "Checking · 0:15, about 0:15 left"
-    line.tell("Checking", 200.0)
+    line.report("Checking", 200.0)
     assert line.text() == "Checking · 0:15, at most 0:45 left"
     now = 190.0
     assert line.text() == "Checking · 1:30, at most 0:00 left"
@@ -105,10 +105,10 @@ def test_the_estimate_counts_down():
 def test_without_a_limit_nothing_is_promised_before_it_is_known():
     now = 0.0
     line = ProgressLine(None, lambda: now)
-    line.tell("Timing decodes", None)
+    line.report("Timing decodes", None)
     now = 4000.0
     assert line.text() == "Timing decodes · 1:06:40"
-    line.tell("Comparing", 3599.0)
+    line.report("Comparing", 3599.0)
     assert line.text() == "Comparing · 1:06:40, about 59:59 left"
 
 

@@ -1,1 +1,1 @@
-"""What `verify` and `bench` measure: whether drafting is lossless, and what it gains."""
+"""The measurements of `verify` and `bench`: whether drafting is lossless, and its gain."""

@@ -55,7 +55,7 @@ class _Main(Group):
             click.echo(error_lines(error), err=True)
             code = exit_codes.USAGE if isinstance(error, OptionError) else exit_codes.FAILED
         except OSError as error:
-            # The reader of our output has gone, or the disk is full. What is still buffered is
+            # The reader of our output has gone, or the disk is full. The rest of the buffer is
             # discarded, so that the interpreter does not complain at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             if error.filename or error.errno not in _READER_GONE:

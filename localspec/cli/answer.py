@@ -48,7 +48,7 @@ def write_answer(answer: Answer, *, show_draft: bool) -> Reply:
 def note_limits(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> None:
     """Note that an answer was cut off, and which parts of its JSON schema were not enforced.
 
-    On a pipe, an answer that was cut off at --max-tokens is what was asked for.
+    On a pipe there is no note at --max-tokens: the limit was asked for.
     """
     is_full = max_tokens is not None and len(reply.token_ids) >= max_tokens
     if reply.finish_reason == "length" and not is_full:

@@ -42,8 +42,8 @@ class Conversation:
     the last one and its answer. pending: a question that a killed process left unanswered.
     last: the latest reply. lock: the session's lock, held while the session is in use.
     keeps_caches: whether the caches are saved at the end, too. text_so_far: of the
-    answer that is being continued. is_saved: whether the session's file is up to date. told:
-    the last error of saving that was shown.
+    answer that is being continued. is_saved: whether the session's file is up to date.
+    shown_error: the last error of saving that was shown.
     """
 
     engine: BaseEngine
@@ -62,7 +62,7 @@ class Conversation:
     keeps_caches: bool = False
     text_so_far: str = ""
     is_saved: bool = False
-    told: str = ""
+    shown_error: str = ""
 
     @property
     def is_kept(self) -> bool:
@@ -155,19 +155,19 @@ class Conversation:
         self.is_saved = False
         try:
             save_session(self.session, self.chat, pending=pending or self.pending)
-            self.is_saved, self.told = True, ""
+            self.is_saved, self.shown_error = True, ""
         except SessionError as error:
-            before, self.told = self.told, error_lines(error)
-            if self.told != before:
-                click.echo(self.told, err=True)
+            before, self.shown_error = self.shown_error, error_lines(error)
+            if self.shown_error != before:
+                click.echo(self.shown_error, err=True)
 
     def leave(self) -> None:
-        """Write what could not be written before, and the caches if they are to be kept.
+        """Write the session if that failed before, and the caches if they are to be kept.
 
         Errors are shown.
         """
         if not self.is_kept:
-            self.told = ""
+            self.shown_error = ""
             self.save()
         if self.session is None or not self.keeps_caches:
             return

@@ -11,7 +11,7 @@ from localspec.llama.options import ALL_LAYERS, LlamaOptions
 from localspec.rpc_address import checked_addresses
 
 
-def rpc_servers(
+def parse_servers(
     _context: click.Context, _option: click.Parameter, text: str | None
 ) -> tuple[str, ...] | None:
     """Comma-separated addresses of RPC servers; "none" means no server."""
@@ -20,7 +20,7 @@ def rpc_servers(
     return () if text == "none" else checked_addresses(text.split(","))
 
 
-def _shares(
+def _parse_shares(
     _context: click.Context, _option: click.Parameter, text: str | None
 ) -> tuple[float, ...]:
     try:
@@ -32,13 +32,13 @@ def _shares(
 RPC_OPTION = keyword_option(
     "rpc",
     "llama.cpp RPC servers that hold layers of the target, too. [default: the preset's]",
-    callback=rpc_servers,
+    callback=parse_servers,
     metavar="HOST:PORT,…",
 )
 TENSOR_SPLIT_OPTION = keyword_option(
     "tensor_split",
     "Shares of the RPC servers, then of the GPUs, in their order. [default: by free memory]",
-    callback=_shares,
+    callback=_parse_shares,
     metavar="A,B,…",
 )
 

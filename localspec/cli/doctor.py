@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from localspec.cli.device_options import rpc_servers
+from localspec.cli.device_options import parse_servers
 from localspec.cli.flags import json_option
 from localspec.cli.help import Command
 from localspec.cli.json_output import to_json, write_json
@@ -21,7 +21,7 @@ from localspec.preflight.problems import find_problems
 @json_option("object with everything found")
 @click.option(
     "--rpc",
-    callback=rpc_servers,
+    callback=parse_servers,
     metavar="HOST:PORT,…",
     help="Check these RPC servers, too.",
 )

@@ -129,7 +129,7 @@ def _no_pair(found: Explanation) -> list[tuple[str, str]]:
 
 
 def _head(head: HeadReport) -> str:
-    """What the head is, and whether it can be used."""
+    """The head, and whether it can be used."""
     what = f"{head.description} of {readable_bytes(head.size_bytes)} in the target's file"
     if head.is_apart:
         place = "on this machine" if head.is_here else "to download"
@@ -197,7 +197,7 @@ def _memory_lines(found: Explanation) -> list[tuple[str, str]]:
 
 
 def _fit(found: Explanation) -> str:
-    """Whether it fits, and what else would."""
+    """Whether it fits, and the limits of what fits."""
     longest = "and no context would"
     if found.largest_context:
         longest = f"a context of up to {found.largest_context} would"

@@ -36,7 +36,7 @@ def with_all(options: Sequence[Decorator], command: Callable[..., Any]) -> Calla
 
 
 def json_option(what: str) -> Decorator:
-    """Decorate a command with --json. what: what it prints then."""
+    """Decorate a command with --json. what: the rest of its help."""
     return click.option("--json", "as_json", is_flag=True, help=f"Print one JSON {what}.")
 
 

@@ -23,7 +23,7 @@ HEADINGS = {
     "Device": DEVICE_NAMES,
     "Output": ("as_json", "logprobs", "details", "plot", "stats", "show_draft"),
 }
-# What to do with more words than a command takes, by its name.
+# The hint for extra words that are not a model's name, by command.
 _NO_MODEL = {
     "generate": "Put a prompt of several words in quotes.",
     "chat": "To ask one question: localspec generate -m MODEL PROMPT.",
@@ -43,7 +43,7 @@ class Command(click.Command):
             extra = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             if {"model", "models"} & self._param_names() and error.option_name in _MODEL_FLAGS:
-                ctx.fail(f"{error.message} Use: {ctx.command_path} MODEL.")
+                ctx.fail(f"{error.message} Use: localspec {self.name} MODEL.")
             raise
         if extra and not ctx.resilient_parsing:  # as in completion
             several = "s" if len(extra) > 1 else ""

@@ -1,4 +1,4 @@
-"""What commands write with --json."""
+"""The output of commands with --json."""
 
 from __future__ import annotations
 

@@ -24,35 +24,35 @@ def measured(
 ) -> Measured:
     """The function's result for the engine; after Ctrl-C or the limit, the result so far."""
     line = ProgressLine(seconds, time.monotonic)
-    watch = Watch(line.tell)
+    watch = Watch(line.report)
     with cancel_on_interrupt(watch.cancellation.request), waiting(line.text):
         return engine._measure(function, *arguments, watch=watch, seconds=seconds, **keywords)
 
 
 class ProgressLine:
-    """The line that says what is being done, for how long, and how long it will take."""
+    """The progress line: the stage, the time spent and the time left."""
 
     def __init__(self, limit_s: float | None, clock: Callable[[], float]) -> None:
         self._limit_s = limit_s
         self._clock = clock
         self._started_s = clock()
-        self._told: tuple[str, float | None] = ("Starting", None)
-        self._told_s = self._started_s
+        self._reported: tuple[str, float | None] = ("Starting", None)
+        self._reported_s = self._started_s
 
-    def tell(self, stage: str, seconds_left: float | None) -> None:
-        """See `watch.Watch`. A repeated report does not restart the estimate."""
-        if (stage, seconds_left) != self._told:
-            self._told, self._told_s = (stage, seconds_left), self._clock()
+    def report(self, stage: str, seconds_left: float | None) -> None:
+        """Take a report of `watch.Watch`. A repeated one does not restart the estimate."""
+        if (stage, seconds_left) != self._reported:
+            self._reported, self._reported_s = (stage, seconds_left), self._clock()
 
     def text(self) -> str:
         """The line now; from any thread."""
         now = self._clock()
-        stage, seconds_left = self._told
+        stage, seconds_left = self._reported
         spent_s = now - self._started_s
         text = f"{stage} · {clock_time(spent_s)}"
         most_s = None if self._limit_s is None else max(0.0, self._limit_s - spent_s)
         if seconds_left is not None:
-            left_s = max(0.0, seconds_left - (now - self._told_s))
+            left_s = max(0.0, seconds_left - (now - self._reported_s))
             if most_s is None or left_s < most_s:
                 return f"{text}, about {clock_time(left_s)} left"
         return text if most_s is None else f"{text}, at most {clock_time(most_s)} left"

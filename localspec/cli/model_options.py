@@ -48,7 +48,7 @@ def _model_option(role: str, text: str, **more: Any) -> Decorator:
 
 
 def context_option(default: str) -> Decorator:
-    """Decorate a command with --ctx. default: what help says of it."""
+    """Decorate a command with --ctx. default: as help shows it."""
     return keyword_option(
         "context_length",
         f"Context in tokens. [default: {default}]",

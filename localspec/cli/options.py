@@ -59,7 +59,7 @@ class PairOptions:
     def open_engine(self) -> BaseEngine:
         """Load the pair; with RPC servers in a process of its own, since they may crash it.
 
-        Raises what `localspec.load` and `choose_model` raise.
+        Raises the errors of `localspec.load` and `choose_model`.
         """
         # Imported here: completion must not load an engine.
         from localspec.engine.loading import load
@@ -112,7 +112,9 @@ class PairOptions:
         )
 
 
-def _draft_tokens(_context: click.Context, _option: click.Parameter, text: str) -> int | None:
+def _parse_draft_tokens(
+    _context: click.Context, _option: click.Parameter, text: str
+) -> int | None:
     """A number of draft tokens; "auto" is None."""
     try:
         return None if text == "auto" else int(text)
@@ -157,7 +159,7 @@ _OPTIONS = [
     target_draft_head(),
     click.option(
         "--draft-tokens",
-        callback=_draft_tokens,
+        callback=_parse_draft_tokens,
         metavar="N|auto",
         default="auto",
         show_default=True,

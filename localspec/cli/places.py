@@ -7,7 +7,7 @@ from localspec.preflight.room import MemoryRoom, PairMemory
 
 
 def place_lines(memory: PairMemory, room: MemoryRoom) -> list[str]:
-    """A line for each memory: what is needed, what is free, and for which layers."""
+    """A line for each memory: needed and free bytes, and the layers that go there."""
     lines = [_line("main memory", memory.main_bytes, room.main_bytes, _in_main_memory(memory))]
     for index, gpu in enumerate(room.gpus):
         parts = [

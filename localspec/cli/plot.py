@@ -1,4 +1,4 @@
-"""The plot of `localspec bench`: what steps cost, and what drafting gains."""
+"""The plot of `localspec bench`: the costs of steps and the gains of drafting."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _visible(character: str) -> str:
     code = ord(character)
     if code < 0x20:
         return chr(0x2400 + code)
-    # Cc: controls. Bidi embeddings, overrides and isolates reorder what surrounds them.
+    # Cc: controls. Bidi embeddings, overrides and isolates reorder the text around them.
     if unicodedata.category(character) == "Cc" or unicodedata.bidirectional(character) in (
         "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI",
     ):  # fmt: skip
@@ -103,7 +103,7 @@ def _mark(text: str, provenance: Provenance) -> tuple[str, str | None]:
 
 
 def show_legend() -> None:
-    """Print on stderr what the colours or brackets mean."""
+    """Print the meaning of the colours or brackets on stderr."""
     for provenance, (_, _, _, meaning) in _MARKS.items():
         text, colour = _mark(provenance.value, provenance)
         marked = click.style(text, fg=colour) if colour else text

@@ -149,8 +149,8 @@ def serve(  # noqa: PLR0913  each is an option of the command
             served.open_first()
         server = Server(served, Limits())
         first = served.all[0]
-        told = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
-        runner = Runner(server.app(access), lambda: click.echo(told, err=True), server.stop)
+        settings = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
+        runner = Runner(server.app(access), lambda: click.echo(settings, err=True), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped
             runner.run(sockets=[listening])
 

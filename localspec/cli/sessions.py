@@ -89,9 +89,9 @@ def show_session(*, name: str) -> None:
         if message["role"] == "assistant":
             _show_answer(message["content"], write)
             continue
-        begin = "> " if message["role"] == "user" else f"{_speaker(message)}: "
+        prefix = "> " if message["role"] == "user" else f"{_speaker(message)}: "
         text = printable(message["content"]).replace("\n", "\n  ")
-        write(f"{begin}{text}\n\n", None)
+        write(f"{prefix}{text}\n\n", None)
     if session.pending:
         write(f"> {printable(session.pending)}\n\n", None)
         note("(not answered yet)")

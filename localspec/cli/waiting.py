@@ -1,4 +1,4 @@
-"""A line on stderr that says what a command waits for, if that takes long."""
+"""A line on stderr while a command waits for something that takes long."""
 
 from __future__ import annotations
 

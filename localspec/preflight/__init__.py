@@ -1,1 +1,1 @@
-"""What is known about a pair before it is loaded: what it takes, whether it fits and pays."""
+"""Facts about a pair before it is loaded: its memory, whether it fits and pays."""

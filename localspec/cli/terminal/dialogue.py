@@ -170,7 +170,7 @@ def _modes_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _echo_off() -> Iterator[None]:
-    """While the block runs, the terminal does not show what is typed.
+    """While the block runs, the terminal does not show typed text.
 
     It would mix with the output. It is not lost: the next read gets it. The Windows console
     shows nothing by itself.

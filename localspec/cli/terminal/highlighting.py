@@ -13,22 +13,17 @@ from pygments.util import ClassNotFound
 from localspec.cli.terminal.wrapping import Style
 
 PLAIN_CODE = Style(color="cyan")  # if the language is missing or unknown
-# The first match counts. Dim, not grey: some palettes have no grey.
+# Dim, not grey: some palettes have no grey.
 _STYLES = (
-    (Comment, Style(dim=True)),
-    (Keyword, Style(color="magenta")),
-    (Operator.Word, Style(color="magenta")),
-    (Name.Tag, Style(color="magenta")),
-    (String, Style(color="green")),
-    (Number, Style(color="yellow")),
-    (Name.Variable, Style(color="yellow")),
-    (Name.Function, Style(color="cyan")),
-    (Name.Class, Style(color="cyan")),
-    (Name.Builtin, Style(color="cyan")),
-    (Name.Decorator, Style(color="cyan")),
-    (Name.Attribute, Style(color="cyan")),
-    (Generic.Deleted, Style(color="red")),
-    (Generic.Inserted, Style(color="green")),
+    ((Comment,), Style(dim=True)),
+    ((Keyword, Operator.Word, Name.Tag), Style(color="magenta")),
+    ((String, Generic.Inserted), Style(color="green")),
+    ((Number, Name.Variable), Style(color="yellow")),
+    (
+        (Name.Function, Name.Class, Name.Builtin, Name.Decorator, Name.Attribute),
+        Style(color="cyan"),
+    ),
+    ((Generic.Deleted,), Style(color="red")),
 )
 # Whatever a line leaves open ends here: most lexers know a comment or a text of several
 # lines only by its end.
@@ -56,14 +51,14 @@ class Highlighter:
         return [(lines, PLAIN_CODE)]
 
     def _runs(self, lexer: Lexer, lines: str) -> Iterator[tuple[str, Style]]:
-        begin = len(self._above)
+        start = len(self._above)
         text = self._above + lines
         is_open = False
         for at, kind, value in lexer.get_tokens_unprocessed(text + _ENDS):
             if at >= len(text):
                 break
             is_open = kind in String or kind in Comment
-            if piece := value[max(begin - at, 0) : len(text) - at]:
+            if piece := value[max(start - at, 0) : len(text) - at]:
                 yield piece, _style(kind)
         self._above = text if is_open or len(text) < _MAX_ABOVE else ""
 
@@ -76,4 +71,6 @@ def _lexer(language: str) -> Lexer | None:
 
 
 def _style(kind: Any) -> Style:
-    return next((style for parent, style in _STYLES if kind in parent), Style())
+    return next(
+        (style for kinds, style in _STYLES if any(kind in one for one in kinds)), Style()
+    )

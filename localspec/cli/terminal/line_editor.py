@@ -60,10 +60,10 @@ class LineEditor:
         was_emptied = False
         while True:
             click.echo()
-            begun = prefill(was_emptied)
+            default = prefill(was_emptied)
             try:
                 with meanwhile():
-                    text = self._read(begun)
+                    text = self._read(default)
             except EOFError:
                 return
             except KeyboardInterrupt:
@@ -138,16 +138,16 @@ class _CommandCompleter(Completer):
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterator[Completion]:
-        command, space, begun = document.text_before_cursor.partition(" ")
+        command, space, typed = document.text_before_cursor.partition(" ")
         values = self._commands.get(command, tuple)
         if not space:
-            begun, values = command, self._commands.keys
+            typed, values = command, self._commands.keys
         if values is None:
-            yield from self._paths.get_completions(Document(begun), complete_event)
+            yield from self._paths.get_completions(Document(typed), complete_event)
             return
         for value in values():
-            if command.startswith("/") and value.startswith(begun):
-                yield Completion(value, start_position=-len(begun))
+            if command.startswith("/") and value.startswith(typed):
+                yield Completion(value, start_position=-len(typed))
 
 
 class _PrivateHistory(FileHistory):

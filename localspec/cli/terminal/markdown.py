@@ -17,8 +17,8 @@ from localspec.cli.terminal.wrapping import Style, WrappedWriter
 _RULE_COLUMNS = 40
 _MAX_WAIT = 400  # characters for which a marker is held back
 
-# Constructs within a line. Emphasis does not begin before a space, nor "_" within a word.
-# Of what can be escaped only Markdown's own markers count: other backslashes are LaTeX.
+# Constructs within a line. Emphasis does not start before a space, nor "_" within a word.
+# Only Markdown's own markers can be escaped: other backslashes are LaTeX.
 _INLINE = re.compile(
     r"(?P<code>(?P<ticks>`+)(?!`)(?P<code_text>.+?)(?<!`)(?P=ticks)(?!`))"
     r"|\*\*(?=\S)(?P<strong>.+?)(?<=\S)\*\*(?!\*)"
@@ -29,7 +29,7 @@ _INLINE = re.compile(
     r"|\\(?P<escaped>[-*_`#|~.+\\])"
 )
 _MARKER = re.compile(r"[`*\[\\!]|(?<!\w)_")
-# What may still become one of the constructs when more comes.
+# Text that may still become one of the constructs when more comes.
 _OPEN = re.compile(
     r"`.*|\*{1,3}(?:[^\s*].*)?|_{1,2}(?:[^\s_].*)?"
     r"|!?\[[^\[\]]*(?:\](?:\([^()\s]*)?)?|!|\\"
@@ -42,7 +42,7 @@ _BLOCK = re.compile(
 )
 _RULE = re.compile(r" {0,3}([-*_])( *\1){2,} *")
 _LANGUAGE = re.compile(r"[^\s{}=,:.][^\s{}=,:]*")  # "python", "{.python .x}", "c++ title=a"
-# What a line can begin with as long as it may still become one of the above.
+# The start of a line that may still become one of the above.
 _UNDECIDED = re.compile(r" *([-*+_>#|`~ ]*|\d{1,9}[.)]?|\d{1,9}[.)] +|[-*+] +)")
 
 
@@ -53,7 +53,7 @@ class MarkdownWriter:
         self._out = out
         self._width = out.width
         self._line = ""  # the current line so far
-        self._begun = False  # whether its kind is known and its text is being written
+        self._is_started = False  # whether its kind is known and its text is being written
         self._done = 0  # characters of it that are written
         self._style = Style()  # of the current line
         self._fence = ""  # the one that the code around us began with, behind its indent
@@ -75,12 +75,12 @@ class MarkdownWriter:
 
     def push(self, text: str) -> None:
         """More of the answer."""
-        if self._is_hidden and (begin := text.lstrip()):
-            self._push(text.removesuffix(begin))
+        if self._is_hidden and (new := text.lstrip()):
+            self._push(text.removesuffix(new))
             self._write_code()
             self._out.show()
             self._is_hidden, self._is_behind_code, self._stands_apart = False, False, True
-            text = begin
+            text = new
         self._push(text)
         self._write_code()
 
@@ -90,12 +90,12 @@ class MarkdownWriter:
             self._line += piece
             if newline:
                 self._end_line()
-            elif self._begun or self._begin_line():
+            elif self._is_started or self._start_line():
                 self._write_decided()
 
     def finish(self) -> None:
-        """The answer has ended: write what is held back, and end the line."""
-        if self._line or self._begun:
+        """The answer has ended: write the text that is held back, and end the line."""
+        if self._line or self._is_started:
             self._end_line()
         self._write_code()
         self._flush_table()
@@ -104,11 +104,11 @@ class MarkdownWriter:
 
     def _end_line(self) -> None:
         """The current line is complete."""
-        line, begun = self._line, self._begun
-        if not begun and self._is_block_line(line):
+        line, is_started = self._line, self._is_started
+        if not is_started and self._is_block_line(line):
             self._line = ""
             return
-        if not begun:
+        if not is_started:
             self._flush_table()
             self._leave_code(line)
             if self._stands_apart and not line.strip():
@@ -117,7 +117,7 @@ class MarkdownWriter:
             self._start_style()
         self._write_styled(self._line, self._style, self._done, len(self._line))
         self._out.newline()
-        self._line, self._begun, self._done, self._style = "", False, 0, Style()
+        self._line, self._is_started, self._done, self._style = "", False, 0, Style()
         self._stands_apart = not line.strip()
 
     def _is_block_line(self, line: str) -> bool:
@@ -139,11 +139,11 @@ class MarkdownWriter:
         block = _BLOCK.match(line)
         if block and block["fence"] and "`" not in line[block.end() :]:
             self._flush_table()
-            self._begin_code(block[0], line[block.end() :])
+            self._start_code(block[0], line[block.end() :])
             return True
         return False
 
-    def _begin_code(self, fence: str, info: str) -> None:
+    def _start_code(self, fence: str, info: str) -> None:
         """Write the language, with a blank line above."""
         if not self._stands_apart:
             self._out.newline()
@@ -185,7 +185,7 @@ class MarkdownWriter:
             self._out.newline()
         self._is_behind_code = False
 
-    def _begin_line(self) -> bool:
+    def _start_line(self) -> bool:
         """Whether the line's kind is known and it can be written word by word."""
         if self._fence or self._line.lstrip().startswith(("|", "```", "~~~")):
             return False
@@ -194,40 +194,40 @@ class MarkdownWriter:
         self._flush_table()
         self._leave_code(self._line)
         self._start_style()
-        self._begun = True
+        self._is_started = True
         return True
 
     def _start_style(self) -> None:
-        """Take the line's prefix off, and write what stands for it."""
+        """Write the symbol for the line's prefix."""
         block = _BLOCK.match(self._line)
         if block is None or block["fence"]:
             self._done = len(self._line) - len(self._line.lstrip(" "))
-            self._out.begin(" " * min(self._done, self._width() // 3))
+            self._out.start_line(" " * min(self._done, self._width() // 3))
             return
         self._done = block.end()
         if block["heading"]:
             self._style = Style(bold=True, color="magenta")
-            self._out.begin("")
+            self._out.start_line("")
         elif block["quote"]:
             self._style = Style(italic=True)
-            self._out.begin("│ " * block["quote"].count(">"))
+            self._out.start_line("│ " * block["quote"].count(">"))
         else:
             mark = block["bullet"]
             indent = " " * min(len(block["indent"]), self._width() // 3)
-            self._out.begin(indent + ("• " if mark in "-*+" else f"{mark} "))
+            self._out.start_line(indent + ("• " if mark in "-*+" else f"{mark} "))
 
     def _write_decided(self) -> None:
-        """Write the line's text up to what may become more than itself."""
+        """Write the line's text up to a construct that may not be complete."""
         at = self._done
         while marker := _MARKER.search(self._line, at):
-            begin = marker.start()
-            found = _INLINE.match(self._line, begin)
+            start = marker.start()
+            found = _INLINE.match(self._line, start)
             if found and found.end() < len(self._line):
                 at = found.end()
                 continue
-            # A construct that ends where the text ends so far can go on: "*", then "*".
-            if len(self._line) - begin <= _MAX_WAIT and (
-                found or _OPEN.fullmatch(self._line, begin)
+            # A construct at the end of the text so far may continue: "*", then "*".
+            if len(self._line) - start <= _MAX_WAIT and (
+                found or _OPEN.fullmatch(self._line, start)
             ):
                 break
             at = marker.end()
@@ -236,7 +236,7 @@ class MarkdownWriter:
         self._done = decided
 
     def _write_styled(self, text: str, style: Style, at: int, end: int) -> None:
-        """Write text[at:end]; what stands before it decides whether "_" is a marker."""
+        """Write text[at:end]; the text before it decides whether "_" is a marker."""
         while found := _INLINE.search(text, at, end):
             self._out.words(text[at : found.start()], style)
             at = found.end()

@@ -39,7 +39,7 @@ class WrappedWriter:
         self._gap = ""  # blank space before the word
         self._word: list[tuple[str, Style]] = []  # characters that no line ends between
 
-    def begin(self, prefix: str) -> None:
+    def start_line(self, prefix: str) -> None:
         """Start a line with `prefix`; wrapped lines are indented as far."""
         self._write(prefix)
         self._column = cell_len(prefix)
@@ -101,7 +101,7 @@ class WrappedWriter:
         if not self._word:
             return
         size = cell_len("".join(character for character, _ in self._word))
-        # The last column stays free: terminals differ in what they do when it is filled.
+        # The last column stays free: terminals differ when it is filled.
         room = max(self.width() - 1, 1)
         if self._column + len(self._gap) + size > room and self._column > len(self._indent):
             self._write("\n" + self._indent)
@@ -117,7 +117,7 @@ class WrappedWriter:
             run += character
         self._write(self._styled(run, style))
         self._column += size
-        while self._column > room + 1:  # the terminal has wrapped what is wider than it
+        while self._column > room + 1:  # the terminal has wrapped it
             self._column -= room + 1
         self._gap, self._word = "", []
 
