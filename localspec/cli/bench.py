@@ -14,7 +14,6 @@ from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
 from localspec.cli.model_options import model_argument
 from localspec.cli.options import PairOptions, pair_options, prompt_tokens, seconds_option
-from localspec.cli.plot import check_plot, write_plot
 
 _DEFAULT_TOKENS = 128
 
@@ -76,7 +75,7 @@ def bench(  # noqa: PLR0913  each is an option of the command
     # Imported here, because shell completion must not load an engine.
     from localspec.checks.bench import run_bench
     from localspec.checks.limit import EndedBy
-    from localspec.cli.bench_report import bench_json, bench_text
+    from localspec.cli.bench_report import bench_json, bench_text, check_plot, write_plot
     from localspec.cli.measured import measured
 
     if plot is not None:

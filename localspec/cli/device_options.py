@@ -91,8 +91,8 @@ DEVICE_NAMES = (
 )
 
 
-def take_model_options(values: dict[str, Any]) -> tuple[LlamaOptions, LlamaOptions]:
-    """Move the options above, except rpc, from a command's values to target and draft.
+def take_model_options(values: dict[str, Any]) -> dict[str, LlamaOptions]:
+    """Move the options above, except rpc, from a command's values to those of both models.
 
     Raises OptionError for a value outside its range.
     """
@@ -103,5 +103,7 @@ def take_model_options(values: dict[str, Any]) -> tuple[LlamaOptions, LlamaOptio
     for name in ("num_threads", "num_gpu_layers"):
         if of_draft[name] is None:
             of_draft[name] = given[name]
-    target = LlamaOptions(**given, num_cpu_moe_layers=experts)
-    return target, LlamaOptions(**given | of_draft)
+    return {
+        "target_options": LlamaOptions(**given, num_cpu_moe_layers=experts),
+        "draft_options": LlamaOptions(**given | of_draft),
+    }

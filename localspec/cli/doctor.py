@@ -10,7 +10,7 @@ from localspec.cli.help import Command
 from localspec.cli.json_output import to_json, write_json
 from localspec.cli.places import place_lines
 from localspec.cli.quantities import readable_bytes
-from localspec.cli.screen import in_flags, printable
+from localspec.cli.screen import in_flags, titled
 from localspec.llama.devices import Device
 from localspec.machine import Cores
 from localspec.preflight.installation import Installation, inspect_installation
@@ -47,43 +47,41 @@ def doctor(*, as_json: bool, rpc: tuple[str, ...] | None) -> None:
         write_json(to_json(found) | more | {"problems": problems})
         return
     heads = _heads(missing_functions(reads_layers=False), missing_functions(reads_layers=True))
-    lines = [f"{name:<11}{text}" for name, text in _lines(found, heads)]
-    lines += [f"\nProblem    {one.what}\nRemedy     {in_flags(one.remedy)}" for one in problems]
-    click.echo(printable("\n".join(lines if problems else [*lines, "\nNo problems found."])))
+    click.echo(titled(_blocks(found, heads)))
+    for one in problems:
+        click.echo()
+        click.echo(titled([("Problem", [one.what]), ("Remedy", [in_flags(one.remedy)])]))
+    if not problems:
+        click.echo("\nNo problems found.")
 
 
-def _lines(found: Installation, heads: str) -> list[tuple[str, str]]:
+def _blocks(found: Installation, heads: str) -> list[tuple[str, list[str]]]:
     packages = ", ".join(f"{name} {version}" for name, version in found.packages.items())
-    cache = found.cache
+    cache, memory = found.cache, found.memory
     presets = f"{found.presets_file}{'' if found.presets_file.exists() else ' (none yet)'}"
+    size, disk = readable_bytes(cache.size_bytes), readable_bytes(cache.free_bytes)
+    profiles = f"{found.profiles_folder}: costs of {found.num_profiles} pairs and settings"
     return [
-        ("localspec", f"{found.version}, Python {found.python}, {found.system}"),
-        ("Packages", packages),
-        ("llama.cpp", found.build),
-        ("Heads", heads),
-        *(("Device", _device(device)) for device in found.devices),
-        ("Cores", _cores_in_words(found.cores)),
-        ("Memory", _free(found.memory.available_bytes, found.memory.total_bytes)),
-        *_plan_lines(found),
-        (
-            "Cache",
-            f"{cache.path}: {readable_bytes(cache.size_bytes)}, "
-            f"{readable_bytes(cache.free_bytes)} of disk free",
-        ),
-        (
-            "Profiles",
-            f"{found.profiles_folder}: costs of {found.num_profiles} pairs and settings",
-        ),
-        ("Presets", presets),
+        ("localspec", [f"{found.version}, Python {found.python}, {found.system}"]),
+        ("Packages", [packages]),
+        ("llama.cpp", [found.build]),
+        ("Heads", [heads]),
+        *(("Device", [_device(device)]) for device in found.devices),
+        ("Cores", [_cores_in_words(found.cores)]),
+        ("Memory", [_free_of(memory.available_bytes, memory.total_bytes)]),
+        *(("Layers", _plan_lines(found, name)) for name in found.plans),
+        ("Cache", [f"{cache.path}: {size}, {disk} of disk free"]),
+        ("Profiles", [profiles]),
+        ("Presets", [presets]),
     ]
 
 
 def _device(device: Device) -> str:
-    free = _free(device.free_bytes, device.total_bytes)
+    free = _free_of(device.free_bytes, device.total_bytes)
     return f"{device.name}: {device.description}, {device.kind}, {free}"
 
 
-def _free(free_bytes: int, total_bytes: int) -> str:
+def _free_of(free_bytes: int, total_bytes: int) -> str:
     return f"{readable_bytes(free_bytes)} of {readable_bytes(total_bytes)} free"
 
 
@@ -96,15 +94,14 @@ def _heads(missing: tuple[str, ...], for_layers: tuple[str, ...]) -> str:
     return "this libllama computes trained heads (MTP, EAGLE-3)"
 
 
-def _plan_lines(found: Installation) -> list[tuple[str, str]]:
-    """Where the layers of downloaded presets would go now."""
-    lines = []
-    for name, memory in found.plans.items():
-        room = found.rooms[name]
-        fits = "fits" if not room.shortages(memory) else "DOES NOT FIT"
-        lines.append(("Layers", f"{name} at a context of {memory.context_length}: {fits}"))
-        lines += [("", line) for line in place_lines(memory, room)]
-    return lines
+def _plan_lines(found: Installation, name: str) -> list[str]:
+    """Where the layers of a downloaded preset would go now."""
+    memory, room = found.plans[name], found.rooms[name]
+    fits = "DOES NOT FIT" if room.shortages(memory) else "fits"
+    return [
+        f"{name} at a context of {memory.context_length}: {fits}",
+        *place_lines(memory, room),
+    ]
 
 
 def _cores_in_words(cores: Cores) -> str:

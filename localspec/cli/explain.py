@@ -14,7 +14,7 @@ from localspec.cli.json_output import write_json
 from localspec.cli.model_options import context_option, model_argument, target_draft_head
 from localspec.cli.places import place_lines
 from localspec.cli.quantities import readable_bytes
-from localspec.cli.screen import in_flags, printable
+from localspec.cli.screen import in_flags, titled
 from localspec.cli.waiting import waiting
 from localspec.llama.options import LlamaOptions
 from localspec.presets.choice import choose_model
@@ -64,67 +64,57 @@ def explain(*, model: str | None, target: str | None, as_json: bool, **asked: An
 
 
 def explanation_text(found: Explanation) -> str:
-    """The explanation as text: a name and its facts, line by line."""
-    return printable("\n".join(f"{name:<11}{text}" for name, text in _lines(found)))
+    """The explanation as text: titles, and the facts under each."""
+    return titled(_blocks(found))
 
 
-def _lines(found: Explanation) -> list[tuple[str, str]]:
-    """Pairs of a name (empty if it is the last one's) and a text."""
-    lines = [("Pair", found.description)] if found.description else []
-    lines += _model_lines("Target", found.target)
+def _blocks(found: Explanation) -> list[tuple[str, list[str]]]:
+    facts = [("Pair", [found.description])] if found.description else []
+    facts.append(("Target", _model_lines(found.target)))
     if found.draft is not None:
-        lines += _model_lines("Draft", found.draft)
+        facts.append(("Draft", _model_lines(found.draft)))
         if found.vocabulary is not None:
-            lines.append(("Tokens", str(found.vocabulary)))
+            facts.append(("Tokens", [str(found.vocabulary)]))
         if found.size_warning:
-            lines.append(("Sizes", found.size_warning))
+            facts.append(("Sizes", [found.size_warning]))
     if found.head is not None:
-        lines.append(("Head", _head(found.head)))
+        facts.append(("Head", [_head(found.head)]))
     if not found.is_pair:
-        return [*lines, *_no_pair(found)]
+        return [*facts, ("NO PAIR", _no_pair(found))]
     if found.draft is None and found.head is None:
-        lines.append(("Draft", f"none: {_without_draft(found)}"))
+        facts.append(("Draft", [f"none: {_without_draft(found)}"]))
     else:
-        lines.append(("Caches", _rollback(found)))
-    lines += _memory_lines(found)
+        facts.append(("Caches", [_rollback(found)]))
+    facts.append(("Memory", _memory_lines(found)))
     if found.can_draft:
-        lines += _gain_lines(found)
-    lines += [
-        ("Variants" if index == 0 else "", f"{name}: {description}")
-        for index, (name, description) in enumerate(found.variants.items())
-    ]
-    return lines
+        facts.append(("Speed-up", _gain_lines(found)))
+    variants = [f"{name}: {description}" for name, description in found.variants.items()]
+    return [*facts, ("Variants", variants)]
 
 
-def _model_lines(role: str, model: ModelFacts) -> list[tuple[str, str]]:
+def _model_lines(model: ModelFacts) -> list[str]:
     place = "on this machine" if model.is_here else "to download"
     heads = f"{model.num_heads} heads, {model.num_kv_heads} of keys and values"
     window = f", sliding window {model.sliding_window}" if model.sliding_window else ""
     return [
-        (role, f"{model.name}, {readable_bytes(model.size_bytes)} {place}"),
-        (
-            "",
-            f"{model.architecture}, {_parameters(model.num_parameters)} parameters: "
-            f"{model.num_layers} layers of width {model.width}, {heads}",
-        ),
-        ("", f"{model.vocab_size} tokens, context up to {model.trained_context}{window}"),
-        ("", f"weights: {_types(model.type_bytes)}"),
+        f"{model.name}, {readable_bytes(model.size_bytes)} {place}",
+        f"{model.architecture}, {_parameters(model.num_parameters)} parameters: "
+        f"{model.num_layers} layers of width {model.width}, {heads}",
+        f"{model.vocab_size} tokens, context up to {model.trained_context}{window}",
+        f"weights: {_types(model.type_bytes)}",
     ]
 
 
-def _no_pair(found: Explanation) -> list[tuple[str, str]]:
+def _no_pair(found: Explanation) -> list[str]:
     """Why the models cannot be loaded together, and which could be."""
     if not found.misfit:
-        return [("NO PAIR", "a head only drafts for the model that it was trained for")]
+        return ["a head only drafts for the model that it was trained for"]
     target = found.target
     largest = readable_bytes(round(target.size_bytes * LARGEST_SHARE))
     return [
-        ("NO PAIR", found.misfit),
-        (
-            "",
-            f"a draft for {target.name} needs the same {target.vocab_size} tokens and at most "
-            f"{largest}: use a smaller model of its family, or no draft",
-        ),
+        found.misfit,
+        f"a draft for {target.name} needs the same {target.vocab_size} tokens and at most "
+        f"{largest}: use a smaller model of its family, or no draft",
     ]
 
 
@@ -169,7 +159,7 @@ def _rollback(found: Explanation) -> str:
     return "the target's cache can be rolled back"
 
 
-def _memory_lines(found: Explanation) -> list[tuple[str, str]]:
+def _memory_lines(found: Explanation) -> list[str]:
     memory, models = found.memory, found.memory.models
 
     def total(part: str) -> str:
@@ -193,7 +183,7 @@ def _memory_lines(found: Explanation) -> list[tuple[str, str]]:
     )
     if found.smaller:
         lines.append(f"the preset {found.smaller} fits")
-    return [("Memory", lines[0]), *(("", line) for line in lines[1:])]
+    return lines
 
 
 def _fit(found: Explanation) -> str:
@@ -208,19 +198,16 @@ def _fit(found: Explanation) -> str:
     return f"IT DOES NOT FIT; {longest}"
 
 
-def _gain_lines(found: Explanation) -> list[tuple[str, str]]:
+def _gain_lines(found: Explanation) -> list[str]:
     if found.gains is None:
-        return [("Speed-up", _NOT_MEASURED)]
+        return [_NOT_MEASURED]
     if found.break_even is None:
-        return [("Speed-up", "none here: the draft is too slow at any acceptance rate")]
+        return ["none here: the draft is too slow at any acceptance rate"]
     return [
-        ("Speed-up", f"pays from an acceptance rate of {found.break_even:.2f}"),
+        f"pays from an acceptance rate of {found.break_even:.2f}",
         *(
-            (
-                "",
-                f"at {gain.acceptance:.1f}: {gain.speedup:.2f} times as fast, with "
-                f"{gain.num_draft_tokens} draft tokens",
-            )
+            f"at {gain.acceptance:.1f}: {gain.speedup:.2f} times as fast, with "
+            f"{gain.num_draft_tokens} draft tokens"
             for gain in found.gains
         ),
     ]

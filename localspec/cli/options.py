@@ -28,32 +28,27 @@ from localspec.vocabulary import with_bos
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
+    from localspec.engine.sources import LoadKeywords
     from localspec.streaming.options import AnswerOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairOptions:
-    """The options of a command that runs a pair; None means the default."""
+    """The options of a command that runs a pair; None means the default.
+
+    loading: keywords of `localspec.load` besides the target.
+    """
 
     model: str | None
     preset: str | None
     target: str | None
-    draft: str | None
-    head: str | None
-    draft_tokens: int | None
-    proposer: ProposerName
-    no_draft: bool
+    loading: LoadKeywords
     system: str | None
     template_name: str | None
     sampling_changes: dict[str, Any]
     seed: int | None
     rule: RuleName | None
     max_tokens: int | None
-    context_length: int | None
-    rpc: tuple[str, ...] | None
-    target_options: LlamaOptions
-    draft_options: LlamaOptions
-    force: bool
     show_draft: bool
 
     def open_engine(self) -> BaseEngine:
@@ -63,30 +58,21 @@ class PairOptions:
         """
         # Imported here: completion must not load an engine.
         from localspec.engine.loading import load
-        from localspec.engine.sources import LoadKeywords, servers_used
+        from localspec.engine.sources import servers_used
         from localspec.isolated.isolated_engine import IsolatedEngine
 
-        is_target = self.draft is not None or self.head is not None
+        loading = self.loading
+        is_target = loading.get("draft") is not None or loading.get("head") is not None
         preset, target = choose_model(self.model, self.preset, self.target, is_target=is_target)
         if self.target is None and not is_target:
             offer_download(target or preset or DEFAULT_PRESET)
-        arguments = LoadKeywords(
-            target=target,
-            draft=self.draft,
-            head=self.head,
-            draft_tokens=0 if self.no_draft else self.draft_tokens,
-            proposer=self.proposer,
-            context_length=self.context_length,
-            rpc=self.rpc,
-            target_options=self.target_options,
-            draft_options=self.draft_options,
-            force=self.force,
-        )
+        arguments: LoadKeywords = {**loading, "target": target}
         open_it: Callable[..., BaseEngine] = load
         if servers_used(preset, arguments):
             open_it = IsolatedEngine
             # The shares are for the target's devices, not the draft's.
-            arguments["draft_options"] = replace(self.draft_options, tensor_split=())
+            of_draft = loading.get("draft_options") or LlamaOptions()
+            arguments["draft_options"] = replace(of_draft, tensor_split=())
         loaded = [0.0]  # the share so far, read by another thread
         with waiting(lambda: f"Loading the models: {loaded[-1]:.0%} …"):
             return open_it(preset, **arguments, progress=loaded.append)
@@ -140,8 +126,10 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_options(**values: Any) -> Any:
         values["sampling_changes"] = sampling_options.take_changes(values)
-        target_options, draft_options = device_options.take_model_options(values)
-        values |= {"target_options": target_options, "draft_options": draft_options}
+        loading = {name: values.pop(name) for name in _LOADING}
+        if values.pop("no_draft"):
+            loading["draft_tokens"] = 0
+        values["loading"] = loading | device_options.take_model_options(values)
         names = PairOptions.__dataclass_fields__
         options = PairOptions(**{name: values.pop(name) for name in names})
         return command(options, **values)
@@ -149,6 +137,7 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_all(_OPTIONS, with_options)
 
 
+_LOADING = ("draft", "head", "draft_tokens", "proposer", "context_length", "rpc", "force")
 _OPTIONS = [
     click.option(
         "--preset",

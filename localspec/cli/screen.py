@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import unicodedata
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -70,6 +71,16 @@ def _visible(character: str) -> str:
     ):  # fmt: skip
         return f"<U+{code:04X}>"
     return character
+
+
+def titled(blocks: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Blocks of lines, each with its title in front of its first line."""
+    lines = [
+        f"{'' if index else title:<11}{text}"
+        for title, texts in blocks
+        for index, text in enumerate(texts)
+    ]
+    return printable("\n".join(lines))
 
 
 def note(text: str) -> None:
