@@ -205,7 +205,7 @@ def thinking(vocab, *, opened, opening=None):
         0,
     )
     thoughts = Thoughts((TAGS,), Following.THOUGHT if opened else None)
-    return behind(inner, ThoughtsEnd(thoughts), vocabulary, thoughts.marks, opening=opening)
+    return behind(inner, ThoughtsEnd(thoughts), vocabulary, thoughts.marks(), opening=opening)
 
 
 def triggered():

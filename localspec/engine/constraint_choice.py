@@ -14,6 +14,7 @@ from localspec.constraints.spelling import Crossing, Spelling
 from localspec.errors import ConstraintError, OptionError
 from localspec.streaming.options import AnswerOptions, spec_of
 from localspec.streaming.thinking import HeadTrigger, Thoughts, ThoughtsEnd
+from localspec.streaming.thought_families import Following
 
 if TYPE_CHECKING:
     from localspec.sampling.constraint import Constraint
@@ -75,10 +76,12 @@ class Constrainer:
         if thoughts.opened is None and not openings:
             return inner
         # Some end their thoughts with one mark, and begin to speak with another.
-        between = self._spelling.blanks | self._spelling.single(thoughts.speech_marks)
-        late = self._spelling.single(thoughts.body_marks)
+        between = self._spelling.blanks | self._spelling.single(
+            thoughts.marks(Following.SPEECH)
+        )
+        late = self._spelling.single(thoughts.marks(Following.BODY))
         start = Start(openings or None, between, may_end, late)
-        return self._behind(inner, ThoughtsEnd(thoughts), thoughts.marks, start)
+        return self._behind(inner, ThoughtsEnd(thoughts), thoughts.marks(), start)
 
     def _behind(
         self, inner: Constraint, boundary: Boundary, marks: tuple[str, ...], start: Start

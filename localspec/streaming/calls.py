@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from localspec.streaming.object_end import FiniteNumbers, ObjectEnd
+from localspec.streaming.stops import first_of, num_unfinished
 from localspec.streaming.thinking import Part
 from localspec.streaming.unmarked_calls import UnmarkedCalls
 from localspec.tools.calls import CallPiece, Calls
@@ -115,8 +116,7 @@ class CallStream:
         if is_first and begin.startswith(sign):
             self._opening, self._unmarked = "", None
             return []
-        openings = [each for each in self._form.openings if each in self._held]
-        opening = min(openings, key=self._held.index, default=None)
+        opening = first_of(self._form.openings, self._held)
         if opening is not None:
             said, _, self._held = self._held.partition(opening)
             self._opening, self._unmarked, self._tried = opening, None, 0
@@ -127,23 +127,10 @@ class CallStream:
         if self._unmarked is not None and self._unmarked.is_possible:
             return None
         self._unmarked = None
-        size = len(self._held) - self._unfinished()
-        said, self._held = self._held[:size], self._held[size:]
+        size = len(self._held) - num_unfinished(self._form.openings, self._held)
+        said = self._held[:size].rstrip()  # blank space before a call belongs to it
+        self._held = self._held[len(said) :]
         return self._text(said) or None
-
-    def _unfinished(self) -> int:
-        """Length of the end of what is held that could belong to a call, with blank space."""
-        size = max(
-            (
-                size
-                for opening in self._form.openings
-                for size in range(1, len(opening))
-                if self._held.endswith(opening[:size])
-            ),
-            default=0,
-        )
-        rest = self._held[: len(self._held) - size]
-        return len(self._held) - len(rest.rstrip())
 
     def _section(self) -> list[Part] | None:
         """The calls that are written, if they are whole."""

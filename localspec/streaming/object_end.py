@@ -6,30 +6,44 @@ import json
 
 from localspec.tools.tool import json_value
 
+_NUMBER_STARTS, _IN_NUMBERS = "-0123456789", "+-.0123456789eE"
+_LONG = 5  # characters of the shortest number that no float can hold: 1e309
+_INFINITE = float("inf")
 
-class ObjectEnd:
+
+class _JsonReader:
+    """Reads JSON character by character, and knows its strings."""
+
+    def __init__(self) -> None:
+        self._is_string = False
+        self._is_escaped = False
+
+    def _is_quoted(self, character: str) -> bool:
+        """Whether the next character belongs to a string, or is one of its quotes."""
+        was_string, was_escaped = self._is_string, self._is_escaped
+        self._is_string ^= character == '"' and not was_escaped
+        self._is_escaped = was_string and character == "\\" and not was_escaped
+        return was_string or self._is_string
+
+
+class ObjectEnd(_JsonReader):
     """Finds the end of a JSON object, or list.
 
     is_over: whether it was found. has_begun: whether the object has.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_over = False
         self.has_begun = False
         self._depth = 0
-        self._is_string = False
-        self._is_escaped = False
 
     def push(self, text: str) -> int:
         """How many of the characters belong to it."""
         for at, each in enumerate(text):
-            if self._is_string:
-                is_escape = each == "\\" and not self._is_escaped
-                self._is_string = each != '"' or self._is_escaped
-                self._is_escaped = is_escape
-            elif each == '"':
-                self._is_string = True
-            elif each in "{[":
+            if self._is_quoted(each):
+                continue
+            if each in "{[":
                 self._depth += 1
                 self.has_begun = True
             elif each in "}]":
@@ -40,28 +54,25 @@ class ObjectEnd:
         return len(text)
 
 
-class FiniteNumbers:
-    """Writes JSON as it is, but for numbers that no float can hold: the largest in their place.
+class FiniteNumbers(_JsonReader):
+    """Writes JSON as it is, but replaces a number that no float can hold by the largest float.
 
     A number waits until it has ended.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._number = ""
-        self._is_string = False
-        self._is_escaped = False
 
     def push(self, text: str) -> str:
-        """What is written of the text, and of a number before it."""
+        """What can be written now: the text, and a number that waited."""
         found = []
         for each in text:
-            if not self._is_string and each in ("+-.0123456789eE" if self._number else _BEGINS):
+            is_quoted = self._is_quoted(each)
+            if not is_quoted and each in (_IN_NUMBERS if self._number else _NUMBER_STARTS):
                 self._number += each
-                continue
-            found.append(self._written())
-            found.append(each)
-            self._is_string ^= each == '"' and not self._is_escaped
-            self._is_escaped = each == "\\" and self._is_string and not self._is_escaped
+            else:
+                found += [self._written(), each]
         return "".join(found)
 
     def _written(self) -> str:
@@ -69,8 +80,3 @@ class FiniteNumbers:
         if len(number) < _LONG or number.lstrip("-").isdecimal():
             return number
         return number if abs(float(number)) < _INFINITE else json.dumps(json_value(number))
-
-
-_BEGINS = "-0123456789"
-_LONG = 5  # characters of the shortest number that no float can hold: 1e309
-_INFINITE = float("inf")

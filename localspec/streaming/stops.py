@@ -1,10 +1,28 @@
-"""Text up to a stop string."""
+"""Stop strings and other marks in text that comes piece by piece."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from localspec.errors import OptionError
+
+
+def first_of(marks: Iterable[str], text: str) -> str | None:
+    """The mark that comes first in the text; of several at one place, the first of `marks`."""
+    return min(filter(text.__contains__, marks), key=text.find, default=None)
+
+
+def num_unfinished(marks: Collection[str], text: str) -> int:
+    """Length of the longest end of the text that is a part of a mark, from its beginning on."""
+    longest = min(len(text), max(map(len, marks), default=1) - 1)
+    return next(
+        (
+            size
+            for size in range(longest, 0, -1)
+            if any(len(mark) > size and text.endswith(mark[:size]) for mark in marks)
+        ),
+        0,
+    )
 
 
 class StopSearch:
@@ -35,21 +53,15 @@ class StopSearch:
         return text
 
     def _decide(self, text: str) -> str:
-        found = min(filter(text.__contains__, self._stop), key=text.find, default=None)
+        found = first_of(self._stop, text)
         if found is not None and not self.passes:
             # The stop string and what follows it are not part of the answer.
             self.stopped_by = found
             self._held = ""
             return text[: text.find(found)]
-        waits = max((_overlap(text, stop) for stop in self._stop), default=0)
-        self._held = text[len(text) - waits :]
-        return text[: len(text) - waits]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+        end = len(text) - num_unfinished(self._stop, text)
+        self._held = text[end:]
+        return text[:end]
 
 
 def checked_stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:

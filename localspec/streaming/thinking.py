@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.streaming.object_end import ObjectEnd
+from localspec.streaming.stops import first_of, num_unfinished
 from localspec.streaming.thought_families import Family, Following
 from localspec.tools.calls import CallPiece
 
-_MAX_HEAD = 200  # characters: what is longer is no head of a message
-_LATE = 100  # of them: where a head is to end, if the answer is kept to something behind it
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing from Python 3.11 on
+
+_MAX_HEAD = 200  # characters; a longer text is not the head of a message
+_LATE = 100  # characters after which a head has to end, if what follows it is constrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,42 +53,21 @@ class Thoughts:
             return Thoughts((family,), after, rest, self.shown)
         return replace(self, are_over=after is Following.SPEECH and not rest.strip())
 
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """Every mark of the families."""
-        return tuple(mark for family in self.families for mark in family.marks)
-
-    @property
-    def speech_marks(self) -> tuple[str, ...]:
-        """The marks behind which speech begins."""
+    def marks(self, *following: Following) -> tuple[str, ...]:
+        """The marks of the families in front of one of these; by default all."""
         return tuple(
             mark
             for family in self.families
             for mark, after in family.marks.items()
-            if after is Following.SPEECH
-        )
-
-    @property
-    def body_marks(self) -> tuple[str, ...]:
-        """The marks that end the head of a message."""
-        return tuple(
-            mark
-            for family in self.families
-            for mark, after in family.marks.items()
-            if after is Following.BODY
+            if not following or after in following
         )
 
     @property
     def openings(self) -> tuple[str, ...]:
-        """Marks that an answer may begin its thoughts with, unless some are begun or over."""
+        """Marks that the answer's thoughts may begin with; none if they have begun already."""
         if self.opened is not None or self.are_over:
             return ()
-        return tuple(
-            mark
-            for family in self.families
-            for mark, after in family.marks.items()
-            if after in (Following.THOUGHT, Following.HEAD)
-        )
+        return self.marks(Following.THOUGHT, Following.HEAD)
 
 
 class Part(NamedTuple):
@@ -107,6 +89,8 @@ class ThoughtStream:
 
     Marks, the heads of messages, and the blank space between a mark and speech belong to
     neither. In the JSON object of a message to a tool no mark means anything.
+
+    held: what waits, because it may be the beginning of a mark.
     """
 
     def __init__(self, thoughts: Thoughts, max_head: float = _MAX_HEAD) -> None:
@@ -115,7 +99,7 @@ class ThoughtStream:
         self._following = thoughts.opened  # None: speech or a mark may begin here
         self._named = thoughts.head
         self._head = ""
-        self._held = ""
+        self.held = ""
         self._has_marks = False
         self._object: ObjectEnd | None = None  # that is written to a tool
 
@@ -134,14 +118,9 @@ class ThoughtStream:
         """Whether a mark was passed behind which speech begins, or begins with the next one."""
         return self._has_marks and not self.is_thinking
 
-    @property
-    def held(self) -> str:
-        """What waits, because it may be the beginning of a mark."""
-        return self._held
-
     def push(self, text: str) -> list[Part]:
         """What is certain now, in order. An unfinished mark waits inside."""
-        self._held += text
+        self.held += text
         return self._parts(is_whole=False)
 
     def copy(self) -> ThoughtStream:
@@ -161,7 +140,7 @@ class ThoughtStream:
 
     def _parts(self, *, is_whole: bool) -> list[Part]:
         parts = []
-        while self._held:
+        while self.held:
             if self._following is None and not self._begin(is_whole=is_whole):
                 break
             if self._following is None:
@@ -170,13 +149,14 @@ class ThoughtStream:
                 parts += self._of_object(self._object)
                 continue
             marks = self._marks()
-            at, mark = _first(self._held, marks)
-            waits = 0 if is_whole else _unfinished(self._held, marks)
-            end = len(self._held) - waits
+            mark = first_of(marks, self.held) or ""
+            at = self.held.find(mark)
+            waits = 0 if is_whole else num_unfinished(marks, self.held)
+            end = len(self.held) - waits
             if mark and at < end:
-                text, self._held = self._held[:at], self._held[at + len(mark) :]
+                text, self.held = self.held[:at], self.held[at + len(mark) :]
             else:
-                mark, text, self._held = "", self._held[:end], self._held[end:]
+                mark, text, self.held = "", self.held[:end], self.held[end:]
             parts += self._taken(text)
             if mark:
                 head = self._enter(mark)
@@ -186,39 +166,39 @@ class ThoughtStream:
         return parts
 
     def _of_object(self, end: ObjectEnd) -> list[Part]:
-        """What of the text belongs to an object; all else that may be one is none."""
-        size = (
-            end.push(self._held) if end.has_begun or self._held.lstrip()[:1] in ("", "{") else 0
-        )
-        text, self._held = self._held[:size], self._held[size:]
+        """The part of the text that belongs to an object. Other text shows that it is none."""
+        may_be = end.has_begun or self.held.lstrip()[:1] in ("", "{")
+        size = end.push(self.held) if may_be else 0
+        text, self.held = self.held[:size], self.held[size:]
         if end.is_over or not size:
             self._object = None
         return self._taken(text)
 
     def _begin(self, *, is_whole: bool) -> bool:
         """Enter the mark that speech or thoughts begin with, or speech. False: wait."""
-        begin = self._held.lstrip()
+        begin = self.held.lstrip()
         marks = self._marks()
-        mark = max((each for each in marks if begin.startswith(each)), key=len, default="")
+        mark = next((each for each in marks if begin.startswith(each)), "")
         if not is_whole and any(each.startswith(begin) for each in marks if each != mark):
             return False
         if mark:
-            self._held = begin[len(mark) :]
+            self.held = begin[len(mark) :]
             self._enter(mark)
             return True
         if self._has_marks:
-            self._held = begin
+            self.held = begin
         self._following = Following.SPEECH
         return True
 
     def _marks(self) -> list[str]:
-        """The marks that mean something where the answer is."""
-        return [
+        """The marks that mean something where the answer is, the longest first."""
+        marks = [
             mark
             for family in self._families
             for mark, after in family.marks.items()
             if self._counts(family, after)
         ]
+        return sorted(marks, key=len, reverse=True)
 
     def _counts(self, family: Family, after: Following) -> bool:
         if self._following is Following.THOUGHT:
@@ -256,58 +236,58 @@ class ThoughtStream:
         return head
 
 
-class ThoughtsEnd:
-    """Watches an answer for the end of its thoughts: see `Boundary` of a constraint."""
+class _StreamBoundary:
+    """A `Boundary` of a constraint that reads the answer as a stream of thoughts and speech."""
+
+    def __init__(self, stream: ThoughtStream) -> None:
+        self._stream = stream
+
+    def copy(self) -> Self:
+        other = copy.copy(self)
+        other._stream = self._stream.copy()
+        return other
+
+
+class ThoughtsEnd(_StreamBoundary):
+    """Watches an answer for the end of its thoughts."""
 
     def __init__(self, thoughts: Thoughts) -> None:
-        # What is never a head begins nowhere to be speech that fits.
-        self._stream = ThoughtStream(thoughts, math.inf)
+        # A head may be of any length here: it never turns into speech, which would have to fit.
+        super().__init__(ThoughtStream(thoughts, math.inf))
 
     @property
     def held(self) -> str:
-        """See `Boundary`."""
         return self._stream.held
 
     @property
     def is_late(self) -> bool:
-        """See `Boundary`."""
         return len(self._stream.head or "") > _LATE
 
     def push(self, text: str) -> str | None:
-        """What the text says behind the end of the thoughts, if they have ended; else None.
-
-        Without the blank space between them and speech.
-        """
+        """The speech after the thoughts, without blank space between; None if they go on."""
         parts = self._stream.push(text)
         if not self._stream.speaks:
             return None
         parts += self._stream.finish()
         return "".join(part.text for part in parts if not part.is_thought)
 
-    def copy(self) -> ThoughtsEnd:
-        """One that watches by itself from here."""
-        other = copy.copy(self)
-        other._stream = self._stream.copy()
-        return other
 
-
-class HeadTrigger:
-    """Watches an answer for the first of some texts in a message's head: see `Boundary`."""
+class HeadTrigger(_StreamBoundary):
+    """Watches an answer for the first of some texts in the head of a message."""
 
     is_late = False
 
     def __init__(self, thoughts: Thoughts, texts: tuple[str, ...]) -> None:
-        self._stream = ThoughtStream(thoughts)
+        super().__init__(ThoughtStream(thoughts))
         self._texts = texts
         self._last = {text[-1] for text in texts}
 
     @property
     def held(self) -> str:
-        """See `Boundary`."""
         return self._stream.head or self._stream.held
 
     def push(self, text: str) -> str | None:
-        """What of the text stands behind one, if it has come; else None."""
+        """The text after the trigger; None if that has not come."""
         begin = 0
         for end in (at + 1 for at, each in enumerate(text) if each in self._last):
             self._stream.push(text[begin:end])
@@ -317,47 +297,12 @@ class HeadTrigger:
         self._stream.push(text[begin:])
         return None
 
-    def copy(self) -> HeadTrigger:
-        """One that watches by itself from here."""
-        other = copy.copy(self)
-        other._stream = self._stream.copy()
-        return other
-
 
 def said(answer: str, families: tuple[Family, ...]) -> str:
-    """What an answer says that may have come with its thoughts, from elsewhere."""
-    begin = answer.lstrip()
-    opening = (
-        mark
-        for family in families
-        for mark, after in family.marks.items()
-        if after is Following.THOUGHT
-    )
-    if not begin.startswith(tuple(opening)):
+    """An answer from elsewhere, without the thoughts that it may begin with."""
+    thoughts = Thoughts(families)
+    if not answer.lstrip().startswith(thoughts.marks(Following.THOUGHT)):
         return answer
-    stream = ThoughtStream(Thoughts(families))
+    stream = ThoughtStream(thoughts)
     parts = stream.push(answer) + stream.finish()
     return "".join(part.text for part in parts if not part.is_thought)
-
-
-def _first(text: str, marks: Collection[str]) -> tuple[int, str]:
-    """Where the first of the marks begins in the text, and the longest that begins there.
-
-    (-1, "") if there is none.
-    """
-    places = [(text.find(mark), -len(mark), mark) for mark in marks if mark in text]
-    at, _, mark = min(places, default=(-1, 0, ""))
-    return at, mark
-
-
-def _unfinished(text: str, marks: Collection[str]) -> int:
-    """Length of the longest end of the text that is a beginning of a mark."""
-    longest = max(map(len, marks), default=1) - 1
-    return next(
-        (
-            size
-            for size in range(min(longest, len(text)), 0, -1)
-            if any(len(mark) > size and mark.startswith(text[-size:]) for mark in marks)
-        ),
-        0,
-    )
