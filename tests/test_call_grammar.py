@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
 from call_families import FAMILIES, TOOLS
@@ -23,7 +22,7 @@ BYTES = llguidance.LLTokenizer("byte")
 def grammar_of(name, choice="auto", tools=TOOLS, *, is_parallel=True, answer=None):
     use = tool_use(tools, choice, is_parallel=is_parallel)
     if answer is not None:
-        use = dataclasses.replace(use, answer_schema=json.dumps(answer))
+        use = dataclasses.replace(use, answer_schema=answer)
     form = form_of(FAMILIES[name].template)
     return form, call_grammar(form, use, {}, lambda tool: tool.parameters)
 

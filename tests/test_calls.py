@@ -443,7 +443,7 @@ def test_text_is_held_no_longer_than_it_may_be_a_call():
 
 def test_an_answer_that_fits_a_schema_or_has_to_call_is_not_looked_at_for_objects():
     answer = json.dumps({"name": "now", "arguments": {}})
-    schema = dataclasses.replace(USE, answer_schema="{}")
+    schema = dataclasses.replace(USE, answer_schema={})
     assert read("Qwen", answer, use=schema) == (answer, "", [])
 
 

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
 from localspec.policy.speedup import (
+    Curve,
     best_draft_tokens,
     break_even_acceptance,
     expected_speedup,
     expected_tokens,
 )
 
-# Relative costs of a 7B model in Q4_0 on two cores, for 1 to 9 tokens: a staircase.
-STAIRS = (1.00, 1.58, 2.23, 1.48, 2.27, 3.06, 3.67, 2.91, 3.56)
-
-
-@dataclass
-class Measured:
-    curve: tuple[float, ...]
-    draft: float
-    target_only_s: float = 0.1
-
-    def target_s(self, num_tokens: int) -> float:
-        return self.curve[num_tokens - 1] * self.target_only_s
-
-    def draft_s(self) -> float:
-        return self.draft * self.target_only_s
+# Relative costs of a 7B model in Q4_0 on two cores, for 0 to 9 tokens: a staircase.
+STAIRS = (0.0, 1.00, 1.58, 2.23, 1.48, 2.27, 3.06, 3.67, 2.91, 3.56)
 
 
 @pytest.mark.parametrize(("acceptance", "count"), [(0.0, 3), (0.8, 1), (0.8, 5), (1.0, 4)])
@@ -39,7 +25,7 @@ def test_expected_tokens_are_what_a_simulation_yields(acceptance, count):
 
 
 def test_a_speedup_by_hand():
-    costs = Measured(STAIRS, draft=0.12)
+    costs = Curve(STAIRS, draft=0.12)
     tokens = 1 + 0.8 + 0.64 + 0.512
     assert expected_speedup(costs, 0.8, 3) == pytest.approx(tokens / (3 * 0.12 + 1.48))
     assert expected_speedup(costs, 0.8, 0) == 1.0
@@ -47,14 +33,14 @@ def test_a_speedup_by_hand():
 
 def test_the_best_length_steps_over_dear_batches():
     """A batch of four tokens costs less than one of two or three."""
-    costs = Measured(STAIRS, draft=0.12)
+    costs = Curve(STAIRS, draft=0.12)
     best = [best_draft_tokens(costs, percent / 100, 8) for percent in range(101)]
     assert (set(best), best[10], best[80]) == ({0, 3}, 0, 3)
-    assert best_draft_tokens(Measured((1.0,) * 9, draft=0.01), 0.95, 8) == 8
+    assert best_draft_tokens(Curve((1.0,) * 10, draft=0.01), 0.95, 8) == 8
 
 
 def test_break_even_is_where_the_gain_begins():
-    costs = Measured(STAIRS, draft=0.12)
+    costs = Curve(STAIRS, draft=0.12)
     edge = break_even_acceptance(costs, 8)
     assert 0.3 < edge < 0.7
     assert best_draft_tokens(costs, edge + 0.001, 8) > 0
@@ -62,8 +48,8 @@ def test_break_even_is_where_the_gain_begins():
 
 
 def test_no_acceptance_pays_for_a_slow_draft():
-    assert break_even_acceptance(Measured(STAIRS, draft=1.0), 8) is None
+    assert break_even_acceptance(Curve(STAIRS, draft=1.0), 8) is None
 
 
 def test_a_free_draft_on_a_flat_curve_pays_at_once():
-    assert break_even_acceptance(Measured((1.0,) * 9, draft=0.0), 8) < 0.001
+    assert break_even_acceptance(Curve((1.0,) * 9, draft=0.0), 8) < 0.001

@@ -22,7 +22,7 @@ from localspec.streaming.prompt import Prompt
 from localspec.streaming.thinking import Thoughts, said
 from localspec.streaming.thought_families import families_of
 from localspec.tools.calls import Calls
-from localspec.tools.forms import CallForm, form_of, known_families
+from localspec.tools.forms import KNOWN_FAMILIES, CallForm, form_of
 from localspec.tools.tool import ToolUse
 from localspec.vocabulary import Vocabulary, with_bos
 
@@ -104,7 +104,7 @@ class PromptMaker:
 
     def _check_tools(self, messages: Sequence[Message], use: ToolUse) -> None:
         """Refuse what the template would pass over, or whose calls nobody could read."""
-        known = f"Calls are understood of {', '.join(known_families())}."
+        known = f"Calls are understood of {KNOWN_FAMILIES}."
         if use.tools and not _TOOLS.search(self._source):
             raise TemplateError("the chat template has no tools", known)
         if use.tools and self._form is None:

@@ -1,12 +1,13 @@
-"""A constraint that begins once an answer has said something: its thoughts, or a word.
+"""A constraint that begins after a boundary in the answer: the end of its thoughts, or a word.
 
-That place can be anywhere in what a step drafts, and in the middle of a token.
+The boundary can be anywhere in what a step drafts, and in the middle of a token.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+import enum
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -22,26 +23,26 @@ if TYPE_CHECKING:
 class Boundary(Protocol):
     """Watches an answer for the place where its constraint begins.
 
-    Texts have a byte a character (latin-1).
+    Texts have one character per byte (latin-1).
     """
 
     @property
     def held(self) -> str:
-        """The end of what was said that may be the beginning of what it waits for."""
+        """The end of the text so far, as far as it may belong to the boundary."""
 
     @property
     def is_late(self) -> bool:
-        """Whether what it waits for is to come with the next token: it has waited long."""
+        """Whether the boundary has to come with the next token, after a long wait."""
 
     def push(self, text: str) -> str | None:
-        """The text after the boundary, if that has come; else None."""
+        """The text after the boundary; None if that has not come yet."""
 
     def copy(self) -> Self:
-        """One that watches by itself from here."""
+        """An independent copy."""
 
 
 class Trigger:
-    """A boundary: the first of some texts that the answer says."""
+    """A boundary: the first of some texts in the answer."""
 
     is_late = False
 
@@ -62,13 +63,13 @@ class Trigger:
 
 
 class Start(NamedTuple):
-    """How an answer comes to its boundary, and leaves it.
+    """How an answer reaches its boundary, and leaves it.
 
-    opening: tokens that begin, in the very first place, what ends at the boundary; with any
-    other the answer is behind it from its beginning. None: it is in front of it from there.
-    between: tokens that may stand once behind the boundary, and belong to nothing. may_end:
-    whether the answer may end without having come there. late: the only tokens that may come
-    when the boundary is late; empty for any.
+    opening: tokens with which the free part begins; an answer that begins with another token is
+    constrained from there on. None: the answer begins in the free part. between: tokens of
+    which one may stand directly behind the boundary, without being part of the constrained
+    text. may_end: whether the answer may end before the boundary. late: the only tokens that
+    may come when the boundary is late; empty for any.
     """
 
     opening: frozenset[int] | None
@@ -77,8 +78,19 @@ class Start(NamedTuple):
     late: frozenset[int] = frozenset()
 
 
+class _Stage(enum.Enum):
+    START = enum.auto()  # nothing was said
+    FREE = enum.auto()
+    BETWEEN = enum.auto()  # directly behind the boundary
+    BEHIND = enum.auto()
+    ENDED = enum.auto()  # in the free part
+
+
+_NONE: frozenset[int] = frozenset()
+
+
 class Behind:
-    """See `Constraint`. Free up to a boundary; behind it, `inner`."""
+    """A `Constraint`: free up to a boundary, `inner` behind it."""
 
     def __init__(
         self,
@@ -93,29 +105,33 @@ class Behind:
         self._spelling = spelling
         self._crossing = crossing
         self._start = start
-        self._has_begun = start.opening is None
-        self._is_behind = False
-        self._may_be_between = False  # the next token
-        self._has_ended = False
+        self._stage = _Stage.FREE if start.opening is None else _Stage.START
 
     @property
     def is_done(self) -> bool:
-        return self._has_ended or (self._is_behind and self._inner.is_done)
+        is_behind = self._stage in (_Stage.BETWEEN, _Stage.BEHIND)
+        return self._stage is _Stage.ENDED or (is_behind and self._inner.is_done)
 
     def copy(self) -> Behind:
         other = copy.copy(self)
         other._inner, other._boundary = self._inner.copy(), self._boundary.copy()
         return other
 
+    @property
+    def _others(self) -> frozenset[int]:
+        """Tokens that may come now although the inner constraint does not allow them."""
+        if self._stage is _Stage.START:
+            return self._start.opening or _NONE
+        return self._start.between if self._stage is _Stage.BETWEEN else _NONE
+
     def mask(self) -> Mask | None:
-        if self._has_ended:
+        if self._stage is _Stage.ENDED:
             return None
-        if not self._has_begun:
-            return self._with(self._inner.mask(), self._start.opening or ())
-        if self._is_behind:
-            return self._with(
-                self._inner.mask(), self._start.between if self._may_be_between else ()
-            )
+        if self._stage is not _Stage.FREE:
+            mask = self._inner.mask()
+            if mask is not None:
+                mask[list(self._others)] = True
+            return mask
         if self._start.late and self._boundary.is_late:
             late = np.zeros(self._spelling.num_logits, dtype=np.bool_)
             late[list(self._start.late)] = True
@@ -129,13 +145,8 @@ class Behind:
         allowed[banned] = False
         return allowed
 
-    def _with(self, mask: Mask | None, tokens: Collection[int]) -> Mask | None:
-        if mask is not None and tokens:
-            mask[list(tokens)] = True
-        return mask
-
     def _candidates(self) -> frozenset[int]:
-        """Tokens that may pass the boundary here, and go on."""
+        """Tokens that may contain the boundary here, and text behind it."""
         whole, ends = self._crossing
         return whole | ends if self._boundary.held else whole
 
@@ -147,13 +158,13 @@ class Behind:
         return self._inner.validate(tokens) == len(tokens)
 
     def validate(self, tokens: Sequence[int]) -> int:
-        if self._is_behind and not self._may_be_between:
+        if self._stage is _Stage.BEHIND:
             return self._inner.validate(tokens)
         state = self.copy()
         for index, token in enumerate(tokens):
-            if state._has_ended:
+            if state._stage is _Stage.ENDED:
                 return len(tokens)
-            if state._is_behind and not state._may_be_between:
+            if state._stage is _Stage.BEHIND:
                 return index + state._inner.validate(tokens[index:])
             if not state._may_come(token):
                 return index
@@ -161,10 +172,8 @@ class Behind:
         return len(tokens)
 
     def _may_come(self, token: int) -> bool:
-        if not self._has_begun or self._is_behind:
-            apart = self._start.opening if not self._has_begun else self._start.between
-            is_apart = token in (apart or ()) and (not self._is_behind or self._may_be_between)
-            return is_apart or self._inner.validate([token]) == 1
+        if self._stage is not _Stage.FREE:
+            return token in self._others or self._inner.validate([token]) == 1
         if self._start.late and self._boundary.is_late:
             return token in self._start.late
         if token in self._spelling.ends:
@@ -172,28 +181,28 @@ class Behind:
         return token not in self._candidates() or self._may_pass(token)
 
     def _go_on(self, token: int) -> None:
-        """Go on behind a token that may come."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._is_behind = token not in (self._start.opening or ())
-        elif self._may_be_between:
-            self._may_be_between = False
+        """Continue with a token that may come."""
+        if self._stage is _Stage.START:
+            is_opening = token in self._others
+            self._stage = _Stage.FREE if is_opening else _Stage.BEHIND
+        elif self._stage is _Stage.BETWEEN:
+            self._stage = _Stage.BEHIND
             if self._inner.validate([token]) == 0:
                 return
-        if self._is_behind:
+        if self._stage is _Stage.BEHIND:
             self._inner.commit([token])
         elif token in self._spelling.ends:
-            self._has_ended = True
+            self._stage = _Stage.ENDED
         else:
             rest = self._boundary.push(self._spelling.texts[token])
-            self._is_behind = rest is not None
-            self._may_be_between = rest == ""
+            if rest is not None:
+                self._stage = _Stage.BEHIND if rest else _Stage.BETWEEN
             if rest:
                 self._inner.commit(self._spelling.tokenize(rest.encode("latin-1")))
 
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            if self._has_ended:
+            if self._stage is _Stage.ENDED:
                 return
             if not self._may_come(token):
                 raise ConstraintError(
@@ -203,5 +212,4 @@ class Behind:
             self._go_on(token)
 
     def forced(self) -> list[int]:
-        is_free = not self._is_behind or self._may_be_between
-        return [] if is_free else self._inner.forced()
+        return self._inner.forced() if self._stage is _Stage.BEHIND else []

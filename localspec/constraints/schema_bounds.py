@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localspec.errors import ConstraintError
+from localspec.tools.schemas import referred
 
 # Patterns that hold for one text: to find out whether n of them can all match, llguidance takes
 # time and memory that grow with 2 ** n. A dozen take some 30 ms, 25 more than anybody has.
@@ -68,23 +69,8 @@ class _Walk:
                 return []
             found[id(schema)] = schema
             waiting += [*_listed(schema.get("allOf")), *options]
-            waiting.append(self._referred(schema.get("$ref")))
+            waiting.append(referred(schema.get("$ref"), self._root))
         return list(found.values())
-
-    def _referred(self, reference: Any) -> Any:
-        """What a reference within the schema names; None for any other."""
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            return None
-        found: Any = self._root
-        for part in filter(None, reference[1:].split("/")):
-            name = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, Mapping):
-                found = found.get(name)
-            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
-            else:
-                return None
-        return found
 
     def _wait_for_parts(self, together: Sequence[Mapping[str, Any]]) -> None:
         """Look at properties and items: those of one name hold together, others with them."""

@@ -94,12 +94,11 @@ class Acceptance:
 
         weights: (regimes,). confidence: in each of them; None if it is not known yet.
         """
-        gains: Weights
         if confidence is None:
-            gains = weights @ GAINS
-            return gains
-        powers = self.chances(confidence)[:, None] ** np.arange(1, MAX_DRAFT_TOKENS + 1)
-        gains = np.concatenate([[0.0], weights @ np.cumsum(powers, axis=1)])
+            gains: Weights = weights @ GAINS
+        else:
+            powers = self.chances(confidence)[:, None] ** np.arange(1, MAX_DRAFT_TOKENS + 1)
+            gains = np.concatenate([[0.0], weights @ np.cumsum(powers, axis=1)])
         return gains
 
     def learn(self, confidence: float, outcome: float) -> None:

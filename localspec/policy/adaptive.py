@@ -75,9 +75,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             for index, (kind, cost) in enumerate(self._costs.now.drafts.items())
         ]
         self._has_drafted = False  # whether the last step drafted, and decoded several tokens
-        self._must_retime = (
-            False  # whether the cost of a target-only step has to be timed again
-        )
+        self._must_retime = False  # whether a target-only step has to be timed again
         self._budget = Budget()
         self._available: list[Prospect] = []  # who could propose in this step
         self._deciding_s = 0.0  # time of the last decision that nothing pays
@@ -119,10 +117,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
             self._rest_left -= 1
             return Decision(None, draft_off=self._draft_off)
         target_only_s = self.target_cost.target_only_s
-        if not target_only_s or self._costs.now.num_plain < _NUM_MEASURED:
-            return Decision(None, draft_off=DraftOff.MEASURING)
+        is_new = self._costs.now.num_plain < _NUM_MEASURED
         is_due = self.target_cost.steps_since_target_only >= _ANCHOR_STEPS
-        if is_due or self._must_retime:
+        if not target_only_s or is_new or is_due or self._must_retime:
             return Decision(None, draft_off=DraftOff.MEASURING)
         times = self._times.at(context.num_cached, target_only_s)
         for prospect in available:
@@ -130,19 +127,19 @@ class AdaptiveDraftPolicy(DraftPolicy):
             prospect.expect_catch_up(target_only_s, prefill_token_s, LONG_READ)
             prospect.rank(times, self._times.at_worst, self._budget.left_s(target_only_s))
         self._nearest = nearest = max(available, key=lambda prospect: prospect.unlimited_rate)
-        decision = self._drafting(available, times, context)
-        if decision is None:
-            decision = self._due_replay(available, times, context)
-        if decision is None:
-            decision = self._trial(nearest, context)
-        if decision is None:
-            would_pay = nearest.unlimited_rate > MARGIN / target_only_s
-            self._draft_off = DraftOff.OVER_BUDGET if would_pay else DraftOff.DOES_NOT_PAY
-            # With a fast target the decision itself would take a noticeable share of a step.
-            self._rest_steps = int(self._deciding_s / (_DECIDING_SHARE * target_only_s))
-            self._rest_left = self._rest_steps
-            return Decision(None, draft_off=self._draft_off)
-        return decision
+        decision = (
+            self._drafting(available, times, context)
+            or self._due_replay(available, times, context)
+            or self._trial(nearest, context)
+        )
+        if decision is not None:
+            return decision
+        would_pay = nearest.unlimited_rate > MARGIN / target_only_s
+        self._draft_off = DraftOff.OVER_BUDGET if would_pay else DraftOff.DOES_NOT_PAY
+        # With a fast target the decision itself would take a noticeable share of a step.
+        self._rest_steps = int(self._deciding_s / (_DECIDING_SHARE * target_only_s))
+        self._rest_left = self._rest_steps
+        return Decision(None, draft_off=self._draft_off)
 
     def _gains_for_certain(self, available: list[Prospect]) -> bool:
         """Whether some proposer is certain of more tokens than it needs to pay.
@@ -192,11 +189,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
                 # The result of the first replay is likely to hold for a while.
                 likely_s = prospect.lost_token_s * min(_HORIZON, context.num_remaining)
                 worth_s = max(worth_s, likely_s)
-            if prospect.state.num_unjudged == 0:
-                continue
-            if min(worth_s, afforded_s) <= prospect.catch_up_s:
-                continue
-            if self._may_read(prospect, context, 0.0, afforded_s):
+            pays = min(worth_s, afforded_s) > prospect.catch_up_s
+            is_due = prospect.state.num_unjudged > 0 and pays
+            if is_due and self._may_read(prospect, context, 0.0, afforded_s):
                 prospect.lost_s = 0.0
                 prospect.has_replayed = True
                 return Replay(prospect.index, prospect.reads_from)
@@ -318,14 +313,12 @@ class AdaptiveDraftPolicy(DraftPolicy):
         # With a number of threads that was chosen just now, no times were computed yet.
         if self._nearest is None or target_only_s is None or not steps[1]:
             return None
-        prospect = self._nearest
-        acceptance = prospect.acceptance
+        prospect, acceptance = self._nearest, self._nearest.acceptance
         draft_s = prospect.cost.token_s(target_only_s)
-        costs = Curve(steps, draft_s)
         return PolicyEstimate(
             prospect.kind,
             float(acceptance.expected(acceptance.weights, prospect.state.confidence)[1]),
-            break_even_acceptance(costs, MAX_DRAFT_TOKENS),
+            break_even_acceptance(Curve(steps, draft_s), MAX_DRAFT_TOKENS),
             target_only_s,
             draft_s,
         )

@@ -13,7 +13,7 @@ import contextlib
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -63,28 +63,25 @@ class TargetCost:
     """Seconds that the target takes for a step of n tokens.
 
     target_only_s: of a target-only step now; None before the first one in this process.
+    prefill_token_s: of a token among many; None before the first prompt. version: changes with
+    the ratios. steps_since_target_only: of several tokens.
     """
 
     def __init__(self) -> None:
-        self.version = 0  # of `ratios`
+        self.version = 0
         self.target_only_s: float | None = None
         self.prefill_token_s: float | None = None
         self._ratios: dict[int, StepRatios] = {}  # by fill
         self._num_passed = 0.0  # in target-only steps: time since the ratios were updated
         self._target_only: deque[float] = deque(maxlen=_NUM_PLAIN)
         self._answer_plain_s: float | None = None  # target_only_s of an answer, within `apart`
-        self._steps_since_plain = 0
+        self.steps_since_target_only = 0
         self._plain_in_a_row = 0
 
     @property
     def is_old(self) -> bool:
         """Whether v(n) may have changed: no step of several tokens was timed for long."""
         return self._plain_in_a_row >= _RESTED_STEPS
-
-    @property
-    def steps_since_target_only(self) -> int:
-        """Steps since the last target-only one."""
-        return self._steps_since_plain
 
     def learn(self, num_tokens: int, num_cached: int, seconds: float) -> None:
         """Learn from a timed decode of num_tokens after num_cached others."""
@@ -94,24 +91,24 @@ class TargetCost:
         if self.target_only_s:
             self._num_passed += seconds / self.target_only_s
         if num_tokens == 1:
-            self._steps_since_plain = 0
+            self.steps_since_target_only = 0
             self._plain_in_a_row += 1
             self._target_only.append(seconds)
-            self.target_only_s = _estimate(self._target_only, _NUM_PLAIN)
+            # Of too few the smallest counts, since disturbances only add time.
+            is_enough = len(self._target_only) >= _NUM_PLAIN
+            typical = statistics.median if is_enough else min
+            self.target_only_s = typical(self._target_only)
             if self._num_passed >= _RESTED_STEPS:
                 self._pass_by()
             return
-        self._steps_since_plain += 1
+        self.steps_since_target_only += 1
         self._plain_in_a_row = 0
         ratios = self._ratios_at(fill(num_cached))
-        is_fresh = self._steps_since_plain <= FRESH_STEPS
+        is_fresh = self.steps_since_target_only <= FRESH_STEPS
         if self.target_only_s and (is_fresh or not ratios.known[num_tokens]):
             self._pass_by()
-            ratio, target_only_s = (
-                seconds / self.target_only_s,
-                self._answer_plain_s or self.target_only_s,
-            )
-            ratios.learn(num_tokens, ratio, target_only_s)
+            ratio = seconds / self.target_only_s
+            ratios.learn(num_tokens, ratio, self._answer_plain_s or self.target_only_s)
 
     def _ratios_at(self, fill: int) -> StepRatios:
         if fill not in self._ratios:
@@ -133,13 +130,13 @@ class TargetCost:
         """A context for timing steps in idle time, when a target-only step may take longer than
         in an answer. The steps are compared with each other, and only their ratios are kept.
         """
-        before = self._target_only, self.target_only_s, self._steps_since_plain
+        before = self._target_only, self.target_only_s, self.steps_since_target_only
         self._target_only, self.target_only_s = deque(maxlen=_NUM_PLAIN), None
         self._answer_plain_s = before[1]
         try:
             yield
         finally:
-            self._target_only, self.target_only_s, self._steps_since_plain = before
+            self._target_only, self.target_only_s, self.steps_since_target_only = before
             self._answer_plain_s = None
 
     def ratio_change(self, target_only_s: float) -> float:
@@ -306,11 +303,6 @@ def _optimistic_ratio(known: Mapping[int, float], ratios: list[float], slope: fl
     elif size % TILE == 0:
         hope = min(hope, ratios[size // 2] + slope)
     return min([hope, *(known[other] for other in above)])
-
-
-def _estimate(samples: Sequence[float], enough: int = _NUM_TRUSTED) -> float:
-    """The median; of too few samples the smallest, since disturbances only add time."""
-    return statistics.median(samples) if len(samples) >= enough else min(samples)
 
 
 def fill(num_cached: int) -> int:

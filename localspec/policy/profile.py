@@ -64,18 +64,15 @@ def latest_learned(contents: Sequence[str]) -> dict[str, Any] | None:
     """What was last learned of a pair, in any setting. contents: of its files (`content`)."""
     for _, identity, learned in kept_profiles():
         if len(identity) == len(contents):
-            begun = zip(identity, contents, strict=True)
-            if all(whole.startswith(f"{content} ·") for whole, content in begun):
+            pairs = zip(identity, contents, strict=True)
+            if all(whole.startswith(f"{content} ·") for whole, content in pairs):
                 return learned
     return None
 
 
 def kept_profiles() -> Iterator[tuple[Path, list[str], dict[str, Any]]]:
     """The usable files, the latest first: path, identity and what was learned."""
-    folder = profiles_folder()
-    paths = (
-        [path for path in folder.glob("*.json") if path.is_file()] if folder.is_dir() else []
-    )
+    paths = filter(Path.is_file, profiles_folder().glob("*.json"))
     for path in sorted(paths, key=lambda path: -path.stat().st_mtime):
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))

@@ -9,33 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 _PRECISION = 1e-4
 
 
-class DecodeTimes(Protocol):
-    """Times of decodes on this machine, in seconds."""
-
-    def target_s(self, num_tokens: int) -> float:
-        """The target's time for a batch of so many tokens; above 0."""
-
-    def draft_s(self) -> float:
-        """The draft's time for one token."""
-
-
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Times in target-only steps. steps: for 0, 1, 2 … tokens; draft: for a draft token."""
+    """Times of decodes, in any unit.
+
+    steps: the target's for 0, 1, 2 … tokens; draft: the draft's for one token.
+    """
 
     steps: Sequence[float]
     draft: float
-
-    def target_s(self, num_tokens: int) -> float:
-        return self.steps[num_tokens]
-
-    def draft_s(self) -> float:
-        return self.draft
 
 
 def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
@@ -43,18 +29,18 @@ def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
     return sum(acceptance**power for power in range(num_draft_tokens + 1))
 
 
-def expected_speedup(costs: DecodeTimes, acceptance: float, num_draft_tokens: int) -> float:
+def expected_speedup(costs: Curve, acceptance: float, num_draft_tokens: int) -> float:
     """Tokens per second with so many draft tokens per step ÷ those of the target alone."""
-    step_s = num_draft_tokens * costs.draft_s() + costs.target_s(num_draft_tokens + 1)
-    return expected_tokens(acceptance, num_draft_tokens) * costs.target_s(1) / step_s
+    step = num_draft_tokens * costs.draft + costs.steps[num_draft_tokens + 1]
+    return expected_tokens(acceptance, num_draft_tokens) * costs.steps[1] / step
 
 
-def best_draft_tokens(costs: DecodeTimes, acceptance: float, most: int) -> int:
+def best_draft_tokens(costs: Curve, acceptance: float, most: int) -> int:
     """The fastest number of draft tokens, 0 to `most`."""
     return max(range(most + 1), key=lambda count: expected_speedup(costs, acceptance, count))
 
 
-def break_even_acceptance(costs: DecodeTimes, most: int) -> float | None:
+def break_even_acceptance(costs: Curve, most: int) -> float | None:
     """The least acceptance at which some number of draft tokens pays; None if none does."""
 
     def pays(acceptance: float) -> bool:

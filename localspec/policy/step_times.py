@@ -40,12 +40,10 @@ class StepTimes:
         self.latest = self._ratios * several_s
         self.at_worst = self._worst * several_s
         self.latest[1] = self.at_worst[1] = target_only_s
-        self.optimistic, self.pessimistic = (
-            self.latest / self._spread,
-            self.latest * self._spread,
-        )
+        self.pessimistic = self.latest * self._spread
         # Several tokens take at least as long as one, unless they were measured faster.
-        np.maximum(self.optimistic, np.minimum(self.latest, target_only_s), out=self.optimistic)
+        least = np.minimum(self.latest, target_only_s)
+        self.optimistic = np.maximum(self.latest / self._spread, least)
         return self.latest
 
     def _fill_in(self, num_cached: int) -> None:

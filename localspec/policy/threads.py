@@ -26,9 +26,8 @@ from localspec.speculative.thread_policy import ThreadUse
 _WINDOW = 16  # steps over which a number of threads is averaged, the latest weighing most
 # Another number has to be this many times as fast; a smaller difference is noise
 _BETTER = 1.05
-_FIRST_TRIAL_SHARE = (
-    1 / 8
-)  # share of the probable loss that trials of other numbers may lose at first
+# Share of the probable loss that trials of other numbers may lose at first
+_FIRST_TRIAL_SHARE = 1 / 8
 # The same in the end; between them it is one over the root of the number of steps
 _LAST_TRIAL_SHARE = 1 / 64
 # Time that has to be saved up for a trial, in fastest steps; so much is there at the beginning
@@ -70,11 +69,8 @@ class Threads:
     def pass_by(self, num_steps: int) -> None:
         """Let the older steps count less, after so many new ones."""
         share = (1.0 - 1.0 / _WINDOW) ** num_steps
-        self.seconds = {
-            shape: share * total
-            for shape, total in self.seconds.items()
-            if total > _NEGLIGIBLE_S
-        }
+        kept = ((s, total) for s, total in self.seconds.items() if total > _NEGLIGIBLE_S)
+        self.seconds = {shape: share * total for shape, total in kept}
         self.weight *= share
 
     def add(self, shape: Shape, seconds: float, slowdown: float) -> None:
@@ -211,9 +207,8 @@ class AdaptiveThreads:
     def _update_others(self) -> None:
         """Compute again what the other numbers promise, as expected and at best."""
         self._expected_of_others = min(map(self._expected, self._others()), default=math.inf)
-        self._optimistic_of_others = min(
-            map(self._optimistic, self._others()), default=math.inf
-        )
+        optimistic = map(self._optimistic, self._others())
+        self._optimistic_of_others = min(optimistic, default=math.inf)
 
     def _others(self) -> list[Threads]:
         return [number for number in self._numbers if number is not self._now]

@@ -17,7 +17,6 @@ from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import latest_learned
 from localspec.policy.speedup import (
     Curve,
-    DecodeTimes,
     best_draft_tokens,
     break_even_acceptance,
     expected_speedup,
@@ -223,7 +222,7 @@ def _wanted(found: dict[Role, FoundHeader], asked: LlamaOptions) -> list[Planned
     ]
 
 
-def _expected_gains(costs: DecodeTimes) -> Iterator[ExpectedGain]:
+def _expected_gains(costs: Curve) -> Iterator[ExpectedGain]:
     """The best there is to gain at typical acceptance rates."""
     for acceptance in _ACCEPTANCES:
         best = best_draft_tokens(costs, acceptance, MAX_DRAFT_TOKENS)

@@ -1,8 +1,7 @@
-"""Every transform of an answer: raw logits and the text so far → the distribution of the next
-token.
+"""Raw logits and the text so far → the distribution of the next token.
 
 In llama.cpp's default order: logit bias, penalties, DRY, then the cuts of `filters`. What a
-constraint forbids is taken out of the row before any of them.
+constraint forbids is removed from the row before the cuts.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from localspec.errors import ConstraintError
-from localspec.sampling.constraint import Constraint, ConstraintStates, Mask
+from localspec.sampling.constraint import Constraint, ConstraintStates
 from localspec.sampling.distribution import Distribution, Logits, TokenIds
 from localspec.sampling.filters import filtered_distribution
 from localspec.sampling.params import SamplingParams
@@ -78,19 +77,16 @@ class SamplerChain:
     def distribution(
         self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int] = ()
     ) -> Distribution:
-        """The distribution after `tokens` followed by `draft_tokens`. logits: (vocab,), not
-        changed.
+        """The distribution after `tokens` followed by `draft_tokens`.
 
-        tokens: prompt and answer so far, which only grow from call to call; draft_tokens
-        may be others each time. Raises DecodeError if the row holds NaN or no finite maximum.
+        logits: (vocab,), not changed. tokens: prompt and answer so far, which only grow from
+        call to call; draft_tokens may be others each time. Raises DecodeError if the row holds
+        NaN or no finite maximum.
 
         For a draft, any distribution is correct. So a constraint is applied only at the end of
         the text, and only if it allows a token of the row.
         """
-        row = self._transformed(logits, tokens, draft_tokens)
-        mask = self._draft_mask(tokens, draft_tokens)
-        found = None if mask is None else self._masked(row, mask)
-        return filtered_distribution(row, self.params) if found is None else found
+        return self._distribution(logits, tokens, draft_tokens, must_fit=False)
 
     def distributions(
         self, rows: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
@@ -102,52 +98,45 @@ class SamplerChain:
         it allows no token.
         """
         return [
-            self._constrained(row, tokens, draft_tokens[:i])
-            if self._states
-            else self.distribution(row, tokens, draft_tokens[:i])
+            self._distribution(row, tokens, draft_tokens[:i], must_fit=True)
             for i, row in enumerate(rows)
         ]
 
-    def _constrained(
-        self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
+    def _distribution(
+        self,
+        logits: Logits,
+        tokens: Sequence[int],
+        draft_tokens: Sequence[int],
+        *,
+        must_fit: bool,
     ) -> Distribution:
-        assert self._states is not None
         row = self._transformed(logits, tokens, draft_tokens)
-        state = self._states.behind(draft_tokens)
+        state = None
+        # A draft's replay is about tokens before the state of the constraint.
+        if self._states and (must_fit or len(tokens) == self._num_committed):
+            state = self._states.behind(draft_tokens)
         mask = None if state is None else state.mask()
         if mask is None:
             return filtered_distribution(row, self.params)
-        found = self._masked(row, mask)
-        if found is None:
-            raise ConstraintError(
-                "no token is left: the constraint allows none, or none but banned ones",
-                "Take back bans (logit_bias), or allow more.",
-            )
-        return found
-
-    def _draft_mask(self, tokens: Sequence[int], draft_tokens: Sequence[int]) -> Mask | None:
-        states = self._states
-        # In a replay the constraint is already further on.
-        if states is None or len(tokens) != self._num_committed:
-            return None
-        state = states.behind(draft_tokens)
-        return None if state is None else state.mask()
-
-    def _masked(self, row: Logits, mask: Mask) -> Distribution | None:
-        """The distribution over the allowed tokens; None if there are none."""
         # Only allowed tokens go through the cuts: usually far fewer.
         ids = mask[: len(row)].nonzero()[0]
         left = row[ids]
-        if len(left) == 0 or left.max() == -np.inf:
-            return None
-        kept, probs = filtered_distribution(left, self.params)
-        return Distribution(ids[kept], probs)
+        if len(left) > 0 and left.max() != -np.inf:
+            kept, probs = filtered_distribution(left, self.params)
+            return Distribution(ids[kept], probs)
+        if must_fit:
+            raise ConstraintError(
+                "no token is left: the constraint allows none, or only banned ones",
+                "Take back bans (logit_bias), or allow more.",
+            )
+        return filtered_distribution(row, self.params)
 
     def _transformed(
         self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
     ) -> Logits:
         """The row before any cut: the row itself, or a copy that the next call overwrites."""
-        ends_banned = self._ends_banned(len(tokens) + len(draft_tokens))
+        length = len(tokens) + len(draft_tokens)
+        ends_banned = self.params.ignore_eos or length < self._ends_from
         looks_back = self._penalises_tokens or self._penalises_repeats
         if not (len(self._bias) or ends_banned or looks_back):
             return logits
@@ -163,9 +152,6 @@ class SamplerChain:
             if self._penalises_repeats:
                 penalise_repeats(row, text, self.params, self._breakers)
         return row
-
-    def _ends_banned(self, length: int) -> bool:
-        return self.params.ignore_eos or length < self._ends_from
 
     def _copied(self, logits: Logits) -> Logits:
         """A copy that the next call overwrites: libllama's own row stays what it is."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from localspec.errors import OptionError
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
@@ -17,7 +19,6 @@ class Resolver:
 
     def __init__(self, vocabulary: WholeVocabulary) -> None:
         self._vocabulary = vocabulary
-        self._ends: list[int] | None = None
         # Only the last ones, since each answer may have others.
         self._breakers: tuple[tuple[str, ...], Breakers] = ((), {})
 
@@ -50,17 +51,14 @@ class Resolver:
             params,
             num_prompt_tokens=num_prompt_tokens,
             num_said=num_said,
-            ends=self._ends_for(params),
+            ends=self._ends if params.ignore_eos or params.min_tokens else (),
             breakers=self._breakers_for(params),
             constraint=constraint,
         )
 
-    def _ends_for(self, params: SamplingParams) -> list[int]:
-        if not (params.ignore_eos or params.min_tokens):
-            return []
-        if self._ends is None:
-            self._ends = self._vocabulary.ends()
-        return self._ends
+    @cached_property
+    def _ends(self) -> list[int]:
+        return self._vocabulary.ends()
 
     def _breakers_for(self, params: SamplingParams) -> Breakers:
         texts = params.dry_sequence_breakers

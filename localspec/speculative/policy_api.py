@@ -16,9 +16,8 @@ from localspec.errors import OptionError
 
 MAX_DRAFT_TOKENS = 16
 CERTAIN_CONFIDENCE = 1.0  # of a proposer that knows what has to come
-REPLAY_TOKENS = (
-    8  # the most tokens that a draft model judges at once; each takes a row of logits
-)
+# The most tokens that a draft model judges at once; each takes a row of logits.
+REPLAY_TOKENS = 8
 
 
 class DraftOff(str, enum.Enum):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -136,7 +135,7 @@ class AnswerOptions:
         asked = spec_of(self)
         if asked is None or asked.kind != "json_schema":
             return use
-        return replace(use, answer_schema=json.dumps(with_spacing(asked).schema))
+        return replace(use, answer_schema=with_spacing(asked).schema)
 
     @property
     def triggers(self) -> tuple[str, ...]:

@@ -1,14 +1,13 @@
 """How each family of models writes a call of a tool: one table, found by the template.
 
-A call is before + head + arguments + tail + after; a further one comes behind between. That
-is how a template renders it, and what the grammar lets a model write (`grammar`). What a model
-writes by itself may differ in its blank space, which `read` does not mind.
+A call is before + head + arguments + tail + after; another call follows after `between`. That
+is how a template renders it, and what the grammar lets a model write (`grammar`). A model that
+writes without a grammar may use other blank space, which `read` accepts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,11 +28,11 @@ class CallForm:
     """How the models of a family write calls.
 
     signs: texts that a template of the family has. openings, closing: around a call, or a list
-    of calls; without a closing it extends to the answer's end. before … after: see the module;
-    NAME stands for the tool's. marks: texts in these that may be entries of the vocabulary.
-    is_bare: an answer may begin with a call without an opening. recipient: matches the head of
-    a message that is a call. is_single: templates take one call a message. has_ids: whether
-    templates take ids of nine letters and digits alone.
+    of calls; without a closing it extends to the end of the answer. before … after: see the
+    module; NAME stands for the tool's. marks: texts in these that may be entries of the
+    vocabulary. is_bare: an answer may begin with a call without an opening. recipient: matches
+    the head of a message that is a call. is_single: templates take one call per message.
+    has_ids: templates only take ids of nine letters and digits.
     """
 
     signs: tuple[str, ...]
@@ -54,7 +53,7 @@ class CallForm:
 
     @property
     def sign(self) -> str:
-        """What a head has before the name, without blank space."""
+        """The text of a head before the name, without blank space."""
         return "".join(self.head.partition("NAME")[0].split())
 
     def head_pattern(self) -> re.Pattern[str]:
@@ -63,6 +62,26 @@ class CallForm:
 
 
 _OBJECT = '{"name": "NAME", "arguments": '
+
+
+def _list_of_objects(
+    sign: str, opening: str, closing: str, *, has_ids: bool = False
+) -> CallForm:
+    """A form with all calls in one JSON list."""
+    return CallForm(
+        signs=(sign,),
+        openings=(opening,),
+        closing=closing,
+        before=f"{opening}[",
+        head=_OBJECT,
+        tail="}",
+        between=", ",
+        after=f"]{closing}",
+        read=read_objects,
+        marks=tuple(filter(None, (opening, closing))),
+        has_ids=has_ids,
+    )
+
 
 # If a template has the signs of several, the first counts.
 FORMS = (
@@ -118,31 +137,9 @@ FORMS = (
         has_ids=True,
     ),
     # Mistral before: Nemo, 7B v0.3
-    CallForm(
-        signs=("[TOOL_CALLS]",),
-        openings=("[TOOL_CALLS]",),
-        before="[TOOL_CALLS][",
-        head=_OBJECT,
-        tail="}",
-        between=", ",
-        after="]",
-        read=read_objects,
-        marks=("[TOOL_CALLS]",),
-        has_ids=True,
-    ),
+    _list_of_objects("[TOOL_CALLS]", "[TOOL_CALLS]", "", has_ids=True),
     # Apriel
-    CallForm(
-        signs=("<tool_calls>[",),
-        openings=("<tool_calls>",),
-        closing="</tool_calls>",
-        before="<tool_calls>[",
-        head=_OBJECT,
-        tail="}",
-        between=", ",
-        after="]</tool_calls>",
-        read=read_objects,
-        marks=("<tool_calls>", "</tool_calls>"),
-    ),
+    _list_of_objects("<tool_calls>[", "<tool_calls>", "</tool_calls>"),
     # Qwen2.5, Qwen3, QwQ, Hermes, Granite 4, MiMo, Reka, Bielik …
     CallForm(
         signs=("<tool_call>", '"arguments": '),
@@ -157,18 +154,7 @@ FORMS = (
         marks=("<tool_call>", "</tool_call>"),
     ),
     # Nemotron Nano 2
-    CallForm(
-        signs=("<TOOLCALL>",),
-        openings=("<TOOLCALL>",),
-        closing="</TOOLCALL>",
-        before="<TOOLCALL>[",
-        head=_OBJECT,
-        tail="}",
-        between=", ",
-        after="]</TOOLCALL>",
-        read=read_objects,
-        marks=("<TOOLCALL>", "</TOOLCALL>"),
-    ),
+    _list_of_objects("<TOOLCALL>", "<TOOLCALL>", "</TOOLCALL>"),
     # Llama 3.1 to 3.3: the answer is the call
     CallForm(
         signs=('"parameters": ', "<|start_header_id|>"),
@@ -184,23 +170,14 @@ FORMS = (
     ),
 )
 
+# For people.
+KNOWN_FAMILIES = (
+    "Qwen 2.5 and later, Hermes, Llama 3.1 to 3.3, Mistral, gpt-oss, Gemma 4, Granite 4, "
+    "Nemotron, Apriel"
+)
+
 
 def form_of(template: str) -> CallForm | None:
-    """The form whose signs the template's source has; None if none is known."""
+    """The form whose signs are in the template's source; None for an unknown form."""
     unescaped = template.replace('\\"', '"')
     return next((form for form in FORMS if all(sign in unescaped for sign in form.signs)), None)
-
-
-def known_families() -> Collection[str]:
-    """Names for people of the families whose calls are understood."""
-    return (
-        "Qwen 2.5 and later",
-        "Hermes",
-        "Llama 3.1 to 3.3",
-        "Mistral",
-        "gpt-oss",
-        "Gemma 4",
-        "Granite 4",
-        "Nemotron",
-        "Apriel",
-    )

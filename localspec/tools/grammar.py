@@ -60,7 +60,7 @@ def call_grammar(
         one = f"call ({spell.of(form.between)} call)* {spell.of(form.after)}".rstrip()
     rules.insert(0, f"calls: {one}")
     if form.is_bare and use.answer_schema is not None and not use.must:
-        return CallGrammar(_objects(use, schema_of))
+        return CallGrammar(_objects(use, use.answer_schema, schema_of))
     start, triggers = _start(form, use, spell)
     return CallGrammar("\n".join([*start, *rules]) + "\n", triggers)
 
@@ -73,7 +73,7 @@ def _start(
         return [f"start: {spell.of(form.before)} calls"], ()
     if use.answer_schema is not None:
         start = f"start: {spell.of(form.before)} calls | answer"
-        return [start, json_rule("answer", json.loads(use.answer_schema))], ()
+        return [start, json_rule("answer", use.answer_schema)], ()
     if not form.is_bare:
         opening = form.openings[0]
         rest = spell.of(form.before.removeprefix(opening))
@@ -88,7 +88,7 @@ def _start(
     return [f"start: calls | TEXT | {opened}", f"TEXT: {text}"], ()
 
 
-def _objects(use: ToolUse, schema_of: Callable[[Tool], Schema]) -> str:
+def _objects(use: ToolUse, answer: Schema, schema_of: Callable[[Tool], Schema]) -> str:
     """The grammar if a call is an object, and so is any other answer."""
     calls = [
         {
@@ -99,7 +99,6 @@ def _objects(use: ToolUse, schema_of: Callable[[Tool], Schema]) -> str:
         }
         for tool in use.callable
     ]
-    answer = json.loads(use.answer_schema or "{}")
     wishes = answer.get("x-guidance", {})
     return json_rule("start", {"anyOf": [*calls, answer], "x-guidance": wishes}) + "\n"
 
@@ -118,7 +117,7 @@ def _messages(use: ToolUse, spell: GrammarTexts) -> tuple[list[str], tuple[str, 
         return ["start: named", *rules], (trigger,)
     start, whole = spell.of("<|start|>"), f"channel? {json.dumps(trigger)} named"
     if not use.must and use.answer_schema is not None:
-        rules.append(json_rule("answer", json.loads(use.answer_schema)))
+        rules.append(json_rule("answer", use.answer_schema))
         whole = f'({whole} | {channel} "final" {kind} {message} answer)'
     return [
         f'start: (thought {start} "assistant")* {whole}',

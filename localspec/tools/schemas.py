@@ -78,6 +78,22 @@ def properties_of(schema: Schema) -> Schema:
     return properties if isinstance(properties, Mapping) else {}
 
 
+def referred(reference: object, root: Schema) -> Any:
+    """The part of the root that a reference like #/$defs/x names; None for any other."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    found: Any = root
+    for part in filter(None, reference[1:].split("/")):
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = found.get(name)
+        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            return None
+    return found
+
+
 def resolved(schema: object, root: Schema) -> object:
     """What a reference inside of the root refers to, or the schema if it is none.
 
@@ -93,10 +109,8 @@ def resolved(schema: object, root: Schema) -> object:
             schema = parts[0]
             continue
         reference = schema["$ref"]
-        found: object = root
-        for part in str(reference).removeprefix("#/").split("/"):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        if not str(reference).startswith("#/") or found is None:
+        found = referred(reference, root)
+        if found is None or found is root:
             raise OptionError(
                 f"a tool's schema refers to {reference!r:.80}, which it does not have",
                 "Put what it refers to under $defs of the same schema.",

@@ -76,7 +76,7 @@ class ToolUse:
     only: str | None = None
     are_off: bool = False
     is_parallel: bool = True
-    answer_schema: str | None = None
+    answer_schema: Mapping[str, Any] | None = None
 
     @property
     def callable(self) -> tuple[Tool, ...]:

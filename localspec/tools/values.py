@@ -25,7 +25,7 @@ from localspec.tools.schemas import (
 
 # As templates render them, so that what a model wrote and what it reads next are alike.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_QUOTE = '<|"|>'
+QUOTE = '<|"|>'  # around a text in Gemma's notation
 _MAX_DEPTH = 32
 _DEFINITIONS = ("$defs", "definitions")
 
@@ -128,10 +128,10 @@ def _unwritable(name: str) -> ConstraintError:
 
 def gemma_rules(name: str, schema: Schema, spell: GrammarTexts) -> list[str]:
     """Gemma 4's notation, in which only texts are quoted, by <|"|>."""
-    quote = spell.of(_QUOTE)
+    quote = spell.of(QUOTE)
     rules = [
         f"{name}_string: {quote} {name}_text",
-        spell.until(f"{name}_text", _QUOTE),
+        spell.until(f"{name}_text", QUOTE),
         f"{name}_any: {name}_string | {name}_plain | {name}_list | {name}_object",
         f'{name}_plain: %json {{"type": ["number", "boolean", "null"]}}',
         f'{name}_list: "[" ({name}_any ("," {name}_any)*)? "]"',
@@ -188,7 +188,7 @@ class _GemmaWriter:
     def _constant(self, value: object) -> str | None:
         if isinstance(value, str):
             text = f"{json.dumps(value)} " if value else ""
-            return None if _QUOTE in value else f"{self._quote} {text}{self._quote}"
+            return None if QUOTE in value else f"{self._quote} {text}{self._quote}"
         if isinstance(value, list):
             return _listed("[", map(self._constant, value), "]")
         if isinstance(value, Mapping):
@@ -198,7 +198,7 @@ class _GemmaWriter:
 
     def _key(self, key: str) -> str | None:
         """A name and its colon; quoted if it would end elsewhere."""
-        if key and key == key.strip() and not key.startswith((_QUOTE, "}")) and ":" not in key:
+        if key and key == key.strip() and not key.startswith((QUOTE, "}")) and ":" not in key:
             return json.dumps(f"{key}:")
         quoted = self._constant(key)
         return None if quoted is None else f'{quoted} ":"'

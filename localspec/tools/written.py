@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from localspec.errors import OptionError
 from localspec.tools.schemas import branches, choices, fits, properties_of, takes_text
 from localspec.tools.tool import Tool, json_text, json_value
-from localspec.tools.values import in_tags
+from localspec.tools.values import QUOTE, in_tags
 
 _MAX_DEPTH = 64  # of values in Gemma's notation
 
@@ -233,7 +233,6 @@ def _first_value(text: str) -> tuple[Any, str]:
 _DECODER = json.JSONDecoder()
 
 
-_QUOTE = '<|"|>'
 _PLAIN = re.compile(r"[^\s,:\[\]{}]+")
 
 
@@ -241,9 +240,9 @@ def _gemma_value(text: str, at: int, depth: int) -> tuple[Any, int]:
     """The value that begins there, and where it ends. Raises ValueError if there is none."""
     if depth > _MAX_DEPTH:
         raise ValueError("too deep")
-    if text.startswith(_QUOTE, at):
-        end = text.index(_QUOTE, at + len(_QUOTE))
-        return text[at + len(_QUOTE) : end], end + len(_QUOTE)
+    if text.startswith(QUOTE, at):
+        end = text.index(QUOTE, at + len(QUOTE))
+        return text[at + len(QUOTE) : end], end + len(QUOTE)
     if text.startswith("{", at):
         return _gemma_object(text, at, depth)
     if text.startswith("[", at):
@@ -258,7 +257,7 @@ def _gemma_object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
     found: dict[str, Any] = {}
     at = _behind_space(text, at + 1)
     while not text.startswith("}", at):
-        if text.startswith(_QUOTE, at):
+        if text.startswith(QUOTE, at):
             key, at = _gemma_value(text, at, depth)
         else:
             end = text.index(":", at)

@@ -142,8 +142,8 @@ BUGS = [
     Bug(
         "penalties that do not advance along the draft",
         "sampling/chain.py",
-        "self.distribution(row, tokens, draft_tokens[:i])",
-        "self.distribution(row, tokens, [])",
+        "self._distribution(row, tokens, draft_tokens[:i], must_fit=True)",
+        "self._distribution(row, tokens, [], must_fit=True)",
         loop("penalties, a narrower draft"),
     ),
     # 4. Accepting with draft probability 0, dividing by a zero residual.
@@ -454,8 +454,8 @@ BUGS = [
     Bug(
         "the mask of another row",
         "sampling/chain.py",
-        "self._constrained(row, tokens, draft_tokens[:i])",
-        "self._constrained(row, tokens, draft_tokens[: max(i - 1, 0)])",
+        "self._states.behind(draft_tokens)",
+        "self._states.behind(draft_tokens[:-1])",
         constrained("words, K 2-token-DraftModel"),
     ),
     Bug(
