@@ -172,6 +172,39 @@ def test_gemmas_notation(arguments, fits):
 @pytest.mark.parametrize(
     ("arguments", "fits"),
     [
+        ("tree:" + "{left:{right:" * 20 + "{}" + "}}" * 20, True),
+        ("tree:{left:{right:{}},right:{next:[{},{left:{}}]}}", True),
+        ("tree:{left:1}", False),
+        ("tree:{next:[{left:{up:{}}}]}", False),
+    ],
+)
+def test_a_schema_that_refers_to_itself_has_a_small_grammar_in_gemmas_notation(arguments, fits):
+    node = {"$ref": "#/$defs/node"}
+    some = {"left": node, "right": node, "next": {"type": "array", "items": node}}
+    schema = {
+        "type": "object",
+        "properties": {"tree": node},
+        "$defs": {"node": {"type": "object", "properties": some}},
+    }
+    _, grammar = grammar_of("Gemma 4", tools=[{"name": "f", "parameters": schema}])
+    assert len(grammar.lark) < 2000
+    assert fit(grammar, f"call:f{{{arguments}}}<tool_call|>") is fits
+
+
+def test_lists_in_lists_have_a_small_grammar_in_gemmas_notation():
+    schema = {"type": "integer"}
+    for _ in range(30):
+        schema = {"type": "array", "items": schema}
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"x": schema}}}
+    _, grammar = grammar_of("Gemma 4", tools=[tool])
+    assert len(grammar.lark) < 4000
+    assert fit(grammar, f"call:f{{x:{'[' * 30}1,2{']' * 30}}}<tool_call|>")
+    assert not fit(grammar, f"call:f{{x:{'[' * 29}1{']' * 29}}}<tool_call|>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [
         ({"text": 'a\n"b" <c>\n'}, True),
         ({"text": "a", "mode": "fast", "level": "null"}, True),
         ({"text": "a", "mode": "quick"}, False),

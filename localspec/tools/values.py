@@ -138,40 +138,50 @@ def gemma_rules(name: str, schema: Schema, spell: GrammarTexts) -> list[str]:
         f'{name}_object: "{{" ({name}_pair ("," {name}_pair)*)? "}}"',
         f'{name}_pair: (/[A-Za-z0-9_.$-]+/ | {name}_string) ":" {name}_any',
     ]
-    arguments = _GemmaWriter(name, schema, quote).value(schema, 0)
+    writer = _GemmaWriter(name, schema, quote)
+    arguments = writer.value(schema, 0)
     if arguments is None:
         raise _unwritable(name)
-    return [f"{name}: {arguments}", *rules]
+    return [f"{name}: {arguments}", *writer.rules, *rules]
 
 
 class _GemmaWriter:
-    """Writes the rules of one tool's arguments, each as an expression.
+    """Writes the rules of one tool's arguments.
 
+    Each schema has one rule, to which all that refer to it do: so a schema may refer to itself.
     None stands for what cannot be written.
     """
 
     def __init__(self, name: str, root: Schema, quote: str) -> None:
+        self.rules: list[str] = []
         self._name = name
         self._root = root
         self._quote = quote
+        self._names: dict[int, str | None] = {}  # of rules, by the identity of their schema
 
     def value(self, schema: object, depth: int) -> str | None:
-        """A value of the schema."""
+        """The name of the rule for a value of the schema."""
         schema = resolved(schema, self._root)
         if schema is False:
             return None
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return f"{self._name}_any"
+        if id(schema) not in self._names:
+            name = self._names[id(schema)] = f"{self._name}_{len(self._names)}"
+            written = self._written(schema, depth)
+            if written is None:
+                self._names[id(schema)] = None
+            else:
+                self.rules.append(f"{name}: {written}")
+        return self._names[id(schema)]
+
+    def _written(self, schema: Schema, depth: int) -> str | None:
         if (values := choices(schema)) is not None:
             return _either(map(self._constant, values))
         if (options := alternatives(schema)) is not None:
             return _either(self.value(each, depth + 1) for each in options)
-        kinds = types_of(schema)
-        if len(kinds) == 1:
-            return self._of_type(kinds[0], schema, depth)
-        if kinds:
-            return _either(self._of_type(kind, schema, depth) for kind in kinds)
-        return f"{self._name}_any"
+        kinds = types_of(schema) or ["anything"]
+        return _either(self._of_type(kind, schema, depth) for kind in kinds)
 
     def _of_type(self, kind: object, schema: Schema, depth: int) -> str | None:
         if kind == "object":
