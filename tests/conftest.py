@@ -256,11 +256,9 @@ def demo_vocabulary(demo_vocab: int) -> LlamaVocabulary:
     """The demo pair's tokens, without its weights."""
     import threading
 
-    import llama_cpp
-
     from localspec.llama.vocabulary import LlamaVocabulary
 
-    return LlamaVocabulary(llama_cpp, demo_vocab, lambda: None, threading.Lock())
+    return LlamaVocabulary(demo_vocab, lambda: None, threading.Lock())
 
 
 @pytest.fixture(scope="session")

@@ -70,7 +70,7 @@ class Context:
         self._nextn = require_nextn_functions(reads_layers=False)
         self._nextn.set_embeddings_nextn(self.pointer, True, is_cropped)
         self._is_cropped = is_cropped
-        self._batch = TokenBatch(llama_cpp, CELLS, 0 if target is None else weights.row_width)
+        self._batch = TokenBatch(CELLS, 0 if target is None else weights.row_width)
 
     def decode(
         self, tokens: list[int], position: int, num_logits: int, rows: Rows | None = None

@@ -122,6 +122,6 @@ def simulate_load(path: Path, options: LlamaOptions) -> None:
     params.no_alloc = True
     params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
-    context = context_params(llama_cpp, options, options.context_length)
+    context = context_params(options, options.context_length)
     llama_cpp.llama_free(llama_cpp.llama_init_from_model(model, context))
     llama_cpp.llama_model_free(model)

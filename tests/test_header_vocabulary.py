@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import llama_cpp
 import pytest
 from llama_chain import vocabulary_of
 
@@ -36,7 +35,7 @@ def test_the_facts_are_libllamas(tmp_path, demo_target, name, drop, extra):
         )
     found = HeaderVocabulary(read_header(path))
     with vocabulary_of(path) as pointer:
-        real = LlamaVocabulary(llama_cpp, pointer, lambda: None, threading.Lock())
+        real = LlamaVocabulary(pointer, lambda: None, threading.Lock())
         assert (found.kind, found.size, found.add_bos) == (real.kind, real.size, real.add_bos)
         assert found.bos == real.bos
         assert found.entries() == real.entries()

@@ -24,7 +24,7 @@ LEASE = (
     "streaming/answer_run.py",
 )
 STEP = ("speculative/loop.py", "speculative/lookup.py", "speculative/proposers.py")
-CACHES = ("engine/cache_pool.py", "llama/cache.py", "llama/cache_state.py", "llama/model.py")
+CACHES = ("engine/cache_pool.py", "llama/cache.py", "llama/context.py", "llama/model.py")
 HEADS = ("speculative/heads.py", "llama/head.py", "llama/hidden_rows.py")
 PROCESS = (
     "isolated/isolated_engine.py",
@@ -34,8 +34,8 @@ PROCESS = (
 )
 KINDS = {
     "pair": (*LEASE, *STEP, *CACHES),
-    "head": (*HEADS, "llama/model.py", "llama/thread_count.py"),
-    "hybrid": ("engine/cache_pool.py", "llama/cache.py", "llama/cache_state.py"),
+    "head": (*HEADS, "llama/model.py", "llama/context.py"),
+    "hybrid": ("engine/cache_pool.py", "llama/cache.py"),
     "adaptive": ("policy/adaptive.py", "policy/threads.py", "policy/thread_costs.py"),
 }
 # The usual run strikes every 21st line; the slow one every line, and every 23rd instruction.

@@ -254,7 +254,7 @@ def test_a_mixture_of_real_shape_keeps_its_attention_on_a_small_gpu(tmp_path, de
 
 def test_libllama_is_told_which_experts(mixture):
     """A list that ends with nulls, and lives as long as the parameters do."""
-    params = model_params(llama_cpp, LlamaOptions(num_cpu_moe_layers=2))
+    params = model_params(LlamaOptions(num_cpu_moe_layers=2))
     words = ctypes.cast(params.tensor_buft_overrides, ctypes.POINTER(ctypes.c_void_p * 4))[0]
     pattern = ctypes.string_at(words[0]).decode()
     assert words[1] == cpu_buffer_type(llama_cpp) != 0
@@ -266,14 +266,14 @@ def test_libllama_is_told_which_experts(mixture):
         for kind in ("gate", "up", "down")
     )
     assert not re.search(experts_pattern(2), "blk.11.ffn_up_exps.weight")
-    assert not model_params(llama_cpp, LlamaOptions()).tensor_buft_overrides
+    assert not model_params(LlamaOptions()).tensor_buft_overrides
 
 
 def test_no_gpu_is_touched_where_none_is_to_be_used():
     """libllama would take its memory to read prompts there."""
-    params = model_params(llama_cpp, LlamaOptions(num_gpu_layers=0))
+    params = model_params(LlamaOptions(num_gpu_layers=0))
     assert ctypes.cast(params.devices, ctypes.POINTER(ctypes.c_void_p))[0] is None
-    assert model_params(llama_cpp, LlamaOptions()).devices is None
+    assert model_params(LlamaOptions()).devices is None
 
 
 def test_a_mixture_with_its_experts_apart_says_the_same(mixture_file, caplog):

@@ -1,24 +1,24 @@
-"""Tokens of one sequence in libllama's batch, which points into NumPy arrays."""
+"""A batch of libllama with tokens of one sequence; it points into NumPy arrays."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+
+from localspec.llama.library import llama_cpp
 
 
 class TokenBatch:
     """Space for `size` tokens of a text, with a row of `width` floats each if that is not 0.
 
-    lib: the llama_cpp module. rows: (size, width) float32, to be filled before `filled`.
-    rows_alone: libllama sees no tokens, only their rows.
+    rows: (size, width) float32, to be filled before `filled`. rows_alone: libllama gets the
+    rows and no tokens.
     """
 
-    def __init__(
-        self, lib: Any, size: int, width: int = 0, *, rows_alone: bool = False
-    ) -> None:
+    def __init__(self, size: int, width: int = 0, *, rows_alone: bool = False) -> None:
         self.size = size
         self._tokens = np.zeros(size, dtype=np.int32)
         self._positions = np.zeros(size, dtype=np.int32)
@@ -28,7 +28,7 @@ class TokenBatch:
         pointer = ctypes.POINTER(ctypes.c_int32)
         self._sequences = (pointer * size)(*[ctypes.cast(self._sequence_zero, pointer)] * size)
         self.rows = np.zeros((size, width), dtype=np.float32)
-        self._batch = lib.llama_batch()
+        self._batch = cast(Any, llama_cpp.llama_batch())  # its pointers are typed as arrays
         if not rows_alone:
             self._batch.token = self._tokens.ctypes.data_as(pointer)
         self._batch.pos = self._positions.ctypes.data_as(pointer)
@@ -39,7 +39,7 @@ class TokenBatch:
         self._batch.logits = self._wants_logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
 
     def filled(self, tokens: Sequence[int], position: int, num_logits: int) -> Any:
-        """The C batch of up to `size` tokens from a position on; rows wanted of the last."""
+        """The C batch of up to `size` tokens from a position on, with logits of the last."""
         count = len(tokens)
         self._tokens[:count] = tokens
         self._positions[:count] = np.arange(position, position + count)

@@ -1,8 +1,8 @@
-"""EAGLE-3 heads: one layer that reads what goes into some layers of its target.
+"""EAGLE-3 heads: one layer that reads the inputs of some layers of its target.
 
 Li et al., EAGLE-3 (arXiv 2503.01840), section 3. At each token the inputs of three of the
 target's layers are encoded into one row; the layer reads token x_p together with the row of
-p - 1, and predicts x_(p+1). At tokens that it drafted it goes on with rows of its own.
+p - 1, and predicts x_(p+1). At tokens that it drafted it reads rows of its own.
 """
 
 from __future__ import annotations
@@ -21,24 +21,19 @@ from localspec.llama.options import LlamaOptions
 class EagleHead(LlamaHead):
     """A head that encodes its target's rows, and has no entry for the text's first token.
 
-    Each of its entries is at the position of the row, one before that of the token. Only what
-    it reads is encoded, so that a head at rest costs a copy. libllama gives logits of all
-    tokens of a decode or of none: mixed, they are wrong.
+    Each of its entries is at the position of the row, one before that of the token. Only rows
+    that it reads are encoded, so an idle head costs a copy. libllama gives logits of all
+    tokens of a decode or of none: of a mixture they are wrong.
     """
 
     _lag = 1
 
     def __init__(
-        self,
-        handle: Handle,
-        name: str,
-        target: LlamaModel,
-        facts: HeadFacts,
-        options: LlamaOptions,
+        self, handle: Handle, target: LlamaModel, facts: HeadFacts, options: LlamaOptions
     ) -> None:
-        super().__init__(handle, name, target, facts, options)
+        super().__init__(handle, target, facts, options)
         width = self._target_rows.width
-        self._to_encode = TokenBatch(llama_cpp, self._batch.size, width, rows_alone=True)
+        self._to_encode = TokenBatch(self._batch.size, width, rows_alone=True)
 
     @property
     def readable(self) -> range:
@@ -46,10 +41,10 @@ class EagleHead(LlamaHead):
 
     def _take_rows(self, position: int, count: int) -> None:
         self._target_rows.copy_to(self._to_encode.rows[:count], position - 1)
-        self._threads.get_ready(count)
+        self._start_decode(count)
         batch = self._to_encode.filled([0] * count, position - self._lag, count)
         status = llama_cpp.llama_encode(self.handle.context, batch)
-        self._check_status(status, count, position)
+        self._check_decoded(status, count, position)
         self._batch.rows[:count] = self._given_rows(count)
 
     def _decode_batch(

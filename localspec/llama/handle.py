@@ -1,82 +1,73 @@
-"""libllama's pointers to a model and its context: whose they are, and their way back, once."""
+"""libllama's pointers to a model and its context: who owns them, and freeing them once."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from localspec.errors import ClosedError
-from localspec.fork_guard import OwnProcess
 from localspec.llama import native
+from localspec.llama.library import llama_cpp, own_process, stop_callback
 
 
 class Handle:
     """The pointers, until `close`, the last reference to this, or the interpreter's end.
 
-    Whatever needs one of them keeps the handle, so that nothing is freed under it.
+    Whatever uses a pointer keeps the handle, so nothing is freed while it is used.
 
-    lib: the llama_cpp module. context: libllama's pointer. name: of the model, for errors.
-    stop_callback: see `native.new_stop_callback`. owner: the application's `Llama` that the
-    context belongs to; without one the context and its model are freed. model_of: another
-    handle whose model it is, and which frees that.
+    context: libllama's pointer. name: of the file. owner: the application's
+    `Llama` that the context belongs to; without one, the context and its model are freed.
+    model_of: the handle that owns the model, and frees it, if this one does not.
 
     in_use: held by a thread that uses a pointer while others may close this.
     """
 
     def __init__(
         self,
-        lib: Any,
         context: int,
         name: str,
-        stop_callback: Any,
         *,
         owner: Any = None,
         model_of: Handle | None = None,
     ) -> None:
         self.context: int | None = context
-        self.memory: int | None = lib.llama_get_memory(context)
-        self.model: int | None = lib.llama_get_model(context)
+        self.memory: int | None = llama_cpp.llama_get_memory(context)
+        self.model: int | None = llama_cpp.llama_get_model(context)
         self.owner = owner
-        self.model_of = model_of  # kept, so that the model is there for as long
+        self.model_of = model_of  # kept, so that its model is not freed before this context
         self.in_use = threading.Lock()
-        self._name = name
+        self.name = name
         self._stop = ctypes.create_string_buffer(2)
-        lib.llama_set_abort_callback(
+        llama_cpp.llama_set_abort_callback(
             context, stop_callback, ctypes.cast(self._stop, ctypes.c_void_p)
         )
-        self._own_process = OwnProcess()
         if owner is None:
             model = None if model_of is not None else self.model
-            give_back = functools.partial(_free, lib, context, model)
+            give_back = functools.partial(_free, context, model)
         else:
-            give_back = functools.partial(_return, lib, context, owner)
-        # libllama reads the stop signal, so that goes last; a reference to self would keep it.
+            give_back = functools.partial(_return, context, owner)
+        # The stop signal, which libllama reads, goes last. A reference to self would keep it.
         self._finalizer = weakref.finalize(
-            self,
-            _finish,
-            weakref.ref(self),
-            self._own_process,
-            self.in_use,
-            give_back,
-            self._stop,
+            self, _finish, weakref.ref(self), self.in_use, give_back, self._stop
         )
 
     def require_open(self) -> None:
-        """Raise EngineError if the model was freed, by us or its owner, or forked."""
-        self._own_process.require(self._name)
+        """Raise EngineError if it was closed, by us or the owner, or this is a fork."""
+        own_process.require(self.name)
         self.require_pointers()
 
     def require_pointers(self) -> None:
-        """Raise EngineError if there are none any more; a fork has copies, of little use."""
+        """Raise EngineError if the pointers were freed; in a fork, copies of them are left."""
         if self.context is None:
-            raise ClosedError(f"{self._name} is closed", "Load it again.")
+            raise ClosedError(f"{self.name} is closed", "Load it again.")
         if self.owner is not None and self.owner.ctx is None:
             raise ClosedError(
-                f"the Llama object of {self._name} was closed by its owner",
+                f"the Llama object of {self.name} was closed by its owner",
                 "Close this engine, create the object again and load a new engine.",
             )
 
@@ -93,41 +84,49 @@ class Handle:
         """Whether decodes are to end."""
         return self._stop.raw[0] != 0
 
+    @contextlib.contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """Close it if the block fails."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
     def close(self) -> None:
-        """Free everything, or give it back to its owner. Idempotent."""
+        """Free everything, or return it to its owner. Idempotent."""
         self._finalizer()
 
     def let_go(self) -> None:
-        """Forget the pointers, which are of nothing from now on."""
+        """Forget the pointers, which are no longer valid."""
         self.context = self.memory = self.model = self.owner = self.model_of = None
 
 
 def _finish(
     handle: weakref.ref[Handle],
-    own_process: OwnProcess,
     in_use: threading.Lock,
     give_back: Callable[[], None],
     _stop: object,
 ) -> None:
     if not own_process.is_this():
-        return  # a fork's memory goes with the fork; the threads behind it never came along
+        return  # a fork has the memory, which ends with it, but none of the threads
     alive = handle()
     with in_use:
-        if alive is not None:  # it was closed, or the interpreter ends
+        if alive is not None:  # closed, or the interpreter ends
             alive.let_go()
         give_back()
 
 
-def _free(lib: Any, context: int, model: int | None) -> None:
-    lib.llama_free(context)
+def _free(context: int, model: int | None) -> None:
+    llama_cpp.llama_free(context)
     if model is not None:
-        lib.llama_model_free(model)
+        llama_cpp.llama_model_free(model)
     native.return_freed_memory()
 
 
-def _return(lib: Any, context: int, owner: Any) -> None:
+def _return(context: int, owner: Any) -> None:
     if owner.ctx is None:
         return  # the owner has freed it
-    lib.llama_set_abort_callback(context, lib.ggml_abort_callback(), None)
-    lib.llama_memory_clear(lib.llama_get_memory(context), True)
+    llama_cpp.llama_set_abort_callback(context, llama_cpp.ggml_abort_callback(), None)
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
     owner.reset()

@@ -1,9 +1,9 @@
-"""An MTP head of libllama: a context beside a target's, which reads its hidden rows.
+"""An MTP head of libllama: a context beside its target's, which reads the hidden rows.
 
 The head reads token x_p together with the target's row at p - 1, and predicts x_(p+1)
-(DeepSeek-V3, arXiv 2412.19437, section 2.2). If the target has not reached p - 1 yet, since
-the token there was drafted, the head's own row is taken. llama.cpp's driver decodes twice in
-each round; here what was accepted is read in the decode that drafts the first token.
+(DeepSeek-V3, arXiv 2412.19437, section 2.2). If the token at p - 1 was drafted, the target
+has not reached it, and the head reads its own row. llama.cpp's driver decodes twice in each
+step; here accepted tokens are read in the decode that drafts the first token.
 """
 
 from __future__ import annotations
@@ -12,47 +12,39 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localspec.errors import DecodeError, Interrupted
+from localspec.errors import DecodeError
 from localspec.gguf_file.head import HeadFacts
 from localspec.llama.batch import TokenBatch
+from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import Rows
-from localspec.llama.library import complaints, llama_cpp
+from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.quirks.nextn import require_nextn_functions
-from localspec.llama.thread_count import ThreadCount
 from localspec.sampling.distribution import Logits
 
 
-class LlamaHead:
+class LlamaHead(LlamaContext):
     """One trained head and its cache, which holds a part of the target's text.
 
-    Implements `heads.HeadModel`. Made of `num_layers` MTP layers: if there are several,
-    each drafts one token, and each reads the whole text (Step 3.5). begins_at: position in
-    the text of what it read first. name: of the file that it is in. num_weight_bytes: that a
-    decode of a token reads.
+    Implements `heads.HeadModel`. If it has several MTP layers, each drafts one token, and each
+    reads the whole text (Step 3.5). begins_at: position in the text of its first entry.
+    num_weight_bytes: read by a decode of one token.
     """
 
-    _lag = 0  # of an entry's position in its cache behind that of its token in the text
+    _lag = 0  # how far an entry's position in its cache is behind its token's in the text
 
     def __init__(
-        self,
-        handle: Handle,
-        name: str,
-        target: LlamaModel,
-        facts: HeadFacts,
-        options: LlamaOptions,
+        self, handle: Handle, target: LlamaModel, facts: HeadFacts, options: LlamaOptions
     ) -> None:
+        super().__init__(handle)
+        self._title = f"the head of {self.name}"
         self._nextn = require_nextn_functions(reads_layers=bool(facts.layers_read))
-        self.handle = handle
         self._target_rows = target.keep_rows(facts.layers_read)
-        self._threads = ThreadCount(llama_cpp, handle)
         self._setting = options.summary
         self._num_layers = num_layers = facts.num_chained
         self._is_cropped = facts.is_cropped
-        self.name = name
-        self.content: str | None = None  # see `LlamaModel.content`
         self.vocab_size = target.vocab_size
         self.context_length = target.context_length
         self.max_outputs = options.max_outputs
@@ -61,39 +53,31 @@ class LlamaHead:
         self.max_draft_tokens = num_layers if num_layers > 1 else target.context_length
         self.begins_at = 0
         self.num_cached = 0
-        self._drafted: list[int] = []  # what was read last, with rows of its own
+        self._drafted: list[int] = []  # its latest tokens, which it read with rows of its own
         width = self._width = int(llama_cpp.llama_model_n_embd_out(handle.model))
         self._own_rows = np.zeros((num_layers, width), dtype=np.float32)
-        self._batch = TokenBatch(llama_cpp, llama_cpp.llama_n_batch(handle.context), width)
-        # Masked to the rows of logits, what is not cropped there gives wrong ones.
+        self._batch = TokenBatch(llama_cpp.llama_n_batch(handle.context), width)
+        # A graph that is not cropped gives wrong rows where only those with logits are wanted.
         self._nextn.set_embeddings_nextn(handle.context, True, facts.is_cropped)
 
     @property
     def readable(self) -> range:
-        """Positions at which it can read: the target's row before each of them is known."""
+        """Positions at which it can read: the target's row before each is kept."""
         first = self._target_rows.first
         return range(0 if first == 0 else first + 1, self._target_rows.end + 1)
 
     @property
     def identity(self) -> str | None:
-        """See `LlamaModel.identity`; what it says of this machine is not repeated."""
+        """As `LlamaModel.identity`, without the build and the processor."""
         return None if self.content is None else f"{self.content} · {self._setting}"
 
-    @property
-    def num_threads(self) -> int:
-        return self._threads.of_steps
-
-    @num_threads.setter
-    def num_threads(self, count: int) -> None:
-        self._threads.use(count)
-
     def read_from(self, position: int) -> None:
-        """Forget everything, and go on at that position of the text."""
+        """Forget everything, and continue at that position of the text."""
         self.truncate(0)
         self.begins_at = position
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
-        """See `Model.decode`. Beyond `readable` it takes one token at a time.
+        """Decode as `Model.decode` does; beyond `readable`, one token at a time.
 
         Raises DecodeError or Interrupted.
         """
@@ -106,7 +90,7 @@ class LlamaHead:
                 self._draft(tokens)
                 num_rows = 1
             else:
-                raise DecodeError(f"the head of {self.name} drafts a token at a time")
+                raise DecodeError(f"{self._title} drafts one token at a time")
         except BaseException:
             self._cut(before)
             raise
@@ -117,7 +101,7 @@ class LlamaHead:
         return all_rows[num_rows - num_logits :]
 
     def _read(self, tokens: Sequence[int], num_logits: int) -> int:
-        """Tokens of the text, with the target's rows. Returns how many rows of logits came."""
+        """Read tokens of the text with the target's rows; how many rows of logits it gave."""
         while len(tokens) > self._batch.size:
             size = min(self._batch.size, len(tokens) - num_logits)
             self._read_batch(tokens[:size], 0)
@@ -129,8 +113,8 @@ class LlamaHead:
         readable = self.readable
         if self._drafted or position < readable.start or position + count > readable.stop:
             raise DecodeError(
-                f"the head of {self.name} can read tokens {readable.start} to "
-                f"{readable.stop - 1}, not {position} to {position + count - 1}"
+                f"{self._title} can read tokens {readable.start} to {readable.stop - 1}, "
+                f"not {position} to {position + count - 1}"
             )
         self._take_rows(position, count)
         # The first layer drafts first, so it comes last.
@@ -144,7 +128,7 @@ class LlamaHead:
         return num_rows
 
     def _take_rows(self, position: int, count: int) -> None:
-        """Put the rows in front of so many tokens, from a position on, into the batch."""
+        """Put the rows before count tokens, from a position on, into the batch."""
         out = self._batch.rows[:count]
         if position == 0:
             out[0] = 0.0
@@ -153,15 +137,11 @@ class LlamaHead:
             self._target_rows.copy_to(out, position - 1)
 
     def _draft(self, tokens: Sequence[int]) -> None:
-        """One token that was drafted, with the row that its draft came of."""
-        if len(tokens) > 1:
-            raise DecodeError(
-                f"the head of {self.name} is to draft after {len(tokens)} tokens at once"
-            )
+        """Read one drafted token, with the row that it was drafted from."""
+        position = self._draft_position()
         num_drafted = len(self._drafted)
         self._drafted += tokens
         self.num_cached += 1
-        position = self.begins_at + self.num_cached - 1
         if self._num_layers == 1:
             self._batch.rows[0] = self._own_rows[0]
             self._decode_batch(tokens, position, 1, 0)
@@ -175,32 +155,24 @@ class LlamaHead:
         if layer + 1 < self._num_layers:
             self._own_rows[layer] = self._row_of_last(layer, 1)
 
+    def _draft_position(self) -> int:
+        """Where the next drafted token is decoded."""
+        return self.begins_at + self.num_cached
+
     def _decode_batch(
         self, tokens: Sequence[int], position: int, num_logits: int, layer: int
     ) -> int:
-        """Decode with one of the layers. Returns how many rows of logits came."""
-        if self.handle.is_interrupted:
-            raise Interrupted(f"a decode of the head of {self.name} was cancelled")
+        """Decode with one of the layers; how many rows of logits it gave."""
         count, context = len(tokens), self.handle.context
+        self._start_decode(count)
         if self._num_layers > 1:
             self._nextn.set_nextn_layer_offset(context, layer)
-        self._threads.get_ready(count)
         batch = self._batch.filled(tokens, position - self._lag, num_logits)
-        self._check_status(llama_cpp.llama_decode(context, batch), count, position)
+        self._check_decoded(llama_cpp.llama_decode(context, batch), count, position)
         return num_logits
 
-    def _check_status(self, status: int, count: int, position: int) -> None:
-        if status == 2:
-            raise Interrupted(f"a decode of the head of {self.name} was cancelled")
-        if status != 0:
-            raise DecodeError(
-                f"libllama could not decode {count} tokens after {position} with the head of "
-                f"{self.name} (status {status}){complaints.because()}",
-                "Out of memory? Try a smaller context or fewer GPU layers.",
-            )
-
     def _row_of_last(self, count: int, num_logits: int) -> Rows:
-        """The head's own row at the last of count tokens; a view, valid until the next."""
+        """The head's own row at the last of count tokens: a view until the next decode."""
         last: Rows = self._given_rows(num_logits if self._is_cropped else count)[-1]
         return last
 
@@ -209,7 +181,7 @@ class LlamaHead:
         return np.ctypeslib.as_array(rows, (count, self._width))
 
     def truncate(self, num_cached: int) -> None:
-        """See `Model.truncate`: what it read with rows of its own goes in any case."""
+        """Cut as `Model.truncate` does, and what it read with rows of its own in any case."""
         num_cached = min(num_cached, self.num_cached - len(self._drafted))
         if num_cached < self.num_cached:
             self.handle.require_pointers()
@@ -222,51 +194,33 @@ class LlamaHead:
         llama_cpp.llama_memory_seq_rm(self.handle.memory, 0, begin, -1)
 
     def checkpoint(self) -> None:
-        """See `Model.checkpoint`: nothing to do."""
-
-    def require_open(self) -> None:
-        """Raise EngineError if it was freed, or forked."""
-        self.handle.require_open()
+        """Nothing to do: it can be cut anywhere."""
 
     def begin(self) -> None:
-        """Allow decodes again after `interrupt`; libllama has what is thought to be cached."""
-        self.handle.require_open()
+        """Allow decodes again after `interrupt`, and let libllama cache what is recorded."""
+        self.require_open()
         self.handle.allow()
         self._cut(self.num_cached - len(self._drafted))
-
-    def interrupt(self) -> None:
-        """End a running decode, and refuse new ones until `begin`. From any thread."""
-        self.handle.interrupt()
-
-    def close(self) -> None:
-        """Free it, before its target. Idempotent."""
-        self.handle.close()
 
 
 class AssistantHead(LlamaHead):
     """A head without a cache, as Gemma 4's: it attends with its target's keys and values.
 
-    It drafts behind the last token that its target has cached.
-
-    All tokens of a draft are decoded at one position: that is how it was trained, see
-    src/models/gemma4-assistant.cpp and common/speculative.cpp of llama.cpp.
+    It drafts after the last token that its target has cached, and decodes all tokens of a
+    draft at one position, as it was trained: see src/models/gemma4-assistant.cpp and
+    common/speculative.cpp of llama.cpp.
     """
 
     @property
     def readable(self) -> range:
-        """The position behind the target's tokens, if there is any."""
+        """The position after the target's tokens, if there are any."""
         rows = self._target_rows
         return range(rows.end, rows.end + (rows.end > rows.first))
 
-    def _draft(self, tokens: Sequence[int]) -> None:
-        position = self.begins_at + self.num_cached - len(self._drafted) - 1
-        self._drafted += tokens
-        self.num_cached += 1
-        self._batch.rows[0] = self._own_rows[0]
-        self._decode_batch(tokens, position, 1, 0)
-        self._own_rows[0] = self._row_of_last(1, 1)
+    def _draft_position(self) -> int:
+        return self.begins_at + self.num_cached - len(self._drafted) - 1
 
     def _cut(self, num_cached: int) -> None:
-        # The cells are the target's.
+        # The target owns the cells.
         self.num_cached = num_cached
         self._drafted.clear()

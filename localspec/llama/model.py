@@ -1,8 +1,8 @@
-"""libllama behind `Model`.
+"""A model that libllama has opened.
 
 Models are opened through the C functions rather than through `llama_cpp.Llama`, which
-allocates a row of logits for every position of the context and runs the output head on
-every prompt token. An application's own `Llama` can be handed in all the same.
+allocates a row of logits for every position of the context and runs the output layer on
+every prompt token. An application's own `Llama` can be adopted all the same.
 
 What a caller can get wrong is checked before the call: an assertion in C ends the process.
 """
@@ -22,7 +22,6 @@ from localspec.errors import (
     ContextError,
     DecodeError,
     EngineError,
-    Interrupted,
     ModelFileError,
 )
 from localspec.gguf_file.shape import context_to_open
@@ -30,20 +29,13 @@ from localspec.llama import params as llama_params
 from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import Cache
 from localspec.llama.cache_state import CacheState
+from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import HiddenRows, OutputRows, TargetRows
-from localspec.llama.library import (
-    Llama,
-    complaints,
-    llama_cpp,
-    own_process,
-    stop_callback,
-    system_info,
-)
+from localspec.llama.library import Llama, llama_cpp, own_process, system_info
 from localspec.llama.native import LoadWatch
 from localspec.llama.opening import load_weights, new_context, open_watched
 from localspec.llama.options import LlamaOptions
-from localspec.llama.thread_count import ThreadCount
 from localspec.llama.vocabulary import LlamaVocabulary
 from localspec.sampling.distribution import Logits
 
@@ -51,33 +43,25 @@ _adopted: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary
 _UNUSED = -1  # in place of the first token that the owner of an adopted `Llama` decodes
 
 
-class LlamaModel:
+class LlamaModel(LlamaContext):
     """One llama_cpp context with one cached sequence: an implementation of `model.Model`.
 
-    Not thread-safe, but for `interrupt`. Open one with `open` or `adopt`.
+    Not thread-safe, except for `interrupt`. Open one with `open` or `adopt`.
     """
 
     def __init__(
-        self,
-        handle: Handle,
-        name: str,
-        context_length: int,
-        max_outputs: int,
-        setting: str,
+        self, handle: Handle, context_length: int, max_outputs: int, setting: str
     ) -> None:
-        self.handle = handle
-        self.content: str | None = None  # see `content`; None if nobody knows what it is
-        self.may_change_threads = False  # whether their number was left to us
+        super().__init__(handle)
+        self.may_change_threads = False  # whether the user left their number to us
         # Called between the batches of a long decode with the number of tokens that are cached.
         self.on_batch: Callable[[int], None] | None = None
         self.num_decodes = 0  # that libllama has been asked for
-        self.name = name
         context, model = handle.context, handle.model
-        self._threads = ThreadCount(llama_cpp, handle)
-        self._setting = f"{self._threads.of_steps} threads · {setting}"
-        llama_params.check_pools_nothing(llama_cpp, context, name)
+        self._setting = f"{self.num_threads} threads · {setting}"
+        llama_params.check_pools_nothing(context, self.name)
         vocab = llama_cpp.llama_model_get_vocab(model)
-        self.vocabulary = LlamaVocabulary(llama_cpp, vocab, handle.require_open, handle.in_use)
+        self.vocabulary = LlamaVocabulary(vocab, handle.require_open, handle.in_use)
         template: bytes | None = llama_cpp.llama_model_chat_template(model, None)
         self.chat_template = template.decode("utf-8", errors="replace") if template else None
         self.trained_context_length: int = llama_cpp.llama_model_n_ctx_train(model)
@@ -85,35 +69,24 @@ class LlamaModel:
         self.max_outputs = max_outputs
         self.vocab_size = self.vocabulary.size
         self.num_weight_bytes: int = llama_cpp.llama_model_size(model)
-        self._cache = Cache(handle, name)
-        self._rows: TargetRows | OutputRows | None = None  # of what is cached, for a head
-        self._batch = TokenBatch(llama_cpp, llama_cpp.llama_n_batch(context))
+        self._cache = Cache(handle)
+        self._rows: TargetRows | OutputRows | None = None  # that a head reads
+        self._batch = TokenBatch(llama_cpp.llama_n_batch(context))
         self.max_rollback = self._probe_rollback()
 
     @property
     def identity(self) -> str | None:
-        """All that changes caches and costs, in words; None if the content is not known."""
+        """All that changes caches and costs, in words; None if the content is unknown."""
         if self.content is None:
             return None
         build = f"llama-cpp-python {llama_cpp.__version__}, {system_info()}"
         processor = platform.processor() or platform.machine()
         return " · ".join((self.content, self._setting, build, processor))
 
-    @property
-    def num_threads(self) -> int:
-        """Threads of a step's decode. May be set between two; a prompt's keep their number."""
-        self.require_open()
-        return self._threads.of_steps
-
-    @num_threads.setter
-    def num_threads(self, count: int) -> None:
-        self.require_open()
-        self._threads.use(count)
-
     def _probe_rollback(self) -> int:
-        """The most tokens of a decode that the cache can lose again: see `Cache`.
+        """Try what `Cache.max_rollback` asks for.
 
-        The trial also pages the weights in, which the first answer would have to do.
+        The trial also pages the weights in, which otherwise the first answer has to do.
         """
         first = self.vocabulary.bos if self.vocabulary.bos >= 0 else 0
         if self.context_length < 2:
@@ -130,12 +103,12 @@ class LlamaModel:
         options: LlamaOptions,
         progress: Callable[[float], None] = lambda _fraction: None,
     ) -> LlamaModel:
-        """Load the model file at `path`, already checked by `gguf_file.check`.
+        """Load the model file at `path`, which `gguf_file.check` has checked.
 
         progress: called with the loaded share, 0 … 1; what it raises ends the load at once,
         as Ctrl-C does. Raises, with libllama's own words, ModelFileError if it refuses the
-        file and MemoryLimitError if memory runs out; OptionError for a GPU that is not there;
-        EngineError in a fork of a process that has loaded libllama.
+        file and MemoryLimitError if memory runs out; OptionError for a GPU that does not
+        exist; EngineError in a fork of a process that has loaded libllama.
         """
         return open_watched(progress, functools.partial(cls._load, path, options))
 
@@ -143,34 +116,24 @@ class LlamaModel:
     def _load(cls, path: Path, options: LlamaOptions, watch: LoadWatch) -> LlamaModel:
         model = load_weights(path, options, watch)
         try:
-            llama_params.check_generates(llama_cpp, model, path)
+            llama_params.check_generates(model, path)
             trained = llama_cpp.llama_model_n_ctx_train(model)
             length = context_to_open(options.context_length, trained, path.name)
-            params = llama_params.context_params(llama_cpp, options, length)
+            params = llama_params.context_params(options, length)
             context = new_context(model, path.name, params)
         except BaseException:
             llama_cpp.llama_model_free(model)
             raise
-        handle = Handle(llama_cpp, context, path.name, stop_callback)
-        return cls._on(handle, path.name, length, options.max_outputs, options.summary)
-
-    @classmethod
-    def _on(
-        cls, handle: Handle, name: str, length: int, max_outputs: int, setting: str
-    ) -> LlamaModel:
-        """The model of a handle, which is closed if that fails."""
-        try:
-            return cls(handle, name, length, max_outputs, setting)
-        except BaseException:
-            handle.close()
-            raise
+        handle = Handle(context, path.name)
+        with handle.closed_on_failure():
+            return cls(handle, length, options.max_outputs, options.summary)
 
     @classmethod
     def adopt(cls, llama: Llama, max_outputs: int) -> LlamaModel:
-        """Work on an application's `Llama`, with its settings. `close` gives it back, emptied.
+        """Work on an application's `Llama`, with its settings. `close` returns it, emptied.
 
-        max_outputs: as in `LlamaOptions`, within a batch of its own; those of a whole batch
-        take 300 MB. Raises ModelFileError if it computes embeddings or holds no weights,
+        max_outputs: as in `LlamaOptions`, at most its batch; rows for a whole batch take
+        300 MB. Raises ModelFileError if it computes embeddings or holds no weights,
         EngineError if it is closed, another engine works on it, or this is a fork.
         """
         own_process.require("libllama")
@@ -189,19 +152,18 @@ class LlamaModel:
             )
         llama.reset()  # type: ignore[no-untyped-call]
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llama.ctx), True)
-        name = Path(llama.model_path).name
-        handle = Handle(llama_cpp, llama.ctx, name, stop_callback, owner=llama)
+        handle = Handle(llama.ctx, Path(llama.model_path).name, owner=llama)
         _adopted[llama.ctx] = handle
         setting = f"GPU layers {llama.model_params.n_gpu_layers}, handed in"
         max_outputs = min(max_outputs, int(llama_cpp.llama_n_batch(llama.ctx)))
-        return cls._on(handle, name, llama.n_ctx(), max_outputs, setting)
+        with handle.closed_on_failure():
+            return cls(handle, llama.n_ctx(), max_outputs, setting)
 
     def begin(self) -> None:
         """Get ready for an answer: allow decodes again after `interrupt`.
 
-        An adopted `Llama` may have been used by its owner meanwhile; what the cache then
-        holds is dropped, as is what libllama has otherwise than it is thought to have. Raises
-        EngineError if it was closed.
+        The cache is emptied if it does not hold what is recorded, or if the owner of an
+        adopted `Llama` has used it in the meantime. Raises EngineError if it was closed.
         """
         self.require_open()
         self.handle.allow()
@@ -216,7 +178,7 @@ class LlamaModel:
         self._forget_rows()
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
-        """See `Model.decode`. Raises ContextError, DecodeError, or Interrupted."""
+        """Decode as `Model.decode` does. Raises ContextError, DecodeError, or Interrupted."""
         self._check(tokens, num_logits)
         before = self.num_cached
         try:
@@ -225,7 +187,7 @@ class LlamaModel:
                 size = min(self._batch.size, len(tokens) - num_logits)
                 self._decode_batch(tokens[:size], 0, len(tokens) - size)
                 tokens = tokens[size:]
-                before = self.num_cached  # a whole batch stays: who asks again goes on there
+                before = self.num_cached  # whole batches stay: the next try continues there
                 if self.on_batch is not None:
                     self.on_batch(self.num_cached)
             self._decode_batch(tokens, num_logits, 0)
@@ -237,10 +199,6 @@ class LlamaModel:
             return np.empty((0, self.vocab_size), dtype=np.float32)
         rows = llama_cpp.llama_get_logits(self.handle.context)
         return np.ctypeslib.as_array(rows, (num_logits, self.vocab_size))
-
-    def require_open(self) -> None:
-        """Raise EngineError if the model was freed, by us or its owner, or forked."""
-        self.handle.require_open()
 
     def _check(self, tokens: Sequence[int], num_logits: int) -> None:
         self.require_open()
@@ -262,25 +220,16 @@ class LlamaModel:
             )
 
     def _decode_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
-        """Decode them, num_to_come others following in the same call of `decode`."""
-        if self.handle.is_interrupted:
-            raise Interrupted(f"a decode of {self.name} was cancelled")
+        """Decode a batch, which num_to_come tokens follow in the same call of `decode`."""
         count = len(tokens)
-        self._threads.get_ready(count)
+        self._start_decode(count)
         batch = self._batch.filled(tokens, self.num_cached, num_logits)
         if self._rows is not None:
             self._rows.begin_decode(count, num_logits, num_to_come)
         self._cache.begin_decode()
         status = llama_cpp.llama_decode(self.handle.context, batch)
         self.num_decodes += 1
-        if status == 2:
-            raise Interrupted(f"a decode of {self.name} was cancelled")
-        if status != 0:
-            raise DecodeError(
-                f"libllama could not decode {count} tokens after {self.num_cached} "
-                f"(status {status}){complaints.because()}",
-                "Out of memory? Try a smaller context or fewer GPU layers.",
-            )
+        self._check_decoded(status, count, self.num_cached)
         if self._rows is not None:
             self._rows.add(self.num_cached, count)
         self._cache.add(count)
@@ -290,7 +239,7 @@ class LlamaModel:
         return self._cache.num_cached
 
     def truncate(self, num_cached: int) -> None:
-        """See `Model.truncate`. Raises CacheError for more tokens than there are."""
+        """Cut as `Model.truncate` does. Raises CacheError for more tokens than there are."""
         self._cache.truncate(num_cached)
         self._forget_rows()
 
@@ -302,16 +251,15 @@ class LlamaModel:
     def keep_rows(self, layers: tuple[int, ...]) -> HiddenRows:
         """Keep the hidden rows of the latest tokens from now on, for a head that reads them.
 
-        layers: see `TargetRows`.
-
-        Raises EngineError for an adopted `Llama`, whose settings stay as they are.
+        layers: those of `TargetRows`. Raises EngineError for an adopted `Llama`, whose
+        settings stay as they are.
         """
         self._require_own_settings()
         self._rows = TargetRows(self.handle, layers)
         return self._rows
 
     def keep_output_rows(self) -> HiddenRows:
-        """Keep what the output layer reads at the latest tokens, as `keep_rows` does."""
+        """Keep the inputs of the output layer, in the same way and with the same errors."""
         self._require_own_settings()
         self._rows = OutputRows(self.handle)
         return self._rows
@@ -341,7 +289,7 @@ class LlamaModel:
         return self._cache.reach(state, num_tokens)
 
     def restore_state(self, state: CacheState) -> None:
-        """Make a state of this very model what is cached.
+        """Put a state of this very model into the cache.
 
         Raises CacheError if libllama refuses it; the cache is empty then.
         """
@@ -351,19 +299,3 @@ class LlamaModel:
         finally:
             if self._rows is not None:
                 self._rows.go_on_at(self.num_cached)
-
-    def interrupt(self) -> None:
-        """End a running decode, and refuse new ones until `begin`. From any thread."""
-        self.handle.interrupt()
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether `interrupt` was called since `begin`."""
-        return self.handle.is_interrupted
-
-    def close(self) -> None:
-        """Free the model, or give an adopted `Llama` back. Idempotent.
-
-        So does dropping the last reference, and the interpreter's end.
-        """
-        self.handle.close()

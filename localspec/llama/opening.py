@@ -1,4 +1,4 @@
-"""From a model file to libllama's pointers: the weights, and a context of them."""
+"""Opens a model file with libllama: its weights, and a context of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Opened = TypeVar("Opened", bound=_Closes)
 def open_watched(
     progress: Callable[[float], None], open_it: Callable[[native.LoadWatch], Opened]
 ) -> Opened:
-    """What `open_it` opens; an exception of `progress`, or Ctrl-C, ends the load at once.
+    """Open with `open_it`; an exception of `progress`, or Ctrl-C, ends the load at once.
 
     progress: called with the loaded share, 0 … 1. Raises EngineError in a fork of a process
     that has loaded libllama.
@@ -50,10 +50,10 @@ def load_weights(path: Path, options: LlamaOptions, watch: native.LoadWatch) -> 
     """libllama's pointer to the model in a file, to be freed with llama_model_free.
 
     Raises, with libllama's own words, ModelFileError if it refuses the file and
-    MemoryLimitError if memory runs out; OptionError for a GPU that is not there.
+    MemoryLimitError if memory runs out; OptionError for a GPU that does not exist.
     """
     complaints.clear()
-    params = llama_params.model_params(llama_cpp, options)
+    params = llama_params.model_params(options)
     params.progress_callback = llama_cpp.llama_progress_callback(watch.go_on)
     model: int | None = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:

@@ -1,7 +1,4 @@
-"""`LlamaOptions` as libllama wants them: the parameters of a model and of its context.
-
-Each function takes the llama_cpp module: `llama/library.py` is the one place that imports it.
-"""
+"""`LlamaOptions` as libllama's parameters of a model and of its context."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from typing import Any
 from localspec.errors import ModelFileError, OptionError
 from localspec.gguf_file.tensor_types import type_number
 from localspec.llama.devices import cpu_buffer_type, device_pointers, list_devices
+from localspec.llama.library import llama_cpp
 from localspec.llama.options import BATCH_SIZE, LlamaOptions, graph_batch_size
 from localspec.llama.placement import experts_pattern, usable_gpus
 from localspec.llama.rpc_backend import remote_pointers
@@ -20,18 +18,18 @@ from localspec.machine import num_usable_cores
 _FLASH_ATTENTION = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}
 
 
-def model_params(llama_cpp: Any, options: LlamaOptions) -> Any:
-    """llama_model_params; what they point to lives as long as they do."""
+def model_params(options: LlamaOptions) -> Any:
+    """llama_model_params, which keep alive what they point to."""
     params = llama_cpp.llama_model_default_params()
     params.load_mtp = bool(options.with_head)
     if options.num_gpu_layers is not None:
         params.n_gpu_layers = options.num_gpu_layers
     if options.rpc:
-        devices = [*remote_pointers(llama_cpp, options.rpc), *_gpus_here(llama_cpp), None]
+        devices = [*remote_pointers(llama_cpp, options.rpc), *_gpus_here(), None]
         _point_to(params, "devices", (ctypes.c_void_p * len(devices))(*devices))
     elif options.num_gpu_layers == 0:
-        # Else libllama takes GPU memory all the same, to compute prompts there, and does not
-        # repack weights for the processor.
+        # Otherwise libllama takes GPU memory all the same, to compute prompts there, and does
+        # not repack weights for the processor.
         _point_to(params, "devices", (ctypes.c_void_p * 1)(None))
     if options.num_cpu_moe_layers:
         experts = _BufferOverride(
@@ -39,9 +37,9 @@ def model_params(llama_cpp: Any, options: LlamaOptions) -> Any:
         )
         _point_to(params, "tensor_buft_overrides", (_BufferOverride * 2)(experts))
     if options.main_gpu is not None:
-        _check_gpu(llama_cpp, options.main_gpu)
+        _check_gpu(options.main_gpu)
         params.main_gpu = options.main_gpu
-        params.split_mode = llama_cpp.LLAMA_SPLIT_MODE_NONE  # else it counts for nothing
+        params.split_mode = llama_cpp.LLAMA_SPLIT_MODE_NONE  # otherwise it is ignored
     if options.tensor_split:
         shares = (ctypes.c_float * llama_cpp.llama_max_devices())(*options.tensor_split)
         params.tensor_split = shares
@@ -58,18 +56,18 @@ def model_params(llama_cpp: Any, options: LlamaOptions) -> Any:
 
 
 class _BufferOverride(ctypes.Structure):
-    """llama_model_tensor_buft_override; a list of them ends with one of nulls."""
+    """llama_model_tensor_buft_override; an array of them ends with one of nulls."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
 
 def _point_to(params: Any, field: str, array: Any) -> None:
-    """Set a field that is an untyped pointer to llama-cpp-python, and keep the array."""
+    """Set a field that llama-cpp-python has as an untyped pointer; keep the array alive."""
     setattr(params, field, ctypes.addressof(array))
-    setattr(params, f"{field}_array", array)  # Python's own: the field keeps but a number
+    setattr(params, f"{field}_array", array)  # of Python: the field itself holds a number
 
 
-def _gpus_here(llama_cpp: Any) -> list[int]:
+def _gpus_here() -> list[int]:
     """ggml's pointers to the GPUs that libllama takes by itself."""
     found = list_devices(llama_cpp)
     usable = usable_gpus(found)
@@ -77,15 +75,15 @@ def _gpus_here(llama_cpp: Any) -> list[int]:
     return [pointer for pointer, device in pointers if device in usable]
 
 
-def _check_gpu(llama_cpp: Any, number: int) -> None:
-    """Raise OptionError for a GPU that is not there; without any the processor computes."""
+def _check_gpu(number: int) -> None:
+    """Raise OptionError for a GPU that does not exist; without any, the processor computes."""
     names = [gpu.name for gpu in usable_gpus(list_devices(llama_cpp))]
     if names and number >= len(names):
         listed = ", ".join(f"{index} for {name}" for index, name in enumerate(names))
         raise OptionError(f"there is no GPU {number}", f"Choose main_gpu=N: {listed}.")
 
 
-def context_params(llama_cpp: Any, options: LlamaOptions, context_length: int) -> Any:
+def context_params(options: LlamaOptions, context_length: int) -> Any:
     """llama_context_params."""
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = context_length
@@ -94,8 +92,8 @@ def context_params(llama_cpp: Any, options: LlamaOptions, context_length: int) -
     params.n_outputs_max = options.max_outputs
     params.n_rs_seq = options.num_snapshots or 0
     params.n_threads = options.num_threads or num_usable_cores()
-    # By default the same: else a batch of one and a batch of n run on different cores, and
-    # the cost of verifying is not the cost that was measured.
+    # By default the same: otherwise a batch of one and a batch of n run on different cores,
+    # and verifying does not cost what was measured.
     params.n_threads_batch = options.num_batch_threads or params.n_threads
     flash_attention = _FLASH_ATTENTION[options.flash_attention]
     params.flash_attn_type = getattr(llama_cpp, f"LLAMA_FLASH_ATTN_TYPE_{flash_attention}")
@@ -105,7 +103,7 @@ def context_params(llama_cpp: Any, options: LlamaOptions, context_length: int) -
     return params
 
 
-def check_generates(llama_cpp: Any, model: int, path: Path) -> None:
+def check_generates(model: int, path: Path) -> None:
     """Raise ModelFileError for a model that is not a causal language model."""
     if llama_cpp.llama_model_has_encoder(model) or llama_cpp.llama_model_is_diffusion(model):
         raise ModelFileError(
@@ -113,8 +111,8 @@ def check_generates(llama_cpp: Any, model: int, path: Path) -> None:
         )
 
 
-def check_pools_nothing(llama_cpp: Any, context: Any, name: str) -> None:
-    """Raise ModelFileError for a context that makes one vector of a text."""
+def check_pools_nothing(context: Any, name: str) -> None:
+    """Raise ModelFileError for a context that pools a text into one vector."""
     no_pooling = (llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED, llama_cpp.LLAMA_POOLING_TYPE_NONE)
     if llama_cpp.llama_pooling_type(context) not in no_pooling:
         raise ModelFileError(f"{name} is an embedding model", "Choose a text generation model.")

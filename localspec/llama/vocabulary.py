@@ -1,4 +1,4 @@
-"""A model's tokens, as libllama knows them."""
+"""A model's vocabulary, as libllama knows it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import re
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from typing import TypeVar
 
 import numpy as np
 
 from localspec.errors import ContextError, OptionError
+from localspec.llama.library import llama_cpp
 
 # libllama splits text with std::regex, whose matcher in libstdc++ calls itself for every
-# character of a run: 320 bytes of stack each, measured. A thread of our own has room for all.
+# character of a run: 320 bytes of stack each, measured. A thread of our own has enough.
 _STACK_PER_BYTE = 1024
 _BASE_STACK = 1 << 20
 _STACK_UNIT = 1 << 16  # the largest page of any system
@@ -24,9 +26,9 @@ _SAFE_BYTES = 512  # of text: tokenised on whatever stack the caller has
 _MAX_TEXT_BYTES = 8 << 20
 _MAX_STACK = 1 << 28 if os.name == "nt" else 1 << 34  # Windows: all that Python will ask for
 Result = TypeVar("Result")
-_stack_size_lock = threading.Lock()  # the stack size of new threads is one for the process
+_stack_size_lock = threading.Lock()  # the stack size of new threads is set for the process
 
-_NEVER_MERGED = "\ue000"  # a private character: no entry of a vocabulary goes on after it
+_NEVER_MERGED = "\ue000"  # a private character: no entry of a vocabulary continues after it
 # HTML that Gemma 2 and 3 have as entries of their own, for the text of web pages.
 _HTML_TAG = re.compile(
     r"</?(?:a|b|blockquote|br|caption|code|dd|div|dl|dt|em|h[1-6]|hr|i|img|li|ol|p|pre|span|"
@@ -37,34 +39,33 @@ _HTML_TAG = re.compile(
 class LlamaVocabulary:
     """Token ids, their texts and bytes, and which of them end an answer.
 
-    A `WholeVocabulary`, from any thread. lib: the llama_cpp module. vocab: a pointer of
-    libllama. require_open: raises EngineError once that points to nothing; asked before each
-    use. in_use: a lock to be held by whoever frees what it points to.
+    A `WholeVocabulary`, from any thread. vocab: a pointer of libllama. require_open: called
+    before each use; raises EngineError once the pointer is freed. in_use: a lock that whoever
+    frees it has to hold.
     """
 
     def __init__(
-        self, lib: Any, vocab: int, require_open: Callable[[], None], in_use: threading.Lock
+        self, vocab: int, require_open: Callable[[], None], in_use: threading.Lock
     ) -> None:
-        self._lib = lib
         self._vocab = vocab
         self._require_open = require_open
         self._in_use = in_use
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
         self._longest_entry = 0  # bytes; 0 until it is asked for
-        self.size: int = self._lib.llama_vocab_n_tokens(vocab)
-        self.kind: int = self._lib.llama_vocab_type(vocab)
-        self.bos: int = self._lib.llama_vocab_bos(vocab)
-        self.eos: int = self._lib.llama_vocab_eos(vocab)
-        self.add_bos: bool = self._lib.llama_vocab_get_add_bos(vocab)
+        self.size: int = llama_cpp.llama_vocab_n_tokens(vocab)
+        self.kind: int = llama_cpp.llama_vocab_type(vocab)
+        self.bos: int = llama_cpp.llama_vocab_bos(vocab)
+        self.eos: int = llama_cpp.llama_vocab_eos(vocab)
+        self.add_bos: bool = llama_cpp.llama_vocab_get_add_bos(vocab)
 
     @contextlib.contextmanager
     def pointer(self) -> Iterator[int]:
-        """What libllama is given, which nobody frees while the block runs. For this room alone.
+        """libllama's pointer, which nobody frees while the block runs. For this room only.
 
-        Raises EngineError once that is freed.
+        Raises EngineError once it is freed.
         """
-        self._require_open()  # a fork may have a copy of the lock that is taken for ever
+        self._require_open()  # in a fork, the lock's copy may be taken for ever
         with self._in_use:
             self._require_open()
             yield self._vocab
@@ -75,14 +76,14 @@ class LlamaVocabulary:
         """Ids of `text`. Only with parse_special can its characters name a control token.
 
         after: the token that the text follows, if it was cut out of a longer one. Some
-        tokenizers put a space before a text, which has no place in the middle of one.
+        tokenizers put a space before a text, which is wrong in the middle of one.
 
         Raises ContextError for more text than any model reads.
         """
         if not isinstance(text, str):
             raise OptionError(f"the text to tokenise is {text!r}", "Give a str.")
         data = text.encode("utf-8", errors="replace")
-        if self.kind != self._lib.LLAMA_VOCAB_TYPE_SPM or self._starts_text(after):
+        if self.kind != llama_cpp.LLAMA_VOCAB_TYPE_SPM or self._starts_text(after):
             return self._tokenize(data, parse_special=parse_special)
         mark = _NEVER_MERGED.encode()
         before = self._tokenize(mark, parse_special=parse_special)
@@ -107,7 +108,7 @@ class LlamaVocabulary:
         while True:
             ids = (ctypes.c_int32 * capacity)()
             with self.pointer() as vocab:
-                count = self._lib.llama_tokenize(
+                count = llama_cpp.llama_tokenize(
                     vocab, data, len(data), ids, capacity, False, parse_special
                 )
             if count >= 0:
@@ -115,7 +116,7 @@ class LlamaVocabulary:
             capacity = -count
 
     def max_text_bytes(self, num_tokens: int) -> int:
-        """The longest text that so many tokens could spell, in bytes."""
+        """The most bytes that a text of so many tokens can have."""
         if self._longest_entry == 0:
             self._longest_entry = max(map(len, self.entries()))
         return num_tokens * self._longest_entry
@@ -123,7 +124,7 @@ class LlamaVocabulary:
     def piece(self, token: int) -> bytes:
         """Bytes of a token as they stand in an answer: none for a control token.
 
-        Raises OptionError for an id that is none.
+        Raises OptionError for an invalid id.
         """
         if not self._is_id(token):
             raise OptionError(
@@ -136,7 +137,7 @@ class LlamaVocabulary:
         return known
 
     def _is_id(self, token: int) -> bool:
-        """Whether libllama may be asked about it: any other number ends the process."""
+        """Whether libllama may be asked about it: an invalid id ends the process."""
         return isinstance(token, int | np.integer) and 0 <= token < self.size
 
     def _render(self, token: int) -> bytes:
@@ -144,24 +145,24 @@ class LlamaVocabulary:
         while True:
             buffer = ctypes.create_string_buffer(capacity)
             with self.pointer() as vocab:
-                count = self._lib.llama_token_to_piece(vocab, token, buffer, capacity, 0, False)
+                count = llama_cpp.llama_token_to_piece(vocab, token, buffer, capacity, 0, False)
             if count >= 0:
                 return buffer.raw[:count]
             capacity = -count
 
     def text(self, token: int) -> str:
-        """The vocabulary's own entry for a token; empty for an id that is none."""
+        """The vocabulary's own entry for a token; empty for an invalid id."""
         if not self._is_id(token):
             return ""
         with self.pointer() as vocab:
-            entry: bytes = self._lib.llama_vocab_get_text(vocab, token)
+            entry: bytes = llama_cpp.llama_vocab_get_text(vocab, token)
         return entry.decode("utf-8", errors="replace")
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """The text of tokens; U+FFFD stands for bytes that are no whole character.
+        """The text of tokens; U+FFFD stands for bytes that are not a whole character.
 
         special: with the entries of control tokens, which are left out otherwise. Raises
-        OptionError for an id that is none.
+        OptionError for an invalid id.
         """
         pieces = (
             self.piece(token) or (self.text(token).encode() if special else b"")
@@ -171,7 +172,7 @@ class LlamaVocabulary:
 
     def entries(self) -> list[bytes]:
         """The vocabulary's own entry for every id, in order: (size,)."""
-        entry = self._lib.llama_vocab_get_text
+        entry = llama_cpp.llama_vocab_get_text
         with self.pointer() as vocab:
             return [entry(vocab, token) for token in range(self.size)]
 
@@ -185,7 +186,7 @@ class LlamaVocabulary:
         ids = (ctypes.c_int32 * 1)(token)
         while True:
             buffer = ctypes.create_string_buffer(capacity)
-            count = self._lib.llama_detokenize(vocab, ids, 1, buffer, capacity, False, True)
+            count = llama_cpp.llama_detokenize(vocab, ids, 1, buffer, capacity, False, True)
             if count >= 0:
                 return buffer.raw[:count]
             capacity = -count
@@ -195,9 +196,9 @@ class LlamaVocabulary:
 
         (size,), in order.
         """
-        # No entry is shorter than what it stands for.
+        # No entry is shorter than the bytes that it stands for.
         buffer = ctypes.create_string_buffer(max(self.max_text_bytes(1), 64))
-        to_piece = self._lib.llama_token_to_piece
+        to_piece = llama_cpp.llama_token_to_piece
         with self.pointer() as vocab:
             sizes = (
                 to_piece(vocab, token, buffer, len(buffer), 0, True)
@@ -206,44 +207,44 @@ class LlamaVocabulary:
             return [ctypes.string_at(buffer, max(size, 0)) for size in sizes]
 
     def control_ids(self) -> list[int]:
-        """Tokens that steer the model, in order: see `is_control`."""
-        attributes = self._lib.llama_vocab_get_attr
+        """Tokens that steer the model, in order."""
+        attributes = llama_cpp.llama_vocab_get_attr
         with self.pointer() as vocab:
             all_attributes = [attributes(vocab, token) for token in range(self.size)]
         return [t for t, each in enumerate(all_attributes) if self._steers(t, each)]
 
     def control_texts(self) -> list[str]:
-        """Texts that the tokenizer turns into control tokens when it is told to."""
+        """Texts that the tokenizer turns into control tokens, if it may."""
         return [text for text in map(self.text, self.control_ids()) if text]
 
     def is_control(self, token: int) -> bool:
         """Whether the token steers the model rather than spelling text.
 
-        libllama cuts two kinds of entries out of a text. Control tokens are cut out where it
-        is told to, and steer. User-defined ones are cut out always: most vocabularies have
-        ordinary text there, such as runs of blanks, but some their marks of turns, thoughts
-        and tools, too. What these say tells them apart: see `is_ordinary_text`.
+        libllama cuts two kinds of tokens out of a text before it splits the rest. Control
+        tokens steer, and are cut out on request. User-defined tokens are always cut out: most
+        vocabularies use them for ordinary text, such as runs of blanks, but some also for marks
+        of turns, thoughts and tools. `is_ordinary_text` tells the two apart.
         """
         return self._steers(token, self._attributes(token))
 
     def _steers(self, token: int, attributes: int) -> bool:
         if attributes & (
-            self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
+            llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
         ):
             return True
-        is_user_defined = bool(attributes & self._lib.LLAMA_TOKEN_ATTR_USER_DEFINED)
+        is_user_defined = bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED)
         return is_user_defined and (
             self.is_end(token) or not is_ordinary_text(self.text(token))
         )
 
     def _starts_text(self, after: int | None) -> bool:
-        """Whether a text begins again: at the very start and after a token cut out of it."""
+        """Whether a text starts there: at the very start, or after a token that is cut out."""
         return after is None or bool(
             self._attributes(after)
             & (
-                self._lib.LLAMA_TOKEN_ATTR_CONTROL
-                | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
-                | self._lib.LLAMA_TOKEN_ATTR_USER_DEFINED
+                llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
+                | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+                | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
             )
         )
 
@@ -251,7 +252,7 @@ class LlamaVocabulary:
         if not self._is_id(token):
             return 0
         with self.pointer() as vocab:
-            attributes: int = self._lib.llama_vocab_get_attr(vocab, token)
+            attributes: int = llama_cpp.llama_vocab_get_attr(vocab, token)
         return attributes
 
     def is_end(self, token: int) -> bool:
@@ -261,22 +262,22 @@ class LlamaVocabulary:
         known = self._ends.get(token)
         if known is None:
             with self.pointer() as vocab:
-                known = self._ends[token] = bool(self._lib.llama_vocab_is_eog(vocab, token))
+                known = self._ends[token] = bool(llama_cpp.llama_vocab_is_eog(vocab, token))
         return known
 
     def ends(self) -> list[int]:
         """Every token that ends an answer."""
-        is_end = self._lib.llama_vocab_is_eog
+        is_end = llama_cpp.llama_vocab_is_eog
         with self.pointer() as vocab:
             return [token for token in range(self.size) if is_end(vocab, token)]
 
 
 def is_ordinary_text(entry: str) -> bool:
-    """Whether a user-defined entry is what people write, rather than a mark.
+    """Whether a user-defined entry is ordinary text, rather than a mark.
 
-    Blanks, words, single characters and tags of HTML are. All else has signs around it that
-    were chosen because nobody writes them, so it is taken for a mark: at worst something
-    harmless is spelled by several tokens.
+    Blanks, words, single characters and HTML tags are. Anything else has signs around it that
+    were chosen because nobody writes them, so it counts as a mark: at worst something harmless
+    is spelled by several tokens.
     """
     if len(entry) == 1 or _HTML_TAG.fullmatch(entry):
         return True
@@ -287,20 +288,19 @@ def is_ordinary_text(entry: str) -> bool:
 
 
 def on_deep_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
-    """The result of `call`, made in a thread with that much stack.
+    """Run `call` in a thread with that much stack; its result.
 
-    The system gives memory to a stack as it is used: an ordinary text uses little of it.
+    The system provides memory as the stack is used: an ordinary text needs little of it.
     """
-    results: list[Result] = []
-    failures: list[BaseException] = []
+    outcome: Future[Result] = Future()
 
     def run() -> None:
         try:
-            results.append(call())
+            outcome.set_result(call())
         except BaseException as failure:
-            failures.append(failure)
+            outcome.set_exception(failure)
 
-    # No pool: those refuse work once the main thread has ended, while others go on.
+    # Not a pool: it refuses work once the main thread has ended, while others continue.
     thread = threading.Thread(target=run, name="localspec-tokenize")
     with _stack_size_lock:
         usual = threading.stack_size(stack_bytes)
@@ -314,6 +314,4 @@ def on_deep_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
         finally:
             threading.stack_size(usual)
     thread.join()
-    if failures:
-        raise failures[0]
-    return results[0]
+    return outcome.result()

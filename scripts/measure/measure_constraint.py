@@ -88,7 +88,7 @@ def masks(path: Path, num_answers: int) -> None:
     options.vocab_only = True
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), options)
     pointer = llama_cpp.llama_model_get_vocab(model)
-    vocabulary = LlamaVocabulary(llama_cpp, pointer, lambda: None, threading.Lock())
+    vocabulary = LlamaVocabulary(pointer, lambda: None, threading.Lock())
     started = time.perf_counter()
     spelling = Spelling(vocabulary, vocabulary.size)
     guide = Guide(spelling)

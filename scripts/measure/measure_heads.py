@@ -71,7 +71,7 @@ class BareHead:
         self._context = head.handle.context
         model = llama_cpp.llama_get_model(self._context)
         width = llama_cpp.llama_model_n_embd_out(model)
-        self._batch = TokenBatch(llama_cpp, BATCH_SIZE, width)
+        self._batch = TokenBatch(BATCH_SIZE, width)
         self._batch.rows[:] = np.random.default_rng(0).standard_normal(self._batch.rows.shape)
 
     def seconds(self, num_read: int, num_drafted: int) -> float:

@@ -1,0 +1,96 @@
+"""One context of libllama, in which a model or a head computes."""
+
+from __future__ import annotations
+
+from localspec.errors import DecodeError, Interrupted
+from localspec.llama.handle import Handle
+from localspec.llama.library import complaints, llama_cpp
+from localspec.llama.options import LlamaOptions
+
+_LONGEST_STEP = 32  # tokens; a larger batch is part of a prompt
+
+
+class LlamaContext:
+    """A context's threads, and how it is cancelled and closed.
+
+    Prompts keep the number of threads that the context was opened with. libllama distinguishes
+    a decode of one token from one of several. A step has either, and the policy compares their
+    costs, so both get the same number.
+
+    content: what the file holds, in words; None if nobody knows.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        self.name = handle.name  # of the file
+        self.content: str | None = None
+        self._title = handle.name  # in errors
+        self._step_threads: int = llama_cpp.llama_n_threads(handle.context)
+        self._prompt_threads: int = llama_cpp.llama_n_threads_batch(handle.context)
+        # As libllama has them; None while that is not known.
+        self._threads_set: tuple[int, int] | None = (self._step_threads, self._prompt_threads)
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a step's decode; may be set between two.
+
+        Raises OptionError for a number outside its range.
+        """
+        return self._step_threads
+
+    @num_threads.setter
+    def num_threads(self, count: int) -> None:
+        self.require_open()
+        LlamaOptions(num_threads=count)  # libllama ends the process where this raises
+        self._step_threads = count
+
+    def _start_decode(self, num_tokens: int) -> None:
+        """Set the threads of a decode; those that an application has set stay.
+
+        Raises Interrupted after `interrupt`.
+        """
+        if self.is_interrupted:
+            raise self._cancelled()
+        if self.handle.owner is not None:
+            return
+        of_several = self._step_threads if num_tokens <= _LONGEST_STEP else self._prompt_threads
+        wanted = self._step_threads, of_several
+        if self._threads_set != wanted:
+            self._threads_set = None
+            llama_cpp.llama_set_n_threads(self.handle.context, *wanted)
+            self._threads_set = wanted
+
+    def _check_decoded(self, status: int, num_tokens: int, position: int) -> None:
+        """Raise Interrupted or DecodeError for a status of libllama other than 0."""
+        if status == 2:
+            raise self._cancelled()
+        if status != 0:
+            raise DecodeError(
+                f"libllama could not decode {num_tokens} tokens of {self._title} at position "
+                f"{position} (status {status}){complaints.because()}",
+                "Out of memory? Try a smaller context or fewer GPU layers.",
+            )
+
+    def _cancelled(self) -> Interrupted:
+        return Interrupted(f"a decode of {self._title} was cancelled")
+
+    def require_open(self) -> None:
+        """Raise EngineError if it was closed, by us or the owner, or this is a fork."""
+        self.handle.require_open()
+
+    def interrupt(self) -> None:
+        """End a running decode, and refuse new ones until `begin`. From any thread."""
+        self.handle.interrupt()
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether `interrupt` was called since `begin`."""
+        return self.handle.is_interrupted
+
+    def close(self) -> None:
+        """Free everything, or give an adopted `Llama` back. Idempotent.
+
+        Dropping the last reference does the same, and so does the interpreter's end. A head
+        has to be closed before its target.
+        """
+        self.handle.close()
