@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import gguf
 import pytest
 
+import localspec
 from gguf_maker import write_random_model, write_spm_model
 from localspec.errors import ModelFileError
 from localspec.gguf_file.check import check_model_file, check_parts
@@ -27,9 +29,9 @@ def test_the_demo_pair_passes(demo_target, demo_draft):
     [
         ({"llama.pooling_type": 1}, (), "embedding model"),
         ({"llama.attention.causal": False}, (), "embedding model"),
-        ({"general.type": "adapter"}, (), "holds a adapter"),
+        ({"general.type": "adapter"}, (), "is of type 'adapter'"),
         ({}, ("tokenizer.ggml.model",), "no tokenizer"),
-        ({"split.count": 2}, (), "not named so"),
+        ({"split.count": 2}, (), "not named as one"),
     ],
 )
 def test_other_kinds_of_file_are_refused(tmp_path, demo_target, extra, drop, message):
@@ -94,6 +96,18 @@ def test_unusual_but_possible_numbers_pass(tmp_path, demo_target, extra):
     stated = {f"llama.{key}": value for key, value in extra.items()}
     path = write_random_model(tmp_path / "model.gguf", demo_target, extra=stated)
     assert check_model_file(path).architecture == "llama"
+
+
+@pytest.mark.parametrize(
+    "key", ["attention.key_length", "expert_used_count", "feed_forward_length"]
+)
+@pytest.mark.parametrize("numbers", [[math.inf], [math.nan, 1.0]])
+def test_numbers_that_are_not_whole_are_refused(tmp_path, demo_target, key, numbers):
+    """By the check or by libllama, which finds another type than it wants."""
+    extra = {f"llama.{key}": numbers}
+    path = write_random_model(tmp_path / "model.gguf", demo_target, extra=extra)
+    with pytest.raises(ModelFileError):
+        localspec.load(target=path).close()
 
 
 def test_tokens_that_are_there_twice_are_refused(tmp_path, demo_target):

@@ -14,8 +14,8 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.errors import ModelFileError, PairError
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.eagle import check_own_vocabulary
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
+from localspec.gguf_file.own_tokens import check_own_tokens
 
 GREEDY = localspec.SamplingParams(temperature=0.0)
 
@@ -99,6 +99,12 @@ def test_heads_of_other_targets(headers, stated, words):
     assert words in head_misfit(target, changed(head, **stated))
 
 
+def test_a_list_of_tokens_that_is_cut_short_is_not_read(made):
+    target, head = (check_model_file(made["llama", part]) for part in ("whole", "head"))
+    cut = [replace(one, size_bytes=8) if one.name == "d2t" else one for one in head.tensors]
+    assert head_misfit(target, replace(head, tensors=cut)) == "its d2t is cut short"
+
+
 def test_targets_whose_layers_libllama_does_not_give(headers):
     target, head = headers
     for name in ("qwen2", "gemma3", "granite", "smollm3", "mistral3"):
@@ -126,7 +132,7 @@ def test_such_a_target_would_end_the_process(made, tmp_path, demo_target):
 def test_tokens_that_are_not_there(made, tmp_path, demo_target):
     """libllama would end the process at the first decode."""
     header = check_model_file(made["llama", "head"])
-    check_own_vocabulary(header)
+    check_own_tokens(header)
     place = next(one for one in header.tensors if one.name == "d2t")
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(made["llama", "head"].read_bytes())

@@ -189,7 +189,9 @@ def test_a_model_whose_head_was_left_out(made, name):
     if name in REFUSED:
         with pytest.raises(ValueError, match="does not load"):
             Weights(made[name, "trunk"])
-        with pytest.raises(ModelFileError, match=r"1 MTP layers and has no tensors") as raised:
+        with pytest.raises(
+            ModelFileError, match=r"1 MTP layers and lacks their tensors"
+        ) as raised:
             check_model_file(made[name, "trunk"])
         assert "converted without" in raised.value.hint
     else:
@@ -264,6 +266,8 @@ def test_an_assistant_wants_the_last_layers_of_its_target(made):
     ):
         assert words in head_misfit(changed(target, **stated), head)
     assert head_misfit(changed(target, **{"attention.head_count_kv": (2, 2, 1, 1)}), head) == ""
+    assert head_misfit(changed(target, **{"attention.head_count_kv": (1,)}), head) != ""
+    assert head_misfit(target, changed(head, **{pattern: (True, True, True, False) * 3})) == ""
     other = head_misfit(check_model_file(made["step35", "whole"]), head)
     assert other == "it is of 'gemma4-assistant', the target of 'step35'"
 
@@ -287,7 +291,7 @@ def test_rows_are_wider_with_hyper_connections():
         "deepseek4.embedding_length": 64,
         "deepseek4.hyper_connection.count": 4,
     }
-    header = Header(Path("x"), 0, 3, (), metadata, 0)
+    header = Header(Path("x"), 0, (), metadata, 0)
     assert ModelShape(header).row_width == 256
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 from localspec.errors import OptionError, PairError
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.eagle import check_own_vocabulary
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.header import Header
+from localspec.gguf_file.own_tokens import check_own_tokens
 from localspec.llama.options import LlamaOptions
 from localspec.presets.located import locate, locate_source
 from localspec.presets.pairing import size_warning
@@ -203,7 +203,7 @@ def _check_head(target: Source, head: Source) -> None:
             f"{head.header.path} cannot draft for the target: {why}",
             "Choose the head that was made for this very model, or leave it out.",
         )
-    check_own_vocabulary(head.header)
+    check_own_tokens(head.header)
 
 
 def _warn_of_sizes(target: Source, draft: Source) -> None:

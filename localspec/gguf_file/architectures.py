@@ -1,6 +1,6 @@
-"""What libllama does with architectures that are not plain decoders, a line for each.
+"""Architectures that are not plain decoders, as libllama treats them.
 
-Read off src/llama-arch.cpp and src/models/ of llama.cpp; names are those in files.
+From src/llama-arch.cpp and src/models/ of llama.cpp; the names are those in files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """Which layers carry on a recurrent state."""
+    """Which layers have a recurrent state."""
 
     NONE = "none"
     SOME = "some"
@@ -20,11 +20,11 @@ class State(Enum):
 class HeadGraph(Enum):
     """How a head is computed, if it can be.
 
-    MTP layers by libllama (LLM_GRAPH_TYPE_DECODER_MTP): ONE, of which a file with more ends
-    the process; CHAIN, each of which drafts one token; SHARED, all at once, with the keys and
-    values of the target's last layers. LAYERS: by libllama, too, a layer that reads what goes
-    into some of the target's (EAGLE-3). OUTPUT: here, a few products with what the target's
-    output layer reads (Medusa).
+    MTP layers, by libllama (LLM_GRAPH_TYPE_DECODER_MTP): ONE (more of them end the process);
+    CHAIN, each of which drafts one token; SHARED, all at once, with the keys and values of the
+    target's last layers. LAYERS: by libllama, a layer that reads the inputs of some of the
+    target's layers (EAGLE-3). OUTPUT: here, a few products with the input of its output layer
+    (Medusa).
     """
 
     NONE = "none"
@@ -37,17 +37,17 @@ class HeadGraph(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """What is special about one; the defaults are those of an architecture that is not listed.
+    """The properties of an architecture; the defaults are those of one that is not listed.
 
     has_snapshots: libllama can keep the last states (llm_arch_supports_rs_rollback).
-    is_head: there are no layers of a model in its files. head_of: the architecture that it
+    is_head: its files hold a head and no layers of a model. head_of: the architecture that it
     drafts for, if not its own. is_head_required: a file whose header states MTP layers does
     not load without their tensors. is_cropped: a head's decode gives rows of its outputs
-    only, and asked for those of all tokens it ends the process; the others give rows of all
-    tokens, and asked for those of outputs wrong ones. loaded_anyway: how
-    the names of those tensors of an MTP layer begin that are loaded also without the head.
-    gives_layers: libllama gives what goes into each of its layers, where asked of the others
-    it ends the process; gives_last: and what comes out of the last one.
+    only, and ends the process if asked for rows of all tokens; other heads give rows of all
+    tokens, and wrong ones if asked for those of outputs. loaded_anyway: prefixes of the names
+    of tensors of an MTP layer that are loaded without the head, too. gives_layers: libllama
+    gives the inputs of its layers; for other architectures it ends the process. gives_last: it
+    also gives the output of the last layer.
     """
 
     state: State = State.NONE
@@ -143,5 +143,5 @@ _SPECIAL = {
 
 
 def architecture(name: str) -> Architecture:
-    """What is known about the architecture of that name, which need not be in the table."""
+    """The architecture of that name, whether it is listed or not."""
     return _SPECIAL.get(name, _PLAIN)

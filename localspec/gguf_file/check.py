@@ -1,4 +1,4 @@
-"""Is this file a model we can run? Answered from its header, before libllama maps it."""
+"""Checks by its header that a file is a model we can run, before libllama maps it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NOT_TEXT_MODELS = {
     "t5encoder": "an encoder",
     "wavtokenizer-dec": "a vocoder",
 }
-# How tensors of encoders begin in GGUF files (tools/mtmd/clip-impl.h); no model of libllama's
-# has such names.
+# How names of encoders' tensors begin in GGUF files (tools/mtmd/clip-impl.h); libllama's
+# models have no such names.
 _ENCODER_SIGNS = ("v.", "mm.", "a.", "vision", "resampler.")
-# What libllama asserts of a model's numbers, or computes with unasked: least and largest.
+# The least and largest numbers that libllama asserts, or computes with unchecked.
 _BOUNDS = {
     "block_count": (1, 512),
     "context_length": (1, 2**31 - 1),
@@ -37,7 +37,7 @@ _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
 def check_model_file(path: Path) -> Header:
-    """The header of a text generation model, with the tensors of its parts beside it.
+    """The header of a text generation model, with the tensors of all its parts.
 
     Raises ModelFileError if the file is something else, a part is missing, or its numbers or
     its vocabulary would end the process inside libllama.
@@ -53,7 +53,7 @@ def check_model_file(path: Path) -> Header:
 
 
 def check_parts(parts: Sequence[Header]) -> Header:
-    """The header of the model in these parts, its first one's with the tensors of all.
+    """The header of a model's first part, with the tensors of all parts.
 
     Raises ModelFileError as `check_model_file` does.
     """
@@ -67,7 +67,7 @@ def check_parts(parts: Sequence[Header]) -> Header:
     kind = header.metadata.get("general.type", "model")
     if kind != "model":
         raise ModelFileError(
-            f"{path} holds a {kind}, not a model", "Choose the model's own file."
+            f"{path} is of type {kind!r}, not a model", "Choose the model's own file."
         )
     architecture = header.architecture
     if architecture in _NOT_TEXT_MODELS:
@@ -92,38 +92,38 @@ def check_parts(parts: Sequence[Header]) -> Header:
 def _check_text_alone(header: Header) -> None:
     """Raise ModelFileError if there is an encoder in the language model's file.
 
-    Ollama keeps some models so; llama.cpp, which has encoders in files of their own, refuses
-    the file for tensors that it does not expect.
+    Ollama stores some models that way. llama.cpp, which has encoders in files of their own,
+    refuses the file because of tensors that it does not expect.
     """
     beside = [one.name for one in header.tensors if one.name.startswith(_ENCODER_SIGNS)]
     if beside:
         kind = "an audio" if all(name.startswith("a.") for name in beside) else "an image"
         raise ModelFileError(
             f"{header.path} holds {kind} encoder beside its language model ({len(beside)} "
-            f"tensors, the first is {beside[0]}), as Ollama's files do: llama.cpp loads no "
-            "such file",
-            "Take the language model by itself, as repositories of the hub have it beside "
+            f"tensors, the first is {beside[0]}), as Ollama's files do: llama.cpp refuses "
+            "such a file",
+            "Use the language model by itself, as repositories of the hub have it beside "
             "an mmproj file: localspec download owner/repo:Q4_K_M.",
         )
 
 
 def _faulty_numbers(header: Header) -> Iterator[str]:
-    """What is wrong with the shape of the model, as its header states it."""
+    """What is wrong with the numbers of the model's shape."""
 
     def stated(key: str) -> Value:
         return header.metadata.get(f"{header.architecture}.{key}")
 
     for key, (least, largest) in _BOUNDS.items():
         for number in _numbers(stated(key)):
-            if not least <= number <= largest:  # so that NaN is outside
+            if not least <= number <= largest:  # written so that NaN is refused
                 yield f"its {key} is {number}, not between {least} and {largest}"
     scaling = stated("rope.scaling.type")
     if isinstance(scaling, str) and scaling not in _ROPE_SCALINGS:
-        yield f"its rope.scaling.type is {scaling!r}, none of {', '.join(_ROPE_SCALINGS)}"
+        yield f"its rope.scaling.type is {scaling!r}, not one of {', '.join(_ROPE_SCALINGS)}"
 
 
 def _faulty_heads(header: Header) -> Iterator[str]:
-    """Attention heads that cannot be divided as stated."""
+    """Numbers of attention heads that do not divide each other."""
     stated = f"{header.architecture}.attention."
     heads = _numbers(header.metadata.get(f"{stated}head_count"))
     kv_heads = _numbers(header.metadata.get(f"{stated}head_count_kv"))
@@ -139,18 +139,14 @@ def _faulty_heads(header: Header) -> Iterator[str]:
 
 
 def _faulty_parts(header: Header) -> Iterator[str]:
-    """Counts that are part of another count."""
-
-    def count(key: str) -> int:
-        numbers = _numbers(header.metadata.get(f"{header.architecture}.{key}"))
-        return max((number for number in numbers if isinstance(number, int)), default=0)
-
+    """Numbers of parts that exceed the whole."""
+    count = ModelShape(header).most
     if count("nextn_predict_layers") > count("block_count"):
-        yield f"{count('nextn_predict_layers')} of its {count('block_count')} layers predict"
+        yield f"{count('nextn_predict_layers')} of its {count('block_count')} layers are of MTP"
     experts, used = count("expert_count"), count("expert_used_count")
     groups, groups_used = count("expert_group_count"), count("expert_group_used_count")
     if header.architecture.startswith("hunyuan") and experts <= 1:
-        return  # libllama takes such a model for one without experts
+        return  # libllama treats it as a model without experts
     if used > experts or (experts > 0 and used == 0):
         yield f"it uses {used} of its {experts} experts"
     if groups > 0 and (groups >= experts or experts % groups):
@@ -164,9 +160,9 @@ def _faulty_tokens(header: Header) -> Iterator[str]:
     named = [token for token in header.tokens if token]  # libllama names empty ones itself
     tokens = set(named)
     if len(tokens) < len(named):
-        yield f"{len(named) - len(tokens)} of its tokens are there twice"
+        yield f"{len(named) - len(tokens)} of its tokens are duplicates"
     if header.metadata["tokenizer.ggml.model"] == "llama":
-        # Whatever has no token of its own is spelled in bytes.
+        # Text without a token of its own is spelled in bytes.
         missing = [
             byte
             for byte in range(256)
@@ -177,35 +173,35 @@ def _faulty_tokens(header: Header) -> Iterator[str]:
 
 
 def _check_stated_head(header: Header) -> None:
-    """Raise ModelFileError if libllama would miss the tensors of MTP layers."""
+    """Raise ModelFileError if libllama would not find the tensors of stated MTP layers."""
     shape = ModelShape(header)
     if shape.num_head_layers == 0 or not shape.architecture.is_head_required:
         return
     needed = f"blk.{shape.num_layers}.nextn.eh_proj.weight"
     if all(tensor.name != needed for tensor in header.tensors):
         raise ModelFileError(
-            f"{header.path} states {shape.num_head_layers} MTP layers and has no tensors of "
-            f"them: llama.cpp does not load such a file of {header.architecture!r}",
+            f"{header.path} states {shape.num_head_layers} MTP layers and lacks their tensors: "
+            f"llama.cpp does not load such a file of {header.architecture!r}",
             "Choose a file with its MTP layers, or one that was converted without (--no-mtp).",
         )
 
 
 def _numbers(value: Value) -> tuple[int | float, ...]:
-    """A number of the header, or one for each layer, as a tuple."""
+    """A number of the header, or the numbers of an array."""
     if isinstance(value, tuple):
         return value
     return (value,) if isinstance(value, int | float) else ()
 
 
 def _other_parts(header: Header) -> list[Path]:
-    """A split model is named by its first part; the others are beside it."""
+    """The other parts of a split model, which lie beside the first."""
     count = header.number("split.count")
     if count <= 1:
         return []
     named = _PART.search(header.path.name)
     if named is None or int(named[2]) != count:
         raise ModelFileError(
-            f"{header.path} is one of {count} parts but is not named so",
+            f"{header.path} is one of {count} parts but is not named as one",
             f"Rename the parts to …-00001-of-{count:05}.gguf and so on.",
         )
     stem = header.path.name[: named.start()]

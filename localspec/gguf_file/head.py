@@ -1,8 +1,7 @@
-"""Trained heads in GGUF files: what a header says of them, before libllama sees the file.
+"""Trained heads in GGUF files, checked by their header before libllama sees the file.
 
-libllama ends the process if a head is used whose tensors were not loaded, or whose
-architecture has no graph for it, and if a head alone is used as a model; so what a file has
-is decided here.
+libllama ends the process if the tensors of a head were not loaded, if its architecture has no
+graph for it, or if a file with nothing but a head is used as a model.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ from localspec.gguf_file.eagle import (
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
 from localspec.gguf_file.medusa import medusa_misfits, medusa_refusals, weights_bytes
-from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.shape import ModelShape, whole_numbers
 
-# What libllama's graphs take for granted of each MTP layer, and may not have loaded.
+# Tensors of each MTP layer that libllama's graphs use without checking that they are there.
 _NEEDED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
 _NEEDED_MORE = {"mimo2": ("attn_qkv", "ffn_gate", "ffn_up", "ffn_down")}
-# Share of tokens that two copies of one tokenizer may spell differently; if more differ, it is
-# another tokenizer.
+# Share of tokens that two copies of one tokenizer may spell differently.
 _MAX_DIFFERENT = 0.01
 
 
@@ -35,23 +33,23 @@ _MAX_DIFFERENT = 0.01
 class HeadFacts:
     """The trained head in a file.
 
-    graph: how it is computed. num_layers: it has, or heads of Medusa. layers_read: those of
-    the target that EAGLE-3 reads. is_apart: whether it has nothing else but what they need.
-    num_chained: heads that follow each other, each of which drafts one token and reads all of
-    the text; else 1. is_cropped: see `Architecture`. num_bytes: of its own weights, in memory;
-    num_read_bytes: that the draft of one token reads. why_not: why they are of no use, in
-    words; empty if they are.
+    graph: how it is computed. num_layers: of the head, or the number of Medusa heads.
+    num_bytes: of its own weights, in memory. num_read_bytes: read to draft one token. why_not:
+    why it cannot be used, in words; empty if it can. is_apart: whether the file holds nothing
+    else. layers_read: layers of the target that EAGLE-3 reads. num_chained: layers in a chain,
+    each of which drafts one token and reads the whole text; else 1. is_cropped: as in
+    `Architecture`.
     """
 
     graph: HeadGraph
     num_layers: int
-    layers_read: tuple[int, ...]
-    is_apart: bool
-    num_chained: int
-    is_cropped: bool
     num_bytes: int
     num_read_bytes: int
     why_not: str
+    is_apart: bool = True
+    layers_read: tuple[int, ...] = ()
+    num_chained: int = 1
+    is_cropped: bool = False
 
     @property
     def shares_cache(self) -> bool:
@@ -60,7 +58,7 @@ class HeadFacts:
 
     @property
     def description(self) -> str:
-        """What it is, in the field's words."""
+        """The head in the field's words."""
         if self.graph is HeadGraph.LAYERS:
             return f"an EAGLE-3 head that reads layers {', '.join(map(str, self.layers_read))}"
         if self.graph is HeadGraph.OUTPUT:
@@ -84,17 +82,16 @@ def head_facts(header: Header) -> HeadFacts | None:
     read = {name for name in own if num_chained == 1 or _layer(shape, name) <= 0}
     if not any("nextn.shared_head_head" in name for name in read):
         read.add("output.weight" if "output.weight" in sizes else "token_embd.weight")
-    read = {name for name in read if "nextn.embed_tokens" not in name}  # but for a row
+    read = {name for name in read if "nextn.embed_tokens" not in name}  # except for a row
     return HeadFacts(
         graph=known.head_graph,
         num_layers=shape.num_head_layers,
-        layers_read=(),
-        is_apart=_is_apart(shape, sizes.keys()),
-        num_chained=num_chained,
-        is_cropped=known.is_cropped,
         num_bytes=sum(sizes[name] for name in own),
         num_read_bytes=sum(sizes.get(name, 0) for name in read),
         why_not=next(_refusals(header, shape, sizes.keys()), ""),
+        is_apart=_is_apart(shape, sizes.keys()),
+        num_chained=num_chained,
+        is_cropped=known.is_cropped,
     )
 
 
@@ -104,9 +101,6 @@ def _eagle_facts(header: Header, shape: ModelShape) -> HeadFacts:
         graph=HeadGraph.LAYERS,
         num_layers=shape.num_blocks,
         layers_read=layers_read(shape),
-        is_apart=True,
-        num_chained=1,
-        is_cropped=False,
         num_bytes=sum(sizes.values()),
         num_read_bytes=sum(size for name, size in sizes.items() if is_read_by_steps(name)),
         why_not=next(eagle_refusals(header, shape), ""),
@@ -118,10 +112,6 @@ def _medusa_facts(header: Header, shape: ModelShape) -> HeadFacts:
     return HeadFacts(
         graph=HeadGraph.OUTPUT,
         num_layers=shape.num_blocks,
-        layers_read=(),
-        is_apart=True,
-        num_chained=1,
-        is_cropped=False,
         num_bytes=num_bytes,
         num_read_bytes=num_bytes // max(shape.num_blocks, 1),
         why_not=next(medusa_refusals(header, shape), ""),
@@ -129,16 +119,13 @@ def _medusa_facts(header: Header, shape: ModelShape) -> HeadFacts:
 
 
 def _layer(shape: ModelShape, name: str) -> int:
-    """Which of the MTP layers a tensor is of, negative if of none."""
+    """Which of the MTP layers a tensor belongs to; negative if to none."""
     block = shape.block_of(name)
     return -1 if block is None else block - shape.num_layers
 
 
 def check_target(header: Header) -> None:
-    """Raise ModelFileError if a file has a head alone, which answers nothing by itself.
-
-    libllama ends the process with it.
-    """
+    """Raise ModelFileError if a file has nothing but a head, which ends libllama's process."""
     facts = head_facts(header)
     if facts is not None and facts.is_apart:
         raise ModelFileError(
@@ -148,7 +135,7 @@ def check_target(header: Header) -> None:
 
 
 def head_misfit(target: Header, head: Header) -> str:
-    """Why what a head's file has does not draft for a target, in words; empty if it does."""
+    """Why the head in a file cannot draft for a target, in words; empty if it can."""
     facts = head_facts(head)
     if facts is None:
         return f"{head.path.name} has no head"
@@ -158,7 +145,7 @@ def head_misfit(target: Header, head: Header) -> str:
 
 
 def _is_apart(shape: ModelShape, names: Collection[str]) -> bool:
-    """As libllama finds it out, but for files that have no trunk by their architecture."""
+    """Whether it is a head alone: libllama's test, and architectures that are heads."""
     return (
         shape.architecture.is_head
         or shape.num_layers == 0
@@ -167,7 +154,7 @@ def _is_apart(shape: ModelShape, names: Collection[str]) -> bool:
 
 
 def _refusals(header: Header, shape: ModelShape, names: Collection[str]) -> Iterator[str]:
-    """Why libllama would not compute the head, or end the process over it."""
+    """Why libllama would refuse the head, or end the process over it."""
     architecture, graph = header.architecture, shape.architecture.head_graph
     count = shape.num_head_layers
     if graph is HeadGraph.NONE:
@@ -200,7 +187,7 @@ def _layers(count: int) -> str:
 
 
 def _own_misfits(target: Header, head: Header) -> Iterator[str]:
-    """Why a head with the architecture of its target does not draft for it."""
+    """Why a head of its target's architecture cannot draft for it."""
     if target.architecture != head.architecture:
         yield _other_architecture(target, head)
     ours, theirs = ModelShape(target), ModelShape(head)
@@ -216,7 +203,7 @@ def _own_misfits(target: Header, head: Header) -> Iterator[str]:
 
 
 def _shared_misfits(target: Header, head: Header) -> Iterator[str]:
-    """The same, for a head that attends with the keys and values of its target."""
+    """Why a head that attends with its target's keys and values cannot draft for it."""
     ours, theirs = ModelShape(target), ModelShape(head)
     if target.architecture != theirs.architecture.head_of:
         yield _other_architecture(target, head)
@@ -226,14 +213,13 @@ def _shared_misfits(target: Header, head: Header) -> Iterator[str]:
             f"it was made for a model with rows of width {theirs.row_width}, "
             f"the target has {ours.row_width}"
         )
-    windowed = ours.stated("attention.sliding_window_pattern")
-    if not isinstance(windowed, tuple) or windowed[-2:] != (True, False):
-        yield "it wants a target whose last layer sees all of the text, and the one before not"
+    windowed = whole_numbers(ours.stated("attention.sliding_window_pattern"))
+    if windowed[-2:] != (True, False) or ours.num_blocks < 2:
+        yield "it needs a target whose last layer sees the whole text, and the one before not"
         return
-    kinds = theirs.stated("attention.sliding_window_pattern")
-    for layer, is_windowed in enumerate(kinds if isinstance(kinds, tuple) else ()):
-        with_layer = -2 if is_windowed else -1
-        one, other = ours.stated_kv_heads()[with_layer], theirs.stated_kv_heads()[layer]
+    kinds = whole_numbers(theirs.stated("attention.sliding_window_pattern"))
+    for is_windowed, other in zip(kinds, theirs.stated_kv_heads(), strict=False):
+        one = ours.stated_kv_heads()[-2 if is_windowed else -1]
         if one != other:
             yield f"its layers share {other} heads of keys, the target's have {one}"
     for key in ("key_length", "value_length", "key_length_swa", "value_length_swa"):

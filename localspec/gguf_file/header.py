@@ -1,12 +1,10 @@
 """The header of a GGUF file, read with every length checked against the file's size.
 
-libllama trusts a header further than a downloaded or damaged file deserves: what it finds
-late can end the process. So the header is read here first. Of its arrays, only short ones of
-numbers and the tokens are kept; the other strings would be 300 000 more. A header can be read
-before its file is here: of a `ByteSource` only the beginning is asked for.
-
-gguf's own reader takes seconds for a large vocabulary (4.7 for 154 000 tokens, this one 0.04),
-believes lengths that lie, and wants the whole file.
+libllama trusts a header more than a downloaded or damaged file deserves: an error that it
+finds late can end the process. So the header is read here first. Of its arrays, only short ones
+of numbers and the tokens are kept; the other strings would be 300 000 more. A header can be
+read before its file is downloaded: only the start of a `ByteSource` is requested. Why gguf's
+own reader is not used is in docs/inside.md.
 """
 
 from __future__ import annotations
@@ -37,27 +35,27 @@ _MAX_DIMENSIONS = 4
 _MAX_KEPT = 512  # numbers in an array that is kept: one for each layer
 _FIRST_READ = 8 << 20  # bytes; vocabularies of 150 000 tokens end before
 _LAST_READ = 128 << 20
-_BEGINNING = 1024  # bytes that tell what is no GGUF file
+_BEGINNING = 1024  # bytes that show what a file is that is not GGUF
 _MAX_NAMED = 5  # files in a hint
 _TOKENS = "tokenizer.ggml.tokens"
 
 
 class ByteSource(Protocol):
-    """The bytes of a file, wherever it lies. name: for messages."""
+    """The bytes of a file, wherever it is. name: for messages."""
 
     name: str
     size_bytes: int
 
     def read(self, offset: int, size: int) -> bytes:
-        """That many bytes from there on; they are within the file."""
+        """size bytes from an offset on, all of them within the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """One array of weights.
 
-    kind: ggml's number of its type. shape: as the file states it, the length of a row first.
-    offset: where it begins in its file. size_bytes: there, with the few bytes that pad it.
+    kind: ggml's number of its type. shape: as in the file, the length of a row first. offset:
+    where it starts in its file. size_bytes: in the file, with the few bytes of padding.
     """
 
     name: str
@@ -69,16 +67,15 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a GGUF file says of itself.
+    """The header of a GGUF file.
 
-    metadata: scalars, strings and short arrays of numbers. data_start: where its tensors begin.
-    tokens: the vocabulary, if any. parts: of a model that was checked (`gguf_file.check`), the
-    headers of its files, which are one unless it is split.
+    metadata: scalars, strings and short arrays of numbers. data_start: where the tensors start.
+    tokens: the vocabulary, if any. parts: the headers of all files of a model that was checked
+    (`gguf_file.check`), which are one unless it is split.
     """
 
     path: Path
     size_bytes: int
-    version: int
     tensors: Sequence[Tensor]
     metadata: Mapping[str, Value]
     data_start: int
@@ -87,15 +84,19 @@ class Header:
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the weights, of all parts if the model is split."""
+        """Bytes of the weights, in all parts of a split model."""
         return sum(tensor.size_bytes for tensor in self.tensors)
 
     @property
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
 
+    def by_name(self) -> dict[str, Tensor]:
+        """The tensors by their names."""
+        return {tensor.name: tensor for tensor in self.tensors}
+
     def number(self, key: str) -> int:
-        """An integer of the metadata, 0 if it is not there."""
+        """A whole number of the metadata, 0 if there is none."""
         value = self.metadata.get(key)
         return value if isinstance(value, int) else 0
 
@@ -103,14 +104,14 @@ class Header:
 def read_header(path: Path) -> Header:
     """The header of the GGUF file at `path`.
 
-    Raises ModelFileError if there is no such file, or it is no GGUF file, or its header
-    points outside of it (a download that was cut short, say).
+    Raises ModelFileError if there is no such file, it is not a GGUF file, or its header points
+    outside of it, as after a download that was cut short.
     """
     try:
         info = path.stat()
         if stat.S_ISDIR(info.st_mode):
             raise ModelFileError(f"{path} is a directory", _files_in(path))
-        # Before it is opened: that would wait for the other end of a pipe.
+        # Before it is opened, which would wait for the other end of a pipe.
         if not stat.S_ISREG(info.st_mode):
             raise ModelFileError(
                 f"{path} is a pipe or a device, not a file", "Name a .gguf file on disk."
@@ -133,7 +134,7 @@ def read_header(path: Path) -> Header:
 
 
 def read_source_header(source: ByteSource) -> Header:
-    """The header of a file that is not here; its path is the source's name.
+    """The header of a file on another machine; its path is the source's name.
 
     Raises ModelFileError as `read_header` does, and whatever the source raises.
     """
@@ -156,9 +157,9 @@ class _PrefixTooShortError(Exception):
 
 
 class _HeaderReader:
-    """A position in the first bytes of a file that never leaves them.
+    """Reads a header, and never beyond the bytes that it has.
 
-    data: all of the file, or its beginning. size_bytes: of the whole file.
+    data: the whole file, or its start. size_bytes: of the whole file.
     """
 
     def __init__(self, path: Path, data: mmap.mmap | bytes, size_bytes: int) -> None:
@@ -170,7 +171,7 @@ class _HeaderReader:
 
     def header(self) -> Header:
         if self._data[:4] != b"GGUF":
-            raise _no_gguf(self._path, self._data[:_BEGINNING])
+            raise _not_gguf(self._path, self._data[:_BEGINNING])
         version = self._scalar("<I")
         if version not in (2, 3):
             raise ModelFileError(
@@ -190,16 +191,14 @@ class _HeaderReader:
         if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
             raise self._damaged(f"its alignment is {alignment}")
         data_start = -(-self._at // alignment) * alignment
-        # The length of the last tensor is libllama's to check; it must at least begin.
+        # libllama checks the length of the last tensor; here it must at least start.
         if num_tensors and data_start + last_offset >= self._size:
             raise self._damaged(
                 f"its tensors reach beyond {data_start + last_offset} bytes, "
                 f"the file has {self._size}"
             )
         tensors = _placed(described, data_start, self._size)
-        return Header(
-            self._path, self._size, version, tensors, metadata, data_start, self._tokens
-        )
+        return Header(self._path, self._size, tensors, metadata, data_start, self._tokens)
 
     def _damaged(self, what: str) -> ModelFileError:
         return ModelFileError(
@@ -207,7 +206,7 @@ class _HeaderReader:
         )
 
     def _skip(self, num_bytes: int) -> int:
-        """Move on by num_bytes; the position before."""
+        """Move on by num_bytes; returns the position before."""
         begin, self._at = self._at, self._at + num_bytes
         if self._at > self._size:
             raise self._damaged(f"its header ends after {self._size} bytes")
@@ -263,7 +262,7 @@ class _HeaderReader:
         self._skip(0)
 
     def _strings(self, at: int, count: int) -> list[bytes]:
-        """Strings that `_skip_strings` has passed over."""
+        """Strings that `_skip_strings` has checked."""
         data, length_at = self._data, _LENGTH.unpack_from
         strings = []
         for _ in range(count):
@@ -273,7 +272,7 @@ class _HeaderReader:
         return strings
 
     def _tensor(self) -> Tensor:
-        """The next one, its size not known yet, and its offset that after the header."""
+        """The next tensor, without its size; its offset counts from the end of the header."""
         name = self._string()
         num_dimensions = self._scalar("<I")
         if num_dimensions > _MAX_DIMENSIONS:
@@ -283,9 +282,9 @@ class _HeaderReader:
 
 
 def _placed(described: list[Tensor], start: int, end: int) -> tuple[Tensor, ...]:
-    """The tensors where they are, each as long as it is to the next one, or to the file's end.
+    """The tensors with their places; each reaches to the next one, or to the file's end.
 
-    So no table of types is needed, which would have to know the newest one.
+    So no table of types is needed, which would have to know the newest type.
     """
     offsets = sorted({tensor.offset for tensor in described})
     borders = pairwise([*offsets, end - start])
@@ -296,12 +295,12 @@ def _placed(described: list[Tensor], start: int, end: int) -> tuple[Tensor, ...]
     )
 
 
-def _no_gguf(path: Path, begin: bytes) -> ModelFileError:
-    """What the file is instead, if it is what downloads leave in a model's place."""
-    text = begin.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+def _not_gguf(path: Path, start: bytes) -> ModelFileError:
+    """Says what the file is instead, if it is what downloads leave in a model's place."""
+    text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith(b"version https://git-lfs"):
         return ModelFileError(
-            f"{path} is a Git LFS pointer of {len(begin)} bytes, not the model it stands for",
+            f"{path} is a Git LFS pointer of {len(start)} bytes, not the model it stands for",
             "Fetch the model itself: git lfs pull, or download the file from the hub.",
         )
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):
@@ -317,7 +316,7 @@ def _no_gguf(path: Path, begin: bytes) -> ModelFileError:
 
 
 def _nearest(path: Path) -> str:
-    """A hint about a file that is not there: those that may be meant."""
+    """A hint about a file that does not exist: files that may be meant."""
     if not os.path.isdir(path.parent):
         return f"There is no folder {path.parent}. Check the path."
     wanted = path.name.lower().removesuffix(".gguf")

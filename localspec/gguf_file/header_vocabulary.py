@@ -10,8 +10,8 @@ _KINDS = {
     "llama": _SPM, "gpt2": _BPE, "gemma4": _BPE, "hybriddna": _BPE, "whitespace": _BPE,
     "bert": _WPM, "t5": 4, "rwkv": 5, "plamo2": 6,
 }  # fmt: skip
-# Those whose texts begin with a token of their own if the file does not say.
-_BEGINNING = frozenset(
+# Tokenizers that start a text with a token of its own unless the file says otherwise.
+_ADD_BOS = frozenset(
     {
         "chameleon", "falcon-h1", "falcon3", "jina-v5-nano", "lfm2", "llama-bpe", "llama-v3",
         "llama3", "midm-2.0", "pixtral", "tekken",
@@ -20,7 +20,7 @@ _BEGINNING = frozenset(
 
 
 class HeaderVocabulary:
-    """The facts a pair is compared by: a `TokenTable`."""
+    """A `TokenTable`: the facts by which two models are compared."""
 
     def __init__(self, header: Header) -> None:
         self._tokens = list(header.tokens)
@@ -30,14 +30,13 @@ class HeaderVocabulary:
         bos = stated("tokenizer.ggml.bos_token_id")
         self.bos = bos if isinstance(bos, int) else -1
         add_bos = stated("tokenizer.ggml.add_bos_token")
-        self.add_bos = add_bos if isinstance(add_bos, bool) else self._begins(header)
+        self.add_bos = add_bos if isinstance(add_bos, bool) else self._default_add_bos(header)
 
     def entries(self) -> list[bytes]:
         """The text of every id, in order: (size,)."""
         return self._tokens
 
-    def _begins(self, header: Header) -> bool:
-        """libllama's default for its tokenizer."""
+    def _default_add_bos(self, header: Header) -> bool:
         if self.kind == _BPE:
-            return header.metadata.get("tokenizer.ggml.pre") in _BEGINNING
+            return header.metadata.get("tokenizer.ggml.pre") in _ADD_BOS
         return self.kind in (_SPM, _WPM)

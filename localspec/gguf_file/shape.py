@@ -21,32 +21,32 @@ class ModelShape:
         self.is_recurrent = self.architecture.state is State.ALL
         self.has_state = self.architecture.state is not State.NONE
         self.has_snapshots = self.architecture.has_snapshots
-        # Whether the cache can lose its last tokens, which a target that is drafted for needs.
+        # Whether the cache can lose its last tokens, as a target has to after a refused draft.
         self.can_roll_back = not self.has_state or self.has_snapshots
-        self.context_length = self._most("context_length")
-        # Tokens that some layers look back at; 0 if all of them see everything.
-        self.sliding_window = self._most("attention.sliding_window")
+        self.context_length = self.most("context_length")
+        # Tokens that some layers look back at; 0 if all layers see the whole text.
+        self.sliding_window = self.most("attention.sliding_window")
         # The layers of the model, those of a head, and both.
-        self.num_blocks = self._most("block_count")
-        self.num_head_layers = self._most("nextn_predict_layers")
+        self.num_blocks = self.most("block_count")
+        self.num_head_layers = self.most("nextn_predict_layers")
         if self.architecture.head_graph in (HeadGraph.LAYERS, HeadGraph.OUTPUT):
             self.num_head_layers = self.num_blocks
         self.num_layers = self.num_blocks - self.num_head_layers
-        self.width = self._most("embedding_length")
+        self.width = self.most("embedding_length")
         # Numbers of a row that a head reads (llama_model_n_embd_out).
-        self.row_width = self._most("embedding_length_out") or self.width
+        self.row_width = self.most("embedding_length_out") or self.width
         if header.architecture in ("deepseek4", "qwen4exp"):
-            self.row_width = self.width * self._most("hyper_connection.count")
-        self.num_heads = self._most("attention.head_count")
+            self.row_width = self.width * self.most("hyper_connection.count")
+        self.num_heads = self.most("attention.head_count")
         head_width = self.width // self.num_heads if self.num_heads else 0
-        self.key_width = self._most("attention.key_length") or head_width
-        self.value_width = self._most("attention.value_length") or head_width
+        self.key_width = self.most("attention.key_length") or head_width
+        self.value_width = self.most("attention.value_length") or head_width
         # Latent attention (DeepSeek's) keeps one compressed row for keys and values.
-        self.is_latent = self._most("attention.key_length_mla") > 0
-        self.num_experts_used = self._most("expert_used_count")
+        self.is_latent = self.most("attention.key_length_mla") > 0
+        self.num_experts_used = self.most("expert_used_count")
         self.hidden = max(
-            self._most("feed_forward_length"),
-            self.num_experts_used * self._most("expert_feed_forward_length"),
+            self.most("feed_forward_length"),
+            self.num_experts_used * self.most("expert_feed_forward_length"),
         )
 
     @property
@@ -59,9 +59,9 @@ class ModelShape:
         if self.is_recurrent:
             return [0] * self.num_layers
         heads = self.stated_kv_heads()[: self.num_layers]
-        if interval := self._most("full_attention_interval"):
+        if interval := self.most("full_attention_interval"):
             heads = [n if (i + 1) % interval == 0 else 0 for i, n in enumerate(heads)]
-        shared = self._most("attention.shared_kv_layers")
+        shared = self.most("attention.shared_kv_layers")
         return heads[: len(heads) - shared]
 
     def head_kv_heads(self) -> list[int]:
@@ -71,14 +71,14 @@ class ModelShape:
         return self.stated_kv_heads()[self.num_layers :]
 
     def stated_kv_heads(self) -> list[int]:
-        """The header's numbers for all blocks, whether they have a cache or not."""
+        """The header's numbers for all blocks, with a cache or without: (num_blocks,)."""
         stated = self.stated("attention.head_count_kv")
-        if isinstance(stated, tuple):
-            return [int(number) for number in stated[: self.num_blocks]]
+        if isinstance(stated, tuple):  # of another length, libllama refuses it
+            return [*whole_numbers(stated), *[0] * self.num_blocks][: self.num_blocks]
         return [stated if isinstance(stated, int) else self.num_heads] * self.num_blocks
 
     def is_head_tensor(self, name: str) -> bool:
-        """Whether it is of an MTP layer, and loaded only with the head."""
+        """Whether the tensor belongs to an MTP layer, and is loaded only with the head."""
         block = self.block_of(name)
         if block is None or block < self.num_layers:
             return False
@@ -90,31 +90,35 @@ class ModelShape:
         return None if found is None else int(found[1])
 
     def stated(self, name: str) -> Value:
-        """What the header has under a name of the architecture."""
+        """The header's value under a name of the architecture."""
         return self._header.metadata.get(f"{self._header.architecture}.{name}")
 
     def state_width(self) -> int:
-        """Numbers that a recurrent layer carries on (llama_hparams::n_embd_r, n_embd_s)."""
-        if head := self._most("wkv.head_size"):
-            return self.width * (self._most("token_shift_count") + head)
-        if taps := self._most("shortconv.l_cache"):
+        """Numbers in the state of a recurrent layer (llama_hparams::n_embd_r, n_embd_s)."""
+        if head := self.most("wkv.head_size"):
+            return self.width * (self.most("token_shift_count") + head)
+        if taps := self.most("shortconv.l_cache"):
             return self.width * (taps - 1)
-        inner, state = self._most("ssm.inner_size"), self._most("ssm.state_size")
-        taps, groups = self._most("ssm.conv_kernel"), self._most("ssm.group_count")
+        inner, state = self.most("ssm.inner_size"), self.most("ssm.state_size")
+        taps, groups = self.most("ssm.conv_kernel"), self.most("ssm.group_count")
         return max(0, taps - 1) * (inner + 2 * groups * state) + state * inner
 
-    def _most(self, name: str) -> int:
-        """The number of that name, of several the largest; 0 if it is not there."""
-        value = self.stated(name)
-        if isinstance(value, tuple):
-            return max((int(number) for number in value), default=0)
-        return value if isinstance(value, int) else 0
+    def most(self, name: str) -> int:
+        """The whole number of that name, the largest of several; 0 if there is none."""
+        return max((0, *whole_numbers(self.stated(name))))
+
+
+def whole_numbers(value: Value) -> tuple[int, ...]:
+    """The whole numbers of a value or an array; libllama refuses a file with others there."""
+    values = value if isinstance(value, tuple) else (value,)
+    return tuple(number for number in values if isinstance(number, int))
 
 
 def context_to_open(wanted: int | None, trained: int, name: str) -> int:
-    """The tokens to open a model's context for; wanted None leaves the choice to us.
+    """The number of tokens to open a model's context for.
 
-    trained: tokens that the model was trained for. Raises OptionError beyond them.
+    wanted: None for the default. trained: tokens that the model was trained for. Raises
+    OptionError if more are wanted.
     """
     if wanted is not None and wanted > trained:
         raise OptionError(

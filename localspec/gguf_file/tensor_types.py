@@ -1,17 +1,18 @@
 """ggml's tensor types, as gguf knows them, and which of them the processor repacks.
 
-gguf is imported when a type is first asked about: no start should wait for it.
+gguf is imported late: a start should not wait for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+F32, F16, INT64, BF16 = 0, 1, 27, 30  # of ggml_type
 _NEWER = {42: "Q2_0"}  # libllama has it, gguf 0.19 does not
 
 
 def type_name(kind: int) -> str:
-    """The type's name, by its number in a file; or that number if nobody knows it."""
+    """The name of a type by its number in a file; of an unknown one, the number."""
     from gguf.constants import GGMLQuantizationType
 
     try:
@@ -21,14 +22,14 @@ def type_name(kind: int) -> str:
 
 
 def type_number(name: str) -> int:
-    """The number of the type of that name, in any case. Raises KeyError if gguf has none."""
+    """The number of a type by its name, in any case. Raises KeyError if gguf has none."""
     from gguf.constants import GGMLQuantizationType
 
     return GGMLQuantizationType[name.upper()].value
 
 
 def bytes_per_value(name: str) -> float:
-    """What a number takes in the type of that name, with its share of its block's scales."""
+    """Bytes of a number in the type of that name, with its share of the block's scales."""
     num_values, num_bytes = _block(name)
     return num_bytes / num_values
 
@@ -47,10 +48,10 @@ _AMX = {
 
 
 def repacked_types(system_info: str) -> Mapping[str, float]:
-    """Types that ggml's CPU backend repacks, in an order for its kernels.
+    """Types whose weights ggml's CPU backend reorders for its kernels.
 
-    system_info: what libllama says of its build and this processor. Returns by name how many
-    bytes one of the file becomes. Follows ggml_repack_get_optimal_repack_type in
+    system_info: libllama's description of its build and this processor. Returns, by name, how
+    many bytes one byte of the file becomes. Follows ggml_repack_get_optimal_repack_type in
     ggml-cpu/repack.cpp, supports_op in ggml-cpu/amx/amx.cpp and get_row_size in mmq.cpp there.
     """
     has = {part.strip() for part in system_info.replace(":", "|").split("|")}

@@ -1,4 +1,4 @@
-"""Medusa heads, computed here from what their target's output layer reads.
+"""Medusa heads, computed here from the inputs of their target's output layer.
 
 Cai et al., Medusa (arXiv 2401.10774), section 2.1; the heads are frozen beside the target
 (Medusa-1), and what they propose is verified by the loop's rules, not by "typical acceptance",
@@ -8,14 +8,14 @@ which changes the distribution.
 from __future__ import annotations
 
 from math import prod
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.errors import ModelFileError
 from localspec.gguf_file.header import Header, Tensor
-from localspec.gguf_file.medusa import BF16, F16, F32, INT64, medusa_tensors, names_of_tokens
+from localspec.gguf_file.medusa import medusa_tensors
+from localspec.gguf_file.own_tokens import own_tokens
+from localspec.gguf_file.tensor_types import BF16, F16, F32, INT64
 from localspec.llama.model import LlamaModel
 from localspec.sampling.distribution import Logits
 
@@ -26,19 +26,19 @@ class MedusaHeads:
     """The heads of one target. Implements `speculative.medusa.RowHeads`.
 
     They have no cache: each reads the row of one token and nothing else. name: of the file.
-    num_weight_bytes: that the draft of one token reads.
+    num_weight_bytes: read to draft one token.
     """
 
     def __init__(self, header: Header, target: LlamaModel) -> None:
         self.name = header.path.name
-        self.content: str | None = None  # see `LlamaModel.content`
+        self.content: str | None = None  # of the file, in words; None if nobody knows
         self._target = target
         self._weights = _Weights(header)
         self._rows = target.keep_output_rows()
         self._row = np.empty(self._rows.width, dtype=np.float32)
         self._logits: Logits = np.full(target.vocab_size, -np.inf, dtype=np.float32)
         self.num_heads = len(self._weights.heads)
-        self.num_threads = 1  # as every model has; NumPy minds its own
+        self.num_threads = 1  # every model has a number; NumPy has its own threads
         self.num_weight_bytes = self._weights.num_bytes // self.num_heads
 
     @property
@@ -65,21 +65,21 @@ class MedusaHeads:
         return self._logits
 
     def require_open(self) -> None:
-        """Raise EngineError if its target was freed, or forked."""
+        """Raise EngineError if its target was closed, or this is a fork."""
         self._target.require_open()
 
     def begin(self) -> None:
-        """Nothing to do: it is asked between two decodes of its target only."""
+        """Nothing to do: the target allows its decodes again."""
 
     def interrupt(self) -> None:
-        """Nothing to do: what it computes takes milliseconds."""
+        """Nothing to do: computing a row takes milliseconds."""
 
     def close(self) -> None:
-        """Nothing to do: what it has goes with it."""
+        """Nothing to do: NumPy frees the arrays."""
 
 
 class _Weights:
-    """All of them, as float32. tokens: ids of the rows of the outputs; None if they are all."""
+    """Those of all heads, as float32. tokens: the id of each row of outputs; None if all."""
 
     def __init__(self, header: Header) -> None:
         data = np.memmap(header.path, dtype=np.uint8, mode="r")
@@ -99,14 +99,12 @@ class _Weights:
             for residuals, output in medusa_tensors(header)
         ]
         self.num_bytes = sum(array.nbytes for array in shared.values())
-        names = names_of_tokens(header)
-        self.tokens = None if names is None else _values(data, names)
-        if self.tokens is not None:
-            _check_tokens(self.tokens, header.path, len(header.tokens))
+        known = own_tokens(header)
+        self.tokens = None if known is None else _values(data, known)
 
 
 def _values(data: NDArray[np.uint8], tensor: Tensor) -> NDArray[np.generic]:
-    """A copy, in the order of NumPy: (rows, columns)."""
+    """A copy in NumPy's order: (rows, columns)."""
     kind = np.dtype(_TYPES[tensor.kind])
     end = tensor.offset + prod(tensor.shape) * kind.itemsize
     return data[tensor.offset : end].copy().view(kind).reshape(tensor.shape[::-1])
@@ -117,11 +115,3 @@ def _floats(data: NDArray[np.uint8], tensor: Tensor) -> NDArray[np.float32]:
     if tensor.kind == BF16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32, copy=False)
-
-
-def _check_tokens(tokens: NDArray[np.generic], path: Path, num_tokens: int) -> None:
-    if tokens.min() < 0 or tokens.max() >= num_tokens:
-        raise ModelFileError(
-            f"d2t of {path} names tokens {tokens.min()} to {tokens.max()} of {num_tokens}",
-            "The file was converted incorrectly: choose another one.",
-        )

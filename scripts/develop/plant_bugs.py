@@ -410,8 +410,8 @@ BUGS = [
     Bug(
         "EAGLE: a layer beside the one it was trained on",
         "gguf_file/eagle.py",
-        "tuple(map(int, stated))",
-        "tuple(int(layer) - 1 for layer in stated)",
+        'return whole_numbers(shape.stated("target_layers"))',
+        'return tuple(n - 1 for n in whole_numbers(shape.stated("target_layers")))',
         head("test_greedy_text_is_plain_and_the_head_reads_rightly[llama-3]"),
     ),
     Bug(
