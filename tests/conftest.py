@@ -147,7 +147,7 @@ def demo_target() -> Path:
     from localspec.presets.located import locate
     from localspec.presets.presets import find_preset
 
-    return locate(find_preset("demo"))[0]
+    return locate(find_preset("demo"))["target"]
 
 
 @pytest.fixture(scope="session")
@@ -156,7 +156,7 @@ def demo_draft() -> Path:
     from localspec.presets.located import locate
     from localspec.presets.presets import find_preset
 
-    draft = locate(find_preset("demo"))[1]
+    draft = locate(find_preset("demo"))["draft"]
     assert draft is not None
     return draft
 
@@ -167,7 +167,7 @@ def demo_head() -> Path:
     from localspec.presets.located import locate
     from localspec.presets.presets import find_preset
 
-    head = locate(find_preset("demo@head"))[2]
+    head = locate(find_preset("demo@head"))["head"]
     assert head is not None
     return head
 

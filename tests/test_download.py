@@ -30,7 +30,7 @@ def test_both_files_arrive_in_the_hubs_layout(hub: StandinHub, tmp_path):
     progress = []
     paths = localspec.download("qwen2-7b", on_progress=progress.append)
     preset = find_preset("qwen2-7b")
-    assert paths == list(locate(preset).by_role().values())
+    assert paths == list(locate(preset).values())
     for path, model in zip(paths, preset.models, strict=True):
         file = model.files[0]
         assert path == tmp_path / (

@@ -111,7 +111,7 @@ def test_dead(hub: StandinHub, tmp_path):
     hub.faults[TARGET] = [Fault(cut_after=MB)] + [Fault(cut_after=0)] * 7
     with pytest.raises(DownloadError, match="stopped at") as caught:
         localspec.download("qwen2-7b")
-    assert "goes on from there" in caught.value.hint
+    assert "continues from there" in caught.value.hint
     kept = part_file(tmp_path).stat().st_size
     assert kept == MB
     hub.faults[TARGET] = []
@@ -713,7 +713,7 @@ def test_a_mirror_without_the_hubs_headers(hub: StandinHub):
     An error that names the endpoint
     """
     hub.faults[TARGET] = [Fault(on_head=True, status=200)]
-    with pytest.raises(DownloadError, match="without commit, hash or size") as caught:
+    with pytest.raises(DownloadError, match="an invalid commit, hash or size") as caught:
         localspec.download("qwen2-7b")
     assert "HF_ENDPOINT" in caught.value.hint
 

@@ -177,15 +177,15 @@ def test_a_file_that_changes_while_it_is_checked_is_not_taken(hub, other, monkey
     """A link shares its bytes with the program that may write to them."""
     from localspec.hub import download_job
 
-    real_hash = download_job.hash_file
+    real_check = download_job.has_checksum
 
-    def hash_then_write(*arguments):
-        is_right = real_hash(*arguments)
+    def check_then_write(*arguments):
+        is_right = real_check(*arguments)
         with other.open("r+b") as file:
             file.write(b"?")
         return is_right
 
-    monkeypatch.setattr(download_job, "hash_file", hash_then_write)
+    monkeypatch.setattr(download_job, "has_checksum", check_then_write)
     (path, _) = localspec.download("qwen2-7b", reuse=True)
     assert path.read_bytes() == hub.files[REPO, TARGET].content
     assert len(hub.gets(TARGET)) == 1

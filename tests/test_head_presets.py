@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -13,7 +14,7 @@ import localspec
 from localspec.cli import main
 from localspec.errors import DownloadError, ModelFileError, OptionError, PresetError
 from localspec.presets.installed import damaged_files, preset_state
-from localspec.presets.located import Located, locate
+from localspec.presets.located import locate
 from localspec.presets.preset import LocalModel
 from localspec.presets.presets import (
     find_preset,
@@ -35,18 +36,20 @@ def run(*arguments: object) -> Result:
 
 
 @pytest.fixture(scope="session")
-def headed_files(tmp_path_factory: pytest.TempPathFactory, demo_target: Path) -> Located:
+def headed_files(
+    tmp_path_factory: pytest.TempPathFactory, demo_target: Path
+) -> SimpleNamespace:
     """A hybrid without a head in its file, and that head's own file."""
     folder = tmp_path_factory.mktemp("headed")
     parts = [
         write_head_model(folder / f"{part}.gguf", demo_target, "qwen35", part=part)
         for part in ("whole", "head")
     ]
-    return Located(target=parts[0], draft=None, head=parts[1])
+    return SimpleNamespace(target=parts[0], head=parts[1])
 
 
 @pytest.fixture
-def headed(hub: StandinHub, headed_files: Located) -> StandinHub:
+def headed(hub: StandinHub, headed_files: SimpleNamespace) -> StandinHub:
     """The hub with the two, which the user's preset `headed` pins."""
     lines = ['\n[headed]\ndescription = "With a head"\ncontext_length = 256\n']
     for role, file, path in (
@@ -121,7 +124,7 @@ def test_a_head_is_fetched_checked_and_removed_like_the_others(headed):
     paths = localspec.download("headed", on_progress=progress.append)
     assert [path.name for path in paths] == [TARGET, HEAD]
     assert {one.file.name for one in progress} == {HEAD}
-    assert locate(preset) == Located(target=paths[0], draft=None, head=paths[1])
+    assert locate(preset) == {"target": paths[0], "head": paths[1]}
     assert run("models", "path", "headed").stdout.splitlines() == [str(p) for p in paths]
     assert preset_state(preset).state == "ready"
     assert run("models", "verify", "headed").stdout == "headed: ok\n"

@@ -278,7 +278,8 @@ if {adopts}:
     import llama_cpp
     from localspec.presets.located import locate
     from localspec.presets.presets import find_preset
-    llama = llama_cpp.Llama(str(locate(find_preset("demo"))[0]), n_ctx=128, verbose=False)
+    target = locate(find_preset("demo"))["target"]
+    llama = llama_cpp.Llama(str(target), n_ctx=128, verbose=False)
     other = localspec.load(target=llama, draft_tokens=0)
     kept = other.generate_raw("A fox", sampling=sampling)
     next(kept)

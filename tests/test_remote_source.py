@@ -9,7 +9,7 @@ from localspec.errors import DownloadError
 from localspec.gguf_file.header import read_header, read_source_header
 from localspec.hub.api import remote_file
 from localspec.hub.hub_file import HubFile
-from localspec.hub.remote_source import RemoteSource
+from localspec.hub.transfer import RemoteSource
 from standin_hub import Fault, StandinHub
 
 FILE = HubFile(repo="owner/repo", file="large.gguf")

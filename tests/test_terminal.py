@@ -334,7 +334,7 @@ def test_ctrl_c_while_a_long_prompt_is_read(chat, tmp_path):
 
     slow = write_random_model(
         tmp_path / "slow.gguf",
-        locate(find_preset("demo"))[0],
+        locate(find_preset("demo"))["target"],
         width=1024,
         context_length=16384,
     )
@@ -504,7 +504,7 @@ def test_what_a_model_says_cannot_drive_the_terminal(chat, tmp_path):
     escape = "ě]0;ownedć ě]52;c;eHg=ć ě]8;;http://evilć[link=http://evil]x[/link]"
     evil = write_random_model(
         tmp_path / "evil.gguf",
-        locate(find_preset("demo"))[0],
+        locate(find_preset("demo"))["target"],
         replace_tokens={i: f"{escape}{i}" for i in range(300, 4096)},
     )
     terminal = chat("--target", str(evil), "--max-tokens", "9")
@@ -524,7 +524,7 @@ def test_thoughts_are_dimmed_hidden_or_shown(chat, tmp_path):
 
     thinker = write_random_model(
         tmp_path / "thinker.gguf",
-        locate(find_preset("demo"))[0],
+        locate(find_preset("demo"))["target"],
         replace_tokens={i: f"hmm</think>said{i}" for i in range(4096 - 300, 4096)},
     )
     template = tmp_path / "template.jinja"

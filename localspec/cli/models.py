@@ -93,7 +93,7 @@ def models(context: click.Context, *, as_json: bool) -> None:
 @click.argument("preset", shell_complete=complete_preset)
 def print_paths(*, preset: str) -> None:
     """Print the paths of target, draft and head, one per line."""
-    for found in locate(find_preset(preset)).by_role().values():
+    for found in locate(find_preset(preset)).values():
         click.echo(found)
 
 

@@ -104,7 +104,7 @@ def _contents(preset: Preset) -> list[str]:
 def _paths(preset: Preset) -> list[Path]:
     """Where the models are, the target first; none where one is missing."""
     try:
-        return list(locate(preset).by_role().values())
+        return list(locate(preset).values())
     except LocalspecError:
         return []
 

@@ -73,13 +73,8 @@ def named_sources(
     chosen, target = chosen_pair(model, named)
     named = {**named, "target": target}
     if chosen is not None:
-        located = locate(chosen)
-        named = {
-            "target": located.target,
-            "draft": located.draft,
-            "head": located.head,
-        }
-    draft = named["draft"]
+        named = dict(locate(chosen))
+    draft = named.get("draft")
     is_file = isinstance(draft, str | os.PathLike)  # which is opened twice if need be
     if draft is not None and draft is named["target"] and not is_file:
         raise OptionError(

@@ -1,7 +1,7 @@
-"""What the hub says: metadata of files, lists of files. The only importer of huggingface_hub.
+"""Asks the hub for metadata and lists of files. The only importer of huggingface_hub.
 
 Works with huggingface_hub 0.23 to 2.x. Its classes of connection errors changed with its HTTP
-library (requests, httpx, httpx2), so they are told apart by what they carry, not by class.
+library (requests, httpx, httpx2), so they are recognised by their content, not by class.
 Imports are late: huggingface_hub takes longer to load than everything else here together.
 """
 
@@ -27,8 +27,8 @@ OnWait = Callable[[], None]
 _COMMIT = re.compile("[0-9a-f]{40}")
 _ETAG = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # it becomes the name of a file
 _TRANSIENT = {408, 429, 500, 502, 503, 504}
-# What the HTTP libraries call a connection that was there and broke: another one may hold.
-# One that cannot be made at all is reported at once.
+# Errors of the HTTP libraries for a connection that broke: a retry may help. A connection that
+# cannot be made at all is reported at once.
 _BROKEN = {
     "ReadError",
     "ReadTimeout",
@@ -54,6 +54,11 @@ class RemoteFile:
     size_bytes: int
     url: str
 
+    @property
+    def checksum(self) -> str:
+        """What the content is compared with: the pinned sha256, or else the etag."""
+        return self.file.sha256 or self.etag
+
 
 def cache_folder() -> Path:
     """The hub's cache, which other tools share."""
@@ -61,7 +66,7 @@ def cache_folder() -> Path:
 
 
 def is_offline() -> bool:
-    """Whether the user wants no requests to the hub."""
+    """Whether the user forbids requests to the hub."""
     return bool(_settings().HF_HUB_OFFLINE)
 
 
@@ -81,41 +86,36 @@ def request_headers() -> dict[str, str]:
 
 
 def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
-    """Ask the hub about a file, and compare with what the file is pinned to.
+    """Ask the hub about a file, and compare the answer with the file's pin.
 
-    on_wait: see `patiently`. Raises HubBusyError if waiting did not help, DownloadError if
-    the file cannot be had or is not the pinned one.
+    on_wait: as in `patiently`. Raises HubBusyError if retries did not help, DownloadError if
+    the file is not available or not the pinned one.
     """
     url = _url_at(file, file.revision or "main")
     from huggingface_hub import get_hf_file_metadata
 
     found = _asking(file.repo, file, lambda: get_hf_file_metadata(url), on_wait)
-    commit, etag, size = found.commit_hash, found.etag, found.size
-    if not commit or not etag or not size:
-        raise DownloadError(
-            f"{_endpoint()} answers without commit, hash or size of {file.name}",
-            "Check HF_ENDPOINT: a mirror has to send the hub's headers.",
-        )
-    if file.sha256 is not None and not _ETAG.fullmatch(etag):
-        etag = file.sha256  # a mirror has marks of its own, and the pin says what is right
+    commit, etag, size = found.commit_hash or "", found.etag or "", found.size or 0
+    if etag and file.sha256 is not None and not _ETAG.fullmatch(etag):
+        etag = file.sha256  # a mirror has etags of its own, and the pin says what is right
     if not _COMMIT.fullmatch(commit) or not _ETAG.fullmatch(etag) or size < 1:
         raise DownloadError(
-            f"{_endpoint()} sends an invalid commit, hash or size of {file.name}",
+            f"{_endpoint()} sends an invalid commit, hash or size of {file.name}, or none",
             "Check HF_ENDPOINT: a mirror has to send the hub's headers.",
         )
     if file.sha256 not in (None, etag) and len(etag) == 64:
         raise _other_file(file, f"sha256 {etag}", f"{file.sha256}")
     if file.size_bytes not in (None, size):
         raise _other_file(file, f"{size} bytes", f"{file.size_bytes}")
-    # By commit: what stands behind a branch may change before the last byte is here.
+    # By commit: a branch may change before the last byte is here.
     url = _url_at(file, commit)
     return RemoteFile(file=file, commit=commit, etag=etag, size_bytes=size, url=url)
 
 
 def pinned_file(file: HubFile, size_bytes: int) -> RemoteFile | None:
-    """The file as its pin states it, without asking the hub; None if no sum is pinned.
+    """The file as its pin states it, without asking the hub; None without a pinned sha256.
 
-    size_bytes: the size, if the pin states none.
+    size_bytes: used if the pin states no size.
     """
     if file.sha256 is None:
         return None
@@ -134,7 +134,7 @@ def list_files(
 ) -> list[HubFile]:
     """The GGUF files of a repository at a revision, with their sizes and hashes.
 
-    Files whose names localspec would not write to a disk are left out. on_wait: see
+    Files whose names localspec would not write to a disk are left out. on_wait: as in
     `patiently`. Raises HubBusyError or DownloadError.
     """
     address = _address()
@@ -167,10 +167,10 @@ def list_files(
 
 
 def _are_facts(name: object, size: object, sha256: object) -> bool:
-    """Whether what the hub says of a file has the right types."""
+    """Whether the hub's facts about a file have the right types."""
     return (
         isinstance(name, str)
-        and (size is None or type(size) is int)  # true is no size
+        and (size is None or type(size) is int)  # not a bool
         and (sha256 is None or isinstance(sha256, str))
     )
 
@@ -178,9 +178,9 @@ def _are_facts(name: object, size: object, sha256: object) -> bool:
 def find_quantization(
     repo: str, quantization: str, on_wait: OnWait = lambda: None
 ) -> list[HubFile]:
-    """The parts of the repository's model in that quantization, named in the file's name.
+    """The parts of the repository's model whose names have that quantization.
 
-    on_wait: see `patiently`. Raises DownloadError if there is none, or more than one.
+    on_wait: as in `patiently`. Raises DownloadError if there is none, or more than one.
     """
     files = {file.file: file for file in list_files(repo, on_wait=on_wait)}
     return [files[name] for name in choose_quantization(repo, quantization, list(files))]
@@ -194,7 +194,7 @@ def _other_file(file: HubFile, served: str, pinned: str) -> DownloadError:
 
 
 def without_secrets(text: str) -> str:
-    """The text of an error without what addresses in it carry: signatures and passwords."""
+    """The text of an error without the signatures and passwords in its addresses."""
     text = re.sub(r"//[^/@\s'\"]*@", "//", text)
     return re.sub(r"\?[^\s'\")]+", "", text)
 
@@ -211,7 +211,7 @@ def _address() -> str:
 def _settings() -> Any:
     """What huggingface_hub takes from the environment.
 
-    Raises OptionError for what would end its import, or a request, in a ValueError.
+    Raises OptionError for values that would make it raise ValueError.
     """
     for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
         value = os.environ.get(name, "0")
@@ -222,7 +222,7 @@ def _settings() -> Any:
             )
     address = os.environ.get("HF_ENDPOINT", "")
     try:
-        _ = urlsplit(address).port  # raises for what is no number
+        _ = urlsplit(address).port  # raises if it is not a number
     except ValueError as error:
         raise OptionError(
             f"HF_ENDPOINT is {without_secrets(address)!r}: {without_secrets(str(error))}",
@@ -243,23 +243,23 @@ def _url_at(file: HubFile, revision: str) -> str:
 def _asking(
     repo: str, file: HubFile | None, ask: Callable[[], Result], on_wait: OnWait
 ) -> Result:
-    """The result of `ask`, tried again if that may help.
+    """The result of `ask`, retried if that may help.
 
-    What huggingface_hub raises is told as DownloadError, and not chained to it: a traceback
-    in a log would show the addresses with their signatures.
+    Errors of huggingface_hub become DownloadError, and are not chained to it: a traceback in a
+    log would show the addresses with their signatures.
     """
 
     def ask_once() -> Result:
         try:
             return ask()
         except Exception as error:  # its connection errors have no common base
-            raise _told(repo, file, error) from None
+            raise _as_download_error(repo, file, error) from None
 
     return patiently(ask_once, on_wait)
 
 
 def _is_broken(error: BaseException | None) -> bool:
-    """Whether a connection broke that had been made."""
+    """Whether an existing connection broke."""
     while error is not None:
         if type(error).__name__ in _BROKEN:
             return True
@@ -267,7 +267,7 @@ def _is_broken(error: BaseException | None) -> bool:
     return False
 
 
-def _told(repo: str, file: HubFile | None, error: Exception) -> DownloadError:
+def _as_download_error(repo: str, file: HubFile | None, error: Exception) -> DownloadError:
     from huggingface_hub.utils import (
         EntryNotFoundError,
         GatedRepoError,

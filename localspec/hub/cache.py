@@ -7,9 +7,9 @@ The hub's cache has the layout of huggingface_hub, which llama.cpp shares:
     models--OWNER--NAME/refs/REVISION                       commit of a branch
     .locks/models--OWNER--NAME/ETAG.lock
 
-Beside a blob, ETAG.localspec-part is what has been received of it, ETAG.adopted.localspec-part
-another program's file that is being checked, and ETAG.localspec-own says that localspec put it
-there and so may remove it.
+Beside a blob, ETAG.localspec-part has the bytes received so far, ETAG.adopted.localspec-part is
+another program's file that is being checked, and ETAG.localspec-own says that localspec put the
+blob there and so may remove it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OWN_SUFFIX = ".localspec-own"
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one file goes: its content, what is received of it, and the lock over both."""
+    """Where one file goes: its content, its received bytes, and the lock over both."""
 
     content: Path
     lock: Path
@@ -41,35 +41,35 @@ class Slot:
 
     @property
     def adopted(self) -> Path:
-        """What another program keeps, until it is checked."""
+        """Another program's file, until it is checked."""
         return self.content.with_name(f"{self.content.name}.adopted{PART_SUFFIX}")
 
 
 class FileStore(Protocol):
     """Where downloaded files are kept.
 
-    is_checked: whether only verified content gets a name there. Elsewhere a file under the
-    name of one of ours may be anybody's.
+    is_checked: whether only verified content gets a name there. If not, a file with the right
+    name may have any content.
     """
 
     root: Path
     is_checked: bool
 
     def find(self, file: HubFile) -> Path | None:
-        """The path of a file that is there, under its own name."""
+        """The path of the file under its own name, or None if it is not there."""
 
     def slot(self, remote: RemoteFile) -> Slot:
         """Where the file's content goes."""
 
     def publish(self, remote: RemoteFile, *, fetched: bool) -> Path:
-        """Give the content, now whole, its name; the path under that name.
+        """Give the whole content its name; returns the path under that name.
 
         fetched: whether we put it there, rather than found it.
         """
 
 
 class Folder:
-    """A plain folder: every file under its own name. A FileStore."""
+    """A `FileStore`: a plain folder with every file under its own name."""
 
     is_checked = False
 
@@ -89,9 +89,9 @@ class Folder:
 
 
 class HubCache:
-    """The hub's cache, which other tools share. A FileStore.
+    """A `FileStore`: the hub's cache, which other tools share.
 
-    Raises OptionError if the environment says what huggingface_hub cannot take.
+    Raises OptionError if the environment has a value that huggingface_hub refuses.
     """
 
     is_checked = True
@@ -111,7 +111,7 @@ class HubCache:
         return None
 
     def file_names(self, repo: str) -> list[str]:
-        """The GGUF files of the repository's main branch that are there."""
+        """The GGUF files of the repository's main branch that are in the cache."""
         probe = HubFile(repo=repo, file="any.gguf")
         snapshot = self._repo(probe) / "snapshots" / (self._commit(probe) or "none")
         return [
@@ -121,7 +121,7 @@ class HubCache:
         ]
 
     def num_bytes(self) -> int:
-        """What all files in the cache take, those of other tools included."""
+        """Bytes of all files in the cache, including those of other tools."""
         return sum(
             path.stat().st_size
             for path in self.root.rglob("*")
@@ -129,7 +129,7 @@ class HubCache:
         )
 
     def unfinished(self) -> dict[Path, int]:
-        """Files that a download left behind, ours or huggingface_hub's, and their bytes."""
+        """Files of unfinished downloads, ours or huggingface_hub's, and their bytes."""
         return {
             path: path.stat().st_size
             for path in sorted(self.root.glob("models--*/blobs/*"))
@@ -153,7 +153,7 @@ class HubCache:
             link.unlink(missing_ok=True)
             link.symlink_to(os.path.relpath(content, named.parent))
         except OSError:
-            # No symbolic links here, as on many Windows machines: the name gets the content.
+            # No symbolic links, as on many Windows machines: move the content to the name.
             os.replace(content, named)
             content = named
         else:
@@ -168,7 +168,7 @@ class HubCache:
         return named
 
     def owned(self, file: HubFile) -> list[Path]:
-        """The parts that localspec put here: name and content, or the received bytes."""
+        """The file, or its received bytes, if localspec put it here."""
         named = self.find(file)
         if named is not None:
             return [named] if _claim(named.resolve()).exists() else []
@@ -176,9 +176,9 @@ class HubCache:
         return [part] if part.is_file() else []
 
     def remove(self, file: HubFile) -> int:
-        """Delete what `owned` names; the bytes freed.
+        """Delete what `owned` names; returns the freed bytes.
 
-        Content that has another name, too, given by whomever, stays.
+        Content that has another name, too, stays, whoever gave it.
         """
         freed = 0
         for path in self.owned(file):
@@ -191,7 +191,7 @@ class HubCache:
             content.unlink(missing_ok=True)
             freed += size
             _claim(content).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # not empty: others are in there
+            with contextlib.suppress(OSError):  # other files are in the folder
                 path.parent.rmdir()
         return freed
 
@@ -210,7 +210,7 @@ class HubCache:
 
 
 def _present(path: Path, file: HubFile) -> Path | None:
-    """The path if a file of the right size is there."""
+    """The path, if it is a file of the right size."""
     try:
         size = path.stat().st_size
     except OSError:

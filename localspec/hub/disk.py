@@ -1,4 +1,4 @@
-"""The disk that downloads are written to: its room, its faults."""
+"""The disk that downloads are written to: its free space, and its errors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from localspec.errors import DownloadError
 
 def free_bytes(folder: Path) -> int:
     """Free space on the disk where the folder is, or will be."""
-    return shutil.disk_usage(_first_there(folder)).free
+    return shutil.disk_usage(_existing(folder)).free
 
 
 def check_disk(num_bytes: int, folder: Path) -> None:
-    """Raises DownloadError if there is no room for so many bytes where the folder is."""
+    """Raise DownloadError if the folder's disk has no room for so many bytes."""
     free = free_bytes(folder)
     if num_bytes > free:
         raise DownloadError(
@@ -26,15 +26,15 @@ def check_disk(num_bytes: int, folder: Path) -> None:
 
 
 def same_disk(path: Path, folder: Path) -> bool:
-    """Whether the file can have a second name in the folder, instead of a copy."""
+    """Whether the file can be linked into the folder instead of copied."""
     try:
-        return path.stat().st_dev == _first_there(folder).stat().st_dev
+        return path.stat().st_dev == _existing(folder).stat().st_dev
     except OSError:
         return False
 
 
 def disk_error(error: OSError, path: Path) -> DownloadError:
-    """What a failed write means, told to a person."""
+    """The error for a failed write."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DownloadError(
             f"the disk of {path.parent} is full",
@@ -46,8 +46,8 @@ def disk_error(error: OSError, path: Path) -> DownloadError:
     )
 
 
-def _first_there(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest existing one above it."""
     while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
     return folder

@@ -1,4 +1,4 @@
-"""The download of one file: from another program, from the hub, or checked there."""
+"""The download of one file from the hub, or its copy from another program."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from localspec.hub.cache import FileStore, Slot
 from localspec.hub.disk import check_disk, disk_error
 from localspec.hub.other_caches import ForeignFile
 from localspec.hub.progress import Progress, ProgressBoard
-from localspec.hub.transfer import Listener, Transfer, hash_file
+from localspec.hub.transfer import Transfer, has_checksum
 
 _LOCK_POLL_S = 0.5
 _COPY_BYTES = 1 << 20
 
 
 class DownloadJob(threading.Thread):
-    """A thread that ends with `path` or `failure` set, and says so on the board.
+    """A thread that sets `path` or `failure`, and then says on the board that it ended.
 
-    candidate: another program's file that may have the content. cancelled: ends it.
+    candidate: another program's file that may have the content. cancelled: ends the job.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class DownloadJob(threading.Thread):
         self._place = place
         self._candidate = candidate
         self._board = board
-        self._listener = Listener(self._tell, cancelled)
+        self._cancelled = cancelled
 
     def run(self) -> None:
-        """Fetch, and tell."""
+        """Fetch the file, and report how it goes."""
         try:
             self._tell("waiting", 0)
             self.path = self._fetch()
@@ -55,6 +55,9 @@ class DownloadJob(threading.Thread):
         self._board.end(self.remote.file)
 
     def _tell(self, state: str, received: int) -> None:
+        """Report progress. Raises DownloadError if the job was cancelled."""
+        if self._cancelled.is_set():
+            raise DownloadError("the download was stopped", "Run it again to continue.")
         self._board.tell(
             Progress(
                 file=self.remote.file,
@@ -79,7 +82,7 @@ class DownloadJob(threading.Thread):
 
     @contextlib.contextmanager
     def _lock(self, path: Path) -> Iterator[None]:
-        """The lock that huggingface_hub takes, too; waited for as long as another has it."""
+        """Hold the lock that huggingface_hub takes, too; wait as long as another has it."""
         import filelock
 
         lock = filelock.FileLock(path)
@@ -89,7 +92,6 @@ class DownloadJob(threading.Thread):
                 break
             except filelock.Timeout:
                 self._tell("waiting", 0)
-                self._stop_if_cancelled()
         try:
             yield
         finally:
@@ -116,9 +118,9 @@ class DownloadJob(threading.Thread):
         return True
 
     def _compare(self, path: Path) -> None:
-        """Raises DownloadError if the content of the file is not what it should be."""
+        """Raise DownloadError if the file has the wrong content."""
         try:
-            is_right = hash_file(path, self.remote, self._counter())
+            is_right = has_checksum(path, self.remote.checksum, self._counter())
         except OSError as error:
             raise DownloadError(
                 f"{path} cannot be read: {error.strerror}", "Remove it and try again."
@@ -131,20 +133,20 @@ class DownloadJob(threading.Thread):
             )
 
     def _obtain(self, slot: Slot) -> None:
-        """Bring the content, from another program or the hub, under its final name."""
+        """Get the content, from another program or the hub, and give it its final name."""
         if self._candidate is None or not self._adopt(self._candidate.path, slot):
             if self._candidate is not None:
                 check_disk(self.remote.size_bytes, slot.content.parent)
-            Transfer(self.remote, slot.part, self._listener).run()
+            Transfer(self.remote, slot.part, self._tell, self._cancelled).run()
             os.replace(slot.part, slot.content)
         sync_folder(slot.content.parent)
 
     def _adopt(self, source: Path, slot: Slot) -> bool:
-        """Take the other program's file, if its content is right.
+        """Use the other program's file, if its content is right.
 
-        It is linked or copied first, and then checked: what is checked gets the name, and not
-        what stands under the other program's name by then. A link still shares its bytes with
-        that program, so they must not have been written to meanwhile.
+        It is linked or copied first and then checked, so that exactly what was checked gets the
+        name. A link still shares its bytes with that program, which must not have written to
+        them in the meantime.
         """
         slot.adopted.unlink(missing_ok=True)
         try:
@@ -155,7 +157,7 @@ class DownloadJob(threading.Thread):
                     return False
                 self._copy(source, slot.adopted)
             before = slot.adopted.stat()
-            if not hash_file(slot.adopted, self.remote, self._counter()):
+            if not has_checksum(slot.adopted, self.remote.checksum, self._counter()):
                 return False
             after = slot.adopted.stat()
             if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
@@ -177,17 +179,12 @@ class DownloadJob(threading.Thread):
             os.fsync(ours.fileno())
 
     def _counter(self) -> Callable[[int], None]:
-        """A callback that tells of bytes that are read here."""
+        """A callback for the length of each piece that is read."""
         seen = 0
 
         def on_bytes(num_bytes: int) -> None:
             nonlocal seen
             seen += num_bytes
             self._tell("checking", seen)
-            self._stop_if_cancelled()
 
         return on_bytes
-
-    def _stop_if_cancelled(self) -> None:
-        if self._listener.cancelled.is_set():
-            raise DownloadError("the download was stopped", "Run it again.")

@@ -1,4 +1,4 @@
-"""A file of a hub repository, and a model there: one file, or the parts of one."""
+"""Files and models of hub repositories; a model is one file or several parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FILE_PART = re.compile(r"(?!\.+$)[A-Za-z0-9._+=@,() -]+")
 # The longest models have some two hundred; each is a file to look for.
 _MAX_PARTS = 1024
 _MAX_NAMED = 10  # files that an error names
-# Words in the names of files beside a model's, as llama.cpp knows them.
+# Words in the names of files that belong to a model, as llama.cpp knows them.
 HEAD_SIGN = "mtp-"  # of a head, before a quantization and in names of files
 _HEAD_SIGNS = (HEAD_SIGN, "eagle3", "EAGLE3")
 _OTHER_SIGNS = ("mmproj", "imatrix", "dflash-", "dspark-")
@@ -24,10 +24,10 @@ _PART_NUMBER = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubFile:
-    """A file of a hub repository; None stands for what is not known.
+    """A file of a hub repository; None means that a value is not known.
 
     revision: a commit, or a branch or tag; None is main. sha256: of the content, hex.
-    Raises OptionError for a name that is none or would lead out of its folder.
+    Raises OptionError for an invalid name, or one that would lead out of its folder.
     """
 
     repo: str
@@ -95,7 +95,7 @@ def is_repo(text: str) -> bool:
 
 
 def all_parts(file: str) -> list[str]:
-    """The names of all parts, if `file` is a part of a split model; else itself alone."""
+    """The names of all parts if `file` is a part of a split model, or else only its own."""
     found = _PART_NUMBER.search(file)
     if found is None or not _is_part(found):
         return [file]
@@ -107,10 +107,10 @@ def all_parts(file: str) -> list[str]:
 
 
 def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[str]:
-    """The file names of the one model in that quantization, all parts in order.
+    """The files of the one model in that quantization, all parts in order.
 
     A single file is preferred to the same model in parts. "mtp-" before the quantization
-    stands for the head beside the model, of whichever kind it is. Raises DownloadError if
+    stands for the head of the model, whatever its kind. Raises DownloadError if
     there is none, or more than one.
     """
     is_head = quantization.startswith(HEAD_SIGN)
@@ -140,16 +140,16 @@ def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[
 
 
 def _is_beside(file: str, *signs: str) -> bool:
-    """Whether the file's name marks it as no model of its own, such as a head."""
+    """Whether the name marks a file that belongs to a model, such as a head."""
     return any(sign in PurePosixPath(file).name for sign in signs)
 
 
 def _named(files: list[str]) -> str:
-    """The first of the names, and how many more there are."""
+    """The first names, and how many more there are."""
     more = f" and {len(files) - _MAX_NAMED} more" if len(files) > _MAX_NAMED else ""
     return ", ".join(files[:_MAX_NAMED]) + more
 
 
 def _is_part(found: re.Match[str]) -> bool:
-    """Whether a name says a part that there can be: 00000-of-00000 is none."""
+    """Whether the numbers in a name are possible: 00000-of-00000 is not."""
     return 1 <= int(found[1]) <= int(found[2]) <= _MAX_PARTS

@@ -1,4 +1,4 @@
-"""Models that other programs keep on this machine: LM Studio, Ollama, llama.cpp."""
+"""Models that other programs store on this machine: LM Studio, Ollama, llama.cpp."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from localspec.hub.hub_file import HubFile
 
 @dataclass(frozen=True, slots=True)
 class ForeignFile:
-    """A file that may have the content looked for; owner is the program that keeps it."""
+    """A file that may have the wanted content; owner is the program that stores it."""
 
     path: Path
     owner: str
 
 
 def find_elsewhere(file: HubFile) -> ForeignFile | None:
-    """A file of another program with the name (or, with Ollama, the hash) and the size.
+    """A file of another program with the right name (for Ollama, the right hash) and size.
 
-    Nothing is read from it: whether the content is right remains to be checked. None for a
-    file whose size or hash is not known.
+    Its content is not read, and still has to be checked. None for a file whose size or hash is
+    not known.
     """
     if file.size_bytes is None or file.sha256 is None:
         return None
@@ -44,7 +44,7 @@ def _candidates(file: HubFile) -> Iterator[ForeignFile]:
     ollama = [home / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
     for folder in [Path(chosen), *ollama] if chosen else ollama:
         yield ForeignFile(folder / "blobs" / f"sha256-{file.sha256}", "Ollama")
-    # llama.cpp's cache of earlier days; now it uses the hub's layout, if perhaps elsewhere.
+    # llama.cpp's former cache; now it uses the hub's layout, perhaps in another folder.
     assert file.sha256 is not None
     flat = f"{file.repo.replace('/', '_')}_{file.file.replace('/', '_')}"
     for folder in _llama_cpp_folders(home):

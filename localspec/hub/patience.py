@@ -1,4 +1,4 @@
-"""Asking the hub again when that may help, without keeping anybody from stopping it."""
+"""Retries requests to the hub where that may help; a caller can always stop them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from email.utils import parsedate_to_datetime
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from localspec.errors import DownloadError
 
 Result = TypeVar("Result")
 
-BEAT_S = 0.25  # how often a caller who waits is asked whether to go on
-RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between tries that bring nothing
+BEAT_S = 0.25  # how often a waiting caller is asked whether to continue
+RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between tries that fail
 _MAX_WAIT_S = 600.0  # a server that asks for more is an error
 
 
@@ -27,11 +28,11 @@ class HubBusyError(DownloadError):
 
 
 def patiently(ask: Callable[[], Result], on_wait: Callable[[], None]) -> Result:
-    """The result of `ask`, which is tried again as long as it raises HubBusyError.
+    """The result of `ask`, retried while it raises HubBusyError.
 
-    on_wait: called in this thread a few times a second while there is none; what it raises
-    ends the waiting at once, and leaves an unanswered request to its own timeout. Raises
-    what `ask` raises, HubBusyError after the sixth try.
+    on_wait: called in this thread a few times a second until there is a result. What it raises
+    ends the waiting at once, and leaves an unanswered request to its own timeout. Raises what
+    `ask` raises, HubBusyError after the sixth try.
     """
     for num_vain in range(len(RETRY_DELAYS_S)):
         try:
@@ -42,36 +43,23 @@ def patiently(ask: Callable[[], Result], on_wait: Callable[[], None]) -> Result:
 
 
 def _answer(ask: Callable[[], Result], on_wait: Callable[[], None]) -> Result:
-    """The result of one try, in a thread of its own: who reads from a silent server is deaf."""
-    asking = _Asking(ask)
+    """The result of one try, in a thread of its own: reading from a silent server blocks."""
+    outcome: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(ask())
+        except BaseException as failure:
+            outcome.set_exception(failure)
+
+    # A daemon, so that a try that nobody waits for does not hold up the exit.
+    asking = threading.Thread(target=run, name="localspec-asking", daemon=True)
     asking.start()
     asking.join(BEAT_S)
     while asking.is_alive():
         on_wait()
         asking.join(BEAT_S)
-    return asking.result()
-
-
-class _Asking(threading.Thread, Generic[Result]):
-    """One try. A daemon, so that none that nobody waits for any longer holds up the exit."""
-
-    def __init__(self, ask: Callable[[], Result]) -> None:
-        super().__init__(name="localspec-asking", daemon=True)
-        self._ask = ask
-        self._results: list[Result] = []
-        self._failure: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._results.append(self._ask())
-        except BaseException as failure:
-            self._failure = failure
-
-    def result(self) -> Result:
-        """The result of the try, once its thread has ended."""
-        if self._failure is not None:
-            raise self._failure
-        return self._results[0]
+    return outcome.result()
 
 
 def _wait(seconds: float, on_wait: Callable[[], None]) -> None:
@@ -82,9 +70,9 @@ def _wait(seconds: float, on_wait: Callable[[], None]) -> None:
 
 
 def wait_before_retry_s(error: HubBusyError, num_vain: int) -> float:
-    """Seconds to wait after a failure: what the server asks for, else growing steps.
+    """Seconds to wait after a failure: what the server asks for, or growing steps.
 
-    num_vain: tries in a row that brought nothing. Raises DownloadError if the server asks
+    num_vain: failed tries in a row before this one. Raises DownloadError if the server asks
     for more than ten minutes.
     """
     asked = error.retry_after
@@ -99,7 +87,7 @@ def wait_before_retry_s(error: HubBusyError, num_vain: int) -> float:
 
 
 def stated_wait(headers: Mapping[str, str]) -> str | None:
-    """What Retry-After says, in seconds; a date in it by the server's own clock."""
+    """Retry-After in seconds; a date counts by the server's own clock."""
     value, now = headers.get("Retry-After"), headers.get("Date")
     if value is None or value.isdigit() or now is None:
         return value

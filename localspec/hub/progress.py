@@ -1,4 +1,4 @@
-"""The progress of downloads, from the threads that fetch to the one that listens."""
+"""The progress of downloads, from the threads that fetch to the caller's."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from localspec.hub.hub_file import HubFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far one file is.
+    """The progress of one file.
 
-    state: "checking" (bytes that were here already), "downloading", "waiting" (for the hub,
-    or for another process that fetches the same file), or "done". file: of owner/repo:QUANT,
-    while the hub is asked which file that is, one with the name QUANT.gguf. total_bytes: 0
-    until it is known.
+    state: "checking" (bytes that were here already), "downloading", "waiting" (for the hub, or
+    for another process that fetches the same file), or "done". file: for owner/repo:QUANT it is
+    named QUANT.gguf until the hub has said which file that is. total_bytes: 0 until known.
     """
 
     file: HubFile
@@ -29,7 +28,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class ProgressBoard:
-    """The latest of every file: who looks seldom misses steps, and is never behind."""
+    """The latest progress of each file. A slow reader misses steps, but is never behind."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -37,19 +36,19 @@ class ProgressBoard:
         self._ended: list[HubFile] = []
 
     def tell(self, progress: Progress) -> None:
-        """Put up how far a file is."""
+        """Post the progress of a file."""
         with self._changed:
             self._news[progress.file] = progress
             self._changed.notify()
 
     def end(self, file: HubFile) -> None:
-        """Say that nothing more will come of a file, whether it is there or not."""
+        """Say that a file's download has ended, whether it worked or not."""
         with self._changed:
             self._ended.append(file)
             self._changed.notify()
 
     def take(self, seconds: float) -> tuple[list[Progress], list[HubFile]]:
-        """What is new since the last call, and which files have ended; waits so long."""
+        """News since the last call, and files that have ended; waits at most so long."""
         with self._changed:
             self._changed.wait_for(lambda: self._news or self._ended, seconds)
             news, self._news = list(self._news.values()), {}

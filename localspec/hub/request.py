@@ -1,7 +1,7 @@
-"""GET of a file's content: who is told the token, where it may lead, what a failure means.
+"""GET of a file's content: who gets the token, allowed redirects, and errors.
 
-It is made with requests, whose interface does not change with the installed huggingface_hub.
-Imported late, as requests takes long to load and every command imports what downloads.
+Made with requests, whose interface does not change with the installed huggingface_hub. Import
+this late: requests takes long to load, and every command imports the modules that download.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _NO_ADDRESS = "an invalid address"
 
 @contextlib.contextmanager
 def content_of(remote: RemoteFile, byte_range: str | None) -> Iterator[requests.Response]:
-    """The answer to a GET of the file, with status 200 or 206; its body is read in the block.
+    """The response to a GET of the file, with status 200 or 206; read its body in the block.
 
-    byte_range: what to ask for, as "7-" or "7-9"; None is everything. Raises HubBusyError
-    where another try may help, else DownloadError, also for what goes wrong in the block.
-    Neither is chained to its cause, as a traceback in a log would show signed addresses.
+    byte_range: as "7-" or "7-9"; None for everything. Raises HubBusyError where a retry may
+    help, else DownloadError, for errors in the block, too. Neither is chained to its cause: a
+    traceback in a log would show signed addresses.
     """
     headers = request_headers()
     if byte_range is not None:
@@ -47,8 +47,8 @@ def content_of(remote: RemoteFile, byte_range: str | None) -> Iterator[requests.
             _check_status(remote, response)
             yield response
     except (requests.RequestException, HTTPError) as error:
-        # requests lets some of urllib3's through: a host that there cannot be.
-        raise _told(remote, error) from None
+        # requests lets some errors of urllib3 through: those of impossible hosts.
+        raise _as_download_error(remote, error) from None
 
 
 class _HubSession(requests.Session):
@@ -64,9 +64,9 @@ class _HubSession(requests.Session):
     def rebuild_auth(
         self, prepared_request: requests.PreparedRequest, response: requests.Response
     ) -> None:
-        """Keep the token from any other origin, and give it no password of ~/.netrc instead.
+        """Send the token to no other origin, and no password of ~/.netrc in its place.
 
-        Passwords there are for hosts that the user names, not for those a hub redirects to.
+        Those are for hosts that the user names, not for hosts that a hub redirects to.
         """
         headers = prepared_request.headers
         urls = str(response.request.url), str(prepared_request.url)
@@ -74,7 +74,7 @@ class _HubSession(requests.Session):
             del headers["Authorization"]
 
     def get_redirect_target(self, resp: requests.Response) -> str | None:
-        """Where the answer leads. Raises DownloadError for what a download may not follow."""
+        """Where the response redirects to. Raises DownloadError for an unsafe redirect."""
         try:
             target = super().get_redirect_target(resp)
             fault = None if target is None else _redirect_fault(resp.url, target)
@@ -90,7 +90,7 @@ class _HubSession(requests.Session):
 
 
 def _redirect_fault(url: str, target: str) -> str | None:
-    """What is wrong with being led from the address to the target, if anything is."""
+    """What is wrong with a redirect from the address to the target, if anything is."""
     try:
         here, there = urlsplit(url), urlsplit(urljoin(url, target))
         _ = there.port  # raises for what is no number
@@ -99,7 +99,7 @@ def _redirect_fault(url: str, target: str) -> str | None:
     if there.scheme not in ("http", "https") or not there.hostname:
         return f"an address of the kind {there.scheme!r}"
     if (here.scheme, there.scheme) == ("https", "http"):
-        # Signed addresses, and what they give access to, would go over the line in the clear.
+        # The signed address, and the file, would be sent in the clear.
         return f"{there.hostname} without encryption"
     return None
 
@@ -114,7 +114,7 @@ def _check_status(remote: RemoteFile, response: requests.Response) -> None:
         return
     answer = f"the server of {name} answers {status}"
     is_elsewhere = urlsplit(response.url).netloc != urlsplit(remote.url).netloc
-    # A signed address that has run out says 403; the next request gets a new one.
+    # A signed address that has expired gives 403; the next request gets a new one.
     if status in (408, 429) or status >= 500 or (status == 403 and is_elsewhere):
         raise HubBusyError(answer, stated_wait(response.headers))
     if status in (401, 403):
@@ -130,19 +130,21 @@ def _check_status(remote: RemoteFile, response: requests.Response) -> None:
         )
     raise DownloadError(
         f"{remote.file.repo} has no file {remote.file.file} any more",
-        "Somebody changes the repository; look at its files and try again.",
+        "Somebody is changing the repository: look at its files and try again.",
     )
 
 
-def _told(remote: RemoteFile, error: requests.RequestException | HTTPError) -> DownloadError:
+def _as_download_error(
+    remote: RemoteFile, error: requests.RequestException | HTTPError
+) -> DownloadError:
     name = remote.file.name
     if isinstance(error, requests.TooManyRedirects):
         return DownloadError(
-            f"the server of {name} leads in a circle: {_MAX_REDIRECTS} redirects",
+            f"the server of {name} redirects more than {_MAX_REDIRECTS} times",
             "Try again later; check HF_ENDPOINT and the proxy.",
         )
     what = without_secrets(str(error))
-    # ValueError marks an address that is none or a proxy that cannot be used.
+    # ValueError: an invalid address, or a proxy that cannot be used.
     if isinstance(error, ValueError) or "CERTIFICATE_VERIFY_FAILED" in what:
         return DownloadError(
             f"the server of {name} cannot be asked: {what}",

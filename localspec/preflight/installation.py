@@ -159,7 +159,7 @@ def _plans() -> dict[str, Plan]:
                     Planned(
                         check_model_file(path), of_target if role == "target" else options, role
                     )
-                    for role, path in locate(preset).by_role().items()
+                    for role, path in locate(preset).items()
                 ]
             )
     return plans

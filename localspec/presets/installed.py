@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.gguf_file.check import check_model_file
-from localspec.hub.api import RemoteFile
 from localspec.hub.cache import HubCache
 from localspec.hub.hub_file import HubFile, HubModel, all_parts
-from localspec.hub.transfer import hash_file
+from localspec.hub.transfer import has_checksum
 from localspec.presets.located import locate, missing_files
 from localspec.presets.preset import Preset, PresetModel, hub_files
 from localspec.presets.presets import as_preset, load_presets
@@ -128,7 +127,7 @@ def damaged_files(preset: Preset, on_bytes: Callable[[int], None]) -> list[Path]
     Files without a known sum have their headers checked. on_bytes: called with the length of
     each piece read. Raises PresetError if files are missing, ModelFileError for a local one.
     """
-    paths = locate(preset).by_role()
+    paths = locate(preset)
     for role, model in preset.by_role().items():
         if not isinstance(model, HubModel):
             check_model_file(paths[role])
@@ -136,20 +135,12 @@ def damaged_files(preset: Preset, on_bytes: Callable[[int], None]) -> list[Path]
     damaged = []
     for file in hub_files(preset.models):
         named = cache.find(file)
-        if named is not None and not hash_file(named, _as_stored(file, named), on_bytes):
+        if named is None:
+            continue
+        checksum = file.sha256 or named.resolve().name  # the cache names content by its sum
+        if not has_checksum(named, checksum, on_bytes):
             damaged.append(named)
     return damaged
-
-
-def _as_stored(file: HubFile, named: Path) -> RemoteFile:
-    """The file as the cache states it: content is named by its sum there."""
-    return RemoteFile(
-        file=file,
-        commit=file.revision or "",
-        etag=file.sha256 or named.resolve().name,
-        size_bytes=named.stat().st_size,
-        url="",
-    )
 
 
 def _files_of(model: PresetModel) -> list[Path | None]:

@@ -1,10 +1,9 @@
-"""Where the files of presets and named models are on this machine."""
+"""Finds the files of presets and named models on this machine."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 from localspec.errors import DownloadError, PresetError
 from localspec.hub.cache import HubCache
@@ -21,28 +20,11 @@ from localspec.presets.presets import load_presets, stands_for, user_presets_fil
 from localspec.presets.source import Quantized, parse_source
 
 
-class Located(NamedTuple):
-    """Where a preset's models are, each by its role."""
+def locate(preset: Preset) -> dict[Role, Path]:
+    """Paths of the preset's models, the target first: in the package, the cache or elsewhere.
 
-    target: Path
-    draft: Path | None
-    head: Path | None
-
-    def by_role(self) -> dict[Role, Path]:
-        """Those that are there, the target first."""
-        paths: dict[Role, Path | None] = {
-            "target": self.target,
-            "draft": self.draft,
-            "head": self.head,
-        }
-        return {role: path for role, path in paths.items() if path is not None}
-
-
-def locate(preset: Preset) -> Located:
-    """Paths of the models, from the package, the hub's cache or the user's folders.
-
-    Asks no network. Raises PresetError if files are missing, with the command that fetches
-    them.
+    Does not use the network. Raises PresetError if files are missing, with the command that
+    fetches them.
     """
     absent = missing_files(preset)
     if absent:
@@ -61,18 +43,19 @@ def locate(preset: Preset) -> Located:
                 f"preset {preset.name!r}: there is no file {str(path)!r}",
                 f"Correct its path, in {user_presets_file()} if the preset is there.",
             )
-    return Located(paths["target"], paths.get("draft"), paths.get("head"))
+    return paths
 
 
 def locate_source(text: str, role: Role) -> Path:
     """The path of a model named in any of the ways of `presets.source`.
 
-    Asks no network. Raises PresetError, with the command that fetches it, if it is missing.
+    Does not use the network. Raises PresetError, with the command that fetches it, if it is
+    missing.
     """
     named = parse_source(text, role)
     model = cached_quantization(named) if isinstance(named, Quantized) else named
     if model is None or missing_files(model):
-        # A head goes by another name if nobody knows that it is one.
+        # The name of a head says so, for those who do not know that it is one.
         if isinstance(named, Quantized):
             text = f"{named.repo}:{named.quantization}"
         raise PresetError(
@@ -82,9 +65,9 @@ def locate_source(text: str, role: Role) -> Path:
 
 
 def is_missing(name: str) -> bool:
-    """Whether the hub's files of a preset, or of a model named otherwise, are not all here.
+    """Whether hub files of a preset, or of a model named in another way, are missing here.
 
-    Asks no network. Raises what naming a model raises.
+    Does not use the network. Raises what `parse_source` raises.
     """
     presets, meant = load_presets(), stands_for(name)
     if meant in presets:
@@ -95,7 +78,7 @@ def is_missing(name: str) -> bool:
 
 
 def missing_files(wanted: Preset | PresetModel) -> list[HubFile]:
-    """The hub's files that are not on this machine. Asks no network."""
+    """The hub files that are not on this machine. Does not use the network."""
     models = wanted.models if isinstance(wanted, Preset) else (wanted,)
     files = hub_files(models)
     if not files:
@@ -105,7 +88,7 @@ def missing_files(wanted: Preset | PresetModel) -> list[HubFile]:
 
 
 def path_of(model: PresetModel) -> Path:
-    """The path of a model whose files are here; of a split one its first part."""
+    """The path of a model whose files are here; of a split model, the first part."""
     if isinstance(model, PackagedModel | LocalModel):
         return model.path
     path = HubCache().find(model.files[0])
@@ -117,7 +100,7 @@ def path_of(model: PresetModel) -> Path:
 
 
 def cached_quantization(model: Quantized) -> HubModel | None:
-    """The model among the files of its repository that are here, if it is."""
+    """The model among the files of its repository that are here, if it is there."""
     names = HubCache().file_names(model.repo)
     try:
         chosen = choose_quantization(model.repo, model.quantization, names)

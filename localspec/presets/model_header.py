@@ -10,7 +10,7 @@ from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import Header, read_source_header
 from localspec.hub.api import find_quantization, remote_file
 from localspec.hub.hub_file import HubModel
-from localspec.hub.remote_source import RemoteSource
+from localspec.hub.transfer import RemoteSource
 from localspec.presets.located import cached_quantization, missing_files, path_of
 from localspec.presets.preset import PresetModel, Role
 from localspec.presets.source import Quantized, parse_source

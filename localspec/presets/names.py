@@ -1,6 +1,6 @@
-"""A person's own short names for models, and the model that is used if none is named.
+"""The user's own short names for models, and the default model.
 
-They are in a file that commands write, `names.toml` beside the user's presets:
+They are in `names.toml` beside the user's presets, which commands write:
 
     default = "qwen3-8b"
 
@@ -11,7 +11,8 @@ They are in a file that commands write, `names.toml` beside the user's presets:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +32,7 @@ class Names:
 
 
 def config_folder() -> Path:
-    """Where a user's own presets and names stand; it need not exist."""
+    """The folder of the user's own presets and names; it need not exist."""
     return platformdirs.user_config_path("localspec", appauthor=False)
 
 
@@ -41,7 +42,7 @@ def names_file() -> Path:
 
 
 def read_names() -> Names:
-    """What the file holds. Raises PresetError if it is malformed."""
+    """Read the file. Raises PresetError if it is malformed."""
     path = names_file()
     try:
         found = parse_toml(path.read_text(encoding="utf-8-sig"))
@@ -57,14 +58,21 @@ def read_names() -> Names:
 
 
 def change_names(change: Callable[[Names], Names]) -> None:
-    """Replace what the file holds. Raises what `read_names` and `change` raise, or OSError."""
-    import filelock  # late, as this module is imported by every command
-
+    """Rewrite the file. Raises what `read_names` and `change` raise, or OSError."""
     path = names_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+    with locked(path):
         names = change(read_names())
         lines = [] if names.default is None else [f"default = {quoted(names.default)}", ""]
         lines += ["[aliases]"]
         lines += [f"{quoted(n)} = {quoted(meant)}" for n, meant in names.aliases.items()]
         write_whole(path, "\n".join([*lines, ""]).encode(), durable=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from changing a file that this block changes."""
+    import filelock  # late: every command imports this module
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+        yield

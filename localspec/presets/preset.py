@@ -1,4 +1,4 @@
-"""What a preset is: a target, perhaps what drafts for it, and where their files come from."""
+"""Presets: a target, perhaps a draft or a head, and where their files come from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from localspec.errors import OptionError
 from localspec.hub.hub_file import HubFile, HubModel
@@ -19,7 +19,7 @@ MAX_CONTEXT_LENGTH = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackagedModel:
-    """A model file that came with localspec."""
+    """A model file that comes with localspec."""
 
     packaged: str
     quantization: str
@@ -32,9 +32,9 @@ class PackagedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModel:
-    """A model file of the user's own; of a split model its first part.
+    """A model file of the user's own; of a split model, the first part.
 
-    Raises OptionError for what is no path.
+    Raises OptionError for an invalid path.
     """
 
     path: Path
@@ -52,7 +52,7 @@ PresetModel = HubModel | PackagedModel | LocalModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A target, what drafts for it, and what the makers of the model recommend.
+    """A target, what drafts for it, and the settings that the model's makers recommend.
 
     It has a name in a file of presets, or is made by an application and given to `load`,
     `explain` and `download` in place of a name.
@@ -60,9 +60,9 @@ class Preset:
     head: a trained head in a file of its own; one inside the target's file is not named.
     context_length: tokens it is opened with. max_context_length: tokens that all models
     were trained for, None if no source says. rpc: addresses of llama.cpp's RPC servers that
-    hold layers of the target, too, each "host:port". unconfirmed: which of its facts rest on
-    one source or on none; empty if all are confirmed. Raises OptionError for a model that is
-    none, a length that no context can have and what is no address.
+    hold layers of the target, too, each "host:port". unconfirmed: facts that only one source
+    states, or none; empty if all are confirmed. Raises OptionError for an invalid model,
+    context length or address.
     """
 
     name: str
@@ -91,21 +91,22 @@ class Preset:
 
     @property
     def models(self) -> tuple[PresetModel, ...]:
-        """The target, the draft and the head, those that are there."""
+        """The target, and the draft and the head if there are any."""
         return tuple(self.by_role().values())
 
     def by_role(self) -> dict[Role, PresetModel]:
-        """Those that are there, the target first."""
-        models: dict[Role, PresetModel | None] = {
-            "target": self.target,
-            "draft": self.draft,
-            "head": self.head,
-        }
-        return {role: model for role, model in models.items() if model is not None}
+        """The models by their roles, the target first."""
+        return by_role(self)
+
+
+def by_role(named: object) -> dict[Role, Any]:
+    """The attributes that are called as roles and not None, the target first."""
+    found = {role: getattr(named, role) for role in get_args(Role)}
+    return {role: model for role, model in found.items() if model is not None}
 
 
 def check_context_length(length: object) -> None:
-    """Raises OptionError for what no context can have as its length."""
+    """Raise OptionError for an invalid context length."""
     if type(length) is not int or not 1 <= length <= MAX_CONTEXT_LENGTH:
         raise OptionError(
             f"context_length is {length!r}",
@@ -114,6 +115,6 @@ def check_context_length(length: object) -> None:
 
 
 def hub_files(models: Sequence[PresetModel]) -> list[HubFile]:
-    """The hub's files among the models' files, each once."""
+    """The models' files on the hub, each once."""
     files = [file for model in models if isinstance(model, HubModel) for file in model.files]
     return list(dict.fromkeys(files))

@@ -1,4 +1,4 @@
-"""A TOML file of presets, read with errors that name file, line and key."""
+"""Reads a TOML file of presets; errors name file, line and key."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read_presets(name: str, text: str, known: Mapping[str, Preset]) -> dict[str,
         for preset_name, table in parse_toml(text).items():
             reader = _PresetReader(name, text, preset_name)
             found[preset_name] = reader.preset(table, {**known, **found})
-    except ValueError as error:  # a TOMLDecodeError, or a number of too many digits
+    except ValueError as error:  # a TOMLDecodeError, or a number with too many digits
         raise PresetError(f"{name}: {error}", "Correct the line.") from error
     except RecursionError:
         raise PresetError(f"{name}: it is nested too deeply", "Correct it.") from None
@@ -70,7 +70,7 @@ def read_presets(name: str, text: str, known: Mapping[str, Preset]) -> dict[str,
 
 
 class _PresetReader:
-    """One preset of the text; knows where its lines are."""
+    """Reads one preset of the text, and finds the lines of its errors."""
 
     def __init__(self, file: str, text: str, preset: str) -> None:
         self._file = file
@@ -78,7 +78,7 @@ class _PresetReader:
         self._preset = preset
 
     def preset(self, table: Any, known: Mapping[str, Preset]) -> Preset:
-        """The preset that the table describes, or that it changes."""
+        """The preset that the table describes or changes."""
         if not isinstance(table, dict):
             raise self._error((), self._preset, "stands outside of any preset")
         here = (self._preset,)
@@ -93,7 +93,10 @@ class _PresetReader:
         if "sampling" in table:
             values["sampling"] = self._sampling(table["sampling"])
         if "rpc" in table:
-            values["rpc"] = self._addresses(table["rpc"])
+            try:
+                values["rpc"] = checked_addresses(table["rpc"])
+            except OptionError as error:
+                raise self._error(here, "rpc", str(error)) from error
         for key in ("description", "context_length", "target"):
             if key not in values:
                 raise self._error(here, None, f"lacks the key {key!r}")
@@ -118,7 +121,7 @@ class _PresetReader:
         if kinds[0] == "packaged":
             return PackagedModel(packaged=table["packaged"], **common)
         if kinds[0] == "path":
-            # Not Path.expanduser, which raises for the home of a user that there is not.
+            # Not Path.expanduser, which raises for the home of an unknown user.
             return LocalModel(path=Path(os.path.expanduser(table["path"])), **common)
         if ("file" in table) == ("parts" in table):
             raise self._error((self._preset, role), None, "needs one of: file, parts")
@@ -157,12 +160,6 @@ class _PresetReader:
                 (self._preset, "sampling"), named, str(error), error.hint
             ) from error
 
-    def _addresses(self, given: list[Any]) -> tuple[str, ...]:
-        try:
-            return checked_addresses(given)
-        except OptionError as error:
-            raise self._error((self._preset,), "rpc", str(error)) from error
-
     def _check(
         self,
         table: Table,
@@ -170,27 +167,24 @@ class _PresetReader:
         within: tuple[str, ...],
         inside: str = "",
     ) -> None:
-        """Every key is known and its value has the right type."""
+        """Raise PresetError for an unknown key, or a value of the wrong type."""
         path = (self._preset, *within)
         for key, value in table.items():
             if key not in allowed:
                 near = perhaps(key, allowed).strip() or f"Known are {', '.join(allowed)}."
                 raise self._error(path, inside or key, "is not a key here", near)
-            wanted = allowed[key]
-            fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
-            if not fits or (isinstance(value, bool) and wanted is not bool):
-                raise self._error(
-                    path, inside or key, f"is {value!r}, not of type {wanted.__name__}"
-                )
+            if not isinstance(value, allowed[key]) or isinstance(value, bool):
+                kind = allowed[key].__name__
+                raise self._error(path, inside or key, f"is {value!r}, not of type {kind}")
 
     def _check_lengths(self, values: Table) -> None:
-        """There can be contexts of these lengths."""
+        """Raise PresetError for a context length that is out of range."""
         for key in ("context_length", "max_context_length"):
             length = values.get(key)
-            if length is not None and length < 1:
-                raise self._error((self._preset,), key, "is below 1")
-            if length is not None and length > MAX_CONTEXT_LENGTH:
-                raise self._error((self._preset,), key, f"is above {MAX_CONTEXT_LENGTH}")
+            if length is not None and not 1 <= length <= MAX_CONTEXT_LENGTH:
+                raise self._error(
+                    (self._preset,), key, f"is not from 1 to {MAX_CONTEXT_LENGTH}"
+                )
 
     def _error(
         self, path: tuple[str, ...], key: str | None, what: str, hint: str = _PAGE
@@ -198,14 +192,11 @@ class _PresetReader:
         table = "".join(f"[{'.'.join(path)}] " if path else "")
         named = f"{key}: " if key else ""
         line = line_of(self._text, path, key)
-        return PresetError(
-            f"{self._file}, line {line}: {table}{named}{what}",
-            hint,
-        )
+        return PresetError(f"{self._file}, line {line}: {table}{named}{what}", hint)
 
 
 def header_of(line: str) -> tuple[str, ...]:
-    """The path of the table that begins with the line; empty if none does."""
+    """The path of the table whose header is the line; empty if it is not a header."""
     header = re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line)
     if header is None:
         return ()
@@ -213,10 +204,9 @@ def header_of(line: str) -> tuple[str, ...]:
 
 
 def line_of(text: str, path: tuple[str, ...], key: str | None) -> int:
-    """The number of the line where `key` of the table `path` stands, or the table's own.
+    """The line number of `key` in the table `path`, or else of the table's header.
 
-    Tables are searched by their headers, as the parser keeps no positions. 1 if the table
-    has no header of its own.
+    Found by the headers, since the parser keeps no positions. 1 if the table has no header.
     """
     found = 1
     current: tuple[str, ...] = ()

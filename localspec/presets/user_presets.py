@@ -1,12 +1,9 @@
-"""Adds presets to the user's own file, and takes them out of it."""
+"""Adds presets to the user's own file, and removes them."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from localspec.atomic_write import write_whole
 from localspec.errors import OptionError, PairError, PresetError
@@ -16,7 +13,7 @@ from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.hub.api import remote_file
 from localspec.hub.hub_file import HubFile
 from localspec.presets.model_header import by_what_they_are, find_model, read_model_header
-from localspec.presets.names import read_names
+from localspec.presets.names import locked, read_names
 from localspec.presets.pairing import compare_vocabularies
 from localspec.presets.preset import (
     LocalModel,
@@ -24,6 +21,7 @@ from localspec.presets.preset import (
     Preset,
     PresetModel,
     Role,
+    by_role,
     check_context_length,
 )
 from localspec.presets.preset_file import PRESET_NAME, header_of, read_presets
@@ -33,9 +31,9 @@ from localspec.presets.toml_text import parse_toml, quoted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPreset:
-    """What a person says about a preset of their own. The models as in `presets.source`.
+    """A preset that a user wants to add. The models are named as in `presets.source`.
 
-    context_length: tokens; None is what its models were trained for, up to 8192.
+    context_length: tokens; None for what its models were trained for, up to 8192.
     """
 
     name: str
@@ -55,23 +53,18 @@ class NewPreset:
             check_context_length(self.context_length)
 
     def by_role(self) -> dict[Role, str]:
-        """The names of the models that are there, the target first."""
-        named: dict[Role, str | None] = {
-            "target": self.target,
-            "draft": self.draft,
-            "head": self.head,
-        }
-        return {role: text for role, text in named.items() if text}
+        """The names of the models, the target first; an empty one counts as none."""
+        return {role: text for role, text in by_role(self).items() if text}
 
 
 def add_preset(new: NewPreset) -> Preset:
-    """Write the preset after the others in the user's file, models of the hub pinned.
+    """Append the preset to the user's file, with models of the hub pinned.
 
-    Asks the hub about files that it names, and reads the headers of all. Raises OptionError
-    for an invalid name, a text that no file can hold, or a context that is longer than the
-    target was trained for; PresetError if there is a preset or an alias of that name, or the
-    user's file is malformed; ModelFileError for a path without a model; PairError for a draft
-    or a head that is not the target's; DownloadError if the hub does not know a file.
+    Asks the hub about its files, and reads all headers. Raises OptionError for an invalid name,
+    a text that a file cannot hold, or a context that is longer than the target was trained for;
+    PresetError if there is a preset or an alias of that name, or the user's file is malformed;
+    ModelFileError for a path without a model; PairError for a draft or a head that does not fit
+    the target; DownloadError if the hub does not know a file.
     """
     if not PRESET_NAME.fullmatch(new.name):
         raise OptionError(
@@ -89,8 +82,9 @@ def add_preset(new: NewPreset) -> Preset:
         *_length_lines(new.context_length, headers),
         *(line for role, model in models.items() for line in _model_lines(new, role, model)),
     ]
-    with _changing() as path:
-        # Once more, as others may add theirs at the same time.
+    path = user_presets_file()
+    with locked(path):
+        # Again, since another process may have added it in the meantime.
         check_free(new.name)
         text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
         text = "\n".join([*([text.rstrip("\n"), ""] if text else []), *lines, ""])
@@ -100,12 +94,13 @@ def add_preset(new: NewPreset) -> Preset:
 
 
 def drop_preset(name: str) -> None:
-    """Take a preset out of the user's file, and leave every other line as it is.
+    """Remove a preset from the user's file, and leave every other line as it is.
 
     Raises PresetError if it is not there under headers of its own, or another preset
     there extends it.
     """
-    with _changing() as path:
+    path = user_presets_file()
+    with locked(path):
         if users := extended_by(name):
             raise PresetError(
                 f"{', '.join(users)} in {path} extends {name!r}", "Remove that first."
@@ -126,7 +121,7 @@ def drop_preset(name: str) -> None:
 
 
 def extended_by(name: str) -> list[str]:
-    """The presets of the user's file that extend the one of that name, which stands there.
+    """The presets of the user's file that extend the preset of that name in it.
 
     Raises PresetError if the file is malformed.
     """
@@ -141,7 +136,7 @@ def extended_by(name: str) -> list[str]:
 
 
 def check_free(name: str) -> None:
-    """Raises PresetError if a preset or an alias has that name, or a file is malformed."""
+    """Raise PresetError if a preset or an alias has that name, or a file is malformed."""
     user_presets()
     if name in load_presets():
         raise PresetError(
@@ -155,24 +150,13 @@ def check_free(name: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def _changing() -> Iterator[Path]:
-    """The user's file while nobody else changes it."""
-    import filelock  # late, as this module is imported by every command
-
-    path = user_presets_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
-        yield path
-
-
 def _without(text: str, name: str) -> str:
-    """The lines of the text but for those of the preset's tables.
+    """The lines of the text without those of the preset's tables.
 
-    Comments before the next table are taken for that one's.
+    Comments before the next table belong to that one.
     """
     kept: list[str] = []
-    between: list[str] = []  # blank lines and comments, of which it is not known yet
+    between: list[str] = []  # blank lines and comments whose table is not known yet
     is_its = False
     for line in text.split("\n"):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -189,7 +173,7 @@ def _without(text: str, name: str) -> str:
 
 
 def _check_together(headers: dict[Role, Header]) -> None:
-    """Raise PairError for what cannot draft for the target, ModelFileError for no target."""
+    """Raise PairError if they do not fit together, ModelFileError if the target is a head."""
     target, head = headers["target"], headers.get("head")
     check_target(target)
     if "draft" in headers:
@@ -203,7 +187,7 @@ def _check_together(headers: dict[Role, Header]) -> None:
 
 
 def _length_lines(wanted: int | None, headers: dict[Role, Header]) -> list[str]:
-    """The context, and what target and draft were trained for. Raises OptionError."""
+    """The context, and what the models were trained for. Raises OptionError."""
     trained = {role: ModelShape(header).context_length for role, header in headers.items()}
     most = min(trained["target"], trained.get("draft", trained["target"]))
     name = headers["target"].path.name
@@ -214,7 +198,7 @@ def _length_lines(wanted: int | None, headers: dict[Role, Header]) -> list[str]:
 def _model_lines(new: NewPreset, role: Role, model: PresetModel) -> list[str]:
     table = ["", f"[{quoted(new.name)}.{role}]"]
     if isinstance(model, PackagedModel | LocalModel):
-        # Not what a link leads to: the parts of a split model are found by their names.
+        # Links are not resolved: the parts of a split model are found by their names.
         return [*table, f"path = {quoted(os.path.abspath(model.path))}"]
     files = [_pinned(file) for file in model.files]
     common = [f"repo = {quoted(files[0].repo)}", f'revision = "{files[0].revision}"']
@@ -225,7 +209,7 @@ def _model_lines(new: NewPreset, role: Role, model: PresetModel) -> list[str]:
 
 
 def _pinned(file: HubFile) -> HubFile:
-    """The file as the hub has it now. What has a pin already keeps it."""
+    """The file pinned to what the hub has now, unless it is pinned already."""
     if file.revision and file.sha256 and file.size_bytes:
         return file
     remote = remote_file(file)

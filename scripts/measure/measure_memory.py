@@ -53,7 +53,7 @@ def measured_peak_bytes(target: Path, draft: Path, context_length: int) -> int:
 
 def pairs(folder: Path) -> list[tuple[str, tuple[Path, Path], int]]:
     """Name, files and context of every pair that is measured."""
-    demo_target, demo_draft, _ = locate(find_preset("demo"))
+    demo_target, demo_draft = locate(find_preset("demo")).values()
     assert demo_draft is not None
     found = [("demo", (demo_target, demo_draft), 2048)]
     for target, context_length in (("0.5B", 8192), ("1.5B", 4096)):

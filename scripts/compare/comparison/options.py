@@ -62,8 +62,7 @@ def setup_of(asked: argparse.Namespace) -> Setup:
     if draft is not None and head is not None:
         raise OptionError("a draft and a head are given", "Compare one at a time.")
     if target is None and draft is None and head is None:
-        located = locate(find_preset(DEFAULT_PRESET))
-        target, draft = located.target, located.draft
+        target, draft = locate(find_preset(DEFAULT_PRESET)).values()
     if target is None:
         kind = "draft" if head is None else "head"
         raise OptionError(f"a {kind} is given without a target", "Name the target, too.")
