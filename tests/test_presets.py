@@ -240,7 +240,7 @@ PLAIN = '[a]\ndescription = "d"\ncontext_length = 5\n'
         (PLAIN.replace("5", "true") + TARGET, 3, "context_length: is True"),
         (PLAIN.replace("5", "0") + TARGET, 3, "context_length: is not from 1 to"),
         (PLAIN.replace("5", "9" * 23) + TARGET, 3, "context_length: is not from 1 to"),
-        (PLAIN + "max_context_length = -1\n" + TARGET, 4, "max_context_length: is not from 1 to"),
+        (PLAIN + "max_context_length = -1\n" + TARGET, 4, "max_context_length: is not from"),
         (PLAIN + "colour = 3\n" + TARGET, 4, "colour: is not a key here"),
         (PLAIN + 'extends = "b"\n' + TARGET, 4, "extends: names no preset further up"),
         (PLAIN + TARGET + "sise_bytes = 3\n", 7, "sise_bytes: is not a key here"),

@@ -34,8 +34,9 @@ class LlamaContext:
     def num_threads(self) -> int:
         """Threads of a step's decode; may be set between two.
 
-        Raises OptionError for a number outside its range.
+        Raises OptionError for a number outside its range, EngineError as `require_open`.
         """
+        self.require_open()
         return self._step_threads
 
     @num_threads.setter

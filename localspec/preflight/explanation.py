@@ -34,7 +34,7 @@ from localspec.preflight.plan import plan_layers
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned
 from localspec.presets.model_header import (
     FoundHeader,
-    by_what_they_are,
+    by_actual_role,
     find_model,
     read_model_header,
 )
@@ -179,7 +179,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         models = chosen.by_role()
         description, variants = chosen.description, _variants(chosen)
         context_length = context_length or chosen.context_length
-    found = by_what_they_are({role: read_model_header(model) for role, model in models.items()})
+    found = by_actual_role({role: read_model_header(model) for role, model in models.items()})
     its_header = found["target"].header
     check_target(its_header)
     vocabulary, misfit = _compared(found)

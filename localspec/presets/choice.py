@@ -1,4 +1,4 @@
-"""Which model a person means: named on the command line, in the environment, or before."""
+"""Chooses the model: from the command line, the environment, or the saved default."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VARIABLE = "LOCALSPEC_MODEL"
 
 
 class Named(NamedTuple):
-    """The model that is used if none is named, what says so, and how to change that."""
+    """The model that is used if none is named, where that is set, and how to change it."""
 
     name: str
     origin: str
@@ -29,11 +29,11 @@ class Named(NamedTuple):
 def choose_model(
     model: str | None, preset: str | None, target: str | None, *, is_target: bool
 ) -> Choice:
-    """What is meant by a model's name, beside the two options that it stands for.
+    """The model that MODEL, --preset or --target names.
 
-    is_target: a draft or a head is named, so that a preset's name means its target. If
-    nothing at all is named, the environment counts and then what was chosen before. Raises
-    OptionError if two are named, and what naming a model raises.
+    is_target: a draft or a head is named, so a preset's name means its target. If nothing is
+    named, the environment counts, and then the saved default. Raises OptionError if two are
+    named, and what `choose` raises.
     """
     ways = {"MODEL": model, "--preset": preset, "--target": target}
     named = [f"{way} ({text})" for way, text in ways.items() if text is not None]
@@ -52,7 +52,7 @@ def choose_model(
 
 
 def usual_model() -> Named | None:
-    """The default model's name; None is the demo pair.
+    """The default model's name; None means the demo pair.
 
     Raises PresetError if the file of names is malformed.
     """
@@ -66,17 +66,17 @@ def usual_model() -> Named | None:
 
 
 def set_default(name: str | None) -> None:
-    """Keep the default model's name; None is the demo pair again.
+    """Save the default model's name; None for the demo pair.
 
-    Raises what naming a model raises, ModelFileError for a file that holds none, PresetError
-    if the file of names is malformed.
+    Raises what `choose` raises, ModelFileError for a file without a model, PresetError if the
+    file of names is malformed.
     """
     meant = None if name is None else _lasting(name)
     change_names(lambda names: replace(names, default=meant))
 
 
 def set_alias(alias: str, name: str) -> str:
-    """Let a short name stand for a preset or a model; what it stands for.
+    """Let a short name stand for a preset or a model; returns what it stands for.
 
     Raises OptionError for an invalid name, PresetError if it is a preset's, and what
     `set_default` raises.
@@ -93,7 +93,7 @@ def set_alias(alias: str, name: str) -> str:
 
 
 def drop_alias(alias: str) -> None:
-    """Forget an alias; a default that was named by it stays the model that it meant.
+    """Forget an alias; a default that used it stays the same model.
 
     Raises OptionError if there is none, PresetError as `set_default`.
     """
@@ -110,7 +110,7 @@ def drop_alias(alias: str) -> None:
 
 
 def _lasting(name: str) -> str:
-    """The name as it is kept: a path does not depend on where one is."""
+    """The name as it is saved: a path becomes absolute."""
     choice = choose(name, is_target=False)
     model = None if choice.target is None else parse_source(choice.target, "target")
     if not isinstance(model, LocalModel):

@@ -1,4 +1,4 @@
-"""From names to files on this machine: plan, check the disk, fetch several at once, publish."""
+"""Downloads models by their names: plans, checks the disk, fetches several files at once."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ from localspec.presets.presets import load_presets, no_such_preset, stands_for
 from localspec.presets.source import Quantized, parse_source
 
 _MAX_AT_ONCE = 4
-_JOIN_S = 1.0  # a thread that waits for a silent server longer than that ends by itself
+_JOIN_S = 1.0  # after that, a thread that waits for a silent server ends by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadPlan:
     """What a download will do.
 
-    files: all that were asked for, each once, in their order. present: those that are there,
-    with their paths. unchecked: those whose names are there, in a folder where their content
-    may be any. missing: those to fetch. elsewhere: those of the missing that another program
-    keeps. num_bytes: to fetch, without what was received before. free_bytes: on the disk of
-    the place.
+    files: all requested files, each once, in their order. present: paths of those that are
+    there. unchecked: those whose names are in a folder where they may have any content.
+    missing: those to fetch. elsewhere: missing files that another program stores. num_bytes: to
+    fetch, without bytes received before. free_bytes: on the disk of the place.
     """
 
     place: FileStore
@@ -54,19 +53,18 @@ def download(
     reuse: bool = False,
     on_progress: OnProgress = lambda _progress: None,
 ) -> list[Path]:
-    """Fetch a preset's files, or those of one model; their paths, target first.
+    """Fetch a preset's files, or those of one model; returns their paths, target first.
 
-    Files that are here already cost nothing. What an earlier call received is kept and
-    continued; every file is checked against its sha256 before it gets its name. source: a
-    preset or its name, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf, or
-    owner/repo:QUANT. local_dir: a plain folder instead of
-    the hub's cache; what is there under a file's name is compared with its sha256, and
-    refused if it is something else. reuse: take files that LM Studio, Ollama or llama.cpp
-    keep, after the same check. on_progress: called in this thread when a file has come
-    further, with its latest state, and a few times a second while none does; an exception
-    in it ends the download within about a second.
+    Files that are here already are not fetched. An interrupted download continues where it
+    stopped; every file is checked against its sha256 before it gets its name. source: a preset
+    or its name, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf, or owner/repo:QUANT.
+    local_dir: a plain folder instead of the hub's cache; a file that has the right name there
+    is checked against the sha256, and refused if it differs. reuse: use files that LM Studio,
+    Ollama or llama.cpp store, after the same check. on_progress: called in this thread with the
+    latest state of a file that has made progress, and a few times a second while none has; an
+    exception in it ends the download within about a second.
 
-    Raises DownloadError, PresetError, or OptionError for an argument that is none.
+    Raises DownloadError, PresetError, or OptionError for an invalid argument.
     """
     if not callable(on_progress):
         raise OptionError(
@@ -84,9 +82,9 @@ def plan_download(
 ) -> DownloadPlan:
     """Ask the hub about every file that is not known to be there.
 
-    sources, local_dir: see `download`. on_progress: called in this thread while there is no
+    sources, local_dir: as in `download`. on_progress: called in this thread while there is no
     answer; an exception in it ends the planning. Raises what `download` raises, DownloadError
-    also if two files would get one name.
+    also if two files would get the same name.
     """
     place = _place_for(local_dir)
     named = [file for source in sources for file in _files_of(source, on_progress)]
@@ -114,12 +112,10 @@ def plan_download(
 
 
 def run_download(plan: DownloadPlan, on_progress: OnProgress, *, reuse: bool) -> list[Path]:
-    """Do what the plan says; the path of each of its files.
+    """Carry out the plan; returns the path of each of its files.
 
-    on_progress: called in this thread when a file has come further, with its latest state,
-    and a few times a second while none does. reuse: take what other programs keep, if its
-    content is right, instead of fetching it. An exception in on_progress, Ctrl-C included,
-    stops everything within about a second; what was received stays. Raises DownloadError.
+    on_progress, reuse: as in `download`. An exception in on_progress, Ctrl-C included, stops
+    everything within about a second; received bytes stay. Raises DownloadError.
     """
     candidates = plan.elsewhere if reuse else {}
     linked = {file for file, one in candidates.items() if same_disk(one.path, plan.place.root)}
@@ -146,7 +142,7 @@ def run_download(plan: DownloadPlan, on_progress: OnProgress, *, reuse: bool) ->
 def _run_together(
     jobs: Iterable[DownloadJob], board: ProgressBoard, on_progress: OnProgress
 ) -> Iterator[DownloadJob]:
-    """Run the jobs, a few at a time; each as it ends. Raises the first failure."""
+    """Run the jobs, a few at a time; yields each when it ends. Raises the first failure."""
     waiting = list(jobs)
     running: dict[HubFile, DownloadJob] = {}
     latest: dict[HubFile, Progress] = {}
@@ -157,7 +153,7 @@ def _run_together(
             job.start()
         news, ended = board.take(BEAT_S)
         latest |= {progress.file: progress for progress in news}
-        # If nothing comes, the same once more: the listener may want to stop it.
+        # Without news, the same again: the caller may want to stop the download.
         for progress in news or [latest[file] for file in running if file in latest]:
             on_progress(progress)
         for file in ended:
@@ -171,7 +167,7 @@ def _files_of(source: str | Preset, on_progress: OnProgress) -> list[HubFile]:
     """The hub's files of a preset, or of one model named hf:… or owner/repo:QUANT.
 
     The latter asks the hub; on_progress is called in this thread while there is no answer.
-    Raises PresetError or OptionError for what is no preset and no such name, DownloadError.
+    Raises PresetError or OptionError for any other name, DownloadError.
     """
     if isinstance(source, Preset):
         return hub_files(source.models)
@@ -193,7 +189,7 @@ def _files_of(source: str | Preset, on_progress: OnProgress) -> list[HubFile]:
 
 
 def _place_for(local_dir: str | os.PathLike[str] | None) -> FileStore:
-    """A folder of the user's, or the hub's cache. Raises OptionError for an invalid path."""
+    """The user's folder, or the hub's cache. Raises OptionError for an invalid path."""
     if local_dir is None:
         return HubCache()
     try:
@@ -208,7 +204,7 @@ def _place_for(local_dir: str | os.PathLike[str] | None) -> FileStore:
 
 
 def _remote_of(file: HubFile, path: Path | None, on_progress: OnProgress) -> RemoteFile:
-    """The file as it should be, by its pin or by the hub. path: what has its name here."""
+    """The file's facts by its pin or the hub. path: the file that has its name here."""
     if path is not None and (pinned := pinned_file(file, path.stat().st_size)):
         return pinned
     waiting = Progress(
@@ -223,7 +219,7 @@ def _remote_of(file: HubFile, path: Path | None, on_progress: OnProgress) -> Rem
 
 
 def _not_compared(file: HubFile, path: Path, error: DownloadError) -> DownloadError:
-    """What can be said of a file whose checksum is not known."""
+    """The error for a file whose checksum is not known."""
     size = path.stat().st_size
     known = "nothing of it could be checked"
     if file.size_bytes is not None:
@@ -236,11 +232,11 @@ def _not_compared(file: HubFile, path: Path, error: DownloadError) -> DownloadEr
 
 
 def _check_names(remotes: Iterable[RemoteFile], place: FileStore) -> None:
-    """Raises DownloadError if different contents would get the same name."""
+    """Raise DownloadError if different contents would get the same name."""
     names: dict[str, RemoteFile] = {}
     for remote in remotes:
         path = place.slot(remote).content
-        # Many file systems take upper and lower case for the same.
+        # Many file systems ignore case.
         other = names.setdefault(str(path).casefold(), remote)
         if other.etag != remote.etag:
             both = " and ".join(
@@ -254,7 +250,7 @@ def _check_names(remotes: Iterable[RemoteFile], place: FileStore) -> None:
 
 
 def _num_bytes(remotes: Iterable[RemoteFile], place: FileStore) -> int:
-    """What is still to be written of the files; those with one content count once."""
+    """Bytes still to be written; files with the same content count once."""
     sizes = {}
     for remote in remotes:
         slot = place.slot(remote)
@@ -263,7 +259,7 @@ def _num_bytes(remotes: Iterable[RemoteFile], place: FileStore) -> int:
 
 
 def _with_facts(remote: RemoteFile) -> HubFile:
-    """The file, completed with what the hub said about it."""
+    """The file, completed with the hub's facts."""
     sha256 = remote.etag if len(remote.etag) == 64 else remote.file.sha256
     return replace(remote.file, size_bytes=remote.size_bytes, sha256=sha256)
 

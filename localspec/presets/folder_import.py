@@ -1,4 +1,4 @@
-"""The models in a folder, and presets that could be made from them."""
+"""Finds the models in a folder, and presets that could be made of them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from localspec.presets.pairing import LARGEST_SHARE, compare_vocabularies
 from localspec.presets.preset import LocalModel
 from localspec.presets.presets import load_presets
 
-MOST_LEVELS = 10  # folders below the one that is named
-MOST_FILES = 100_000  # of any kind, that are looked at
-_MAX_MANIFEST = 1 << 20  # bytes: Ollama's have some hundred
+MOST_LEVELS = 10  # of folders below the named one
+MOST_FILES = 100_000  # of any kind
+_MAX_MANIFEST = 1 << 20  # bytes: Ollama's have some hundreds
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 
 
@@ -28,7 +28,7 @@ _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 class ProposedPreset:
     """A preset that could be added: its name, and the files of its models.
 
-    why_no_draft: why it has none, in words.
+    why_no_draft: why it has no draft, in words.
     """
 
     name: str
@@ -40,10 +40,10 @@ class ProposedPreset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderContent:
-    """What was found in a folder.
+    """The models in a folder.
 
-    known: targets of presets that are there already, with their names. skipped: files that
-    are of no use, with the reason. is_whole: whether nothing was left out for its bounds.
+    known: targets of existing presets, with the presets' names. skipped: files that cannot be
+    used, with the reason. is_whole: whether the whole folder was searched, within the bounds.
     """
 
     proposals: tuple[ProposedPreset, ...]
@@ -53,11 +53,11 @@ class FolderContent:
 
 
 def search_folder(folder: Path) -> FolderContent:
-    """The GGUF models in a folder and below, each with a draft if one is there.
+    """The GGUF models in a folder and below, each with a draft if there is one.
 
-    Of a split model the first part counts. In Ollama's folder models are called by their
-    manifests. A draft is the smallest model with the target's tokenizer, if it has at most a
-    third of the target's size. Raises OptionError for what is no folder.
+    A split model is listed by its first part, a model of Ollama's by its manifest. A draft is
+    the smallest model with the target's tokenizer, if it has at most a third of the target's
+    size. Raises OptionError if it is not a folder.
     """
     if not os.path.isdir(folder):
         raise OptionError(f"{str(folder)!r} is not a folder", "Name one that holds GGUF files.")
@@ -74,7 +74,7 @@ def search_folder(folder: Path) -> FolderContent:
     skipped: dict[Path, str] = {}
     seen: set[Path] = set()
     for path, name in walk.models(folder.absolute()):
-        content = path.resolve()  # which may have several names; ours tells its parts
+        content = path.resolve()  # may have several names; the parts are found by this one
         if content in seen:
             continue
         seen.add(content)
@@ -98,14 +98,14 @@ def search_folder(folder: Path) -> FolderContent:
 
 
 class _FolderWalk:
-    """A way through a folder that ends somewhere. is_whole: whether it saw everything."""
+    """A bounded walk through a folder. is_whole: whether it has seen everything."""
 
     def __init__(self) -> None:
         self.is_whole = True
         self._num_left = MOST_FILES
 
     def models(self, folder: Path) -> Iterator[tuple[Path, str]]:
-        """Files of models, in the order of their paths, and what each is called."""
+        """Files of models in the order of their paths, and the name of each."""
         for here, folders, files in os.walk(folder, onerror=self._note):
             folders.sort()
             if len(Path(here).relative_to(folder).parts) >= MOST_LEVELS and folders:
@@ -127,7 +127,7 @@ class _FolderWalk:
 
 
 def _in_manifest(path: Path) -> Iterator[tuple[Path, str]]:
-    """The model that one of Ollama's manifests names: …/manifests/HOST/LIBRARY/NAME/TAG."""
+    """The model of one of Ollama's manifests: …/manifests/HOST/LIBRARY/NAME/TAG."""
     root = next(each for each in path.parents if each.name == "manifests").parent
     try:
         if path.stat().st_size > _MAX_MANIFEST:
@@ -143,7 +143,7 @@ def _in_manifest(path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _with_shared_tokens(header: Header, others: dict[Path, Header]) -> Header:
-    """The header with the very list of tokens that an equal one has: they are large."""
+    """The header, sharing its list of tokens with an equal one: the lists are large."""
     for other in others.values():
         if other.tokens == header.tokens:
             return replace(header, tokens=other.tokens, parts=())
@@ -157,7 +157,9 @@ def _proposals(headers: dict[Path, Header], names: dict[Path, str]) -> Iterator[
         target = headers[path]
         name = _free_name(name, taken)
         taken.add(name)
-        others = (other for other, one in by_size if other != path and _are_kin(target, one))
+        others = (
+            other for other, one in by_size if other != path and _share_tokenizer(target, one)
+        )
         smallest, why_not = next(others, None), "no other model here has its tokenizer"
         if smallest is not None:
             share = headers[smallest].weights_bytes / target.weights_bytes
@@ -172,7 +174,7 @@ def _proposals(headers: dict[Path, Header], names: dict[Path, str]) -> Iterator[
 
 
 def _why_too_large(draft: str, share: float) -> str:
-    """Why a draft is too large, empty if it is small enough. share: of the target's size."""
+    """Why a draft is too large; empty if it is small enough. share: of the target's size."""
     if share >= 1:
         return "it is the smallest here with its tokenizer"
     if share <= LARGEST_SHARE:
@@ -180,8 +182,7 @@ def _why_too_large(draft: str, share: float) -> str:
     return f"{draft} has its tokenizer and {share:.0%} of its size, above a third"
 
 
-def _are_kin(target: Header, other: Header) -> bool:
-    """Whether they have one tokenizer."""
+def _share_tokenizer(target: Header, other: Header) -> bool:
     try:
         compare_vocabularies(target, other)
     except PairError:
@@ -190,7 +191,7 @@ def _are_kin(target: Header, other: Header) -> bool:
 
 
 def _free_name(name: str, taken: set[str]) -> str:
-    """A preset's name that is like the file's."""
+    """An unused preset name that resembles the file's."""
     plain = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._") or "model"
     number, free = 2, plain
     while free in taken:

@@ -1,4 +1,4 @@
-"""Which presets are on this machine, whether they are whole, and how to remove them."""
+"""Lists the presets on this machine, checks their files and removes them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from localspec.presets.presets import as_preset, load_presets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetState:
-    """A preset and whether its files are here: "ready", "partial" or "absent".
+    """A preset, and whether its files are here: "ready", "partial" or "absent".
 
-    size_bytes: of all its files, None if one of them is not known. paths: where those are
-    that are here, whoever put them there; disk_bytes: what they take.
+    size_bytes: of all its files, None if one of them is unknown. paths: of the files that are
+    here, whoever put them there; disk_bytes: their size.
     """
 
     preset: Preset
@@ -32,12 +32,12 @@ class PresetState:
 
     @property
     def name(self) -> str:
-        """The preset's."""
+        """The preset's name."""
         return self.preset.name
 
     @property
     def description(self) -> str:
-        """The preset's, for people."""
+        """The preset's description."""
         return self.preset.description
 
     @property
@@ -50,8 +50,8 @@ class PresetState:
 class Removal:
     """What removing a preset does to its files.
 
-    owned: what goes, with its bytes. shared: what stays, with the presets that use it.
-    foreign: what stays as localspec did not fetch it.
+    owned: files that are deleted, with their bytes. shared: files that stay, with the presets
+    that use them. foreign: files that stay because localspec did not fetch them.
     """
 
     owned: dict[HubFile, int]
@@ -60,23 +60,23 @@ class Removal:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that become free."""
+        """Bytes that are freed."""
         return sum(self.owned.values())
 
 
 def list_models() -> list[PresetState]:
     """All presets, the shipped ones first, and whether their files are here.
 
-    Asks no network and reads no content. A malformed file of the user's gets a warning,
-    and counts as empty.
+    Uses no network and reads no content. A malformed file of the user's counts as empty, with
+    a warning.
     """
     return [preset_state(preset) for preset in load_presets().values()]
 
 
 def preset_state(preset: str | Preset) -> PresetState:
-    """Whether the files of a preset are here. Asks no network and reads no content.
+    """Whether the files of a preset are here. Uses no network and reads no content.
 
-    Raises UnknownPresetError for a name that nothing has.
+    Raises UnknownPresetError for an unknown name.
     """
     preset = as_preset(preset)
     found = [path for model in preset.models for path in _files_of(model)]
@@ -93,7 +93,7 @@ def preset_state(preset: str | Preset) -> PresetState:
 
 
 def removal_of(preset: Preset) -> Removal:
-    """What `remove_preset` would do. Models that came with localspec or lie elsewhere stay."""
+    """What `remove_preset` would do. Models outside of the cache stay."""
     cache = HubCache()
     owned: dict[HubFile, int] = {}
     shared: dict[HubFile, list[str]] = {}
@@ -116,16 +116,16 @@ def removal_of(preset: Preset) -> Removal:
 
 
 def remove_preset(removal: Removal) -> int:
-    """Delete what the removal owns; the bytes freed."""
+    """Delete what the removal owns; returns the freed bytes."""
     cache = HubCache()
     return sum(cache.remove(file) for file in removal.owned)
 
 
 def damaged_files(preset: Preset, on_bytes: Callable[[int], None]) -> list[Path]:
-    """The files of a preset whose content is not what it should be, all of them re-read.
+    """The files of a preset whose content is wrong; all of them are read.
 
-    Files without a known sum have their headers checked. on_bytes: called with the length of
-    each piece read. Raises PresetError if files are missing, ModelFileError for a local one.
+    Of files that are not on the hub, the headers are checked. on_bytes: called with the length
+    of each piece read. Raises PresetError if files are missing, ModelFileError for a local one.
     """
     paths = locate(preset)
     for role, model in preset.by_role().items():
@@ -144,7 +144,7 @@ def damaged_files(preset: Preset, on_bytes: Callable[[int], None]) -> list[Path]
 
 
 def _files_of(model: PresetModel) -> list[Path | None]:
-    """Where each of the model's files is, None for one that is not here."""
+    """The path of each of the model's files, None if it is not here."""
     if isinstance(model, HubModel):
         cache = HubCache()
         return [cache.find(file) for file in model.files]

@@ -1,4 +1,4 @@
-"""The header of a model, wherever its files are."""
+"""Reads the header of a model, wherever its files are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from localspec.presets.source import Quantized, parse_source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundHeader:
-    """A model's header and the size of its files; is_here: they need no download."""
+    """A model's header, and the size of its files. is_here: they need no download."""
 
     header: Header
     size_bytes: int
@@ -26,7 +26,7 @@ class FoundHeader:
 
 
 def read_model_header(model: PresetModel) -> FoundHeader:
-    """The header of a model. Nothing else is fetched of files on the hub.
+    """Read the header of a model; of files on the hub nothing else is fetched.
 
     Raises ModelFileError or DownloadError.
     """
@@ -36,14 +36,14 @@ def read_model_header(model: PresetModel) -> FoundHeader:
         size = sum(remote.size_bytes for remote in remotes)
         return FoundHeader(header=check_parts(parts), size_bytes=size, is_here=False)
     header = check_model_file(path_of(model))
-    # The parts of a split model after the first one hold hardly more than weights.
+    # The later parts of a split model hold hardly more than weights.
     return FoundHeader(
         header=header, size_bytes=max(header.size_bytes, header.weights_bytes), is_here=True
     )
 
 
 def find_model(text: str | os.PathLike[str], role: Role) -> PresetModel:
-    """The model that a person names, in any of the ways of `presets.source`.
+    """The model that a user names in any of the ways of `presets.source`.
 
     Asks the hub which file owner/repo:QUANT is, unless it is here. Raises PresetError,
     OptionError or DownloadError.
@@ -57,8 +57,8 @@ def find_model(text: str | os.PathLike[str], role: Role) -> PresetModel:
     return HubModel(files=tuple(find_quantization(named.repo, named.quantization)))
 
 
-def by_what_they_are(found: dict[Role, FoundHeader]) -> dict[Role, FoundHeader]:
-    """The same, with a head's file that is given as a draft taken for what it is."""
+def by_actual_role(found: dict[Role, FoundHeader]) -> dict[Role, FoundHeader]:
+    """The same headers, with a head that was given as a draft under its own role."""
     draft = found.get("draft")
     facts = None if draft is None else head_facts(draft.header)
     if draft is not None and facts is not None and facts.is_apart and "head" not in found:

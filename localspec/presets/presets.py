@@ -1,4 +1,4 @@
-"""The presets that are there: the shipped models.toml and the user's own file."""
+"""All presets: those of the shipped models.toml and of the user's own file."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ DEFAULT_PRESET = "demo"
 
 
 def user_presets_file() -> Path:
-    """Where a user's own presets stand; the file need not exist."""
+    """The file of the user's own presets; it need not exist."""
     return config_folder() / "models.toml"
 
 
 def load_presets() -> dict[str, Preset]:
     """All presets by name: the shipped ones in their order, then the user's.
 
-    A preset of the user's takes the place of a shipped one with its name. A malformed file
-    of the user's gets a warning, and its presets are left out.
+    The user's presets replace shipped ones of the same name. If the user's file is malformed,
+    its presets are left out, with a warning.
     """
     text, shipped = "", _shipped_presets()
     try:
         text = _users_text()
         return {**shipped, **read_presets(str(user_presets_file()), text, shipped)}
     except PresetError as error:
-        _warn(f"{error}; presets of yours are left out. {error.hint}")
+        _warn(f"{error}; your own presets are left out. {error.hint}")
         theirs = {header_of(line)[:1] for line in text.split("\n")}
         return {name: one for name, one in shipped.items() if (name,) not in theirs}
 
 
 def user_presets() -> dict[str, Preset]:
-    """The presets of the user's own file by name.
+    """The presets of the user's own file, by name.
 
     Raises PresetError, naming file, line and key, if it is malformed.
     """
@@ -54,7 +54,7 @@ def _users_text() -> str:
     """The text of the user's file, empty if there is none. Raises PresetError."""
     path = user_presets_file()
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would block
             raise PresetError(f"{path} is not a regular file", "Remove it.")
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -77,10 +77,10 @@ def _shipped_presets() -> Mapping[str, Preset]:
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of that name, or that an alias of that name stands for.
+    """The preset of that name, or that the alias of that name stands for.
 
-    Raises UnknownPresetError if there is none, PresetError if the user's file, where it might
-    stand, is malformed.
+    Raises UnknownPresetError if there is none, PresetError if the user's file, which might have
+    it, is malformed.
     """
     presets = load_presets()
     meant = stands_for(name) if isinstance(name, str) else name
@@ -90,15 +90,15 @@ def find_preset(name: str) -> Preset:
 
 
 def stands_for(name: str) -> str:
-    """What an alias of that name stands for; else the name itself.
+    """What the alias of that name stands for, or else the name itself.
 
-    Raises PresetError if the file of aliases, where it might stand, is malformed.
+    Raises PresetError if the file of aliases, which might have it, is malformed.
     """
     return name if name in load_presets() else read_names().aliases.get(name, name)
 
 
 def no_such_preset(name: object) -> PresetError:
-    """What to raise for the name: that nothing has it, or what may hide its preset."""
+    """The error for an unknown name, or for a malformed file that may hide its preset."""
     try:
         user_presets()
     except PresetError as fault:
@@ -112,12 +112,12 @@ def no_such_preset(name: object) -> PresetError:
 
 
 def as_preset(preset: str | Preset) -> Preset:
-    """The preset itself, or the one of that name. Raises as `find_preset` does."""
+    """The preset itself, or the preset of that name. Raises what `find_preset` raises."""
     return preset if isinstance(preset, Preset) else find_preset(preset)
 
 
 def common_servers(rpc: Sequence[str] | None, chosen: Preset | None) -> tuple[str, ...]:
-    """Addresses of the RPC servers that are given, or the preset's. Raises OptionError."""
+    """The given addresses of RPC servers, or else the preset's. Raises OptionError."""
     if rpc is None:
         return () if chosen is None else chosen.rpc
     return checked_addresses(rpc)

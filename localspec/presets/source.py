@@ -29,9 +29,9 @@ _QUANTIZED = re.compile(r"(?:hf:)?([^/:\\]+/[^/:\\]+):([A-Za-z0-9_.-]+)")
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """The model of a repository in one quantisation; which file that is, its list says.
+    """The model of a repository in one quantisation; the repository's list says which file.
 
-    quantization: with "mtp-" in front it is the head beside the model.
+    quantization: with "mtp-" in front, it means the model's head.
     """
 
     repo: str
@@ -39,17 +39,17 @@ class Quantized:
 
 
 class Choice(NamedTuple):
-    """A preset, or a target as for `localspec.load`; neither is the demo pair."""
+    """A preset, or a target as for `localspec.load`; neither means the demo pair."""
 
     preset: str | None
     target: str | None
 
 
 def choose(name: str, *, is_target: bool) -> Choice:
-    """What a person means by MODEL on the command line, or by what `load` is given first.
+    """The meaning of MODEL on the command line, and of the first argument of `load`.
 
     A preset's name comes before a path: ./name is the file. is_target: a draft or a head is
-    named beside it, so that a preset's name means its target. Raises what `parse_source` does.
+    named, too, so a preset's name means its target. Raises what `parse_source` does.
     """
     meant = stands_for(name) if isinstance(name, str) else name
     if isinstance(meant, str) and meant in load_presets() and not is_target:
@@ -59,10 +59,11 @@ def choose(name: str, *, is_target: bool) -> Choice:
 
 
 def chosen_pair(model: object, named: Mapping[Role, Any]) -> tuple[Preset | None, Any]:
-    """The preset, or else the target, that is meant by the first argument of `load`.
+    """The preset, or else the target, that the first argument of `load` means.
 
-    named: the models that are given by their roles. Without any it is the demo pair. Raises
-    OptionError for a draft or a head without a target, or two targets, and what `choose` does.
+    named: the models that are given by their roles. Without any model it is the demo pair.
+    Raises OptionError for a draft or a head without a target, or two targets, and what `choose`
+    does.
     """
     target = named["target"]
     helper = next((role for role, one in named.items() if one is not None), None)
@@ -81,18 +82,18 @@ def chosen_pair(model: object, named: Mapping[Role, Any]) -> tuple[Preset | None
 
 
 def parse_source(text: str | os.PathLike[str], role: Role) -> PresetModel | Quantized:
-    """What a person means by the name of a model.
+    """The model that a name means.
 
-    A path that exists is a path. role: which model of a preset its name stands for. What is
-    nothing else is a path, too, unless it looks like a preset's name. Raises OptionError for
-    what is no string and for hf: and no file, PresetError for a preset that has no such model,
-    UnknownPresetError for a name that nothing has.
+    A path that exists is a path, and so is any other name unless it looks like a preset's.
+    role: which model of a preset its name stands for. Raises OptionError for a name that is not a
+    string and for hf: without a file, PresetError for a preset that has no such model,
+    UnknownPresetError for an unknown name.
     """
     if isinstance(text, os.PathLike) and isinstance(os.fspath(text), str):
         return LocalModel(path=Path(text))
     if not isinstance(text, str):
         raise OptionError(
-            f"{text!r} names no model",
+            f"{text!r} does not name a model",
             "Give a string: a preset, a path, hf:owner/repo/file.gguf or owner/repo:Q4_K_M.",
         )
     if os.path.exists(_expanded(text)):
@@ -114,7 +115,7 @@ def parse_source(text: str | os.PathLike[str], role: Role) -> PresetModel | Quan
 
 
 def _absent_path(text: str) -> LocalModel:
-    """The path of a file that is not there. Raises OptionError for what looks like a name."""
+    """The path of a missing file. Raises OptionError if it looks like another name."""
     if not text.lower().endswith(".gguf"):
         if not _SEPARATOR.search(text):
             raise no_such_preset(text)
@@ -145,5 +146,5 @@ def _hub_model(text: str) -> HubModel:
 
 
 def _expanded(path: str) -> Path:
-    """The path, with ~ as a shell has it: not all of them see it behind an option's =."""
+    """The path with ~ expanded: not all shells expand it after an option's =."""
     return Path(os.path.expanduser(path))  # Path.expanduser raises for ~nobody

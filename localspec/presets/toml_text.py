@@ -1,4 +1,4 @@
-"""TOML: read by the interpreter's own module if it has one, written by what is needed."""
+"""Reads TOML, and writes TOML strings."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def quoted(text: str) -> str:
-    """A TOML string; JSON writes the same escapes, but for DEL.
+    """A TOML string; JSON has the same escapes, except for DEL.
 
-    Raises OptionError for what is no Unicode text, as the name of a file may be.
+    Raises OptionError for text that is not valid Unicode, as a file's name may be.
     """
     try:
         text.encode()

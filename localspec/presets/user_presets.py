@@ -12,7 +12,7 @@ from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.hub.api import remote_file
 from localspec.hub.hub_file import HubFile
-from localspec.presets.model_header import by_what_they_are, find_model, read_model_header
+from localspec.presets.model_header import by_actual_role, find_model, read_model_header
 from localspec.presets.names import locked, read_names
 from localspec.presets.pairing import compare_vocabularies
 from localspec.presets.preset import (
@@ -73,7 +73,7 @@ def add_preset(new: NewPreset) -> Preset:
         )
     check_free(new.name)
     models = {role: find_model(text, role) for role, text in new.by_role().items()}
-    found = by_what_they_are({role: read_model_header(model) for role, model in models.items()})
+    found = by_actual_role({role: read_model_header(model) for role, model in models.items()})
     headers = {role: one.header for role, one in found.items()}
     _check_together(headers)
     lines = [
