@@ -85,8 +85,8 @@ def parse_source(text: str | os.PathLike[str], role: Role) -> PresetModel | Quan
     """The model that a name means.
 
     A path that exists is a path, and so is any other name unless it looks like a preset's.
-    role: which model of a preset its name stands for. Raises OptionError for a name that is not a
-    string and for hf: without a file, PresetError for a preset that has no such model,
+    role: which model of a preset its name stands for. Raises OptionError for a name that is not
+    a string and for hf: without a file, PresetError for a preset that has no such model,
     UnknownPresetError for an unknown name.
     """
     if isinstance(text, os.PathLike) and isinstance(os.fspath(text), str):
