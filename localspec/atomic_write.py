@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def write_whole(path: Path, *parts: bytes | memoryview, durable: bool) -> None:
-    """Replace the file at once, by the parts in a row: no reader sees a part of them.
+    """Replace the file by the parts in a row; a reader sees all of them or the old file.
 
-    durable: after a power cut, too, it is the old or the new; that waits for the disk, which
-    what can be learned again is not worth. Raises OSError.
+    durable: also after a power cut, the file is the old or the new one. That waits for the
+    disk, which what can be learned again is not worth. Raises OSError.
     """
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
-        # Nobody else's business.
+        # Only the user may read it.
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             for part in parts:
                 file.write(part)
@@ -33,7 +33,7 @@ def write_whole(path: Path, *parts: bytes | memoryview, durable: bool) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write a new name to the disk itself, where folders can be opened for that."""
+    """Flush a folder's new names to the disk, where the system can do that."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

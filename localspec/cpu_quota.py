@@ -1,4 +1,4 @@
-"""How much of the processors the control groups of this process leave it, as in containers."""
+"""How much processor time the control groups of this process allow, as in containers."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path, PurePosixPath
 logger = logging.getLogger(__name__)
 
 _MEMBERSHIP = re.compile(r"\d+:([^:]*):(/.*)")  # controllers and the group's path
-# What of the tree is mounted, where, the version's kind and the options with the controllers.
+# Which part of the tree is mounted, where, the type, and the options with the controllers.
 _MOUNT = re.compile(r"\S+ \S+ \S+ (/\S*) (/\S*) .* - (cgroup2?) \S+ (\S+)")
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Processors' worth of time that this process may take, or None where nothing bounds it.
+    """How many processors' time this process may use, or None without a limit.
 
-    The tightest of its own groups and of all above them that can be seen, by what is below
-    root/proc and where the groups are mounted; both versions of control groups count.
+    The tightest limit of its own groups and of all visible groups above them, of both versions
+    of control groups. Read below root.
     """
     quotas = [_quota(group) for group in _groups(root)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Folders of the groups that bound this process's time: its own and all above them."""
+    """Folders of the groups that limit this process: its own and all above them."""
     paths: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         if member := _MEMBERSHIP.fullmatch(line):
@@ -43,9 +43,9 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _inside(path: PurePosixPath, mounted: PurePosixPath) -> PurePosixPath:
-    """The way from what is mounted to a group; none where the group is not below it.
+    """The path of a group within a mount; empty if the group is not below it.
 
-    A container may see its own group as the top, under a path that means nothing there.
+    A container may see its own group as the top, while the path is that of the host.
     """
     if path.is_relative_to(mounted) and ".." not in path.parts:
         return path.relative_to(mounted)
@@ -53,7 +53,7 @@ def _inside(path: PurePosixPath, mounted: PurePosixPath) -> PurePosixPath:
 
 
 def _quota(group: Path) -> float | None:
-    """Processors' worth of time that one group may take, or None."""
+    """How many processors' time one group may use, or None."""
     words = [word for line in _lines(group / "cpu.max") for word in line.split()] or [
         line.strip()
         for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -72,10 +72,10 @@ def _quota(group: Path) -> float | None:
 
 
 def _lines(path: Path) -> list[str]:
-    """Of a text file; none where it cannot be read."""
+    """The lines of a text file; none if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:  # no Linux, or not of this version
+    except FileNotFoundError:  # not Linux, or the other version of control groups
         return []
     except (OSError, ValueError) as error:
         logger.debug("%s is left out: %s", path, error)

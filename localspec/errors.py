@@ -2,31 +2,31 @@
 
     LocalspecError
     ├── OptionError        a value outside its range (also a ValueError)
-    │   ├── UnknownKeywordError  a keyword that there is not (also a TypeError)
-    │   └── ConstraintError    what an answer is to fit cannot be kept to
+    │   ├── UnknownKeywordError  an unknown keyword (also a TypeError)
+    │   └── ConstraintError    a constraint that cannot be enforced
     ├── ModelFileError     a path without a model that can be run
-    │   └── ModelNotFoundError  there is no file (also an OptionError)
+    │   └── ModelNotFoundError  the file does not exist (also an OptionError)
     ├── MemoryLimitError   models that need more memory than there is
     ├── PairError          target and draft do not fit together
     ├── PresetError        an unknown or malformed preset, or files not there yet
-    │   └── UnknownPresetError  nothing has that name (also an OptionError)
-    ├── DownloadError      files could not be fetched, or not what they should be
+    │   └── UnknownPresetError  an unknown name (also an OptionError)
+    ├── DownloadError      files that could not be fetched, or are wrong
     ├── TemplateError      a chat template is missing or broken
-    │   └── TemplateLimitError  it does more work than any template may
+    │   └── TemplateLimitError  it exceeds the bounds of its work
     ├── ContextError       more tokens than the context holds
     ├── SessionError       a conversation on disk that cannot be read or written
     ├── DecodeError        libllama refused or failed a decode
     │   └── Interrupted    the decode, or making the prompt, was cancelled
     ├── CacheError         the KV cache cannot be cut back as asked
-    └── EngineError        an engine that cannot do what it is asked for now
+    └── EngineError        an engine that cannot do this now
         ├── BusyError      it is producing another answer
         ├── ClosedError    it was closed, or is being closed
-        ├── RpcError       an RPC server that is to hold a part of it cannot be used
-        ├── CrashedError   the process of an isolated one ended: ask again
+        ├── RpcError       one of its RPC servers cannot be used
+        ├── CrashedError   the process of an isolated engine ended: ask again
         └── ForkedError    it belongs to the process that this one was forked from
 
-Each carries a message (what is wrong, with the values) and a hint (what to do next), and is the
-same after a way through pickle or copy, as out of another process.
+Each has a message (what is wrong, with the values) and a hint (what to do next), which survive
+pickle and copy, as on the way from another process.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LocalspecError(Exception):
         self.hint = hint
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Made again from what it holds, as the arguments of a subclass may be others."""
+        """Rebuilt from its attributes, since a subclass may have other arguments."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
@@ -66,14 +66,14 @@ class ConstraintError(OptionError):
 
 
 def require_unicode(what: str, text: str, error: type[OptionError] = OptionError) -> None:
-    """Raise the error where a text has half of a surrogate pair, which no encoding has."""
+    """Raise the error if a text has half of a surrogate pair, which cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError as found:
         raise error(
             f"{what} has half of a surrogate pair at character {found.start}: "
             f"{text[max(found.start - 20, 0) : found.start + 1]!r}",
-            "Give both halves, or none: it comes of text that was cut or decoded wrongly.",
+            "Give both halves, or none: the text was cut or decoded wrongly.",
         ) from found
 
 
@@ -174,7 +174,7 @@ class ForkedError(EngineError):
 
 
 def perhaps(name: str, names: Iterable[str]) -> str:
-    """The begin of a hint about an unknown name: those that may be meant, or nothing."""
+    """The start of a hint about an unknown name: names that may be meant, or nothing."""
     import difflib
 
     known = list(names)
@@ -188,7 +188,7 @@ def check_keywords(
 ) -> None:
     """Raise UnknownKeywordError, with the nearest one, for a keyword that is not known.
 
-    elsewhere: others that a person may mean, with what is to be said of them.
+    elsewhere: hints for other keywords that a user may try.
     """
     known = list(known)
     for name in given:
@@ -202,7 +202,7 @@ def check_keywords(
 def known_keywords(
     elsewhere: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Let a function refuse other keywords than its own as `check_keywords` does."""
+    """A decorator that refuses unknown keywords as `check_keywords` does."""
 
     def checking(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         known = inspect.signature(function).parameters

@@ -1,4 +1,4 @@
-"""What belongs to the process that made it, and is no use to one forked from that."""
+"""Refuses to use in a fork what belongs to the process that made it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from localspec.errors import ForkedError
 
 
 class OwnProcess:
-    """Remembers the process it is made in."""
+    """Remembers the process in which it was made."""
 
     def __init__(self) -> None:
         self._number = os.getpid()
@@ -17,10 +17,10 @@ class OwnProcess:
         return os.getpid() == self._number
 
     def require(self, name: str) -> None:
-        """Raise ForkedError in a forked process: it has the memory, but none of the threads."""
+        """Raise ForkedError in a fork, which has the memory but none of the threads."""
         if not self.is_this():
             raise ForkedError(
                 f"{name} was loaded by process {self._number} and cannot be used in its "
                 f"fork {os.getpid()}",
-                "Load it in the new process, and start that by spawn.",
+                "Load it in the new process, and start that process with spawn.",
             )

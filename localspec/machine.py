@@ -18,7 +18,7 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")  # of a container, if we are in one
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Main memory in bytes. available: what a program can take before others are swapped."""
+    """Main memory in bytes. available: what a program can use without swapping others out."""
 
     total_bytes: int
     available_bytes: int
@@ -34,7 +34,7 @@ def memory_here(control_group: Path = _CONTROL_GROUP) -> Memory:
         counts = (control_group / "memory.stat").read_text().split()
     except (OSError, ValueError):  # no such group, or "max"
         return memory
-    # Cached files are given up when a program needs their place.
+    # The system drops cached files when a program needs the memory.
     used -= int(dict(zip(counts[::2], counts[1::2], strict=False)).get("inactive_file", "0"))
     return Memory(
         min(memory.total_bytes, limit), min(memory.available_bytes, max(0, limit - used))
@@ -45,10 +45,10 @@ def memory_here(control_group: Path = _CONTROL_GROUP) -> Memory:
 class Cores:
     """The machine's processor cores, and those that a model should use.
 
-    physical: None where the system does not say. logical: hyperthreads count. allowed: logical
-    ones that this process may run on. Of those, efficiency: on cores that are made to save
-    power, beside faster ones; hyperthreads: second ones of the rest. quota: processors' worth
-    of time that control groups leave, or None. usable: at least 1.
+    physical: None where the system does not say. logical: including hyperthreads. allowed:
+    logical cores that this process may run on. efficiency: those of them on power-saving cores,
+    beside faster ones. hyperthreads: second threads of the other cores. quota: cores' worth of
+    time that control groups allow, or None. usable: at least 1.
     """
 
     physical: int | None
@@ -61,17 +61,17 @@ class Cores:
 
     @property
     def is_bound_by_quota(self) -> bool:
-        """Whether there would be more usable ones without it."""
+        """Whether more cores would be usable without the quota."""
         return self.usable < self.allowed - self.efficiency - self.hyperthreads
 
 
 def cores_here() -> Cores:
-    """The machine's cores and what may be used of them."""
+    """The machine's cores, and which of them may be used."""
     return count_cores(processors_here(), _allowed(), cpu_quota())
 
 
 def num_usable_cores() -> int:
-    """Threads to compute with. More than that wait for each other."""
+    """The number of threads to compute with; more would wait for each other."""
     return cores_here().usable
 
 
@@ -80,14 +80,14 @@ def count_cores(
 ) -> Cores:
     """One thread for each fast core that the process may run on, within its quota.
 
-    As llama.cpp counts: all threads wait for the slowest one, hyperthreads share the units that
-    compute, and power-saving cores hold the others up. Allowed numbers that no processor has
-    count as cores. A quota is rounded down: what more threads take is spent before its period
-    is over, and then all stand still until the next one, in the middle of a step.
+    As llama.cpp counts: all threads wait for the slowest one, hyperthreads share arithmetic
+    units, and power-saving cores delay the others. Allowed numbers that no processor has count
+    as cores. The quota is rounded down: with more threads it is spent before its period ends,
+    and then all threads stop until the next period, in the middle of a step.
     """
     known = {one.number: one for one in processors if one.number in allowed}
     efficiency = [one for one in known.values() if one.is_efficient]
-    if len(efficiency) == len(allowed):  # these are all there are
+    if len(efficiency) == len(allowed):  # there are no others
         efficiency = []
     fast = [one for one in known.values() if one not in efficiency]
     hyperthreads = len(fast) - len({one.core for one in fast})
@@ -117,9 +117,9 @@ def _allowed() -> Set[int]:
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this process has held."""
+    """The most memory that this process has used, in bytes."""
     status = Path("/proc/self/status")
-    if status.exists():  # where ru_maxrss still counts the parent process
+    if status.exists():  # Linux, where ru_maxrss includes the parent process
         lines = status.read_text(encoding="utf-8").splitlines()
         peaks = [line.split()[1] for line in lines if line.startswith("VmHWM")]
         if peaks:

@@ -1,4 +1,4 @@
-"""Which logical processors this machine has, and what they are, as its system says."""
+"""This machine's logical processors, as its system describes them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 class Processor:
     """A logical processor.
 
-    number: the system's own. core: hyperthreads of one core have the same. is_efficient: its
-    core is of a kind made to save power, clearly slower than the machine's fast ones.
+    number: the system's own. core: the same for hyperthreads of one core. is_efficient: whether
+    it is on a power-saving core, clearly slower than the machine's fast ones.
     """
 
     number: int
@@ -27,7 +27,7 @@ class Processor:
 
 
 def processors_here() -> list[Processor]:
-    """This machine's processors; none where the system does not say."""
+    """This machine's processors; empty where the system does not say."""
     if sys.platform == "win32":
         return windows_processors(_windows_cores())
     if sys.platform == "darwin":
@@ -36,7 +36,7 @@ def processors_here() -> list[Processor]:
 
 
 def linux_processors(root: Path) -> list[Processor]:
-    """Those that are online, as the tree below root/sys describes them."""
+    """The processors that are online, as described below root/sys."""
     devices = root / "sys/devices"
     cores: dict[int, int] = {}
     capacities: dict[int, int] = {}
@@ -45,14 +45,14 @@ def linux_processors(root: Path) -> list[Processor]:
         siblings = _numbers(folder / "topology/thread_siblings_list")
         cores[number] = min(siblings) if number in siblings else number
         capacities[number] = max(_numbers(folder / "cpu_capacity"), default=0)
-    # Intel's hybrids: what counts the events of their performance cores. They may be without
-    # capacities, and with them the difference is smaller than what llama.cpp makes of it.
+    # Intel's hybrids: the performance cores have an event counter of their own. Capacities may
+    # be missing there, or differ less than the cores do.
     fast = _numbers(devices / "cpu_core/cpus")
     if fast:
         efficient = cores.keys() - fast
     else:
-        # Half lies between the little cores of ARM's designs and the middle ones beside a prime
-        # core, which are worth having. Where no capacity is told, all are taken for fast.
+        # Half is between ARM's little cores and the middle ones beside a prime core, which are
+        # worth using. Without capacities, all count as fast.
         most = max(capacities.values(), default=0)
         efficient = {number for number, one in capacities.items() if 0 < one < most / 2}
     return [
@@ -61,7 +61,7 @@ def linux_processors(root: Path) -> list[Processor]:
 
 
 def _numbers(path: Path) -> set[int]:
-    """What a file like "0-3,8" lists; nothing where it cannot be read."""
+    """The numbers in a file like "0-3,8"; none if it cannot be read."""
     numbers: set[int] = set()
     try:
         for part in path.read_text(encoding="ascii").strip().split(","):
@@ -76,9 +76,9 @@ def _numbers(path: Path) -> set[int]:
 
 
 def mac_processors(sysctl: Callable[[str], int | None]) -> list[Processor]:
-    """Level 0 is that of the performance cores; Intel's Macs have no levels.
+    """Processors of a Mac. Level 0 has the performance cores; Intel's Macs have no levels.
 
-    sysctl: the number that a name stands for, or None.
+    sysctl: gives the value of a name, or None.
     """
     levels = [f"hw.perflevel{level}." for level in range(sysctl("hw.nperflevels") or 0)]
     processors: list[Processor] = []
@@ -101,13 +101,11 @@ def _sysctl(name: str) -> int | None:
 
 
 _CORE = struct.Struct("<IIxB20xH")  # relationship, size, efficiency class, number of groups
-_GROUP = struct.Struct(
-    "<QH6x"
-)  # which processors of a group are the core's; the group's number
+_GROUP = struct.Struct("<QH6x")  # bit mask of the core's processors in a group, its number
 
 
 def windows_processors(cores: bytes) -> list[Processor]:
-    """Of SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX, one after the other, all of them cores.
+    """Processors of Windows. cores: SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX of each core.
 
     A higher efficiency class is a faster kind.
     """
@@ -129,11 +127,11 @@ def windows_processors(cores: bytes) -> list[Processor]:
 
 
 def _windows_cores() -> bytes:
-    """What Windows says of its cores; nothing where it does not."""
+    """Windows' description of its cores; empty on other systems."""
     if sys.platform == "win32":
         call = ctypes.WinDLL("kernel32").GetLogicalProcessorInformationEx
         size = ctypes.c_uint32()
-        call(0, None, ctypes.byref(size))  # fails, and says how much room it takes
+        call(0, None, ctypes.byref(size))  # fails, and sets the size that it needs
         room = ctypes.create_string_buffer(size.value)
         if call(0, room, ctypes.byref(size)):
             return room.raw[: size.value]

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from localspec.errors import OptionError
 
 _MOST_SERVERS = 16  # GGML_RPC_MAX_SERVERS
-# libllama splits at the first colon, and knows addresses of IPv4 alone.
+# libllama splits at the first colon, and only supports IPv4.
 _ADDRESS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?:([0-9]{1,5})")
 
 
 def checked_addresses(addresses: object) -> tuple[str, ...]:
-    """The addresses of servers, each "host:port". Raises OptionError for what are none."""
+    """The addresses of servers, each "host:port". Raises OptionError for invalid ones."""
     if isinstance(addresses, str) or not isinstance(addresses, Sequence):
         raise OptionError(f"rpc is {addresses!r}", 'Give a list: ["workshop-pc:50052"].')
     for address in addresses:
         found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
         if found is None or not 1 <= int(found[2]) <= 65535:
             raise OptionError(
-                f"{address!r} is no address of an RPC server",
+                f"{address!r} is not the address of an RPC server",
                 "Give HOST:PORT, the host as a name or an IPv4 address: workshop-pc:50052.",
             )
     if len(set(addresses)) < len(addresses):

@@ -1,7 +1,7 @@
-"""A model's tokens, as all rooms ask for them: one interface, as far as each source knows it.
+"""The interface of a model's vocabulary, in as many parts as its sources know.
 
-The header of a file has a `TokenTable`, an engine in another process a `Vocabulary`, and
-libllama all of it, a `WholeVocabulary`.
+The header of a file is a `TokenTable`, an engine in another process has a `Vocabulary`, and
+libllama has all of it, a `WholeVocabulary`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Protocol
 
 
 class TokenTable(Protocol):
-    """The entries of a vocabulary, and how it begins a text.
+    """The entries of a vocabulary, and how a text starts.
 
-    kind: libllama's number of the tokenizer. size: number of ids. bos: the token that begins a
-    text, -1 for none. add_bos: whether every text begins with it.
+    kind: libllama's number of the tokenizer. size: number of ids. bos: the token that starts a
+    text, -1 for none. add_bos: whether every text starts with it.
     """
 
     kind: int
@@ -27,7 +27,7 @@ class TokenTable(Protocol):
 
 
 class Vocabulary(Protocol):
-    """Text as tokens, and back. bos, eos: the tokens that begin a text and end an answer."""
+    """Text to tokens and back. bos, eos: the tokens that start a text and end an answer."""
 
     bos: int
     eos: int
@@ -36,7 +36,7 @@ class Vocabulary(Protocol):
     def tokenize(
         self, text: str, *, parse_special: bool, after: int | None = None
     ) -> list[int]:
-        """Ids of `text`, cut out after a token; only parse_special names control tokens."""
+        """Ids of `text` after a token; only with parse_special can it name control tokens."""
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Their text; with special, also that of control tokens."""
@@ -51,18 +51,18 @@ class Vocabulary(Protocol):
         """Whether the token is one of those: it steers the model."""
 
     def max_text_bytes(self, num_tokens: int) -> int:
-        """The longest text that so many tokens could spell."""
+        """The most bytes that a text of so many tokens can have."""
 
 
 def with_bos(tokens: list[int], vocabulary: Vocabulary) -> list[int]:
-    """The tokens, with the one in front that begins every text, where the model expects it."""
+    """The tokens, with bos in front if every text starts with it."""
     if vocabulary.add_bos and tokens[:1] != [vocabulary.bos]:
         return [vocabulary.bos, *tokens]
     return tokens
 
 
 class WholeVocabulary(TokenTable, Vocabulary, Protocol):
-    """Every token by itself, too. Lists are (size,), in the order of the ids."""
+    """The single tokens, too. Lists are (size,), in the order of the ids."""
 
     def piece(self, token: int) -> bytes:
         """Bytes of a token as they stand in an answer: none for a control token."""

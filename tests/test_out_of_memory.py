@@ -93,5 +93,5 @@ def test_a_gpu_that_is_not_there_is_not_taken_for_that(demo_target, monkeypatch)
 
 
 def test_one_gpu_or_shares_of_several():
-    with pytest.raises(OptionError, match="several are to share it"):
+    with pytest.raises(OptionError, match="tensor_split shares it"):
         LlamaOptions(main_gpu=0, tensor_split=(3.0, 1.0))

@@ -76,7 +76,7 @@ def test_addresses_are_names_or_of_ipv4_and_not_with_one_gpu_alone():
     options = LlamaOptions(rpc=["workshop-pc.lan:50052", "192.168.0.7:1", "a:65535"])
     assert options.rpc == ("workshop-pc.lan:50052", "192.168.0.7:1", "a:65535")
     assert "workshop-pc.lan" in options.summary
-    with pytest.raises(OptionError, match="RPC servers are to hold a part"):
+    with pytest.raises(OptionError, match="rpc puts a part on servers"):
         LlamaOptions(rpc=("a:1",), main_gpu=0)
 
 

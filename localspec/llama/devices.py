@@ -9,9 +9,9 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-from localspec.llama import native
+from localspec.llama.native import ggml_function
 
-REMOTE = "remote"  # the kind of a device of an RPC server, which does not say what it is
+REMOTE = "remote"  # the kind of a device of an RPC server
 _KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "group")  # of ggml_backend_dev_type
 
 
@@ -20,9 +20,9 @@ class Device:
     """A processor that ggml knows.
 
     kind: "CPU", "GPU", "integrated GPU" (in the main memory), "accelerator" (beside the CPU),
-    "group" (of GPUs), or "remote" for one of an RPC server, which does not say what it is.
-    free_bytes, total_bytes: its memory as the driver states it. server: the address of that
-    RPC server; empty for a device of this machine.
+    "group" (of GPUs), or "remote" (of an RPC server, which does not say what it is).
+    free_bytes, total_bytes: its memory as the driver states it. server: the address of the RPC
+    server; empty for a device of this machine.
     """
 
     name: str
@@ -35,19 +35,18 @@ class Device:
 
 def device_pointers(lib: Any) -> list[int]:
     """ggml's pointers to every device of every backend of this build."""
-    ggml, size = native.shared_library(lib), ctypes.c_size_t
-    count = ctypes.CFUNCTYPE(size)(("ggml_backend_dev_count", ggml))
-    get = ctypes.CFUNCTYPE(ctypes.c_void_p, size)(("ggml_backend_dev_get", ggml))
+    size = ctypes.c_size_t
+    count = ggml_function(lib, "ggml_backend_dev_count", size)
+    get = ggml_function(lib, "ggml_backend_dev_get", ctypes.c_void_p, size)
     return [get(index) for index in range(count())]
 
 
 def list_devices(lib: Any) -> tuple[Device, ...]:
-    """What those devices are, in the same order."""
-    ggml = native.shared_library(lib)
-    pointer = ctypes.c_void_p
-    name = ctypes.CFUNCTYPE(ctypes.c_char_p, pointer)(("ggml_backend_dev_name", ggml))
-    about = ctypes.CFUNCTYPE(ctypes.c_char_p, pointer)(("ggml_backend_dev_description", ggml))
-    kind = ctypes.CFUNCTYPE(ctypes.c_int, pointer)(("ggml_backend_dev_type", ggml))
+    """Those devices, in the same order."""
+    text, pointer = ctypes.c_char_p, ctypes.c_void_p
+    name = ggml_function(lib, "ggml_backend_dev_name", text, pointer)
+    about = ggml_function(lib, "ggml_backend_dev_description", text, pointer)
+    kind = ggml_function(lib, "ggml_backend_dev_type", ctypes.c_int, pointer)
     devices = []
     for device in device_pointers(lib):
         free_bytes, total_bytes = device_memory(lib, device)
@@ -65,18 +64,15 @@ def list_devices(lib: Any) -> tuple[Device, ...]:
 
 
 def device_memory(lib: Any, device: int) -> tuple[int, int]:
-    """What is free and what there is, in bytes. device: ggml's pointer to it."""
+    """The free and the total bytes of a device. device: ggml's pointer to it."""
     sizes = ctypes.POINTER(ctypes.c_size_t)
-    ask = ctypes.CFUNCTYPE(None, ctypes.c_void_p, sizes, sizes)(
-        ("ggml_backend_dev_memory", native.shared_library(lib))
-    )
+    ask = ggml_function(lib, "ggml_backend_dev_memory", None, ctypes.c_void_p, sizes, sizes)
     free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
     ask(device, ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value
 
 
 def cpu_buffer_type(lib: Any) -> int:
-    """ggml's pointer to the kind of buffers in main memory."""
-    ggml = native.shared_library(lib)
-    found: int = ctypes.CFUNCTYPE(ctypes.c_void_p)(("ggml_backend_cpu_buffer_type", ggml))()
+    """ggml's pointer to the type of buffers in main memory."""
+    found: int = ggml_function(lib, "ggml_backend_cpu_buffer_type", ctypes.c_void_p)()
     return found

@@ -1,4 +1,4 @@
-"""The rows of a target that a trained head reads: those of its latest tokens."""
+"""The hidden rows of a target's latest tokens, which a trained head reads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Rows = NDArray[np.float32]
 class HiddenRows:
     """A ring of the last `capacity` rows of `width` float32 each, by position in the text.
 
-    Those of first … end - 1 are there. A row is what the target has computed at a token that
-    it has cached; what leaves the cache leaves here.
+    It has those of first … end - 1. A row is what the target computed at a token that it has
+    cached; a token that leaves the cache leaves the ring.
     """
 
     def __init__(self, width: int, capacity: int) -> None:
@@ -27,9 +27,9 @@ class HiddenRows:
         self._ring: Rows = np.empty((capacity, width), dtype=np.float32)
 
     def put(self, position: int, *sides: Rows) -> None:
-        """The rows of n tokens from a position on, which is not before the last.
+        """Add the rows of n tokens from a position on, which is not before the last.
 
-        sides: what stands side by side in them, (n, a part of the width) each.
+        sides: parts of the rows, side by side: (n, a part of the width) each.
         """
         end = position + len(sides[0])
         self.first = max(self.first if position == self.end else position, end - self.capacity)
@@ -43,21 +43,21 @@ class HiddenRows:
         self.end = end
 
     def copy_to(self, out: Rows, position: int) -> None:
-        """Fill `out` (n, width) with the rows from a position on, all of which are there."""
+        """Fill `out` (n, width) with the rows from a position on; the ring has all of them."""
         for part, place in self._parts(position, len(out)):
             out[part] = self._ring[place]
 
     def truncate(self, num_cached: int) -> None:
-        """Forget those of tokens that are not cached any more."""
+        """Forget the rows of tokens that are no longer cached."""
         self.end = min(self.end, num_cached)
         self.first = min(self.first, self.end)
 
     def go_on_at(self, position: int) -> None:
-        """Forget all of them: the next one is of that position."""
+        """Forget all rows; the next one has that position."""
         self.first = self.end = position
 
     def _parts(self, position: int, count: int) -> list[tuple[slice, slice]]:
-        """Where rows from a position on are in a list of them, and where in the ring."""
+        """Slices of count rows from a position on, each with its slice of the ring."""
         begin = position % self.capacity
         before_edge = min(count, self.capacity - begin)
         return [
@@ -67,10 +67,10 @@ class HiddenRows:
 
 
 class TargetRows(HiddenRows):
-    """The rows of a context, taken over after each of its decodes.
+    """The hidden rows of a context, copied after each of its decodes.
 
-    layers: those whose inputs stand side by side in a row; the number of all layers stands
-    for what comes out of the last one, and so do none.
+    layers: those whose inputs a row has side by side; the number of all layers means the output
+    of the last one, and so does an empty tuple.
     """
 
     def __init__(self, handle: Handle, layers: tuple[int, ...]) -> None:
@@ -85,22 +85,22 @@ class TargetRows(HiddenRows):
         super().__init__(sum(widths), NUM_KEPT_ROWS)
         self._functions = require_nextn_functions(reads_layers=bool(layers))
         self._handle = handle
-        self._is_taken: bool | None = False  # None while it is not known what libllama was told
+        self._is_taken: bool | None = False  # None while libllama's setting is unknown
 
     def begin_decode(self, _count: int, _num_logits: int, num_to_come: int) -> None:
-        """Tell libllama whether to give the rows of a decode that num_to_come tokens follow.
+        """Set whether libllama gives the rows of a decode that num_to_come tokens follow.
 
-        Those of a long prompt, but for its end, would leave again before a head can read them;
-        to give them, or in case, libllama computes all of the last layer.
+        Except for its end, the rows of a long prompt would leave the ring before a head reads
+        them, and libllama would compute the whole last layer for them.
         """
         was_taken, self._is_taken = self._is_taken, None
         is_taken = num_to_come < self.capacity
         context = self._handle.context
         for layer in self._layers:
             if layer == self._last:
-                is_masked = not is_taken  # to the rows of logits, of which there are few
+                is_masked = not is_taken  # to the few rows with logits
                 self._functions.set_embeddings_nextn(context, is_taken, is_masked)
-            elif is_taken != was_taken:  # it plans all graphs anew
+            elif is_taken != was_taken:  # a change makes libllama plan all graphs again
                 self._functions.set_embeddings_layer_inp(context, layer, is_taken)
         self._is_taken = is_taken
 
@@ -119,10 +119,10 @@ class TargetRows(HiddenRows):
 
 
 class OutputRows(HiddenRows):
-    """What the output layer reads, if all tokens of a decode have logits.
+    """The inputs of the output layer, if all tokens of a decode have logits.
 
-    Asked for these rows, libllama computes the logits of every token of a decode: so those of
-    a prompt cannot be had, and there are none before the first step behind it.
+    If asked for these rows, libllama computes logits of every token of a decode. So there are
+    none of a prompt, and none before the first step after it.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -131,7 +131,7 @@ class OutputRows(HiddenRows):
         self._is_taken = False
 
     def begin_decode(self, count: int, num_logits: int, _num_to_come: int) -> None:
-        """Tell libllama whether to give the rows of a decode of count tokens."""
+        """Set whether libllama gives the rows of a decode of count tokens."""
         self._is_taken = num_logits == count
         llama_cpp.llama_set_embeddings(self._handle.context, self._is_taken)
 

@@ -1,4 +1,4 @@
-"""libllama as this process has it: the one file that imports llama_cpp."""
+"""libllama in this process; no other module imports llama_cpp."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ complaints = native.capture_logs(llama_cpp)
 amx_is_left_out = amx.leave_out_if_wrong(llama_cpp)
 stop_callback = native.new_stop_callback(llama_cpp)
 _kept: list[object] = []  # of callbacks: C has their pointers
-own_process = OwnProcess()  # whose threads and devices libllama has from now on
+own_process = OwnProcess()  # libllama's threads and devices belong to it from now on
 
 
 def devices() -> tuple[Device, ...]:
-    """What this build of libllama can compute on."""
+    """The devices that this build of libllama can compute on."""
     return list_devices(llama_cpp)
 
 
 def rpc_servers(addresses: Sequence[str]) -> list[RpcServer]:
-    """What the RPC servers at checked addresses are, once it is clear that each can be used.
+    """Ask the RPC servers at checked addresses, and check that each can be used.
 
     Raises RpcError for the first that cannot, OptionError if this build has no RPC backend.
     """
@@ -45,7 +45,7 @@ def rpc_servers(addresses: Sequence[str]) -> list[RpcServer]:
 
 
 def rpc_fault(server: RpcServer) -> LocalspecError | None:
-    """Why this libllama cannot use the server, if that is so."""
+    """Why this libllama cannot use the server; None if it can."""
     try:
         rpc_backend.require_backend(llama_cpp)
         rpc_backend.require_protocol(llama_cpp, server)
@@ -55,17 +55,17 @@ def rpc_fault(server: RpcServer) -> LocalspecError | None:
 
 
 def touch_servers(addresses: Sequence[str]) -> None:
-    """End the process if a server that a model is on has gone. Waits until it has computed."""
+    """End the process if a server of a model has gone; otherwise wait until it is idle."""
     rpc_backend.touch(llama_cpp, addresses)
 
 
 def report_aborts(tell: Callable[[str], None]) -> None:
-    """Hand to `tell` why libllama ends the process, from any thread, just before it does."""
+    """Pass to `tell`, from any thread, why libllama is about to end the process."""
     _kept.append(native.abort_reporter(llama_cpp, tell))
 
 
 def system_info() -> str:
-    """What libllama's kernels use of this processor, in its own words."""
+    """The features of this processor that libllama's kernels use, in its own words."""
     found: bytes = llama_cpp.llama_print_system_info()
     words = found.decode(errors="replace").strip(" |")
     return words.replace(" | AMX_INT8 = 1", "") if amx_is_left_out else words

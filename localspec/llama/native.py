@@ -1,4 +1,4 @@
-"""What has to be set right once in libllama, for the whole process.
+"""Settings of libllama that hold for the whole process.
 
 Each function takes the llama_cpp module: `llama/library.py` is the one place that imports it.
 """
@@ -17,24 +17,24 @@ from typing import Any
 from localspec.errors import EngineError, LocalspecError, MemoryLimitError, ModelFileError
 
 logger = logging.getLogger("localspec.llama")
-logger.addHandler(logging.NullHandler())  # else warnings go to stderr unasked
+logger.addHandler(logging.NullHandler())  # otherwise warnings go to stderr
 
-# What ggml, its backends and libllama log when memory could not be had.
+# What ggml, its backends and libllama log when an allocation fails.
 _NO_MEMORY = re.compile(
     r"(failed|unable) to (allocate|reserve)|cannot allocate|out of memory|bad_alloc|"
     r"OutOf(Device|Host)Memory",
     re.IGNORECASE,
 )
 _LOG_LEVELS = {3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level; the rest is detail
-_NOT_LOADED = "-- ignoring"  # a tensor of a head that is not asked for; a warning for each
+_NOT_LOADED = "-- ignoring"  # a warning for each tensor of a head that is left out
 
 
 class Complaints:
-    """The last warnings and errors of libllama, to be put into an error of ours."""
+    """The last warnings and errors of libllama, for the messages of our own errors."""
 
     def __init__(self) -> None:
         self._lines: collections.deque[str] = collections.deque(maxlen=4)
-        self.callback: Any = None  # C holds its pointer, so it has to live as long
+        self.callback: Any = None  # kept alive: C holds its pointer
 
     def add(self, line: str) -> None:
         self._lines.append(line)
@@ -49,9 +49,9 @@ class Complaints:
         return f": {reason}" if reason else ""
 
     def as_error(self, what: str, hint: str) -> LocalspecError:
-        """What failed as an error of ours, with libllama's reason. Clears the lines.
+        """An error of ours with libllama's reason. Clears the lines.
 
-        A MemoryLimitError where memory was missing, else a ModelFileError with this hint.
+        A MemoryLimitError if memory ran out, or else a ModelFileError with this hint.
         """
         lacks_memory = any(_NO_MEMORY.search(line) for line in self._lines)
         message = f"{what}{self.because()}"
@@ -65,10 +65,10 @@ class Complaints:
 
 
 def shared_library(lib: Any) -> ctypes.CDLL:
-    """libllama as ctypes has loaded it; symbols of the ggml libraries below it resolve too.
+    """libllama as loaded by ctypes, which finds the symbols of the ggml libraries in it, too.
 
-    llama-cpp-python keeps it under a private name. Under another one, it is what any of its
-    public functions was taken from. Raises EngineError if neither way leads to it.
+    llama-cpp-python has it under a private name. If that changes, any of its public functions
+    leads to it. Raises EngineError if neither does.
     """
     found = getattr(getattr(lib, "llama_cpp", None), "_lib", None)
     if isinstance(found, ctypes.CDLL):
@@ -83,6 +83,11 @@ def shared_library(lib: Any) -> ctypes.CDLL:
         "Install a version that localspec was tested with: "
         "python -m pip install 'llama-cpp-python>=0.3.36,<0.4'",
     )
+
+
+def ggml_function(lib: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """A C function of ggml that llama-cpp-python does not declare, with these types."""
+    return ctypes.CFUNCTYPE(result, *arguments)((name, shared_library(lib)))
 
 
 def capture_logs(lib: Any) -> Complaints:
@@ -105,23 +110,22 @@ def capture_logs(lib: Any) -> Complaints:
 
 
 def abort_reporter(lib: Any, tell: Callable[[str], None]) -> Any:
-    """Hand libllama's last words to `tell`: else it writes a trace of calls to stderr.
+    """Pass libllama's last message to `tell`, instead of a stack trace to stderr.
 
-    Returns what C holds a pointer to, and has to live as long.
+    Returns the callback, which has to stay alive since C holds a pointer to it.
     """
     kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
     callback = kind(lambda words: tell(words.decode(errors="replace")))
-    ggml = shared_library(lib)
-    ctypes.CFUNCTYPE(ctypes.c_void_p, kind)(("ggml_set_abort_callback", ggml))(callback)
+    ggml_function(lib, "ggml_set_abort_callback", ctypes.c_void_p, kind)(callback)
     return callback
 
 
 class LoadWatch:
     """Reports a load's progress, and notices why it has to end.
 
-    An exception cannot pass through C, so whatever `progress` raises is kept as `error` and
-    libllama is told to stop. Ctrl-C becomes KeyboardInterrupt at Python's next instruction;
-    if that is at the edge of a callback, Python reports it as unraisable and drops it.
+    An exception cannot pass through C, so what `progress` raises is stored as `error`, and
+    libllama stops the load. Ctrl-C becomes KeyboardInterrupt at Python's next instruction; if
+    that is at the edge of a callback, Python reports it as unraisable and drops it.
     """
 
     def __init__(self, progress: Callable[[float], None]) -> None:
@@ -145,7 +149,7 @@ class LoadWatch:
 
     def __exit__(self, *_error: object) -> None:
         self._is_over = True
-        # Another load, in another thread, may have put its own before.
+        # A load in another thread may have replaced the hook.
         if sys.unraisablehook == self._notice:
             sys.unraisablehook = self._previous
 
@@ -157,21 +161,21 @@ class LoadWatch:
 
 
 def new_stop_callback(lib: Any) -> Any:
-    """An abort callback that stops where its data is not an empty C string.
+    """An abort callback that stops a decode if its data is not an empty C string.
 
-    libllama asks before every node of its graph whether to stop. Python code there would
-    wait for the interpreter's lock each time, so it gets a C function that reads a byte:
-    strlen, which is 0 (go on) or 1 (stop).
+    libllama asks before every node of its graph whether to stop. Python code would wait for the
+    interpreter's lock each time, so it gets a C function that reads a byte: strlen, which
+    returns 0 (continue) or 1 (stop).
     """
     libc = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)
     return lib.ggml_abort_callback(ctypes.cast(libc.strlen, ctypes.c_void_p).value)
 
 
 def return_freed_memory() -> None:
-    """Give the system what the C heap keeps of freed memory.
+    """Return freed memory of the C heap to the system.
 
-    glibc keeps freed buffers of up to 32 MiB for itself: a host that opens and closes small
-    models would hold a hundred MiB that nothing uses. Other libraries return them unasked.
+    glibc keeps freed buffers of up to 32 MiB: a host that opens and closes small models would
+    hold a hundred unused MiB. Other C libraries return them by themselves.
     """
     if sys.platform.startswith("linux"):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,4 +1,4 @@
-"""How to open a model with libllama."""
+"""The settings with which libllama opens a model."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"
 FlashAttention = Literal["auto", "on", "off"]
 
 BATCH_SIZE = 512  # tokens that one call of libllama takes
-# Tokens that a graph computes at once without flash attention: the scores of every head for
-# each of them with the whole context are there at a time, and beyond this many they leave the
-# processor's cache (512 tokens after 500 take 4.6 s in steps of 128 and 5.0 s in one, with
-# 0.5B on one core; flash attention takes 4.3).
+# Tokens that a graph computes at once without flash attention, which stores the scores of all
+# heads for each token with the whole context: of more tokens they exceed the processor's cache
+# (512 tokens after 500 take 4.6 s in steps of 128 and 5.0 s in one, with 0.5B on one core; with
+# flash attention 4.3).
 _STEP_WITHOUT_FLASH = 128
 
-# Tokens of a hybrid's last decode that can be taken back: a state of tens of MB for each.
+# Tokens of a hybrid's last decode that can be taken back; each needs a state of tens of MB.
 DEFAULT_SNAPSHOTS = 8
-NUM_KEPT_ROWS = 512  # of a target: a head that has rested that long begins anew
-EAGLE_BATCH_SIZE = 64  # tokens; of all that it reads at once an EAGLE-3 head gives logits
+NUM_KEPT_ROWS = 512  # of a target: a head that was idle for longer starts again
+EAGLE_BATCH_SIZE = 64  # tokens; an EAGLE-3 head computes logits for each token it reads
 
-ALL_LAYERS = 512  # no model has more, see `gguf_file.check`
+ALL_LAYERS = 512  # `gguf_file.check` refuses more
 
-# Lowest and highest value of the whole numbers, and what to do about any other.
+# Lowest and highest value of each whole number, and the hint for any other.
 _RANGES = {
     "context_length": (1, 1 << 60, "Choose 1 token or more."),
     "num_threads": (1, 512, "Choose 1 to 512."),
@@ -42,7 +42,7 @@ _RANGES = {
 class LlamaOptions:
     """Settings of one model and its context. None: localspec chooses.
 
-    Where a default differs for models that `localspec.load` opens, it follows after "load:".
+    "load:" precedes the default of `localspec.load` where it differs.
 
     context_length: tokens, at most what the model was trained for (that, up to 8192).
     num_threads: for steps. num_batch_threads: for prompts (num_threads). num_gpu_layers: layers
@@ -104,7 +104,7 @@ class LlamaOptions:
         object.__setattr__(self, "rpc", checked_addresses(self.rpc))
         if self.rpc and self.main_gpu is not None:
             raise OptionError(
-                "one GPU is to hold everything, and RPC servers are to hold a part",
+                "main_gpu puts everything on one GPU, and rpc puts a part on servers",
                 "Choose main_gpu=… or rpc=….",
             )
         if len(self.tensor_split) > 16 or not all(0 <= s < 1e6 for s in self.tensor_split):
@@ -113,13 +113,13 @@ class LlamaOptions:
             )
         if self.tensor_split and self.main_gpu is not None:
             raise OptionError(
-                "one GPU is to hold everything, and several are to share it",
+                "main_gpu puts everything on one GPU, and tensor_split shares it among several",
                 "Choose main_gpu=… or tensor_split=….",
             )
 
     @property
     def summary(self) -> str:
-        """The settings that change what a decode costs, in words."""
+        """The settings that change the cost of a decode, in words."""
         experts = self.num_cpu_moe_layers
         return (
             f"GPU layers {self.num_gpu_layers}, flash attention {self.flash_attention}, "

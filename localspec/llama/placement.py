@@ -1,11 +1,12 @@
-"""Where the layers of a model go: onto GPUs, or into the main memory.
+"""Where the layers of a model go: to GPUs, or to main memory.
 
-libllama puts the last num_gpu_layers of a model onto GPUs, the output counting as the last of
-all, however much of them fits: by default all of them (`localspec.load` chooses as many as fit,
-see `preflight.plan`). Several GPUs share them by the memory that each has free, or as
-`tensor_split` says. Devices of RPC servers count as GPUs, and come before those of this
-machine, as in llama.cpp: so the output is here if there is a GPU here. The table of the tokens
-stays in the main memory, and so do the experts of the first num_cpu_moe_layers.
+libllama puts the last num_gpu_layers of a model on GPUs, whether they fit or not; the output
+counts as the last layer. The default is all layers; `localspec.load` chooses as many as fit
+(`preflight.plan`). Several GPUs share the layers by their free memory, or as `tensor_split`
+says. Devices of RPC servers count as GPUs and come before those of this machine, as in
+llama.cpp: so the output is here if there is a GPU here. The token embeddings stay in main
+memory, and so do the experts of the first num_cpu_moe_layers.
+
 Follows llama_model_base::load_tensors, llama_prepare_model_devices and llm_tensor_infos.
 """
 
@@ -27,16 +28,16 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 _EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # as --cpu-moe of llama.cpp has it
 _ANY_EXPERTS = re.compile(_EXPERTS.format(r"(\d+)"))
 _INPUT = re.compile(r"(token_|position_|per_layer_)")
-_NUM_COPIES = 4  # of a graph's inputs, if several GPUs work on parts of a batch in turn
-MAIN_MEMORY = -1  # as a place; the others are numbers of GPUs
+_NUM_COPIES = 4  # of a graph's inputs, if several GPUs pipeline a batch
+MAIN_MEMORY = -1  # a place; the others are numbers of GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of each layer, and after them that of the output.
+    """The place of each layer, and then that of the output.
 
     num_gpus: all GPUs, used or not. num_input_copies: copies made of a graph's inputs.
-    num_cpu_moe_layers: first layers whose experts are in the main memory, wherever the rest is.
+    num_cpu_moe_layers: first layers whose experts are in main memory, wherever the rest is.
     """
 
     layers: tuple[int, ...]
@@ -45,27 +46,27 @@ class Placement:
     num_cpu_moe_layers: int
 
     def gpu_layers(self) -> tuple[int, ...]:
-        """How many each GPU has, the output counting as one."""
+        """The number of layers on each GPU; the output counts as one."""
         return tuple(self.layers.count(gpu) for gpu in range(self.num_gpus))
 
     def computes_on(self, place: int) -> bool:
-        """Whether there is any layer but the output, or the experts of one."""
+        """Whether the place has a layer other than the output, or experts of one."""
         takes_experts = place == MAIN_MEMORY and self.num_cpu_moe_layers > 0
         return takes_experts or place in self.layers[:-1]
 
     def nowhere(self) -> list[int]:
-        """A zero for each place, to be added to: [MAIN_MEMORY] is the last one."""
+        """A zero for each place; [MAIN_MEMORY] is the last one."""
         return [0] * (self.num_gpus + 1)
 
     def weights_bytes(self, header: Header, *, with_head: bool) -> list[int]:
-        """What each place has of the weights, with those of a head or without."""
+        """Bytes of weights in each place, with those of a head or without."""
         sizes, shape = self.nowhere(), ModelShape(header)
         names = {tensor.name for tensor in header.tensors}
         for tensor in header.tensors:
             if not with_head and shape.is_head_tensor(tensor.name):
                 continue
             sizes[self._place(tensor.name)] += tensor.size_bytes
-            # As the head it is there a second time, if the output is on a GPU.
+            # Used as the output layer, too, it is copied if that is on a GPU.
             is_head = tensor.name == "token_embd.weight" and "output.weight" not in names
             if is_head and self.layers[-1] != MAIN_MEMORY:
                 sizes[self.layers[-1]] += tensor.size_bytes
@@ -81,28 +82,28 @@ class Placement:
 
 
 def experts_pattern(num_layers: int) -> str:
-    """A regular expression for the names of the experts of the first so many layers."""
+    """A regular expression for the names of the first layers' experts."""
     return _EXPERTS.format(f"({'|'.join(map(str, range(num_layers)))})")
 
 
 def has_experts(header: Header) -> bool:
-    """Whether there are any that could stay in the main memory."""
+    """Whether the model has experts, which could stay in main memory."""
     return any(_ANY_EXPERTS.match(tensor.name) for tensor in header.tensors)
 
 
 def usable_gpus(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Those that libllama takes by itself, in its order: integrated ones for want of others."""
+    """The GPUs that libllama uses by default, in its order; integrated ones if no others."""
     gpus = tuple(device for device in devices if device.kind == "GPU")
     return gpus or tuple(device for device in devices if device.kind == "integrated GPU")
 
 
 def is_in_main_memory(gpu: Device) -> bool:
-    """Whether it has no memory of its own. Apple's have none, though they are called GPUs."""
+    """Whether it has no memory of its own. Apple's GPUs have none, though of kind "GPU"."""
     return gpu.kind != REMOTE and (gpu.kind == "integrated GPU" or sys.platform == "darwin")
 
 
 def chosen_gpus(gpus: Sequence[Device], options: LlamaOptions) -> list[int]:
-    """Numbers of the GPUs that hold a part of a model that is opened so."""
+    """Numbers of the GPUs that hold a part of a model with these options."""
     if options.num_gpu_layers == 0:
         return []
     here = [index for index, gpu in enumerate(gpus) if not gpu.server]

@@ -1,6 +1,6 @@
 """libllama's RPC backend: whether this build has it, its version, and its devices.
 
-Any failure in it ends the process: `rpc_servers` asks the servers first. Each function takes
+Any failure in it ends the process, so `rpc_servers` asks the servers first. Each function takes
 the llama_cpp module: `llama/library.py` is the one place that imports it.
 """
 
@@ -14,8 +14,8 @@ from importlib.metadata import version
 from typing import Any
 
 from localspec.errors import OptionError, RpcError
-from localspec.llama import native
 from localspec.llama.devices import device_memory
+from localspec.llama.native import ggml_function, shared_library
 from localspec.llama.quirks import rpc_version
 from localspec.llama.quirks.own_process import written_by
 from localspec.llama.rpc_servers import Protocol, RpcServer
@@ -39,15 +39,15 @@ def require_backend(lib: Any) -> None:
 def protocol_of(library: str) -> Protocol | None:
     """The version of the protocol that the libllama at that path speaks.
 
-    None if no process can be started to ask it.
+    None if no process can be started to find out.
     """
     found = re.search(r" v(\d+)\.(\d+)\.(\d+)", written_by(rpc_version.__file__, library))
     return None if found is None else Protocol(*map(int, found.groups()))
 
 
 def require_protocol(lib: Any, server: RpcServer) -> None:
-    """Raise RpcError for a server that this libllama would refuse, and end the process."""
-    ours = protocol_of(native.shared_library(lib)._name)
+    """Raise RpcError for a server over which this libllama would end the process."""
+    ours = protocol_of(shared_library(lib)._name)
     if ours is not None and not ours.talks_to(server.protocol):
         raise RpcError(
             f"{server.address} speaks version {server.protocol} of the RPC protocol, and "
@@ -58,17 +58,16 @@ def require_protocol(lib: Any, server: RpcServer) -> None:
 
 
 def remote_pointers(lib: Any, addresses: Sequence[str]) -> list[int]:
-    """ggml's pointers to the devices of the servers, in order. It connects to them.
+    """Connect to the servers; ggml's pointers to their devices, in order.
 
     The servers are not registered with ggml, so only models that name them use them.
     """
-    ggml = native.shared_library(lib)
     size = ctypes.c_size_t
-    count = ctypes.CFUNCTYPE(size, _Pointer)(("ggml_backend_reg_dev_count", ggml))
-    get = ctypes.CFUNCTYPE(_Pointer, _Pointer, size)(("ggml_backend_reg_dev_get", ggml))
+    count = ggml_function(lib, "ggml_backend_reg_dev_count", size, _Pointer)
+    get = ggml_function(lib, "ggml_backend_reg_dev_get", _Pointer, _Pointer, size)
     devices = []
     for address in addresses:
-        registry = _add_server(ggml, address)
+        registry = _add_server(lib, address)
         if not registry:
             raise RpcError(f"{address} has no device", "Start it with one (--device).")
         devices += [get(registry, index) for index in range(count(registry))]
@@ -76,16 +75,15 @@ def remote_pointers(lib: Any, addresses: Sequence[str]) -> list[int]:
 
 
 def touch(lib: Any, addresses: Sequence[str]) -> None:
-    """Have each server of a model answer once; if one cannot, the process ends."""
+    """Get one answer of each server of a model; if one cannot answer, the process ends."""
     for device in remote_pointers(lib, addresses):
         device_memory(lib, device)
 
 
-def _add_server(ggml: ctypes.CDLL, address: str) -> int | None:
-    named = ctypes.CFUNCTYPE(_Pointer, ctypes.c_char_p)(("ggml_backend_reg_by_name", ggml))
-    find = ctypes.CFUNCTYPE(_Pointer, _Pointer, ctypes.c_char_p)(
-        ("ggml_backend_reg_get_proc_address", ggml)
-    )
+def _add_server(lib: Any, address: str) -> int | None:
+    text = ctypes.c_char_p
+    named = ggml_function(lib, "ggml_backend_reg_by_name", _Pointer, text)
+    find = ggml_function(lib, "ggml_backend_reg_get_proc_address", _Pointer, _Pointer, text)
     add = find(named(b"RPC"), b"ggml_backend_rpc_add_server")
-    added: int | None = ctypes.CFUNCTYPE(_Pointer, ctypes.c_char_p)(add)(address.encode())
+    added: int | None = ctypes.CFUNCTYPE(_Pointer, text)(add)(address.encode())
     return added

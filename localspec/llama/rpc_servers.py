@@ -1,9 +1,9 @@
-"""llama.cpp's RPC servers, asked by a plain socket what they are.
+"""Asks llama.cpp's RPC servers for their devices, with a plain socket.
 
-libllama ends the process if a server does not answer it, so each is tried here first, with a
-limit to every wait. Follows ggml-rpc.cpp: a request is a command (1 byte), the size of what
-follows (8 bytes, as all numbers little-endian) and that; an answer is its size and itself.
-A server serves one client at a time: others are accepted by its system and wait unanswered.
+libllama ends the process if a server does not answer, so each is tried here first, with a limit
+on every wait. Follows ggml-rpc.cpp: a request is a command (1 byte), a size (8 bytes; all
+numbers are little-endian) and that many bytes; an answer is a size and that many bytes. A
+server serves one client at a time: the system accepts others, which then wait.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import NamedTuple
 from localspec.errors import RpcError
 from localspec.llama.devices import REMOTE, Device
 
-SERVER_WAIT_S = 5.0  # for a connection and all answers
+SERVER_WAIT_S = 5.0  # for a connection and all its answers
 _HELLO, _DEVICE_COUNT, _DEVICE_MEMORY = 14, 15, 11  # of enum rpc_cmd
 _CAPABILITIES = bytes(24)  # of RDMA: none
-_MOST_DEVICES = 64  # a larger number is not believed
+_MOST_DEVICES = 64  # more are ignored
 
 
 class Protocol(NamedTuple):
-    """A version of the protocol."""
+    """A version of the RPC protocol."""
 
     major: int
     minor: int
@@ -46,7 +46,7 @@ class Protocol(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RpcServer:
-    """What a server says of itself. address: "host:port", as the user wrote it."""
+    """A server's description of itself. address: "host:port", as the user wrote it."""
 
     address: str
     protocol: Protocol
@@ -54,13 +54,13 @@ class RpcServer:
 
 
 def ask_server(address: str) -> RpcServer:
-    """What the server at a checked address is. Contacts no other.
+    """Ask the server at a checked address, and no other.
 
-    Raises RpcError if it does not answer within seconds, or not as such a server does.
+    Raises RpcError if it does not answer within seconds, or is not an RPC server.
     """
     try:
         with _Connection(address) as line:
-            # Beside its version a byte of padding and 24 of capabilities.
+            # The version is followed by a byte of padding and 24 bytes of capabilities.
             protocol = Protocol(*line.ask(_HELLO, _CAPABILITIES, "<3B25x"))
             (count,) = line.ask(_DEVICE_COUNT, b"", "<I")
             devices = [
@@ -70,7 +70,7 @@ def ask_server(address: str) -> RpcServer:
     except TimeoutError as error:
         raise RpcError(
             f"{address} did not answer within {SERVER_WAIT_S:.0f} s",
-            "Is it an RPC server of llama.cpp, and free? It serves one client at a time.",
+            "It has to be an idle RPC server of llama.cpp: one serves one client at a time.",
         ) from error
     except OSError as error:
         reason = error.strerror or str(error)
@@ -89,7 +89,7 @@ def ask_server(address: str) -> RpcServer:
 
 
 def ask_servers(addresses: Sequence[str]) -> list[RpcServer | RpcError]:
-    """What each server is, or why that is not known. All are asked at once."""
+    """Ask all servers at once; of each, its description or why there is none."""
 
     def ask(address: str) -> RpcServer | RpcError:
         try:
@@ -104,11 +104,11 @@ def ask_servers(addresses: Sequence[str]) -> list[RpcServer | RpcError]:
 
 
 def reset_at_end(connection: socket.socket) -> None:
-    """Have the line reset when it is closed, or its process ends.
+    """Reset the connection when it is closed, or its process ends.
 
-    SIGPIPE ends a server of llama.cpp that writes to a client that has gone, also when its turn
-    comes to answer one that waited in vain. What it reads from or writes to a line
-    that was reset fails, and it goes on to its next client.
+    SIGPIPE ends a server of llama.cpp that writes to a client that has left, even one that only
+    waited. Reading from and writing to a connection that was reset fails, and the server
+    continues with its next client.
     """
     on, seconds = 1, 0
     connection.setsockopt(
@@ -119,13 +119,13 @@ def reset_at_end(connection: socket.socket) -> None:
 
 
 def reset_lines_at_end(addresses: Sequence[str]) -> None:
-    """`reset_at_end` for libllama's lines to the servers, if they can be found."""
+    """`reset_at_end` for libllama's connections to the servers, if they can be found."""
     descriptors = Path("/dev/fd")
     if not addresses or not descriptors.is_dir():
         return
     known = {(socket.gethostbyname(host), int(port)) for host, port in map(_parts, addresses)}
     for name in os.listdir(descriptors):
-        with contextlib.suppress(OSError):  # it is no socket, has no peer, or was the listing's
+        with contextlib.suppress(OSError):  # not a socket, without a peer, or already closed
             line = socket.socket(fileno=os.dup(int(name)))
             with line:
                 if line.family == socket.AF_INET and line.getpeername() in known:
@@ -150,7 +150,7 @@ def _device(line: _Connection, address: str, protocol: Protocol, index: int) -> 
 
 
 class _Connection:
-    """A connection that ends after SERVER_WAIT_S, whatever comes. Raises OSError."""
+    """A connection that ends after SERVER_WAIT_S in any case. Raises OSError."""
 
     def __init__(self, address: str) -> None:
         host, port = _parts(address)
@@ -167,8 +167,7 @@ class _Connection:
     def ask(self, command: int, request: bytes, answer: str) -> tuple[int, ...]:
         """The numbers of an answer in the given layout.
 
-        Raises OSError, EOFError if the line is closed, ValueError for an answer of another
-        size.
+        Raises OSError, EOFError for a closed connection, ValueError for another size.
         """
         self._socket.sendall(struct.pack("<BQ", command, len(request)) + request)
         (size,) = struct.unpack("<Q", self._received(8))
@@ -185,7 +184,7 @@ class _Connection:
             self._socket.settimeout(left_s)
             more = self._socket.recv(size - len(data))
             if not more:
-                raise EOFError("it closed the line")
+                raise EOFError("it closed the connection")
             data += more
         return data
 

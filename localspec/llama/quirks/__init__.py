@@ -1,5 +1,5 @@
-"""Walls against what others do: each module says in its docstring when it can go.
+"""Workarounds for faults and gaps of other libraries; each says when it can be removed.
 
-None of them changes an answer. Take one out, run the tests with the libraries it names, and
-where they pass it has done its work.
+None of them changes an answer. To find out, remove one and run the tests with the libraries
+that it names.
 """

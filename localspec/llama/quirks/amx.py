@@ -1,12 +1,12 @@
-"""Whether ggml's AMX kernels are used: only where a trial shows that they are right.
+"""Uses ggml's AMX kernels only where a trial shows that they compute correctly.
 
 A source build on a Linux processor with AMX has them. GCC 12 drops all but the first bytes of
 the tile configuration in ggml_tile_config_init as dead stores (its ldtilecfg is said to read
 eight bytes), and the first product of a batch ends the process. Where they are right they
 decode a quantised model more than twice as fast as the AVX-512 kernels (docs/performance.md).
 
-Goes when ggml writes that configuration so that no compiler drops it, in the oldest
-llama-cpp-python that is allowed, or when GCC 12 builds it no more; `amx_trial` goes with it.
+Remove it, and `amx_trial`, when the oldest supported llama-cpp-python has a ggml that writes
+that configuration so that no compiler drops it, or can no longer be built by GCC 12.
 
 The function takes the llama_cpp module: `llama/library.py` is the one place that imports it.
 """
@@ -22,10 +22,9 @@ from localspec.llama.quirks.own_process import written_by
 
 
 def leave_out_if_wrong(lib: Any) -> bool:
-    """Keep ggml from placing weights where wrong kernels would multiply them.
+    """Keep ggml from placing weights where faulty kernels would multiply them.
 
-    Returns whether that was necessary. If this build has such kernels they are tried in a
-    process of its own.
+    Returns whether that was necessary. The kernels are tried in another process.
     """
     if (
         not sys.platform.startswith("linux")

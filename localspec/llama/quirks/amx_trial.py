@@ -1,9 +1,9 @@
-"""A program that multiplies with ggml's AMX kernels, and says whether the products are right.
+"""A program that multiplies with ggml's AMX kernels and checks the products.
 
     python amx_trial.py LIBLLAMA
 
-`amx` runs it in a process of its own, since wrong kernels can end the process. It is run as a
-file, so it imports nothing of the package. Goes with `amx`.
+`amx` runs it in another process, since faulty kernels can end that. It runs as a file, so it
+imports nothing of the package. Remove it with `amx`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _InitParams(ctypes.Structure):
 
 
 def call(ggml: ctypes.CDLL, name: str, result: Any, *arguments: tuple[Any, Any]) -> Any:
-    """The function of that name, called. arguments: the C type and the value of each."""
+    """Call the function of that name. arguments: the C type and the value of each."""
     prototype = ctypes.CFUNCTYPE(result, *(kind for kind, _ in arguments))
     return prototype((name, ggml))(*(value for _, value in arguments))
 
@@ -45,7 +45,7 @@ def call(ggml: ctypes.CDLL, name: str, result: Any, *arguments: tuple[Any, Any])
 def extra_places(ggml: ctypes.CDLL) -> Any:
     """The CPU backend's own buffer types, the preferred first: an array that ends with NULL.
 
-    It is ggml's own, from which loads choose a place for each weight.
+    It is ggml's own array, from which a load chooses a place for each weight.
     """
     cpu = call(ggml, "ggml_backend_dev_by_type", _Pointer, (ctypes.c_int, _CPU_DEVICE))
     registry = call(ggml, "ggml_backend_dev_backend_reg", _Pointer, (_Pointer, cpu))
@@ -57,18 +57,18 @@ def extra_places(ggml: ctypes.CDLL) -> Any:
 
 
 def listed(places: Any) -> list[int]:
-    """What such an array holds, the NULL left out."""
+    """The buffer types in such an array, without the NULL."""
     return list(itertools.takewhile(lambda place: place is not None, places))
 
 
 def name_of(ggml: ctypes.CDLL, place: int) -> bytes:
-    """What a buffer type is called."""
+    """The name of a buffer type."""
     name: bytes = call(ggml, "ggml_backend_buft_name", ctypes.c_char_p, (_Pointer, place))
     return name
 
 
 def products_are_right(ggml: ctypes.CDLL, place: int) -> bool:
-    """Whether a batch times weights that lie there is what it should be."""
+    """Whether a batch times weights in that place gives the right products."""
     weights = [
         [(5 * output + 3 * column + output * column) % 15 - 7 for column in range(_WIDTH)]
         for output in range(_NUM_OUTPUTS)
@@ -90,7 +90,7 @@ def products_are_right(ggml: ctypes.CDLL, place: int) -> bool:
 def _product(
     ggml: ctypes.CDLL, place: int, weights: list[list[int]], rows: list[list[int]]
 ) -> list[float]:
-    """ggml's, row by row. What it allocates goes with the process."""
+    """ggml's product, row by row. The process ends before its memory matters."""
     params = _InitParams(mem_size=1 << 20, no_alloc=True)
     for_weights, for_rows = (
         call(ggml, "ggml_init", _Pointer, (_InitParams, params)) for _ in range(2)
@@ -159,7 +159,7 @@ def main(library: str) -> None:
     if sys.platform != "win32":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # nobody wants to see the crash
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # leave no core file
     ggml = ctypes.CDLL(library)
     for place in listed(extra_places(ggml)):
         if name_of(ggml, place) == PLACE and products_are_right(ggml, place):

@@ -1,12 +1,12 @@
-"""Large pages for the weights that libllama stores itself, where Linux gives them on request.
+"""Large pages for the weights that libllama copies, where Linux gives them on request.
 
-ggml's CPU backend keeps many types of weights in an order of its own, in memory that it
-allocates (see `tensor_types.repacked_types`), and a decode reads all of it. In pages of 4 KiB
-the processor spends a good part of that on looking up addresses; most distributions give
-pages of 2 MiB only to who asks (/sys/kernel/mm/transparent_hugepage/enabled: madvise), which
-libllama does not. Figures are in docs/log/against-llama-cpp.md.
+ggml's CPU backend reorders many types of weights in memory that it allocates
+(`tensor_types.repacked_types`), and a decode reads all of it. With pages of 4 KiB the processor
+spends much of that time on address translation. Most distributions give pages of 2 MiB only on
+request (/sys/kernel/mm/transparent_hugepage/enabled: madvise), and libllama does not request
+them. Figures are in docs/log/against-llama-cpp.md.
 
-Goes when ggml asks for large pages itself where it allocates its CPU buffers.
+Remove it when ggml itself asks for large pages for its CPU buffers.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-_LEAST_BYTES = 16 << 20  # of a region, so that nobody's small buffers are meant
+_LEAST_BYTES = 16 << 20  # of a region: small buffers of others are left alone
 _MAPS = "/proc/self/maps"
 _MADV_HUGEPAGE = 14  # of Linux
 
 
 class Region(NamedTuple):
-    """Addresses, the last one excluded."""
+    """A range of addresses, without its end."""
 
     start: int
     end: int
 
 
 def asking_for_huge_pages(progress: Callable[[float], None]) -> Callable[[float], None]:
-    """A load's progress callback, to be called first when all is allocated and nothing filled.
+    """A load's progress callback, first called when all is allocated and nothing is filled.
 
-    Then it asks for them, for what was allocated since it was made. That is a hint, and never
-    an error.
+    Then it asks for large pages in all memory allocated since this call. The request is a hint,
+    and never an error.
     """
     before = _regions()
     is_asked = False
@@ -50,7 +50,7 @@ def asking_for_huge_pages(progress: Callable[[float], None]) -> Callable[[float]
 
 def _ask(before: list[Region]) -> None:
     if not before:
-        return  # nothing is known
+        return  # not known on this system
     libc = ctypes.CDLL(None)
     for region in _regions():
         for start, end in without(region, before):
@@ -60,7 +60,7 @@ def _ask(before: list[Region]) -> None:
 
 
 def _regions() -> list[Region]:
-    """Memory of this process that is no file's, in order; none where that is not known."""
+    """Anonymous memory of this process, in order; empty where that is not known."""
     regions: list[Region] = []
     if not sys.platform.startswith("linux"):
         return regions
@@ -74,7 +74,7 @@ def _regions() -> list[Region]:
 
 
 def without(region: Region, others: list[Region]) -> list[Region]:
-    """The parts of it that lie in none of the others, which are in order."""
+    """The parts of a region outside of the others, which are in order."""
     parts = []
     start = region.start
     for other in others:

@@ -1,10 +1,10 @@
-"""libllama's functions for heads that come with a model, which its public header lacks.
+"""libllama's functions for trained heads, which its public header lacks.
 
-They are exported under C++ names, change from version to version, and may be missing: each is
-looked up by itself, and without one of them there are no heads that need it. Names of Linux
-and macOS, of Windows, and plain ones.
+They are exported under C++ names, change from version to version, and may be missing. Each is
+looked up under its names on Linux and macOS, on Windows, and in C; without one of them, heads
+that need it are off.
 
-Goes when llama.h declares these functions.
+Remove it when llama.h declares these functions.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ LAYER_FUNCTIONS = ("set_embeddings_layer_inp", "get_embeddings_layer_inp")
 
 
 class NextnFunctions(NamedTuple):
-    """What `HEAD_FUNCTIONS` names, called with a context first; None if one is missing."""
+    """The functions of `HEAD_FUNCTIONS`; each takes a context first. None if one is missing."""
 
     set_embeddings_nextn: Callable[..., None]
     get_embeddings_nextn: Callable[..., Any]
@@ -74,9 +74,9 @@ class NextnFunctions(NamedTuple):
 
 @functools.cache
 def missing_functions(*, reads_layers: bool) -> tuple[str, ...]:
-    """The names of those that this build of libllama does not have, and a head needs.
+    """The names of functions that a head needs and this build of libllama lacks.
 
-    reads_layers: it is one that reads what goes into layers of its target.
+    reads_layers: whether the head reads inputs of its target's layers.
     """
     library = native.shared_library(llama_cpp)
     return tuple(
@@ -88,7 +88,7 @@ def missing_functions(*, reads_layers: bool) -> tuple[str, ...]:
 
 @functools.cache
 def require_nextn_functions(*, reads_layers: bool) -> NextnFunctions:
-    """Those that a head needs. Raises EngineError where one of them is missing."""
+    """The functions that a head needs. Raises EngineError if one of them is missing."""
     if missing := missing_functions(reads_layers=reads_layers):
         raise EngineError(
             f"this libllama has no {', '.join(missing)}, which such a head needs",

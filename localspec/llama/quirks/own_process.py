@@ -1,6 +1,6 @@
-"""A file of ours run in a process of its own, for what libllama may end a process by.
+"""Runs a file of ours in another process, since libllama may end it.
 
-Goes with the last of those who need it, `amx` and `rpc_version`.
+Remove it with `amx` and `rpc_version`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-_MOST_S = 20.0  # seconds, of what takes a tenth of one
+_MOST_S = 20.0  # a run takes a tenth of a second
 
 
 def written_by(program: str, library: str) -> str:
-    """What the program in a file writes about a library.
-
-    Nothing where it fails, or no process can be started.
-    """
-    # A frozen application, or one that embeds Python, would be started a second time.
+    """The output of a program for a library; empty if it fails or cannot be started."""
+    # A frozen application, or one that embeds Python, would start itself again.
     is_frozen = hasattr(sys, "frozen")
     if is_frozen or not Path(sys.executable or "").name.startswith("python"):
         return ""
@@ -33,5 +30,5 @@ def written_by(program: str, library: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    # Not its status: where a host ignores SIGCHLD, that is 0 whatever happened.
+    # The exit status is not checked: if the host ignores SIGCHLD, it is always 0.
     return done.stdout.strip()

@@ -1,12 +1,12 @@
-"""A program that writes which version of the RPC protocol a libllama speaks.
+"""A program that prints which version of the RPC protocol a libllama speaks.
 
     python rpc_version.py LIBLLAMA
 
-libllama has no function for it, but its server says it before anything else. At an address that
-is none it then ends, and has opened nothing. `rpc_backend` runs this in a process of its own,
-since C writes it to stdout. It is run as a file, so it imports nothing of the package.
+libllama has no function for it, but its server prints it first. With an invalid address, the
+server then ends and has opened nothing. `rpc_backend` runs this in another process, since C
+writes to stdout. It runs as a file, so it imports nothing of the package.
 
-Goes when libllama has a function that says the version.
+Remove it when libllama has a function for the version.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Pointer = ctypes.c_void_p
 
 
 def main(library: str) -> None:
-    """Have the server of the library at that path start, and fail. Nothing without one."""
+    """Start the server of the library at that path, which fails. Nothing without one."""
     ggml = ctypes.CDLL(library)
     named = ctypes.CFUNCTYPE(_Pointer, ctypes.c_char_p)(("ggml_backend_reg_by_name", ggml))
     find = ctypes.CFUNCTYPE(_Pointer, _Pointer, ctypes.c_char_p)(
@@ -33,8 +33,8 @@ def main(library: str) -> None:
     devices = (_Pointer * 1)(of_kind(_CPU_DEVICE))
     start = ctypes.CFUNCTYPE(
         None,
-        *(ctypes.c_char_p, ctypes.c_char_p),  # where, and its cache
-        *(ctypes.c_size_t, ctypes.c_size_t),  # of threads and devices
+        *(ctypes.c_char_p, ctypes.c_char_p),  # the address and the cache folder
+        *(ctypes.c_size_t, ctypes.c_size_t),  # numbers of threads and devices
         ctypes.POINTER(_Pointer),
     )
     start(address)(b"nowhere", None, 1, 1, devices)

@@ -1,14 +1,13 @@
-"""How long threads wait for each other awake before they sleep.
+"""How long threads spin before they sleep at a barrier.
 
-ggml's threads meet hundreds of times in a step. Where GCC's OpenMP library keeps them, one that
-waits turns in a loop for some milliseconds before it lets others run. If the one that it waits
-for has no core, since another program is there, each of these meetings takes as long as that.
-Sleeping at once costs more on a quiet machine, where all arrive within microseconds. In between
-there is a length that costs next to nothing there, and keeps the worst step in bounds
-(docs/performance.md).
+ggml's threads meet at hundreds of barriers in a step. With GCC's OpenMP library, a thread that
+waits spins for some milliseconds before it lets others run. If another program has the core of
+the thread that it waits for, each barrier takes that long. Sleeping at once costs more on an
+idle machine, where all threads arrive within microseconds. A length in between costs next to
+nothing there, and bounds the worst step (docs/performance.md).
 
-Goes when ggml bounds how long its threads wait awake, or is built without libgomp: then nobody
-reads these settings.
+Remove it when ggml bounds how long its threads spin, or is built without libgomp, which reads
+these settings.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 @contextlib.contextmanager
 def spinning_briefly() -> Iterator[None]:
-    """What libgomp reads when it is loaded within, unless the user or the host has set it.
+    """Set what libgomp reads when it is loaded in the block, unless it is set already.
 
-    Where it is loaded already nothing changes, nor for processes that are started later.
+    Nothing changes if libgomp is loaded already, nor for processes that are started later.
     """
     if any(name in os.environ for name in _SETTINGS):
         yield
