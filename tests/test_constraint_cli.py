@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
@@ -44,25 +42,26 @@ def test_generate_answers_what_fits(tmp_path):
     assert json.loads(choice.stdout)["text"] in ("yes", "no")
 
 
+def test_json_is_ascii():
+    """So that any program can read it, whatever the output's encoding is."""
+    done = run("generate", "--json", "--choice", "größe", "--choice", "日本", "Hi")
+    assert done.stdout.isascii()
+    assert json.loads(done.stdout)["text"] in ("größe", "日本")
+
+
 def test_every_answer_of_a_chat_fits():
     answers = run("chat", "--choice", "yes", "--choice", "no", given="One?\nTwo?\n").stdout
     assert set(answers.split()) <= {"yes", "no"}
     assert len(answers.split()) == 2
 
 
-def refused(folder, *options):
-    """As a program of its own, away from the checkout."""
-    return subprocess.run(
-        [sys.executable, "-m", "localspec", "generate", *options, "Hi"],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        cwd=folder,
-    )
+def refusal(*options):
+    """What a command says that takes no such options."""
+    done = run("generate", *options, "Hi")
+    assert (done.exit_code, done.stdout) == (2, "")
+    return done.stderr
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -77,36 +76,40 @@ def test_a_file_that_is_no_grammar_is_refused(tmp_path, name, text, message):
     path = tmp_path / name
     if text is not None:
         path.write_text(text)
-    done = refused(tmp_path, "--grammar", path)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Hint: " in done.stderr
+    said = refusal("--grammar", path)
+    assert message in said
+    assert "Hint: " in said
 
 
-@pytest.mark.process
-def test_what_is_not_kept_to_is_told_or_an_error(tmp_path):
+@pytest.fixture
+def unkept(tmp_path, unrelated_draft):
+    """Options with a schema of which a part is not kept to, and a model that is soon loaded."""
     path = tmp_path / "a.json"
     path.write_text(
         '{"type": "array", "items": {"enum": [1]}, "maxItems": 2, "uniqueItems": true}'
     )
-    asked = ("--json-schema", path, "--max-tokens", "20")
-    told = run("generate", *asked, "A fox?")
+    return ("--json-schema", path, "--max-tokens", 20, "--target", unrelated_draft)
+
+
+@pytest.mark.parametrize(("command", "given"), [("generate", "A fox?"), ("chat", "A fox?\n")])
+def test_what_is_not_kept_to_is_told(unkept, command, given):
+    told = run(command, *unkept, given=given)
+    assert told.exit_code == 0
     assert "Parts of the JSON schema that are not enforced: uniqueItems." in told.stderr
     assert "not enforced" not in told.stdout
-    as_object = run("generate", *asked, "--json", "A fox?").stdout
-    assert json.loads(as_object)["not_kept"] == ["uniqueItems"]
-    assert "uniqueItems" in run("chat", *asked, given="One?\n").stderr
-    strict = refused(tmp_path, *map(str, asked), "--strict")
-    assert strict.returncode == 2
-    assert 'cannot be enforced: "uniqueItems"' in strict.stderr
-    alone = refused(tmp_path, "--strict")
-    assert alone.returncode == 2
-    assert "--strict needs --json-schema" in alone.stderr
 
 
-@pytest.mark.process
+def test_json_has_what_is_not_kept_to(unkept):
+    answer = json.loads(run("generate", *unkept, "--json", "A fox?").stdout)
+    assert answer["not_kept"] == ["uniqueItems"]
+
+
+def test_what_is_not_kept_to_is_an_error_if_asked_for(unkept):
+    assert 'cannot be enforced: "uniqueItems"' in refusal(*unkept, "--strict")
+    assert "--strict needs --json-schema" in refusal("--strict")
+
+
 def test_two_at_once_are_refused(tmp_path):
     (tmp_path / "a.json").write_text("{}")
-    done = refused(tmp_path, "--json-schema", tmp_path / "a.json", "--regex", "a")
-    assert done.returncode == 2
-    assert "json_schema and regex are given" in done.stderr
+    said = refusal("--json-schema", tmp_path / "a.json", "--regex", "a")
+    assert "json_schema and regex are given" in said

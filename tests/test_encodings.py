@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 from gguf_maker import write_random_model
 from localspec.chat.template import BUILT_IN
 from localspec.checks.prompts import read_prompts
+from localspec.cli import main
 
-pytestmark = pytest.mark.process
-
+NAMES = ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
 SIGNS = "日本✓ “é” ─"
 TERSE = ("--max-tokens", "4", "--ctx", "512")
-LOCALSPEC = Path(sys.executable).with_name("localspec")
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,11 @@ def home(tmp_path_factory, demo_target):
         replace_tokens={i: token_text(f"{SIGNS}{i}") for i in range(300, 4096)},
     )
     add = ("models", "add", "mine", "--target", model, "--description", SIGNS, "--ctx", 512)
-    assert run(folder, "utf-8", *add).returncode == 0
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        for name in NAMES:
+            patch.setenv(name, str(folder))
+        assert run("utf-8", *add).exit_code == 0
+        yield folder
 
 
 def token_text(text: str) -> str:
@@ -43,15 +46,17 @@ def token_text(text: str) -> str:
     return "".join(stated.get(byte, chr(byte)) for byte in text.encode())
 
 
-def run(home: Path, encoding: str, *arguments: object) -> subprocess.CompletedProcess[bytes]:
-    """A command whose streams are pipes in that encoding."""
-    names = ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
-    return subprocess.run(
-        [LOCALSPEC, *map(str, arguments)],
-        env={**os.environ, **dict.fromkeys(names, str(home)), "PYTHONIOENCODING": encoding},
-        input=f"Say {SIGNS}\n".encode(),
-        capture_output=True,
-    )
+def run(encoding: str, *arguments: object) -> Result:
+    """A command whose output is in that encoding."""
+    runner = CliRunner(charset=encoding)
+    return runner.invoke(main, [*map(str, arguments)], input=f"Say {SIGNS}\n".encode())
+
+
+def assert_written(output: bytes, encoding: str) -> None:
+    """All signs are there, or in cp1252 those that it has."""
+    text = output.decode(encoding)
+    assert "é" in text
+    assert ("日本✓" in text, "???" in text) == (encoding == "utf-8", encoding == "cp1252")
 
 
 OUTPUTS = pytest.mark.parametrize(
@@ -75,20 +80,28 @@ OUTPUTS = pytest.mark.parametrize(
     ids=" ".join,
 )
 def test_characters_that_the_output_lacks_are_replaced(home, arguments, encoding, written):
-    done = run(home, encoding, *arguments)
-    assert done.returncode == 0, done.stderr
-    assert b"Traceback" not in done.stderr
-    text = done.stdout.decode(written)
-    assert "é" in text
-    assert ("日本✓" in text, "???" in text) == (written == "utf-8", written == "cp1252")
+    done = run(encoding, *arguments)
+    assert done.exit_code == 0, done.stderr_bytes
+    assert b"Traceback" not in done.stderr_bytes
+    assert_written(done.stdout_bytes, written)
+
+
+@pytest.mark.process
+@OUTPUTS
+def test_the_streams_of_a_process_are_written_alike(home, encoding, written):
+    done = subprocess.run(
+        [Path(sys.executable).with_name("localspec"), "models", "path", "mine"],
+        env={**os.environ, "PYTHONIOENCODING": encoding}, capture_output=True, check=True,
+    )  # fmt: skip
+    assert_written(done.stdout, written)
 
 
 @OUTPUTS
 @pytest.mark.parametrize("arguments", [("models",), ("bench", "--help"), ("chat", "--help")])
 def test_lists_and_help_can_be_written(home, arguments, encoding, written):
-    done = run(home, encoding, *arguments)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.decode(written).count("\n") > 10
+    done = run(encoding, *arguments)
+    assert done.exit_code == 0, done.stderr_bytes
+    assert done.stdout_bytes.decode(written).count("\n") > 10
 
 
 def test_a_mark_of_byte_order_is_no_part_of_a_text(home, tmp_path):
@@ -99,10 +112,10 @@ def test_a_mark_of_byte_order_is_no_part_of_a_text(home, tmp_path):
     counts = []
     for encoding in ("utf-8", "utf-8-sig"):
         template.write_text(BUILT_IN["chatml"], encoding=encoding)
-        options = ("--chat-template", template, "--max-tokens", 1, "--json")
-        counts.append(json.loads(run(home, "utf-8", "generate", *options).stdout))
+        options = ("--preset", "mine", "--chat-template", template, "--max-tokens", 1, "--json")
+        counts.append(json.loads(run("utf-8", "generate", *options).stdout))
     assert counts[0]["prompt_tokens"] == counts[1]["prompt_tokens"]
-    presets = Path(json.loads(run(home, "utf-8", "doctor", "--json").stdout)["presets_file"])
+    presets = Path(json.loads(run("utf-8", "doctor", "--json").stdout)["presets_file"])
     presets.write_text(presets.read_text("utf-8"), encoding="utf-8-sig")
-    assert run(home, "utf-8", "models", "path", "mine").returncode == 0
-    assert run(home, "utf-8", "models", "add", "more", "--target", "mine").returncode == 0
+    assert run("utf-8", "models", "path", "mine").exit_code == 0
+    assert run("utf-8", "models", "add", "more", "--target", "mine").exit_code == 0

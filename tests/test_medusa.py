@@ -13,12 +13,14 @@ import gguf
 import llama_cpp
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from convert_medusa import heads_of
 from medusa_file import HeadWeights, write_medusa
 
 import inside
 import localspec
 from gguf_maker import write_random_model
+from localspec.cli import main
 from localspec.errors import ModelFileError, PairError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
@@ -236,18 +238,9 @@ def test_what_it_is(made):
         check_target(header)
 
 
-@pytest.mark.process
-def test_it_is_explained_and_its_name_is_enough(made, tmp_path):
-    said = subprocess.run(
-        [
-            *(sys.executable, "-m", "localspec", "explain", "--json"),
-            *("--target", made.target, "--draft", made.path),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
+def test_it_is_explained_and_its_name_is_enough(made):
+    named = ["--target", str(made.target), "--draft", str(made.path)]
+    said = CliRunner().invoke(main, ["explain", "--json", *named])
     head = json.loads(said.stdout)["head"]
     assert (head["description"], head["why_not"]) == ("4 Medusa heads", "")
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 import localspec
 from gguf_maker import write_scripted_model
+from localspec.cli import main
 from localspec.cli.terminal.answer_view import MarkedView, RenderedView
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.answer_text import AnswerText
@@ -297,19 +298,17 @@ def test_an_answer_of_thoughts_alone_does_not_trap_the_chat(files):
         assert chat.send("and", sampling=GREEDY, max_tokens=50).reply().text == "Hello."
 
 
-@pytest.mark.process
 def test_the_command_writes_thoughts_elsewhere(files, tmp_path):
     file = tmp_path / "template.jinja"
     file.write_text(MODELS["Mistral"].template)
     command = [
-        sys.executable, "-m", "localspec", "generate", "hi", "--target", str(files["Mistral"]),
-        "--chat-template", str(file), "--temperature", "0", "--max-tokens", "50",
+        "generate", "hi", "--target", str(files["Mistral"]), "--chat-template", str(file),
+        "--temperature", "0", "--max-tokens", "50",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("Hello.\n", "Hm.\n")
-    done = subprocess.run(
-        [*command, "--json"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = CliRunner().invoke(main, command)
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "Hello.\n", "Hm.\n")
+    done = CliRunner().invoke(main, [*command, "--json"])
+    assert (done.exit_code, done.stderr) == (0, "")
     answer = json.loads(done.stdout)
     assert (answer["text"], answer["thoughts"]) == ("Hello.", "Hm.")
 
