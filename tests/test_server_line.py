@@ -128,6 +128,20 @@ def test_who_waits_gets_events_and_what_goes_wrong_then_is_one(
 
 
 @pytest.mark.process
+def test_a_wrong_choice_of_a_tool_is_refused_before_it_waits(server):
+    """Else it would be an error in the midst of a stream that has begun."""
+    look = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    asked = {"tools": [{"type": "function", "function": look}], "tool_choice": "listen"}
+    with streaming(server, **LONG) as running:
+        events = events_of(running)
+        next(events)
+        refused = server.ask(CHAT, messages=QUESTION, stream=True, **asked)
+        events.close()
+    assert refused.status_code == 400
+    assert "listen" in refused.json()["error"]["message"]
+
+
+@pytest.mark.process
 def test_who_gets_an_answer_is_not_told_that_it_waits(endless):
     """Threads that take turns at each step show what is lost between them."""
     interval = sys.getswitchinterval()

@@ -30,7 +30,9 @@ class Usage:
     mispredicted: int
 
 
-def usage_of(finished: Sequence[Finished], num_answers: int, *, has_prediction: bool) -> Usage:
+def usage_of(
+    finished: Sequence[Finished], num_answers: int = 1, *, has_prediction: bool = False
+) -> Usage:
     """The usage of all answers; a prompt with several answers counts once."""
     stats = [each.reply.stats for each in finished]
     firsts = stats[::num_answers]

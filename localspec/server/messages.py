@@ -23,6 +23,8 @@ from localspec.streaming.reply import Piece
 
 # A line that a coding agent sends; its numbers change with each request or session.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
+_NO_TEXT = {"type": "text", "text": ""}  # blocks as they start
+_NO_THOUGHT = {"type": "thinking", "thinking": "", "signature": ""}
 _NOT_TEXT = ("thinking", "redacted_thinking", "tool_use", "tool_result")  # types of blocks
 _HELLO = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 5}
 
@@ -56,16 +58,15 @@ class MessageForm(Form):
         (answer,) = finished
         content: list[dict[str, Any]] = []
         if answer.reply.thoughts:
-            thoughts = answer.reply.thoughts
-            content.append({"type": "thinking", "thinking": thoughts, "signature": ""})
+            content.append({**_NO_THOUGHT, "thinking": answer.reply.thoughts})
         if answer.reply.text or not answer.reply.tool_calls:
-            content.append({"type": "text", "text": answer.reply.text})
+            content.append({**_NO_TEXT, "text": answer.reply.text})
         for call in answer.reply.tool_calls:
             content.append({**_tool_use(call.id, call.name), "input": call.arguments})
         return {
             **self._message(content),
             **_stop_fields(answer),
-            "usage": _message_usage(usage_of(finished, 1, has_prediction=False)),
+            "usage": _message_usage(usage_of(finished)),
             **own_fields(answer.reply),
         }
 
@@ -78,15 +79,10 @@ class MessageForm(Form):
         if isinstance(event, Finished):
             begun = self._begin(event.reply.stats.prompt_tokens)
             has_said = self._block == "text" or event.reply.tool_calls
-            text = {"type": "text", "text": ""}
-            turned = "" if has_said else self._turn_to("text", text)
-            usage = _message_usage(usage_of([event], 1, has_prediction=False))
-            ended = _named_event(
-                "message_delta",
-                delta=_stop_fields(event),
-                usage=usage,
-                **own_fields(event.reply),
-            )
+            turned = "" if has_said else self._turn_to("text", _NO_TEXT)
+            usage, own = _message_usage(usage_of([event])), own_fields(event.reply)
+            delta = _stop_fields(event)
+            ended = _named_event("message_delta", delta=delta, usage=usage, **own)
             return begun + turned + self._end_block() + ended
         # Not a ping: a coding agent that gets nothing else for five minutes gives up.
         begun = self._begin(event.num_tokens if isinstance(event, ReadingPrompt) else 0)
@@ -116,20 +112,17 @@ class MessageForm(Form):
         """The events of a piece, in the block that it belongs to."""
         if (call := piece.call) is not None:
             turned = self._turn_to(call.number, _tool_use(call.id, call.name))
-            delta = {"type": "input_json_delta", "partial_json": call.json}
-        elif piece.is_thought:
-            block = {"type": "thinking", "thinking": "", "signature": ""}
-            turned = self._turn_to("thinking", block)
-            delta = {"type": "thinking_delta", "thinking": piece.text}
-        else:
-            return self._say_text(piece.text)
-        return turned + self._delta(delta)
+            return turned + self._delta("input_json_delta", partial_json=call.json)
+        if piece.is_thought:
+            turned = self._turn_to("thinking", _NO_THOUGHT)
+            return turned + self._delta("thinking_delta", thinking=piece.text)
+        return self._say_text(piece.text)
 
     def _say_text(self, text: str) -> str:
-        turned = self._turn_to("text", {"type": "text", "text": ""})
-        return turned + self._delta({"type": "text_delta", "text": text})
+        return self._turn_to("text", _NO_TEXT) + self._delta("text_delta", text=text)
 
-    def _delta(self, delta: dict[str, Any]) -> str:
+    def _delta(self, kind: str, **more: str) -> str:
+        delta = {"type": kind, **more}
         return _named_event("content_block_delta", index=self._num_blocks, delta=delta)
 
     def _turn_to(self, name: str | int, block: dict[str, Any]) -> str:
@@ -145,10 +138,8 @@ class MessageForm(Form):
     def _end_block(self) -> str:
         if self._block is None:
             return ""
-        signed = ""
-        if self._block == "thinking":
-            delta = {"type": "signature_delta", "signature": ""}
-            signed = self._delta(delta)
+        is_thought = self._block == "thinking"
+        signed = self._delta("signature_delta", signature="") if is_thought else ""
         ended = _named_event("content_block_stop", index=self._num_blocks)
         self._block = None
         self._num_blocks += 1

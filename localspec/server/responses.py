@@ -32,6 +32,7 @@ _CALLS = {
     "local_shell_call": "action",
 }
 _LOGPROBS = "message.output_text.logprobs"  # in the field "include"
+_TextKind = Literal["message", "reasoning"]
 _ONLY_THOUGHT = {"role", "content", "reasoning_content"}
 _RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
@@ -121,17 +122,15 @@ class ResponseForm(Form):
     def _say(self, piece: Piece) -> str:
         if piece.logprobs is not None and not piece.is_thought:
             self._logprobs.append(logprob_object(piece.logprobs))
-        item: _TextItem | _CallItem
-        if piece.call is not None:
-            item, text = _CallItem(piece.call), piece.call.json
-        else:
-            item, text = _TextItem("reasoning" if piece.is_thought else "message"), piece.text
-            if not text:
-                return ""
-        turned = ""
-        if self._item is None or self._item.name != item.name:
+        call = piece.call
+        kind: _TextKind = "reasoning" if piece.is_thought else "message"
+        text = piece.text if call is None else call.json
+        if not text and call is None:
+            return ""
+        item, turned = self._item, ""
+        if item is None or item.name != (kind if call is None else call.number):
+            item = _TextItem(kind) if call is None else _CallItem(call)
             turned = self._turn_to(item)
-        item = self._item or item
         if not text:
             return turned
         item.text += text
@@ -222,7 +221,7 @@ class ResponseForm(Form):
             "usage": None,
         }
         if status == "completed":
-            response["usage"] = _response_usage(usage_of(finished, 1, has_prediction=False))
+            response["usage"] = _response_usage(usage_of(finished))
         if finished:
             response |= own_fields(finished[-1].reply)
         return response
@@ -295,7 +294,7 @@ class _TextItem:
 
     nothing: Mapping[str, Any] = {"content": []}  # the fields that are empty at its start
 
-    def __init__(self, kind: Literal["message", "reasoning"], text: str = "") -> None:
+    def __init__(self, kind: _TextKind, text: str = "") -> None:
         self.kind = self.name = kind
         self.text = text
         self.logprobs: list[dict[str, Any]] = []
