@@ -243,6 +243,15 @@ def unrelated_draft(tmp_path_factory: pytest.TempPathFactory, demo_target: Path)
 
 
 @pytest.fixture(scope="session")
+def blurred_draft(tmp_path_factory: pytest.TempPathFactory, demo_draft: Path) -> Path:
+    """A draft for the demo's draft, with which it often agrees: a pair that decodes quickly."""
+    from gguf_maker import write_blurred
+
+    path = tmp_path_factory.mktemp("models") / "blurred.gguf"
+    return write_blurred(path, demo_draft, noise=0.2)
+
+
+@pytest.fixture(scope="session")
 def demo_vocab(demo_target: Path) -> Iterator[int]:
     """libllama's pointer to the demo pair's vocabulary."""
     from llama_chain import vocabulary_of

@@ -100,6 +100,23 @@ def write_random_model(
     return path
 
 
+def write_blurred(path: Path, model: Path, noise: float, seed: int = 0) -> Path:
+    """A copy of a model of IQ4_NL that agrees with it the less often the larger the noise is.
+
+    noise: standard deviation of the factors by which blocks of its weights are off.
+    """
+    random = np.random.default_rng(seed)
+    path.write_bytes(model.read_bytes())
+    for tensor in gguf.GGUFReader(path, "r+").tensors:
+        if tensor.tensor_type == gguf.GGMLQuantizationType.IQ4_NL:
+            # A block is a scale of 2 bytes and 32 weights of 4 bits.
+            scales = tensor.data.reshape(-1, 18)[:, :2]
+            exact = np.ascontiguousarray(scales).view(np.float16)
+            factors = 1 + noise * random.standard_normal(exact.shape)
+            scales[:] = (exact * factors).astype(np.float16).view(np.uint8)
+    return path
+
+
 def _add_attention_layer(
     architecture: str,
     block: str,

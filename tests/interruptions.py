@@ -49,8 +49,16 @@ def wish_at_decode(number: int, cancellation: Cancellation) -> Iterator[Iterator
 
 
 @contextmanager
-def _traced(files: Sequence[str], event: str, visit: Callable[[Place], None]) -> Iterator[None]:
-    """While the block runs, `visit` gets each place in these files before it is executed."""
+def _traced(
+    files: Sequence[str],
+    event: str,
+    visit: Callable[[Place], None],
+    only: CodeType | None = None,
+) -> Iterator[None]:
+    """While the block runs, `visit` gets each place in these files before it is executed.
+
+    only: the one piece of code whose places are asked for.
+    """
     names = {str(PACKAGE / file) for file in files}
 
     def local(frame: FrameType, kind: str, _argument: object) -> Any:
@@ -60,7 +68,8 @@ def _traced(files: Sequence[str], event: str, visit: Callable[[Place], None]) ->
         return local
 
     def begin(frame: FrameType, _kind: str, _argument: object) -> Any:
-        if frame.f_code.co_filename not in names:
+        is_asked_for = only is None or frame.f_code is only
+        if not is_asked_for or frame.f_code.co_filename not in names:
             return None
         frame.f_trace_opcodes = event == "opcode"
         frame.f_trace_lines = event == "line"
@@ -114,7 +123,7 @@ def struck(
             raise Struck(name_of(place))  # after which nothing is traced any more
 
     try:
-        with _traced(files, event, strike):
+        with _traced(files, event, strike, only=place[0]):
             act()
     except Struck as error:
         return error

@@ -5,6 +5,7 @@ What a policy makes of costs and acceptance shows exactly and at once, on any ma
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -177,9 +178,14 @@ class TimedDraft(TimedModel):
 
 def curve(ratios: dict[int, float]) -> list[float]:
     """v(n) for n = 0, 1, 2 … 4096: between sizes a line, and one through 0 beyond them."""
-    sizes = sorted(ratios)
+    return _curve(tuple(sorted(ratios.items())))
+
+
+@functools.cache
+def _curve(ratios: tuple[tuple[int, float], ...]) -> list[float]:
+    sizes, values = zip(*ratios, strict=True)
     largest = sizes[-1]
-    known = np.interp(range(largest + 1), sizes, [ratios[size] for size in sizes]).tolist()
+    known = np.interp(range(largest + 1), sizes, values).tolist()
     return known + [known[-1] * size / largest for size in range(largest + 1, 4097)]
 
 
@@ -285,12 +291,23 @@ def answer(
     return clock.now
 
 
+@functools.lru_cache(maxsize=4)
+def _agreed(agrees: Callable[[int], bool]) -> list[int]:
+    """After each token, how many draft tokens agree one after another, if many are drafted."""
+    agreed = [0] * VOCAB
+    for place in range(VOCAB + MAX_DRAFT_TOKENS, -1, -1):
+        token = place % VOCAB
+        agreed[token] = agreed[successor(token)] + 1 if agrees(token) else 0
+    return agreed
+
+
 def fixed(num_draft_tokens: Callable[[int], int], text: Text, machine: Machine) -> float:
     """What `answer` gives where each step's number is known: the same sum, without the loop.
 
     num_draft_tokens: of the last token, how many are drafted after it.
     """
     target_curve, draft_curve = curve(machine.ratios), curve(machine.draft_ratios)
+    agreed = _agreed(text.agrees)
     now, drafted = 0.0, False
     length = num_cached = num_draft_cached = 0
     for start in text.starts:
@@ -312,9 +329,7 @@ def fixed(num_draft_tokens: Callable[[int], int], text: Text, machine: Machine) 
                 step_s *= machine.waking if drafted else 1.0
                 drafted = False
             now += step_s
-            num_kept = 0
-            while num_kept < num_drafted and text.agrees((token + num_kept) % VOCAB):
-                num_kept += 1
+            num_kept = min(num_drafted, agreed[token])
             num_cached = length + num_kept
             num_draft_cached = min(num_draft_cached, num_cached)
             length = num_cached + 1

@@ -11,9 +11,11 @@ from hybrid_maker import write_hybrid
 from interruptions import Struck, name_of, places, struck
 
 import localspec
+from examples import num_examples
 
 GREEDY = localspec.SamplingParams(temperature=0)
 FOX = "Tell me a story about a fox."
+OWL = "Tell me a story about an owl."  # answered without a near tie that rounding decides
 AGAIN = "the fox and the owl and the fox and the owl and the"
 # What holds state that two places share.
 LEASE = (
@@ -47,17 +49,18 @@ EVENTS = [
 
 
 @pytest.fixture(scope="module")
-def loads(tmp_path_factory, demo_target):
-    """How each kind of engine is loaded."""
+def loads(tmp_path_factory, demo_target, demo_draft, blurred_draft):
+    """How each kind of engine is loaded, where it can be with models that decode quickly."""
+    small = {"target": demo_draft, "draft": blurred_draft}
     path = tmp_path_factory.mktemp("hybrid") / "hybrid.gguf"
     write_hybrid(path, demo_target, "granitehybrid")
     hybrid = {"target": path, "draft": path, "context_length": 512}
     return {
-        "pair": lambda: localspec.load(draft_tokens=3),
+        "pair": lambda: localspec.load(**small, draft_tokens=3),
         "head": lambda: localspec.load("demo@head", draft_tokens=3),
         "hybrid": lambda: localspec.load(**hybrid, draft_tokens=3),
-        "adaptive": localspec.load,
-        "isolated": lambda: localspec.IsolatedEngine(draft_tokens=3),
+        "adaptive": lambda: localspec.load(**small),
+        "isolated": lambda: localspec.IsolatedEngine(**small, draft_tokens=3),
     }
 
 
@@ -78,7 +81,7 @@ def use(engine):
 def answers(engine):
     """What has to be the same as of a fresh engine."""
     raw = engine.generate_raw(AGAIN, sampling=GREEDY, max_tokens=8).reply()
-    return raw.token_ids, engine.chat().send(FOX, sampling=GREEDY, max_tokens=8).reply().text
+    return raw.token_ids, engine.chat().send(OWL, sampling=GREEDY, max_tokens=6).reply().text
 
 
 def check_places(load, files, event, every=1):
@@ -154,7 +157,7 @@ def test_an_engine_closes_after_an_exception_at_any_place_of_closing(event, ever
 @pytest.mark.parametrize("kind", [*KINDS, "isolated"])
 def test_signals_at_any_time_leave_an_engine_as_a_fresh_one(loads, kind):
     """Real ones, whose handler raises; the seed is that of the times."""
-    times = random.Random(17)
+    times, num_times = random.Random(17), num_examples(300)
 
     def strike(*_signal):
         raise Struck
@@ -169,7 +172,7 @@ def test_signals_at_any_time_leave_an_engine_as_a_fresh_one(loads, kind):
             started = time.perf_counter()
             use(engine)
             takes_s = time.perf_counter() - started
-            for _ in range(300):
+            for _ in range(num_times):
                 try:
                     signal.setitimer(signal.ITIMER_REAL, times.uniform(1e-4, takes_s))
                     use(engine)
@@ -180,4 +183,4 @@ def test_signals_at_any_time_leave_an_engine_as_a_fresh_one(loads, kind):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert num_struck > 100
+    assert num_struck > num_times / 3

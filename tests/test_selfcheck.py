@@ -13,7 +13,7 @@ from interruptions import wish_at_decode
 
 import inside
 import localspec
-from localspec.checks import distribution_check
+from localspec.checks import distribution_check, selfcheck
 from localspec.checks.distribution_check import BIAS, SAMPLED_TEXT_TOKENS, VIEWS
 from localspec.checks.identity import ENOUGH_ACCEPTED
 from localspec.checks.limit import EndedBy
@@ -35,6 +35,13 @@ def pair():
         yield engine
 
 
+@pytest.fixture(scope="module")
+def small_pair(demo_draft, blurred_draft):
+    """A pair whose decodes take little time; a check leaves it as it was."""
+    with localspec.load(target=demo_draft, draft=blurred_draft) as engine:
+        yield engine
+
+
 def run_check(engine, samples=700, names=("a fox", "rain"), watch=None, **fits):
     chat = engine.chat()
     return inside.measure(
@@ -46,27 +53,6 @@ def run_check(engine, samples=700, names=("a fox", "rain"), watch=None, **fits):
         watch=watch or Watch(lambda _stage, _left: None),
         options=localspec.AnswerOptions(**fits),
     )
-
-
-@pytest.mark.slow
-def test_the_demo_pair_is_lossless(pair):
-    """With as much evidence as a verdict takes, and no more."""
-    policy = inside.loop(pair).draft_policy
-    report = run_check(pair, None, ("a fox", "rain", "an owl", "a whale", "two mice"))
-    assert inside.loop(pair).draft_policy is policy
-    assert pair.generate_raw("Once", max_tokens=3).reply().token_ids
-    assert report.finding is report.identity is report.statistics is Finding.LOSSLESS
-    assert (report.identity_bugs, report.distribution_bugs) == ([], [])
-    assert report.rounding.num_rows > 200
-    for identity in (report.greedy, report.seeded):
-        assert ENOUGH_ACCEPTED <= identity.num_accepted < ENOUGH_ACCEPTED + 192
-        assert identity.num_accepted < identity.num_tokens
-        assert identity.smallest_fault < 0.012
-    assert {
-        (distribution.rule, distribution.view) for distribution in report.distributions
-    } == {(rule, view) for rule in ("token", "block", "coupled") for view in VIEWS}
-    assert all(distribution.smallest_bias <= BIAS for distribution in report.distributions)
-    assert report.visible_bias > 0.8 * BIAS
 
 
 def test_little_evidence_is_no_verdict(pair):
@@ -202,7 +188,7 @@ def test_a_wish_reaches_a_check_in_another_process():
 
 
 @pytest.mark.slow
-def test_a_suspicion_that_time_left_open_is_no_verdict(monkeypatch, pair):
+def test_a_suspicion_that_time_left_open_is_no_verdict(monkeypatch, small_pair):
     """Neither of the two, whatever else was seen."""
     monkeypatch.setattr(verify, "token", too_ready)
 
@@ -212,21 +198,21 @@ def test_a_suspicion_that_time_left_open_is_no_verdict(monkeypatch, pair):
 
     watch = Watch(end_when_asked_again)
     names = ("a fox", "rain", "an owl", "a whale", "two mice")
-    report = run_check(pair, None, names, watch=watch)
+    report = run_check(small_pair, None, names, watch=watch)
     assert report.visible_bias <= BIAS
     assert report.open_suspicions == ["token"]
     assert report.identity is Finding.LOSSLESS
     assert report.statistics is report.finding is Finding.NOT_ENOUGH
     assert report.seconds_needed > 3 * report.time_s
-    _, _, statistics, advice, *_ = report_text(report, pair, details=False).splitlines()
+    _, _, statistics, advice, *_ = report_text(report, small_pair, details=False).splitlines()
     assert "of the rule token look suspect; the second test was not finished" in statistics
     assert advice.startswith("A verdict needs about ")
 
 
 @pytest.mark.slow
-def test_a_draft_that_is_never_right_proves_no_identity(demo_target, unrelated_draft):
+def test_a_draft_that_is_never_right_proves_no_identity(demo_draft, unrelated_draft):
     """However long it takes: every text is the target's, for none of it was the draft's."""
-    with localspec.load(target=demo_target, draft=unrelated_draft) as engine:
+    with localspec.load(target=demo_draft, draft=unrelated_draft) as engine:
         report = run_check(engine, 100)
     assert report.identity is Finding.NOT_ENOUGH
     assert report.greedy.num_tokens > 400 > 20 > report.greedy.num_accepted
@@ -278,10 +264,10 @@ def bad_noise(self, index, distribution):
     ],
     ids=["rule block", "rule token", "greedy text", "rule coupled"],
 )
-def test_planted_bugs_are_found(monkeypatch, pair, place, name, planted, words, samples):
+def test_planted_bugs_are_found(monkeypatch, small_pair, place, name, planted, words, samples):
     """And named."""
     monkeypatch.setattr(place, name, planted)
-    report = run_check(pair, samples)
+    report = run_check(small_pair, samples)
     bugs = [*report.identity_bugs, *report.distribution_bugs]
     assert any(words in line for line in bugs), report
     assert report.finding is Finding.NOT_LOSSLESS
@@ -290,10 +276,10 @@ def test_planted_bugs_are_found(monkeypatch, pair, place, name, planted, words, 
 
 
 @pytest.mark.slow
-def test_what_is_no_bug_is_none(monkeypatch, pair):
+def test_what_is_no_bug_is_none(monkeypatch, small_pair):
     """Any choice from a one-hot row is the same."""
     monkeypatch.setattr(verify, "argmax", lambda _index, row: int(row.ids[-1]))
-    report = run_check(pair)
+    report = run_check(small_pair)
     assert [*report.identity_bugs, *report.distribution_bugs] == []
 
 
@@ -312,11 +298,11 @@ def test_a_cache_that_is_not_undone_is_an_error(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_suspicion_is_decided_by_four_times_the_tokens(monkeypatch, pair):
+def test_a_suspicion_is_decided_by_four_times_the_tokens(monkeypatch, small_pair):
     """Here it was right at first, and would not be borne out."""
     monkeypatch.setattr(verify, "token", too_ready)
     inside.before_confirmation(monkeypatch.undo, monkeypatch)
-    report = run_check(pair)
+    report = run_check(small_pair)
     [first] = [
         distribution
         for distribution in report.distributions
@@ -363,8 +349,20 @@ def stories(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_verdict_comes_first_and_the_rest_on_request(stories):
-    spoken = run("--prompts", stories)
+def test_the_demo_pair_is_lossless_and_the_verdict_comes_first(tmp_path, monkeypatch):
+    """With as much evidence as a verdict takes, and no more; and the rest on request."""
+    path, reports = tmp_path / "prompts.txt", []
+    names = ("a fox", "rain", "an owl", "a whale", "two mice")
+    path.write_text("".join(f"Tell me a story about {name}.\n" for name in names))
+
+    def kept(engine, *arguments, **keywords):
+        policy = inside.loop(engine).draft_policy
+        reports.append(check(engine, *arguments, **keywords))
+        assert inside.loop(engine).draft_policy is policy
+        return reports[0]
+
+    monkeypatch.setattr(selfcheck, "check", kept)
+    spoken = run("--prompts", str(path), "--seconds", "36000")
     assert spoken.exit_code == 0, spoken.output
     first, identity, statistics, more = spoken.stdout.splitlines()
     assert re.match(r"Lossless: (\d+) of \1 drafted tokens are the target's own, and", first)
@@ -372,6 +370,19 @@ def test_the_verdict_comes_first_and_the_rest_on_request(stories):
     assert statistics.startswith("Statistics: lossless. Of ")
     assert "a bias of 3.0% would have been seen." in statistics
     assert "--details" in more
+    [report] = reports
+    assert report.finding is report.identity is report.statistics is Finding.LOSSLESS
+    assert (report.identity_bugs, report.distribution_bugs) == ([], [])
+    assert report.rounding.num_rows > 200
+    for found in (report.greedy, report.seeded):
+        assert ENOUGH_ACCEPTED <= found.num_accepted < ENOUGH_ACCEPTED + 192
+        assert found.num_accepted < found.num_tokens
+        assert found.smallest_fault < 0.012
+    assert {
+        (distribution.rule, distribution.view) for distribution in report.distributions
+    } == {(rule, view) for rule in ("token", "block", "coupled") for view in VIEWS}
+    assert all(distribution.smallest_bias <= BIAS for distribution in report.distributions)
+    assert report.visible_bias > 0.8 * BIAS
 
 
 @pytest.mark.slow
@@ -451,9 +462,9 @@ NAMES = {"type": "array", "items": {"type": "string", "maxLength": 30}, "minItem
 
 
 @pytest.mark.slow
-def test_constrained_texts_are_checked_and_wrong_rows_are_found(pair, monkeypatch):
+def test_constrained_texts_are_checked_and_wrong_rows_are_found(small_pair, monkeypatch):
     pytest.importorskip("llguidance", reason="llguidance is not installed")
-    report = run_check(pair, json_schema=NAMES)
+    report = run_check(small_pair, json_schema=NAMES)
     assert report.finding is not Finding.NOT_LOSSLESS
     assert report.greedy.num_accepted > 50
     own = SamplerChain.distributions
@@ -470,4 +481,4 @@ def test_constrained_texts_are_checked_and_wrong_rows_are_found(pair, monkeypatc
         ]
 
     monkeypatch.setattr(SamplerChain, "distributions", flattened)
-    assert run_check(pair, json_schema=NAMES).finding is Finding.NOT_LOSSLESS
+    assert run_check(small_pair, json_schema=NAMES).finding is Finding.NOT_LOSSLESS

@@ -10,6 +10,7 @@ import socket
 
 import pytest
 
+from examples import num_examples
 from localspec.server.app import Limits
 from localspec.server.fields import read_fields
 from localspec.server.guard import BodyReader
@@ -294,7 +295,9 @@ NAMES = [
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("num_requests", [300, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "num_requests", [300, pytest.param(num_examples(20_000), marks=pytest.mark.slow)]
+)
 def test_whatever_is_sent_is_a_4xx_or_an_answer(server, num_requests):
     """Fields of any kind, on all routes; and bytes of a good request changed."""
     source = random.Random(1)

@@ -18,6 +18,7 @@ import pytest
 CHAT = "/v1/chat/completions"
 NUM_CLIENTS = 50
 NUM_ROUNDS = 16
+FEW = 8  # tokens of an answer, some events of every kind
 NUM_SETTLING = 8  # rounds until caches of all questions are kept
 MOST_GROWTH = 4e6  # bytes; a leak of a question and its answer would be more
 
@@ -74,7 +75,7 @@ def served(tmp_path):
 
 def question(number):
     text = f"Tell me a story about {number % 10} foxes."
-    return {"messages": [{"role": "user", "content": text}], "max_tokens": 24}
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": FEW}
 
 
 async def ask(client, number):
@@ -92,10 +93,10 @@ async def ask(client, number):
     path, last = CHAT, "data: [DONE]"
     if kind == 3:
         path, last = "/v1/responses", "response.completed"
-        asked = {"input": asked["messages"], "max_output_tokens": 24}
+        asked = {"input": asked["messages"], "max_output_tokens": FEW}
     if kind == 6:
         path, last = "/api/chat", '"done":true'
-        asked = {"messages": asked["messages"], "options": {"num_predict": 24}}
+        asked = {"messages": asked["messages"], "options": {"num_predict": FEW}}
     async with client.stream("POST", path, json={**asked, "stream": True}) as response:
         seen = ""
         async for line in response.aiter_lines():
@@ -145,10 +146,13 @@ def test_a_child_that_is_killed_is_one_clients_error(served):
     """In the midst of its answer; who waits gets one."""
     text = served.told()
 
-    async def stream(client):
-        body = {**question(1), "stream": True, "ignore_eos": True, "max_tokens": 200}
+    async def stream(client, is_begun):
+        body = {**question(1), "stream": True, "ignore_eos": True, "max_tokens": 60}
         async with client.stream("POST", CHAT, json=body) as response:
-            lines = [line async for line in response.aiter_lines() if line]
+            lines = []
+            async for line in response.aiter_lines():
+                is_begun.set()
+                lines += [line] if line else []
         assert response.status_code in (200, 500)
         return (
             json.loads(lines[-1].removeprefix("data: "))["error"]
@@ -160,8 +164,9 @@ def test_a_child_that_is_killed_is_one_clients_error(served):
         async with httpx.AsyncClient(base_url=served.url, timeout=300) as client:
             errors = 0
             for _ in range(3):
-                asked = [asyncio.create_task(stream(client)) for _ in range(8)]
-                await asyncio.sleep(0.5)
+                is_begun = asyncio.Event()
+                asked = [asyncio.create_task(stream(client, is_begun)) for _ in range(8)]
+                await is_begun.wait()
                 served.child().kill()
                 found = await asyncio.gather(*asked)
                 errors += sum(each is not None for each in found)
