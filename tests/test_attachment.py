@@ -41,7 +41,7 @@ def test_the_question_is_told_from_the_files_before_it():
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"\xff\xff\1", "is no text: byte 0 is no UTF-8"),
+        (b"\xff\xff\1", "is not text: byte 0 is not UTF-8"),
         (b"a\0b", "zero bytes"),
         (b"x" * (MAX_ATTACHED_BYTES + 1), "more than 8000000 bytes"),
     ],
@@ -104,7 +104,7 @@ def test_text_is_text_whatever_it_is_called_and_begins_with(tmp_path, name, text
 def test_a_path_that_is_no_file_is_refused(tmp_path):
     with pytest.raises(OptionError, match="does not exist"):
         read_attachment(tmp_path / "absent")
-    with pytest.raises(OptionError, match="is no file"):
+    with pytest.raises(OptionError, match="is not a file"):
         read_attachment(tmp_path)
     with pytest.raises(OptionError):
         read_attachment(tmp_path / "zero\0byte")
@@ -115,5 +115,5 @@ def test_a_path_that_is_no_file_is_refused(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
 def test_a_named_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OptionError, match="is no file"):
+    with pytest.raises(OptionError, match="is not a file"):
         read_attachment(tmp_path / "pipe")

@@ -176,7 +176,7 @@ def test_chat_keeps_a_session_on_a_pipe(tmp_path, monkeypatch):
     saved.write_text("{}")
     result = run("chat", "--session", "s", stdin="Hi\n")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "no session of localspec" in result.stderr
+    assert "not a localspec session" in result.stderr
 
 
 def test_chat_answers_every_line_of_a_pipe():

@@ -152,7 +152,7 @@ def test_files_of_before_stay_what_they_were(engine):
     [
         ({"version": 2}, "version 2 of the format; this localspec reads version 1"),
         ({"version": None}, "version None"),
-        ({"format": "other"}, "no session of localspec"),
+        ({"format": "other"}, "not a localspec session"),
         ({"messages": {}}, "not what they should be"),
         ({"messages": [{"role": "user", "content": 1}]}, "not what they should be"),
         ({"messages": [{"role": "user", "content": "x"}]}, "in turn|roles"),

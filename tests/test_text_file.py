@@ -59,7 +59,7 @@ def test_what_is_no_text_is_refused(tmp_path, data):
         text_of(data)
     path = tmp_path / "file"
     path.write_bytes(data)
-    with pytest.raises(OptionError, match="is no text: ") as caught:
+    with pytest.raises(OptionError, match="is not text: ") as caught:
         read_attachment(path)
     assert caught.value.hint
 

@@ -12,7 +12,7 @@ from localspec.chat.text_file import text_of
 from localspec.errors import OptionError
 
 MAX_ATTACHED_BYTES = 8_000_000  # of one file: more than any context holds
-# A file as `attached` writes it. Its text holds no line of as many backticks.
+# A file as `attached` writes it: no line of its text has as many backticks.
 _ATTACHED = re.compile(r"[^\n]+:\n(?P<fence>`{3,})\n(?:.*?\n)?(?P=fence)\n\n", re.DOTALL)
 
 
@@ -25,13 +25,14 @@ class Attachment:
 
 
 def read_attachment(path: Path) -> Attachment:
-    """The file's text. Raises OptionError if it is absent, too large, or no text.
+    """The file's text.
 
-    What it is instead is said of images, audio, videos and PDFs.
+    Raises OptionError for a file that is missing, too large or not text; for images, audio,
+    videos and PDFs the error names the kind of file.
     """
     try:
         if not path.is_file():
-            reason = "is no file" if path.exists() else "does not exist"
+            reason = "is not a file" if path.exists() else "does not exist"
             raise OptionError(f"{path} {reason}", "Give the path of a text file.")
         with path.open("rb") as file:
             data = file.read(MAX_ATTACHED_BYTES + 1)
@@ -49,12 +50,12 @@ def read_attachment(path: Path) -> Attachment:
         return Attachment(path.name, text_of(data))
     except ValueError as error:
         raise OptionError(
-            f"{path} is no text: {error}", "Convert it to text first, best in UTF-8."
+            f"{path} is not text: {error}", "Convert it to text first, preferably in UTF-8."
         ) from error
 
 
 def without_files(question: str) -> tuple[str, str]:
-    """What `attached` has put before a question, and the question."""
+    """The text that `attached` has put before a question, and the question alone."""
     at = 0
     while found := _ATTACHED.match(question, at):
         at = found.end()
@@ -62,7 +63,7 @@ def without_files(question: str) -> tuple[str, str]:
 
 
 def attached(question: str, attachments: Sequence[Attachment]) -> str:
-    """The question after the files, each by name and between fences that it does not hold."""
+    """The question after the files: each has its name and a fence longer than any in it."""
     parts = []
     for each in attachments:
         longest = max(map(len, re.findall("`{3,}", each.text)), default=2)

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
-from localspec.chat.backend import ChatBackend
 from localspec.chat.prompt import PromptMaker
-from localspec.chat.room import fitting_prompt
+from localspec.chat.room import ChatBackend, fitting_prompt
 from localspec.chat.template import Message, template_source
 from localspec.chat.tool_messages import call_message
 from localspec.chat.turns import (
@@ -39,7 +38,7 @@ MAX_COUNT = 2**31 - 1  # of turns
 class Unfinished(NamedTuple):
     """An answer that was cut: a prompt with all its tokens.
 
-    turn: whose random numbers it has. revision: which it made of the conversation.
+    turn: whose random numbers it has. revision: of the conversation, after the answer.
     """
 
     prompt: Prompt
@@ -54,10 +53,10 @@ _PROBES = ("a", "\n1")
 class Chat:
     """Turns of a conversation over an engine. Made by `Engine.chat`.
 
-    What was said stays when an answer is stopped early; what was thought before is dropped,
-    unless it led to calls of tools.
-    When the context is full the fewest whole oldest turns are forgotten without which the
-    prompt takes no more than half of it; likewise where a chat template copes with no more.
+    An answer that is stopped early stays in the conversation. Thoughts are dropped from the
+    next prompt, unless they led to calls of tools.
+    When the context is full, the oldest turns are forgotten: as few as possible so that the
+    prompt takes at most half of it. The same happens where a chat template takes no more turns.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Chat:
         self._num_asked = 0
         self._revision = 0  # counts changes: an answer asked for before one is refused
         self._unfinished: Unfinished | None = None  # the last answer, if it was
-        self._tools: tuple[Tool, ...] = ()  # that the last answer was told of
+        self._tools: tuple[Tool, ...] = ()  # those of the last answer
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -86,7 +85,7 @@ class Chat:
 
     @property
     def transcript(self) -> tuple[Message, ...]:
-        """The conversation from its beginning, with the turns that were forgotten."""
+        """The whole conversation, including the turns that were forgotten."""
         return (*self._system, *messages_of(self._forgotten + self._turns))
 
     @property
@@ -96,7 +95,7 @@ class Chat:
 
     @property
     def system(self) -> str | None:
-        """The system message. Setting it counts for the next answer; None or "" is none."""
+        """The system message. Setting it counts for the next answer; None or "" removes it."""
         return self._system[0]["content"] if self._system else None
 
     @system.setter
@@ -106,12 +105,12 @@ class Chat:
 
     @property
     def num_asked(self) -> int:
-        """How many answers were started. The next one has the random numbers of this turn."""
+        """How many answers were started; the next one has the random numbers of this turn."""
         return self._num_asked
 
     @property
     def last_question(self) -> str:
-        """Of the last turn. Raises OptionError if there is none."""
+        """The question of the last turn. Raises OptionError if there is no turn."""
         if not self._turns:
             raise OptionError("there is no question yet", "Ask one.")
         return str(self._turns[-1][0]["content"])
@@ -124,10 +123,10 @@ class Chat:
     ) -> Answer:
         """The answer to `text`. Options as for `Engine.generate`.
 
-        tools: that the model may call from now on, until others are given; see
-        `send_tool_results`. The conversation changes only when the answer is read: one that
-        is never read leaves no trace. Then ContextError is raised if the message alone does
-        not fit the context; the conversation goes on as if it had not been asked.
+        tools: those that the model may call from now on, until others are given; see
+        `send_tool_results`. The conversation changes only when the answer is read. Then
+        ContextError is raised if the message alone does not fit the context, and the
+        conversation stays as it was.
         """
         require_no_calls(self._turns)
         chosen = AnswerOptions.of(options, **keywords)
@@ -146,18 +145,18 @@ class Chat:
         can hold. The new answer may call tools again. Options as for `send`. Raises OptionError
         if a result is missing or of no call.
         """
-        asked = (*self._turns[-1:], result_messages(self._turns, results))
+        found = result_messages(self._turns, results)
         chosen = AnswerOptions.of(options, **keywords)
-        turn = tuple(messages_of(asked))
-        return self._engine._answer(ChatExchange(self, turn, self._turns[:-1], chosen))
+        asked = (*self._turns[-1], *found)
+        return self._engine._answer(ChatExchange(self, asked, self._turns[:-1], chosen))
 
     def retry(
         self, options: AnswerOptions | None = None, **keywords: Unpack[AnswerKeywords]
     ) -> Answer:
         """Another answer to the last question, with the options of `send`.
 
-        It is a turn of its own, with other random numbers, and takes the old answer's place
-        as soon as it says anything. Raises OptionError if there was no question.
+        It has other random numbers, and replaces the old answer as soon as it says anything.
+        Raises OptionError if there was no question.
         """
         return self.edit(self.last_question, options, **keywords)
 
@@ -167,9 +166,9 @@ class Chat:
         options: AnswerOptions | None = None,
         **keywords: Unpack[AnswerKeywords],
     ) -> Answer:
-        """The answer to `text`, in place of the last question and its answer if there are any.
+        """The answer to `text`, which replaces the last question and its answer, if any.
 
-        It takes their place as soon as it says anything. Options as for `send`.
+        They are replaced as soon as the new answer says anything. Options as for `send`.
         """
         chosen = AnswerOptions.of(options, **keywords)
         asked = (question_message(text),)
@@ -186,15 +185,14 @@ class Chat:
     ) -> Answer:
         """More of the last answer, which was cut: from its last token on, with these options.
 
-        It becomes the answer that would have come in one, with the same options: wherever it
-        was cut, also in the midst of a character, a mark, a stop string or a call, and with a
-        seed. The answer returned has what is new. What was shown at the cut, and turns out to
-        be the beginning of a mark or a stop string, is no longer part of the answer in
-        `messages`.
+        With the same options the two parts are the answer that would have come without the
+        cut, wherever that was: also within a character, a mark, a stop string or a call, and
+        with a seed. The answer returned has only what is new. Text shown at the cut that turns
+        out to be the beginning of a mark or a stop string is removed from `messages`.
 
-        Nothing is forgotten to make room. Raises OptionError if the answer came to its own
-        end, was made elsewhere, or the conversation has changed; ContextError, when it is
-        read, where there is no room.
+        Nothing is forgotten to make room. Raises OptionError if the answer was complete, was
+        made elsewhere, or the conversation has changed; ContextError, when it is read, if there
+        is no room.
         """
         chosen = AnswerOptions.of(options, **keywords)
         if self._unfinished is None or not self.can_continue:
@@ -206,28 +204,27 @@ class Chat:
         return self._engine._answer(rest)
 
     def prompt_tokens(self, text: str) -> list[int]:
-        """What the model would read if it were asked `text` now."""
+        """The tokens that the model would read if it were asked `text` now."""
         return self._as_asked(text).prompt(never).tokens
 
     def _as_asked(self, text: str) -> ChatExchange:
         return ChatExchange(self, (question_message(text),), self._turns, AnswerOptions())
 
     def prepare(self) -> None:
-        """Use idle time, as while a person types: call it in a thread of its own.
+        """Use idle time, for example while a person types. Call it in a thread of its own.
 
-        What the next prompt will begin with and the caches lack is decoded: a new system
+        It decodes the beginning of the next prompt as far as the caches lack it: a new system
         message, turns that were resumed, an answer whose thoughts are left out from now on.
-        Then a few decodes are timed of sizes whose cost is unknown yet, until none is. It ends
-        within one decode when any answer begins, or `Engine.cancel` is called, and changes
-        nothing that is said. While an answer is produced, or another chat prepares, it does
-        nothing.
+        Then it times a few decodes of sizes whose cost is still unknown. It ends within one
+        decode when any answer starts or `Engine.cancel` is called, and changes no answer. While
+        an answer is produced, or another chat prepares, it does nothing.
 
         Raises what reading an answer raises.
         """
         self._engine._prepare(self._beginning, owner=self)
 
     def _beginning(self, is_cancelled: CancelCheck) -> list[int]:
-        """What the next prompt begins with, whatever is asked. Raises Interrupted."""
+        """The beginning of the next prompt, whatever is asked. Raises Interrupted."""
         first, second = map(self._as_asked, _PROBES)
         prompt = first.prompt(is_cancelled)
         other = second.prompt_behind(first.kept, is_cancelled)
@@ -240,7 +237,7 @@ class Chat:
         self._revision += 1
 
     def undo(self) -> str:
-        """Take the last turn back; its question. Raises OptionError if there is none."""
+        """Remove the last turn and return its question. Raises OptionError if there is none."""
         if not self._turns:
             raise OptionError("there is no turn to take back", "Ask something first.")
         question = self._turns[-1][0]
@@ -251,11 +248,11 @@ class Chat:
     def replace(
         self, messages: Sequence[Message], *, num_asked: int = 0, num_forgotten: int = 0
     ) -> None:
-        """Go on from another conversation: perhaps a system message, then whole turns.
+        """Continue another conversation: an optional system message, then whole turns.
 
-        num_asked, num_forgotten: that conversation's, so that its answers to come see the
-        turns and have the random numbers that they would have had; messages are then its
-        transcript. Raises OptionError if the messages are no such sequence, or a count none.
+        num_asked, num_forgotten: those of that conversation, whose transcript the messages are
+        then: its next answers see the same turns and have the same random numbers as they would
+        have had there. Raises OptionError for other messages, or a bad count.
         """
         if not (
             isinstance(messages, Sequence)
@@ -296,11 +293,14 @@ class ChatExchange(Exchange):
         self._use = options.tool_use(chat._tools)
         self._replaced = chat._turns[len(turns) :]
         self._revision = chat._revision
-        self._prompt = None if unfinished is None else unfinished.prompt
+        self._prompt: Prompt | None = None
+        self._said = call_message("", (), "")  # the part of the answer that is there
+        if unfinished is not None:
+            self._prompt, self._said = unfinished.prompt, self._replaced[0][-1]
         self.num_leaving = 0  # oldest turns that are forgotten
 
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
-        """See `Exchange.prompt`. Raises ContextError, TemplateError."""
+        """Raises ContextError, TemplateError."""
         if self._prompt is None:
             self._prompt, self.num_leaving = fitting_prompt(
                 self.owner._engine,
@@ -316,7 +316,7 @@ class ChatExchange(Exchange):
         return self.owner._maker.prompt(messages, self._use, is_cancelled)
 
     def begin(self) -> None:
-        """See `Exchange.begin`. Raises EngineError."""
+        """Raises EngineError where the conversation has changed."""
         chat = self.owner
         if chat._revision != self._revision:
             raise EngineError(
@@ -336,9 +336,8 @@ class ChatExchange(Exchange):
             return  # it was cleared, say, while the answer came
         if said is not None:
             answer = call_message(said.text, said.tool_calls, said.thoughts)
-        else:  # the rest of an answer, if some of it was said before
-            before = self._replaced[-1][-1]["content"] if prompt.num_said else ""
-            answer = call_message(before + reply.text, (), "")
+        else:
+            answer = {**self._said, "content": self._said["content"] + reply.text}
         is_kept = prompt.num_said or answer["content"] or reply.tool_calls
         if is_kept or reply.finish_reason != "cancelled":
             chat._turns = [*self.kept, (*self._asked, answer)]

@@ -1,10 +1,10 @@
 """Keeps text inside a message from becoming a control token.
 
-A rendered prompt is tokenised with special tokens on, for the template's own. So what spells
-one in a message is hidden from the template: a placeholder goes through it in its stead, and
-the text is tokenised as mere text where the placeholder comes out. What a template cuts out of
-a message could join the rest to such a text, though: how much is hidden depends on what comes
-out (see `chat.prompt`).
+A rendered prompt is tokenised with special tokens on, because the template has its own. So text
+of a message that spells one is replaced by a placeholder before rendering, and tokenised as
+plain text where the placeholder comes out. A template that cuts something out of a message
+could join the rest to a control text, though: how much is hidden depends on what comes out (see
+`chat.prompt`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Span = tuple[int, int]  # first character, and the one after the last
 
 
 class Exposed(NamedTuple):
-    """What a template may read.
+    """Everything that a template may read.
 
     tools: as OpenAI declares them. data: the numbers of messages whose content is the result of
     a call, and not what somebody says.
@@ -135,7 +135,7 @@ class ControlGuard:
         return left + self._spell(text[len(text) // 2 :], left[-1] if left else after)
 
     def _spans(self, content: str) -> list[Span]:
-        """What has to be hidden. Runs can overlap."""
+        """The runs that have to be hidden, which can overlap."""
         found = list(self._edges(content))
         for text in self.texts:
             begin = content.find(text)
@@ -147,7 +147,7 @@ class ControlGuard:
         return found
 
     def _words(self, content: str) -> Iterator[Span]:
-        """What `hide_words` hides. Runs can overlap."""
+        """The runs that `hide_words` hides, which can overlap."""
         yield from self._spans(content)
         for word in re.finditer(r"\S+", content):
             if not self._ends.isdisjoint(word.group()):

@@ -1,4 +1,4 @@
-"""What the calls of an answer are kept to, as far as llguidance can."""
+"""The grammar that keeps calls of tools to their schemas, as far as llguidance can."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallG
 
 
 def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
-    """What the tool's arguments are kept to."""
+    """The schema that the tool's arguments are kept to."""
     schema = tool.parameters
     if _SAYS_MORE.isdisjoint(schema):
         schema = {**schema, "additionalProperties": False}

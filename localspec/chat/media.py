@@ -1,4 +1,4 @@
-"""Files that hold no text: images, sound, videos and PDFs, known by how they begin."""
+"""Files that are not text: images, audio, videos and PDFs, known by their first bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS = {
     "video": ("a video", "Give what is said in it as text."),
     "application/pdf": ("a PDF", "Convert it to text first, with pdftotext, say."),
 }
-# Kind, format, and the begin of such a file. The first that fits counts.
+# Kind, format, and the beginning of such a file. The first match counts.
 _SIGNATURES = [
     ("image", "PNG", rb"\x89PNG\r\n\x1a\n"),
     ("image", "JPEG", rb"\xff\xd8\xff"),
@@ -53,8 +53,8 @@ _PDF = re.compile(rb"%PDF-\d")
 def refuse_media(path: Path, data: bytes) -> None:
     """Raise OptionError for a file that is an image, audio, a video or a PDF.
 
-    data: what it begins with, HEAD_BYTES or more of it. What a binary file is that begins like
-    none of those is told by its name's ending.
+    data: its first HEAD_BYTES bytes, or more. A binary file with none of the known signatures
+    is known by the ending of its name.
     """
     found = _kind(path, data[:HEAD_BYTES])
     if found is not None:
@@ -65,7 +65,7 @@ def refuse_media(path: Path, data: bytes) -> None:
 
 
 def _kind(path: Path, head: bytes) -> tuple[str, str] | None:
-    """What the file is, and its format's name."""
+    """The kind of file and the name of its format, if it is one of those."""
     if _PDF.match(head):
         return "application/pdf", ""
     if head.startswith(MARKS) or _is_utf8(head):

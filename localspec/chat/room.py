@@ -4,15 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from localspec.chat.backend import ChatBackend
 from localspec.chat.forgetting import num_to_forget
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn, turn_size
 from localspec.errors import ContextError, TemplateLimitError
+from localspec.streaming.answer import Answer
+from localspec.streaming.cancellation import CancelCheck
+from localspec.streaming.exchange import Exchange
 from localspec.streaming.prompt import Prompt
+from localspec.vocabulary import Vocabulary
 
 MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below this
+
+
+class ChatBackend(Protocol):
+    """The engine, as far as a conversation knows it.
+
+    What begins with an underscore is for the rooms of this package, not for applications.
+    """
+
+    trained_context_length: int
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    def _answer(self, exchange: Exchange) -> Answer: ...
+
+    def _prepare(
+        self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
+    ) -> None: ...
 
 
 def fitting_prompt(
@@ -23,9 +51,9 @@ def fitting_prompt(
 ) -> tuple[Prompt, int]:
     """The prompt of the next answer, and how many of the oldest turns are left out of it.
 
-    asked: the system message if there is one, and all that is asked behind the turns. make: the
-    prompt behind the turns that it is given. Raises ContextError if even what is asked does not
-    fit alone, and what `make` raises.
+    asked: the system message, if any, and everything after the turns. make: the prompt with the
+    turns that it is given. Raises ContextError if `asked` alone does not fit, and what `make`
+    raises.
     """
     capacity = engine.context_length
     _check_length(engine, asked)
@@ -83,10 +111,7 @@ def _too_long(
 
 
 def longer_context(shorter: str, engine: ChatBackend) -> str:
-    """What to do about too many tokens: make them fewer, or open the model with more.
-
-    shorter: how to make them fewer.
-    """
+    """The hint against too many tokens. shorter: how to have fewer."""
     trained = engine.trained_context_length
     if engine.context_length < trained:
         larger = f"a larger context, up to {trained} tokens (context_length=…)"

@@ -163,11 +163,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     @pass_context  # which also keeps Jinja from writing constants while it compiles
     def write(self, _context: Context, value: Any) -> str:
-        """What `{{ value }}` writes."""
+        """The text that `{{ value }}` writes."""
         return self.text(value)
 
     def glue(self, *values: Any) -> str:
-        """What `~` makes of its operands."""
+        """The result of `~`."""
         return self.join(values)
 
     def join(self, values: Any, d: str = "", attribute: str | int | None = None) -> str:

@@ -1,9 +1,8 @@
 """A conversation on disk: written whole or not at all, read back or refused.
 
-One JSON file holds what was said, and nothing of the models: the state of the caches, which is
-large and of use only with the very same files, can be kept beside it (see `cache_file`).
-Without it a resumed conversation decodes its messages once. Thoughts of reasoning models are
-not part of a conversation.
+One JSON file holds the messages and nothing of the models. The state of the caches is large and
+fits only the same model files; it can be kept beside it (see `cache_file`). Without it the
+messages of a resumed conversation are decoded once. Thoughts are not part of a conversation.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class Session:
         return text.encode(errors="backslashreplace")
 
     def resume(self, chat: Chat) -> None:
-        """Let the chat go on from here. Raises SessionError if the messages are no turns."""
+        """Continue it in the chat. Raises SessionError if the messages are not turns."""
         try:
             chat.replace(
                 self.messages, num_asked=self.num_asked, num_forgotten=self.num_forgotten
@@ -88,7 +87,7 @@ class Session:
 
 
 def known_name(name: str) -> str:
-    """The session's name as it is kept, or would be. Raises OptionError for none.
+    """The session's name as it is, or would be, kept. Raises OptionError for a bad name.
 
     Neither case nor the composition of letters tells two names apart, as on some file systems.
     """
@@ -98,13 +97,13 @@ def known_name(name: str) -> str:
 
 
 def session_file(name: str) -> Path:
-    """Where the session is kept. Raises OptionError for a name that is none."""
+    """The file that the session is kept in. Raises OptionError for a bad name."""
     path = _folder() / f"{_checked(name)}.json"
     return path if path.exists() else _kept_files().get(known_name(name), path)
 
 
 def caches_file(name: str) -> Path:
-    """Where the session's caches are kept. Raises OptionError for a name that is none."""
+    """The file that the session's caches are kept in. Raises OptionError for a bad name."""
     return session_file(name).with_suffix(".caches")
 
 
@@ -124,7 +123,7 @@ def check_exists(name: str) -> None:
 
 
 def session_bytes(name: str) -> int:
-    """What the session's file takes on disk, and its caches."""
+    """Bytes that the session's file and its caches take on disk."""
     return sum(path.stat().st_size for path in _files(name) if path.exists())
 
 
@@ -141,7 +140,7 @@ def remove_sessions(names: Sequence[str]) -> None:
     """Delete the sessions and their caches.
 
     Raises SessionError if one of them is open, and then none is deleted; OSError, and
-    OptionError for a name that is none.
+    OptionError for a bad name.
     """
     with contextlib.ExitStack() as locks:
         for name in names:
@@ -152,9 +151,9 @@ def remove_sessions(names: Sequence[str]) -> None:
 
 
 def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
-    """Write the conversation, in place of an older one of that name; where it is.
+    """Write the conversation over an older one of that name; returns the path.
 
-    Whatever happens meanwhile, the file holds the one or the other. Raises SessionError, also
+    Whatever happens, the file holds either the old or the new one. Raises SessionError, also
     for a conversation so long that `read_session` would refuse it.
     """
     path = session_file(name)
@@ -164,7 +163,7 @@ def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
         raise SessionError(
             f"the session {name!r} would have {len(data)} bytes; {MAX_SESSION_BYTES} are the "
             "most that can be read again",
-            "The file stays as it is. /copy what matters, and begin another session.",
+            "The file stays as it is. /copy what matters, and start another session.",
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,9 +174,9 @@ def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
 
 
 def read_session(name: str) -> Session | None:
-    """The session of that name, None if there is none.
+    """The session of that name; None if it does not exist.
 
-    Raises SessionError for a file that is no session, or of another format's version.
+    Raises SessionError for a file that is not a session, or of another version of the format.
     """
     path = session_file(name)
     try:
@@ -193,14 +192,14 @@ def read_session(name: str) -> Session | None:
         content = json.loads(data)
     # Nesting without end is a RecursionError.
     except (ValueError, RecursionError) as error:
-        raise _unreadable(path, f"it is no JSON ({error})") from error
+        raise _unreadable(path, f"it is not JSON ({error})") from error
     return _session(name, path, content)
 
 
 def lock_session(name: str) -> FileLock:
-    """Keep other processes from keeping a session of that name, until it is released.
+    """Lock the session against other processes, until the lock is released.
 
-    The lock ends with the process, too. Raises SessionError if another one has it.
+    The end of the process releases it, too. Raises SessionError if another process has it.
     """
     path = session_file(name)
     lock = FileLock(path.with_name(f".{path.stem}.lock"))
@@ -226,7 +225,7 @@ def _session(name: str, path: Path, content: Any) -> Session:
     from localspec.chat.chat import is_count  # late: names of sessions are listed without it
 
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise _unreadable(path, "it is no session of localspec")
+        raise _unreadable(path, "it is not a localspec session")
     if content.get("version") != VERSION:
         raise SessionError(
             f"{path} has version {content.get('version')!r} of the format; "
@@ -256,7 +255,7 @@ def _is_message(value: object) -> bool:
 
 
 def _checked(name: str) -> str:
-    """The name with its letters composed. Raises OptionError for a name that is none."""
+    """The name with composed letters. Raises OptionError for a bad name."""
     blanks = {ord(each): " " for each in name if unicodedata.category(each) == "Zs"}
     name = unicodedata.normalize("NFC", name.translate(blanks).strip(" "))
     if not _is_name(name):

@@ -70,8 +70,8 @@ def template_source(chosen: str | None, own: str | None) -> str:
 class ChatTemplate:
     """A compiled template.
 
-    think: False tells it that the model shall not think. has_think_switch: whether it knows of
-    that. Raises TemplateError if `source` is no valid Jinja, or has no such switch.
+    think: False tells it that the model should not think. has_think_switch: whether it can be
+    told. Raises TemplateError if `source` is not valid Jinja or has no such switch.
     """
 
     def __init__(self, source: str, *, bos: str, eos: str, think: bool = True) -> None:

@@ -28,11 +28,12 @@ def read_text_file(path: Path) -> str:
 
 
 def text_of(data: bytes, *, otherwise: str = ONE_BYTE) -> str:
-    """The text that the bytes are, with newlines as Python has them.
+    """The decoded text, with "\\n" as its newlines.
 
-    UTF-8, or what their byte order mark says; else, where nothing speaks against that, an
-    encoding of one byte a character: that of Windows, which has the letters of Latin-1.
-    otherwise: another one. Raises ValueError, in words, for what is no text.
+    The encoding is UTF-8 or the one that a byte order mark names. Bytes that are neither, and
+    hold no control characters, are read in an encoding of one byte a character. otherwise: that
+    encoding; by default the one of Windows, which has the letters of Latin-1. Raises
+    ValueError, in words, for bytes that are not text.
     """
     for mark, encoding in _ENCODINGS.items():
         if data.startswith(mark):
@@ -53,12 +54,12 @@ def _decoded(data: bytes, encoding: str) -> str:
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
-        raise ValueError(f"byte {error.start} is no {encoding.upper()}") from error
+        raise ValueError(f"byte {error.start} is not {encoding.upper()}") from error
 
 
 def _check_no_utf8(data: bytes, error: UnicodeDecodeError) -> None:
-    """Raise ValueError for bytes that are no text, or UTF-8 with a fault in it."""
+    """Raise ValueError for bytes that are not text, or damaged UTF-8."""
     read = data.decode(errors="replace")
     is_damaged = len(_MULTIBYTE.findall(read)) > read.count("\ufffd")
     if is_damaged or _CONTROLS.search(data):
-        raise ValueError(f"byte {error.start} is no UTF-8") from error
+        raise ValueError(f"byte {error.start} is not UTF-8") from error

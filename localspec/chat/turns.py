@@ -14,14 +14,14 @@ Turn = tuple[Message, ...]
 
 
 def question_message(text: str) -> Message:
-    """What a user asks. Raises OptionError for what is no text."""
+    """The user's message. Raises OptionError for anything but a str."""
     if not isinstance(text, str):
         raise OptionError(f"the message is {text!r}", "Give a str.")
     return {"role": "user", "content": text}
 
 
 def system_messages(text: str | None) -> list[Message]:
-    """The system message, if there is one. Raises OptionError for what is no text."""
+    """The system message, if there is one. Raises OptionError for anything but a str."""
     if not isinstance(text, str | None):
         raise OptionError(f"the system message is {text!r}", "Give a str, or None.")
     return [{"role": "system", "content": text}] if text else []
@@ -30,7 +30,7 @@ def system_messages(text: str | None) -> list[Message]:
 def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Turn:
     """The results of the last answer's calls of tools, in the order of the calls.
 
-    results: by the ids of the calls; a value that is no text is written as JSON. Raises
+    results: by the ids of the calls; a value other than a str is written as JSON. Raises
     OptionError where the answer calls no tool, a result is missing, or belongs to no call.
     """
     calls = pending_calls(turns)
@@ -90,7 +90,7 @@ def turn_size(turn: Turn) -> int:
 
 
 def turns_of(messages: Sequence[Message]) -> list[Turn]:
-    """Whole turns. Raises OptionError if the messages are no such sequence."""
+    """Whole turns. Raises OptionError for messages that do not make whole turns."""
     if not all(isinstance(message.get("content"), str) for message in messages):
         raise OptionError("a message has no text as its content", "Give a str.")
     turns: list[Turn] = []

@@ -1,8 +1,8 @@
 """Who may work on an engine: one answer at a time, or idle work, which makes way for it.
 
-An exception of a signal handler can come between any two instructions, also between taking a
-right and being able to give it back. So nobody gives it back: a turn is over when what it is
-for is over, and whoever comes next looks.
+A signal handler can raise between any two instructions, also between taking a right and being
+able to give it back. So nobody gives it back: a turn is over when its work is over, and whoever
+comes next checks that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What callers hand to an engine, checked before anything else sees it."""
+"""Checks of the arguments that callers give to an engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localspec.errors import OptionError
 
 
 def require_chat(chat: object) -> None:
-    """Raise OptionError for what is no chat."""
+    """Raise OptionError for anything but a chat."""
     if not isinstance(chat, Chat):
         raise OptionError(f"the chat is {chat!r}", "Give one of this engine's chats.")
 
@@ -21,9 +21,9 @@ def require_chat(chat: object) -> None:
 def question_messages(
     question: str | Sequence[Mapping[str, object]], system: str | None
 ) -> list[Message]:
-    """Checked messages: those that are given, or one; after the system's, if there is one.
+    """Checked messages: those given, or one for a text; after the system message, if any.
 
-    Raises OptionError for what are none, and where the system is given twice.
+    Raises OptionError for bad messages, and for two system messages.
     """
     if isinstance(question, str):
         return [*system_messages(system), question_message(question)]
@@ -36,7 +36,7 @@ def question_messages(
 
 
 def token_ids(prompt: Sequence[int]) -> list[int]:
-    """The ids as plain ints. Raises OptionError for what is none."""
+    """The ids as plain ints. Raises OptionError for anything else."""
     try:
         if isinstance(prompt, bytes):
             raise TypeError("bytes")

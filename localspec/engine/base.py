@@ -1,4 +1,4 @@
-"""What can be asked of an engine, wherever its models live."""
+"""The interface of an engine, wherever its models are."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ class BaseEngine(abc.ABC):
     def has_think_switch(self) -> bool:
         """Whether the model's own chat template can be asked for no thoughts: think=False.
 
-        Raises TemplateError if there is none, or it is broken.
+        Raises TemplateError if the template is missing or broken.
         """
         source = template_source(None, self.chat_template)
         return ChatTemplate(source, bos="", eos="").has_think_switch
 
     @property
     def sampling(self) -> SamplingParams:
-        """What an answer uses by default; at first the preset's. May be set."""
+        """The default of answers; at first the preset's. May be set."""
         return self._sampling
 
     @sampling.setter
@@ -115,7 +115,7 @@ class BaseEngine(abc.ABC):
 
     @abc.abstractmethod
     def memory(self) -> EngineMemory:
-        """What it takes. Raises ClosedError."""
+        """The memory that the engine takes. Raises ClosedError."""
 
     @abc.abstractmethod
     def free_kept(self) -> None:
@@ -176,19 +176,19 @@ class BaseEngine(abc.ABC):
     def _measure(
         self, function: Callable[..., Found], *arguments: Any, **keywords: Any
     ) -> Found:
-        """What a check or a measurement makes of the `Engine` that has the models.
+        """Call a function with the `Engine` that has the models; returns its result.
 
-        It is called with that engine and the rest, perhaps in another process. Raises what it
-        raises. keywords: a `Watch` among them, whose cancellation it obeys.
+        That may be in another process. keywords: among them a `Watch`, whose cancellation the
+        function obeys. Raises what it raises.
         """
         return function(self, *arguments, **keywords)
 
     @abc.abstractmethod
     def cancel(self) -> None:
-        """End the running answer within one decode. From any thread; it keeps what was said.
+        """End the running answer, or idle work, within one decode. From any thread.
 
-        Whichever runs, or idle work: without effect on an answer that has not begun, which its
-        own `Answer.cancel` ends.
+        The answer keeps what was said. An answer that has not started is not affected: its own
+        `Answer.cancel` ends it.
         """
 
     @abc.abstractmethod
@@ -198,9 +198,9 @@ class BaseEngine(abc.ABC):
     def close(self) -> None:
         """Free the models, and give adopted ones back. Idempotent, from any thread.
 
-        What is being answered is cancelled first, whichever thread reads it, and keeps what was
-        said; who waits in line gets ClosedError. So does leaving the `with` block. Raises
-        EngineError in a signal handler that has interrupted the reading of an answer.
+        A running answer is cancelled first, whichever thread reads it, and keeps what was said.
+        Answers that wait in line get ClosedError. Leaving the `with` block does the same.
+        Raises EngineError in a signal handler that has interrupted the reading of an answer.
         """
         self._is_ending = True
         if self._own_process.is_this():  # a fork has no thread that could end one
@@ -223,16 +223,16 @@ class BaseEngine(abc.ABC):
         """The answer to a question, or to a list of messages, by the model's chat template.
 
         The engine keeps nothing of it but caches; for a conversation see `chat`.
-        question: a text, or messages as the field writes them, each with a role and a content:
-        text, None, or a list of parts of text; calls of tools and what came of them as OpenAI
-        has them. Any roles that the chat template takes, in any order that it takes; if it
-        refuses several in a row of one role they become one. If the last is the assistant's,
-        the answer continues it: a beginning of your own, or one that ended by "length".
-        system, template, think: as for `chat`. options, keywords: see `AnswerOptions`.
+        question: a text, or messages in OpenAI's format, each with a role and a content: text,
+        None, or a list of parts of text; calls of tools and their results, too. The roles and
+        their order are those that the chat template takes; if it refuses several messages in a
+        row of one role, they are joined. If the last message is the assistant's, the answer
+        continues it. system, template, think: as for `chat`. options, keywords: see
+        `AnswerOptions`.
 
-        Raises OptionError for bad options, and for what are no such messages. When it is read:
-        TemplateError where the template refuses the messages or would leave some out, and
-        ContextError if they do not fit: none is ever dropped.
+        Raises OptionError for bad options or messages. When the answer is read: TemplateError
+        if the template refuses the messages or would leave some out, and ContextError if they
+        do not fit: no message is ever dropped.
         """
         chosen = AnswerOptions.of(options, **keywords)
         messages, use = question_messages(question, system), chosen.tool_use(())
@@ -271,7 +271,7 @@ class BaseEngine(abc.ABC):
         template: str | None,
         think: bool,
     ) -> Prompt:
-        """What `generate` has the model read. Raises as it does, but for ContextError.
+        """The prompt of `generate`. Raises as it does, but for ContextError.
 
         messages: as `checked_messages` gives them. is_cancelled: ends it soon with Interrupted
         once it is true.
@@ -286,7 +286,7 @@ class BaseEngine(abc.ABC):
             return maker.prompt(merged, use, is_cancelled)
 
     def _raw_prompt(self, prompt: str | Sequence[int]) -> Prompt:
-        """What `generate_raw` has the model read. Raises OptionError for what is no prompt."""
+        """The prompt of `generate_raw`. Raises OptionError for anything else."""
         if isinstance(prompt, str):
             tokens = self.vocabulary.tokenize(prompt, parse_special=True)
             return Prompt(with_bos(tokens, self.vocabulary))
@@ -317,14 +317,14 @@ class BaseEngine(abc.ABC):
         return self.vocabulary.tokenize(text, parse_special=special)
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """The text of token ids; U+FFFD stands for bytes that are no whole character.
+        """The text of token ids; U+FFFD stands for bytes of an incomplete character.
 
-        special: with the texts of control tokens. Raises OptionError for what is no id.
+        special: with the texts of control tokens. Raises OptionError for a bad id.
         """
         return self.vocabulary.detokenize(token_ids(tokens), special=special)
 
     def save_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
-        """Keep on disk what the caches hold of a conversation; False if that is nothing.
+        """Save a conversation's caches to disk; False if they hold nothing of it.
 
         Raises BusyError while an answer is produced, OSError if the file cannot be written,
         CacheError if `load_caches` would refuse it.
@@ -333,10 +333,10 @@ class BaseEngine(abc.ABC):
         return self._save_caches_of(chat, Path(path))
 
     def load_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
-        """Give a conversation its caches that `save_caches` kept; False if they do not fit.
+        """Load a conversation's caches that `save_caches` saved; False if they do not fit.
 
-        The conversation is then decoded again at its next answer. Raises BusyError while an
-        answer is produced, CacheError if the caches take more memory than was granted, or
+        In that case it is decoded again at its next answer. Raises BusyError while an answer
+        is produced, CacheError if the caches take more memory than was granted, or
         `save_caches` would refuse the models.
         """
         require_chat(chat)
@@ -349,7 +349,7 @@ class BaseEngine(abc.ABC):
 
         template: a name of `template.BUILT_IN` or a Jinja source; by default the one in the
         target's file. think: False asks a reasoning model to answer at once. Raises
-        TemplateError if there is no template, it is broken, or knows no such switch.
+        TemplateError if the template is missing, broken, or has no such switch.
         """
         return Chat(self, system=system, template=template, think=think)
 

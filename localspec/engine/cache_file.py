@@ -2,7 +2,7 @@
 
 One line of JSON says whose they are, then come the bytes that libllama gave. They go back into
 libllama only for the very same model files and settings, and only if no byte has changed: a
-cache that is not used costs a decode, a wrong one would cost the truth.
+cache that is not used costs a decode; a wrong one would give wrong answers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def write_caches(path: Path, kept: PooledCache, identities: Sequence[str]) -> No
 
 
 def identities_in(path: Path) -> list[str]:
-    """Whose caches a file holds; nobody's if it is damaged or gone."""
+    """The identities of the models whose caches a file holds; none if it is damaged or gone."""
     try:
         with path.open("rb") as file:
             head = json.loads(file.readline(_MAX_HEAD))
@@ -60,7 +60,7 @@ def identities_in(path: Path) -> list[str]:
 def read_caches(
     path: Path, identities: Sequence[str], make_room: Callable[[int], None]
 ) -> PooledCache | None:
-    """What the file holds; None if there is none, or it is damaged or of other models.
+    """The file's content; None if it is missing, damaged or of other models.
 
     make_room: called with the bytes of the states before they are read. Raises what it does.
     """

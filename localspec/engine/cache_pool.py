@@ -1,4 +1,4 @@
-"""Texts whose turn is over for now, with what both caches held of them.
+"""Texts that wait, with the state of the caches for each.
 
 The loop has one text at a time. A conversation that another interrupts finds its own again,
 without decoding it again, as long as the memory that was granted suffices; a new one begins
@@ -177,7 +177,7 @@ class CachePool:
         return [0 if id(model) in partial else model.state_bytes() for model in self._models]
 
     def _copy(self) -> PooledCache | None:
-        """What the loop has; None if nothing is cached, or libllama does not give it."""
+        """The loop's text and states; None if nothing is cached, or copying fails."""
         try:
             states = [
                 model.save_state() if size else None

@@ -1,4 +1,4 @@
-"""What an answer is to fit → its constraint, with what a model needs for that made once."""
+"""An answer's options → its constraint; what all constraints of a model share is made once."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class Constrainer:
         self._crossings: dict[tuple[str, ...], Crossing] = {}  # of each family's marks
 
     def constraint(self, options: AnswerOptions, prompt: Prompt) -> Constraint | None:
-        """What the answer to a prompt is to fit, if anything: behind its thoughts, and behind
-        the trigger if there is one.
+        """The constraint of the answer to a prompt, if any: behind thoughts and trigger.
 
         Where the prompt has the beginning of the answer, behind that. Raises ConstraintError
         for what cannot be kept to, or a beginning that does not fit.
@@ -104,7 +103,7 @@ def _are_json(calls: Calls) -> bool:
 def _asked(
     options: AnswerOptions, prompt: Prompt
 ) -> tuple[ConstraintSpec | None, Sequence[str]]:
-    """What the answer is to fit, and behind which texts."""
+    """The constraint that is asked for, and the texts behind which it starts."""
     spec = spec_of(options)
     grammar = None if prompt.calls is None else prompt.calls.grammar
     if grammar is None:

@@ -1,4 +1,4 @@
-"""What localspec keeps on this machine for the models of a preset, and how to free it."""
+"""Files that localspec keeps on this machine for a preset, and how to free them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DiskUse = Literal["files", "caches", "costs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUsage:
-    """What could be freed, each file with its bytes.
+    """Files that could be freed, each with its bytes.
 
     files: models that localspec fetched and no other preset uses, and what was received of
     them. caches: those kept of sessions. costs: what decodes cost here, learned while it ran.
@@ -44,9 +44,9 @@ class DiskUsage:
 
 
 def disk_usage(preset: str | Preset) -> DiskUsage:
-    """What is kept for a preset. Asks no network.
+    """The files that are kept for a preset. Asks no network.
 
-    Raises UnknownPresetError for a name that nothing has.
+    Raises UnknownPresetError for an unknown name.
     """
     preset = as_preset(preset)
     cache, removal = HubCache(), installed.removal_of(preset)
@@ -87,7 +87,7 @@ def free_disk(preset: str | Preset, *uses: DiskUse) -> int:
 def _contents(preset: Preset) -> list[str]:
     """Of the models, see `content.FileContent`.
 
-    None where a file is missing or is no model, or where another preset has the same models.
+    None where a file is missing or not a model, or where another preset has the same models.
     """
     paths = _paths(preset)
     others = [other for other in load_presets().values() if other.name != preset.name]
@@ -112,7 +112,7 @@ def _paths(preset: Preset) -> list[Path]:
 def _caches() -> Iterator[Path]:
     """The kept caches of all sessions."""
     for name in session_names():
-        with contextlib.suppress(OptionError):  # a file there that is no session
+        with contextlib.suppress(OptionError):  # a file there that is not a session
             yield caches_file(name)
 
 

@@ -99,10 +99,7 @@ class Engine(BaseEngine):
         self._decoder.draft_policy = draft_policy
 
     def _constraint(self, options: AnswerOptions, prompt: Prompt) -> Constraint | None:
-        """What the answer to a prompt is to fit, in front of it; for checks and measurements.
-
-        Raises ConstraintError for what cannot be kept to.
-        """
+        """The constraint of the answer to a prompt, if any. Raises ConstraintError."""
         self._require_open()
         return self._constrainer.constraint(options, prompt)
 
@@ -179,7 +176,7 @@ class Engine(BaseEngine):
         turn: int,
         kinds: frozenset[ProposerKind] | None,
     ) -> Request:
-        """What the loop is asked for. Raises ContextError, and what `constraint` does."""
+        """The loop's request. Raises ContextError, and as `constraint` does."""
         options, sampling = state.options, state.sampling
         num_tokens = len(prompt.tokens)
         room = self.context_length - num_tokens
@@ -245,7 +242,7 @@ class Engine(BaseEngine):
             prediction = self.vocabulary.tokenize(options.prediction, parse_special=False)
         else:
             prediction = self._known_ids(options.prediction)
-        # What the prompt ends with comes before it, so that its beginning is found.
+        # After the end of the prompt, so that the lookup finds its beginning.
         return [*prompt.tokens[-LONGEST_MATCH:], *prediction] if prediction else []
 
     def _save_caches_of(self, owner: object, path: Path) -> bool:

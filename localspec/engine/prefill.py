@@ -1,4 +1,4 @@
-"""What can be done for the next answer before it is asked for, while a person types.
+"""Work for the next answer that is done in advance, while a person types.
 
 Whatever ends it, as `Interrupted` does when the question comes, the loop's invariant holds: the
 caches have a prefix of the text.

@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 def choose_proposers(
     models: Models, drafting: Drafting
 ) -> tuple[SharedVocabulary | None, list[Proposer], DraftOff | None]:
-    """What target and draft have in common, if that was compared; who can propose, the
-    preferred first; why nobody can.
+    """The vocabulary that target and draft share, if there is a draft; the proposers, the
+    preferred first; why there are none.
 
     Raises PairError if they have too little in common.
     """
@@ -71,7 +71,7 @@ def _of_head(head: LlamaHead | MedusaHeads, is_end: Callable[[int], bool]) -> Pr
 def answer_policy(
     drafting: Drafting | None, proposers: Sequence[Proposer]
 ) -> tuple[DraftPolicy | None, frozenset[ProposerKind] | None]:
-    """What an answer asks for: a policy of its own, and the only kinds that may propose.
+    """An answer's own policy, and the only kinds that may propose in it.
 
     None is the engine's, and whoever can. Raises OptionError for a proposer that is not there.
     """

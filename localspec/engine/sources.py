@@ -1,4 +1,4 @@
-"""What an engine is opened from: files, or an application's `Llama` objects, with options."""
+"""Where an engine's models come from: files, or an application's `Llama` objects."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def chosen_sources(
     target_options: LlamaOptions,
     draft_options: LlamaOptions,
 ) -> list[Source]:
-    """What is to be opened of it, in this order: the target, a draft, a head's own file.
+    """The models to open, in this order: the target, a draft, a head's own file.
 
     A head's file that is given as a draft is taken for what it is. Raises PairError for a head
     that does not fit the target, ModelFileError.
@@ -188,7 +188,7 @@ def _name(source: Source) -> str:
 
 
 def _check_head(target: Source, head: Source) -> None:
-    """Raise PairError, before libllama sees the file, if it is no head or not the target's."""
+    """Raise PairError, before libllama sees the file, if it is not a head of this target."""
     assert head.header is not None
     why = "the target is a Llama object, whose rows it cannot read: name the target's file"
     if target.header is not None:

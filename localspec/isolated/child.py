@@ -1,4 +1,4 @@
-"""The process of an `IsolatedEngine`: loads an engine and does what it is told.
+"""The process of an `IsolatedEngine`: loads an engine and answers requests.
 
 Requests are (number, method of `Served`, arguments), answers (the request's number, kind,
 value): "done" or "error", and under number 0 "progress", of the load and of long prompts, and
@@ -47,7 +47,7 @@ _PULSE_S = 5.0  # between two words of a measurement, while decodes end
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What never changes while an engine is open."""
+    """Facts that never change while an engine is open."""
 
     description: str
     sampling: SamplingParams
@@ -101,7 +101,7 @@ class Served:
         self._sent_s = 0.0  # when text of the answer was sent last
 
     def vocabulary(self, method: str, arguments: Sequence[Any], **keywords: Any) -> Any:
-        """What a method of the vocabulary returns."""
+        """The result of a method of the vocabulary."""
         return getattr(self._engine.vocabulary, method)(*arguments, **keywords)
 
     def begin(
@@ -164,9 +164,9 @@ class Served:
     def measure(
         self, number: int, function: Callable[..., Any], *arguments: Any, **keywords: Any
     ) -> Any:
-        """What a function makes of the engine; `cancel` with that number ends it.
+        """Call a function with the engine; `cancel` with that number ends it.
 
-        Now and then it is reported that something goes on.
+        While decodes end, the progress is reported again every few seconds.
         """
         self.end(0)
         is_done, reporting = threading.Event(), threading.Lock()
@@ -214,9 +214,9 @@ class Served:
         return self._engine._load_caches_of(self._owner(owner), path)
 
     def prepare(self, tokens: list[int], owner: int) -> bool:
-        """Begin `Engine.prepare` in a thread, so that other requests are answered meanwhile.
+        """Start `Engine.prepare` in a thread, so that other requests are answered meanwhile.
 
-        False if one goes on.
+        False if one is running.
         """
         if self.is_preparing():
             return False
@@ -232,7 +232,7 @@ class Served:
         return True
 
     def is_preparing(self) -> bool:
-        """Whether that goes on."""
+        """Whether such a thread is running."""
         return self._idle_work is not None and self._idle_work.is_alive()
 
     def cancel(self, number: int) -> None:

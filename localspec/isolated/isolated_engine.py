@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +25,9 @@ from localspec.errors import (
     OptionError,
     check_keywords,
 )
+from localspec.isolated.child import EngineFacts
 from localspec.isolated.process import ChildProcess
 from localspec.isolated.read_pieces import ReadPieces
-from localspec.isolated.remote_vocabulary import RemoteVocabulary
 from localspec.isolated.watch import Watch
 from localspec.presets.preset import Preset
 from localspec.streaming.answer_run import AnswerState
@@ -105,7 +105,7 @@ class IsolatedEngine(BaseEngine):
 
     @property
     def _reading_progress(self) -> tuple[int, int]:
-        """See `BaseEngine._reading_progress`; it is known after each batch of a long prompt."""
+        """Updated after each batch of a long prompt."""
         return self._reading
 
     def _measure(
@@ -127,7 +127,7 @@ class IsolatedEngine(BaseEngine):
         return found
 
     def memory(self) -> EngineMemory:
-        """See `BaseEngine.memory`. Raises BusyError while an answer is produced."""
+        """The memory that the engine takes. Raises BusyError while an answer is produced."""
         with self._exclusively() as process:
             memory: EngineMemory = process.call("memory")
         return memory
@@ -299,3 +299,32 @@ class IsolatedEngine(BaseEngine):
                 self._starting.take(starting, in_use, waits=True)
                 self._closed = True
                 self._process.stop()
+
+
+class RemoteVocabulary:
+    """A `Vocabulary`. ask: what one returns, by its name and arguments."""
+
+    def __init__(self, ask: Callable[..., Any], facts: EngineFacts) -> None:
+        self._ask = ask
+        self.bos, self.eos, self.add_bos = facts.bos, facts.eos, facts.add_bos
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        return str(self._ask("detokenize", list(tokens), special=special))
+
+    def tokenize(
+        self, text: str, *, parse_special: bool, after: int | None = None
+    ) -> list[int]:
+        keywords = {"parse_special": parse_special, "after": after}
+        return list(self._ask("tokenize", text, **keywords))
+
+    def text(self, token: int) -> str:
+        return str(self._ask("text", token))
+
+    def control_texts(self) -> list[str]:
+        return list(self._ask("control_texts"))
+
+    def is_control(self, token: int) -> bool:
+        return bool(self._ask("is_control", token))
+
+    def max_text_bytes(self, num_tokens: int) -> int:
+        return int(self._ask("max_text_bytes", num_tokens))

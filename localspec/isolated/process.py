@@ -82,7 +82,7 @@ class ChildProcess:
         on_report: Callable[[Any], None] | None = None,
         **keywords: Any,
     ) -> Any:
-        """What `Served.method` returns or raises. Raises CrashedError if the child is gone.
+        """The result of `Served.method`, or its error. Raises CrashedError for a lost child.
 
         on_report: gets what the child reports meanwhile.
         """
@@ -135,8 +135,8 @@ class ChildProcess:
             raise
 
     def _received(self, limit_s: float) -> Any:
-        """What the child says next. It is killed where that is nothing, and servers may be
-        what it waits for."""
+        """The child's next message. A child that is silent too long, and may be waiting for a
+        server, is killed."""
         # Here it may be interrupted: nothing is read yet.
         if not self._calls.poll(limit_s if self._servers else None):
             self._is_mute = True
@@ -149,7 +149,7 @@ class ChildProcess:
         if not self._servers:
             return ended, "Ask again: it is started again."
         if self._is_mute:
-            ended = "the process of the engine waited in vain for an RPC server"
+            ended = "the process of the engine waited too long for an RPC server"
         faults = [error for error in ask_servers(self._servers) if isinstance(error, RpcError)]
         if not faults:
             names = ", ".join(self._servers)
@@ -166,7 +166,7 @@ class ChildProcess:
         self._process.join(CHILD_PATIENCE_S)
         code = self._process.exitcode
         if code is None:  # the application lets the system clear its children away
-            return "nobody knows how"
+            return "its exit code is unknown"
         if code >= 0:
             return f"exit code {code}"
         known = {number.value: number.name for number in signal.Signals}

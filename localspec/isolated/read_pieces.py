@@ -1,4 +1,4 @@
-"""What was read of an answer of another process, of pieces that come several at once."""
+"""The part of another process's answer that was read; its pieces come several at once."""
 
 from __future__ import annotations
 
