@@ -294,7 +294,7 @@ class ChatExchange(Exchange):
         self._replaced = chat._turns[len(turns) :]
         self._revision = chat._revision
         self._prompt: Prompt | None = None
-        self._said = call_message("", (), "")  # the part of the answer that is there
+        self._said: Message = {"role": "assistant", "content": ""}  # of the answer so far
         if unfinished is not None:
             self._prompt, self._said = unfinished.prompt, self._replaced[0][-1]
         self.num_leaving = 0  # oldest turns that are forgotten

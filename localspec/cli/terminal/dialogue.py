@@ -86,13 +86,13 @@ def show_answer(conversation: Conversation, answer: Answer) -> Reply:
         if conversation.show_draft
         else RenderedView(conversation.think, conversation.text_so_far)
     )
-    reading = "Reading {} of {} tokens …"
+    pieces, reading = iter(answer), "Reading {} of {} tokens …"
     with cancel_on_interrupt(answer.cancel), _echo_off(), answer:
         with waiting(lambda: reading.format(*conversation.engine._reading_progress)):
-            first = next(answer, None)
+            first = next(pieces, None)
         if first is not None:
             view.push(first)
-        for piece in answer:
+        for piece in pieces:
             view.push(piece)
     view.finish()
     reply = answer.reply()
