@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import multiprocessing.process
 import os
@@ -50,6 +51,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 hypothesis.settings.register_profile("localspec", max_examples=num_examples(100))
 hypothesis.settings.load_profile("localspec")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: looking for garbage in it takes 0.15 s each time."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
@@ -35,13 +36,14 @@ class Made:
         self.is_inside = name in INSIDE
         if name in EAGLE:
             self.reference = EagleReference(self.path, self.head, layers=LAYERS_READ)
-            return
-        self.reference = HeadReference(
-            self.path,
-            None if self.is_inside else self.head,
-            num_chained=NUM_HEADS.get(name, 1),
-            shares_cache=not self.is_inside,
-        )
+        else:
+            self.reference = HeadReference(
+                self.path,
+                None if self.is_inside else self.head,
+                num_chained=NUM_HEADS.get(name, 1),
+                shares_cache=not self.is_inside,
+            )
+        self.rows = functools.cache(self.reference.rows)  # many tests end with the same text
 
     def opened(self, **keywords):
         options = LlamaOptions(context_length=CONTEXT, flash_attention="off")
@@ -49,6 +51,12 @@ class Made:
         if not self.is_inside:
             usual["head"] = self.head
         return localspec.load(target=self.path, **usual | keywords)
+
+    @functools.cached_property
+    def plain(self):
+        """The greedy text of the target alone."""
+        with self.opened(proposer="none") as engine:
+            return text_of(engine, sampling=GREEDY)
 
 
 @pytest.fixture(scope="module", params=(*ALL, *EAGLE))
@@ -69,7 +77,7 @@ def assert_reads_rightly(engine, made) -> None:
     drafted = [17, 251]
     for count in (1, 2):
         rows.append(proposer.rows([*tokens, *drafted[:count]], 1)[0].copy())
-    expected = made.reference.rows(tokens, drafted, proposer.begins_at)
+    expected = made.rows(tuple(tokens), tuple(drafted), proposer.begins_at)
     assert expected[np.isfinite(expected)].std() > 0.1
     np.testing.assert_allclose(rows, expected, atol=2e-3)
     proposer.truncate(len(loop.tokens))
@@ -81,11 +89,9 @@ def text_of(engine, prompt=PROMPT, **keywords):
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 2, 3, 5, 8])
 def test_greedy_text_is_plain_and_the_head_reads_rightly(made, num_draft_tokens):
-    with made.opened(proposer="none") as engine:
-        plain = text_of(engine, sampling=GREEDY)
     with made.opened(draft_tokens=num_draft_tokens) as engine:
         reply = engine.generate_raw(PROMPT, max_tokens=40, sampling=GREEDY).reply()
-        assert reply.token_ids == plain
+        assert reply.token_ids == made.plain
         assert 0 < reply.stats.num_accepted < reply.stats.num_draft_tokens
         assert_reads_rightly(engine, made)
 
@@ -118,8 +124,6 @@ def test_a_head_in_a_file_of_its_own_says_the_same(made):
 
 
 def test_after_cuts_cancels_and_another_conversation(made):
-    with made.opened(proposer="none") as engine:
-        plain = text_of(engine, sampling=GREEDY)
     with made.opened() as engine:
         chats = itertools.cycle([engine.chat(), engine.chat()])
         for number in range(6):
@@ -130,10 +134,10 @@ def test_after_cuts_cancels_and_another_conversation(made):
             stream.close()
             assert_reads_rightly(engine, made)
             inside.loop(engine).truncate(len(PROMPT) + 1)
-            assert text_of(engine, sampling=GREEDY) == plain
+            assert text_of(engine, sampling=GREEDY) == made.plain
             assert_reads_rightly(engine, made)
             inside.cache_pool(engine).switch_to(next(chats), ())
-            assert text_of(engine, sampling=GREEDY) == plain
+            assert text_of(engine, sampling=GREEDY) == made.plain
             assert_reads_rightly(engine, made)
 
 
