@@ -151,7 +151,7 @@ DRAFT = functools.partial(TableModel, seed=99, spread=1.0)
         pytest.param(no_two_in_a_row, 3, 1, 5, UNFILTERED, None, id="K 1"),
         pytest.param(no_two_in_a_row, 3, 2, 5, UNFILTERED, None, id="K 2"),
         pytest.param(no_two_in_a_row, 3, 3, 4, UNFILTERED, None, id="K 3"),
-        pytest.param(no_two_in_a_row, 2, 4, 5, UNFILTERED, None, id="K 4"),
+        pytest.param(no_two_in_a_row, 2, 4, 6, UNFILTERED, None, id="K 4"),
         pytest.param(no_two_in_a_row, 3, 2, 5, UNFILTERED, 0, id="an end token"),
         pytest.param(no_two_in_a_row, 4, 2, 4, FILTERED, None, id="filters"),
         *(
@@ -164,6 +164,7 @@ def test_constrained_texts_have_the_law_of_masked_rows(
     kind, rule, allowed, vocab, k, max_tokens, params, end
 ):
     """Of every length, over several steps, to 1e-12."""
+    max_tokens -= allowed is words and kind is FreeDraft and k > 2  # the largest cases
     of = functools.partial(words, WORDS) if allowed is words else None
     of = of or functools.partial(no_two_in_a_row, vocab)
     make = lambda: ToyConstraint(vocab, of, end)  # noqa: E731
@@ -195,12 +196,11 @@ def test_what_is_forced_is_judged_like_any_draft(rule, k):
 TEXTS = ["e", "a", "b", "]", "[", "]a", "]aa"]
 
 
-def thinking(vocab, *, opened, opening=None):
+def thinking(texts, *, opened, opening=None):
     """Texts over a b ] ]a and an end, of which two a are in a row only in thoughts."""
-    texts = TEXTS[:vocab]
     vocabulary = ToyVocabulary(texts, end=0)
     inner = ToyConstraint(
-        vocab,
+        len(texts),
         lambda history: {1, 2} - set(history[-1:]) | ({0} if history else set()),
         0,
     )
@@ -233,10 +233,10 @@ def numbers():
 
 
 BOUNDARIES = {
-    "a thought": (functools.partial(thinking, 4, opened=True), 4, 5),
-    "a token across": (functools.partial(thinking, 6, opened=True), 6, 4),
+    "a thought": (functools.partial(thinking, TEXTS[:4], opened=True), 4, 5),
+    "a token across": (functools.partial(thinking, [*TEXTS[:4], "]a"], opened=True), 5, 4),
     "a thought or none": (
-        functools.partial(thinking, 5, opened=False, opening=frozenset([4])), 5, 4,
+        functools.partial(thinking, TEXTS[:5], opened=False, opening=frozenset([4])), 5, 4,
     ),
     "a trigger": (triggered, 4, 5),
     "a bound of numbers": (numbers, 5, 5),
@@ -257,7 +257,7 @@ BOUNDARIES_AND_K = [
 def test_a_boundary_may_lie_anywhere_in_the_window(case, k, rule, kind):
     """What stands before it is free, what stands behind it is not, to 1e-12."""
     make, vocab, max_tokens = BOUNDARIES[case]
-    max_tokens -= k == 3  # the largest cases
+    max_tokens -= k == 3 or (k == 2 and max_tokens == 5)  # the largest cases
     target = TARGET(vocab)
     law = text_law(
         target,
@@ -287,7 +287,7 @@ def allowed_texts(make, size, length, history=()):
 
 def test_what_stands_behind_a_thought_is_what_the_constraint_allows():
     """Worked out by hand: "]" ends the thought; behind it a and b take turns."""
-    make = functools.partial(thinking, 7, opened=True)
+    make = functools.partial(thinking, TEXTS, opened=True)
 
     def spelled(text: Sequence[int]) -> str:
         return "".join(TEXTS[token] for token in text)
@@ -309,7 +309,7 @@ def test_what_stands_behind_a_thought_is_what_the_constraint_allows():
 
 
 def test_without_an_opening_the_constraint_holds_from_the_first_token():
-    make = functools.partial(thinking, 5, opened=False, opening=frozenset([4]))
+    make = functools.partial(thinking, TEXTS[:5], opened=False, opening=frozenset([4]))
     assert make().validate([1, 1]) == 1
     assert make().validate([1, 2, 1]) == 3
     assert make().validate([4, 1, 1, 3, 1, 1]) == 5
@@ -329,7 +329,7 @@ def test_greedy_and_seeded_texts_do_not_depend_on_the_draft(case, kind, rule):
     params = GREEDY if rule == "greedy" else UNFILTERED
     draft = DRAFT(vocab)
     accepted = set()
-    for seed in range(12):
+    for seed in range(6):
         target = TableModel(vocab, seed=seed, spread=1.0)
         made = make_rule(
             rule, is_greedy=rule == "greedy", seed=seed, randomness=Randomness(seed)
