@@ -329,7 +329,7 @@ def test_greedy_and_seeded_texts_do_not_depend_on_the_draft(case, kind, rule):
     params = GREEDY if rule == "greedy" else UNFILTERED
     draft = DRAFT(vocab)
     accepted = set()
-    for seed in range(6):
+    for seed in range(12):
         target = TableModel(vocab, seed=seed, spread=1.0)
         made = make_rule(
             rule, is_greedy=rule == "greedy", seed=seed, randomness=Randomness(seed)
