@@ -34,6 +34,12 @@ def prompts_file(tmp_path_factory):
     return path
 
 
+@pytest.fixture
+def one_timing(monkeypatch):
+    """Each size of decode is timed once, not five times: that tells nothing of what is said."""
+    monkeypatch.setattr(bench, "NUM_STEP_ROUNDS", 1)
+
+
 def run(*arguments: object):
     return CliRunner().invoke(main, ["bench", *map(str, arguments)])
 
@@ -159,13 +165,13 @@ def test_the_time_ends_it_within_a_decode(monkeypatch):
     assert bench_json(found)["ended_by"] == "time"
 
 
-def test_a_target_alone_has_no_draft_to_measure(demo_target):
+def test_a_target_alone_has_no_draft_to_measure(demo_target, one_timing):
     with localspec.load(target=demo_target) as engine:
         found = run_bench(engine, [[300] * 9], num_rounds=1, max_tokens=4, **UNWATCHED)
     assert (found.costs.draft_token_s, found.sweep, found.break_even) == (None, {}, None)
 
 
-def test_the_verdict_comes_first_and_the_rest_on_request(prompts_file):
+def test_the_verdict_comes_first_and_the_rest_on_request(prompts_file, one_timing):
     shown = run("--prompts", prompts_file, *SMALL)
     assert shown.exit_code == 0, shown.output
     first, *others = shown.stdout.splitlines()
@@ -249,7 +255,7 @@ def test_an_answer_of_one_token_is_refused(max_tokens):
     assert "--max-tokens 2 or more" in refused.stderr
 
 
-def test_answers_that_all_end_at_once_cannot_be_compared():
+def test_answers_that_all_end_at_once_cannot_be_compared(one_timing):
     with localspec.load(context_length=64) as engine:
         full = [[300] * 63]
         with pytest.raises(localspec.OptionError, match="ended with its first token"):
@@ -273,7 +279,7 @@ def test_time_without_a_result_has_a_code_of_its_own(monkeypatch, prompts_file, 
 
 
 @pytest.mark.parametrize(("name", "begins"), [("b.png", b"\x89PNG"), ("b.html", b"<!doctype")])
-def test_json_and_a_plot(tmp_path, prompts_file, name, begins):
+def test_json_and_a_plot(tmp_path, prompts_file, one_timing, name, begins):
     shown = run("--prompts", prompts_file, "--json", "--plot", tmp_path / name, *SMALL)
     found = json.loads(shown.stdout)
     assert [c["name"] for c in found["comparisons"]] == ["greedy", "sampling"]

@@ -108,25 +108,32 @@ def test_an_answer_that_is_cut_is_a_beginning(engine):
     assert whole.text.startswith(cut.text)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("draft", ["demo_draft", "unrelated_draft", "what is forced"])
-def test_seeded_constrained_text_is_the_same_with_any_draft(demo_target, draft, way, request):
-    """Token by token the target's own choice under the masks, up to near ties."""
+@pytest.fixture(scope="module", params=["demo_draft", "unrelated_draft", "what is forced"])
+def drafted(demo_target, request):
+    """What drafts, and the engine."""
+    draft = request.param
     path = None if draft == "what is forced" else request.getfixturevalue(draft)
-    options = AnswerOptions(**WAYS[way][0])
     with localspec.load(target=demo_target, draft=path) as opened:
-        use = options.tool_use(())
-        prompt = inside.prompt(opened, QUESTION, use)
+        yield draft, opened
 
-        def chain(tokens):
-            constraint = inside.constraint(opened, options, prompt)
-            return Resolver(opened.vocabulary).chain(SamplingParams(), len(tokens), constraint)
 
-        rounding = Rounding()
-        with opened.exclusively() as loop:
-            check = IdentityCheck(loop, opened.vocabulary.is_end, chain, rounding)
-            for seed in range(num_examples(10)):
-                check.run(seed, prompt.tokens, seed)
+@pytest.mark.parametrize("way", WAYS)
+def test_seeded_constrained_text_is_the_same_with_any_draft(drafted, way):
+    """Token by token the target's own choice under the masks, up to near ties."""
+    draft, opened = drafted
+    options = AnswerOptions(**WAYS[way][0])
+    use = options.tool_use(())
+    prompt = inside.prompt(opened, QUESTION, use)
+
+    def chain(tokens):
+        constraint = inside.constraint(opened, options, prompt)
+        return Resolver(opened.vocabulary).chain(SamplingParams(), len(tokens), constraint)
+
+    rounding = Rounding()
+    with opened.exclusively() as loop:
+        check = IdentityCheck(loop, opened.vocabulary.is_end, chain, rounding)
+        for seed in range(num_examples(10)):
+            check.run(seed, prompt.tokens, seed)
     found = check.result
     assert found.bugs(rounding.bound) == []
     assert len(found.divergences) <= found.num_texts // 10

@@ -5,6 +5,7 @@ What a cache holds after any cut is held against a fresh decode of the same text
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from dataclasses import replace
@@ -182,27 +183,37 @@ def test_states_are_kept_also_behind_a_cut(made, name):
     model.close()
 
 
+def answers(target, sampling, **keywords) -> tuple[list[list[int]], localspec.Stats]:
+    with localspec.load(target=target, context_length=256, **keywords) as engine:
+        texts = []
+        for begin in (TEXT[:20], [*TEXT[:20], *TEXT[5:12]], TEXT[:20], TEXT[30:44]):
+            stream = engine.generate_raw(begin, sampling=sampling, seed=7, max_tokens=24)
+            texts.append([token for piece in stream for token in piece.token_ids])
+        assert stream.reply() is not None
+        return texts, stream.reply().stats
+
+
+@pytest.fixture(scope="module")
+def plain_answers(made):
+    """What a model says by itself, which is made once for all drafts."""
+    return functools.cache(lambda name, sampling: answers(made[name], sampling)[0])
+
+
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("draft", ["demo", "itself", "granitehybrid"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_answers_are_those_of_plain_decoding(made, demo_draft, name, draft, temperature):
+def test_answers_are_those_of_plain_decoding(
+    made, demo_draft, plain_answers, name, draft, temperature
+):
     """Whatever drafts, and whether its state goes back by itself or is decoded again."""
     drafts = {"demo": demo_draft, "itself": made[name], "granitehybrid": made["granitehybrid"]}
     sampling = localspec.SamplingParams(temperature=temperature)
 
-    def answers(**keywords) -> tuple[list[list[int]], localspec.Stats]:
-        with localspec.load(target=made[name], context_length=256, **keywords) as engine:
-            texts = []
-            for begin in (TEXT[:20], [*TEXT[:20], *TEXT[5:12]], TEXT[:20], TEXT[30:44]):
-                stream = engine.generate_raw(begin, sampling=sampling, seed=7, max_tokens=24)
-                texts.append([token for piece in stream for token in piece.token_ids])
-            assert stream.reply() is not None
-            return texts, stream.reply().stats
-
-    plain, _ = answers(draft_tokens=0)
     for num_draft_tokens in (1, 3, 4):
-        drafted, stats = answers(draft=drafts[draft], draft_tokens=num_draft_tokens)
-        assert drafted == plain
+        drafted, stats = answers(
+            made[name], sampling, draft=drafts[draft], draft_tokens=num_draft_tokens
+        )
+        assert drafted == plain_answers(name, sampling)
         assert (stats.num_draft_tokens > 0) is (name in WITH_SNAPSHOTS)
 
 

@@ -174,7 +174,7 @@ HEAD_CASES = [
     pytest.param(FixedDraftPolicy, 1, 7, UNFILTERED, None, id="seven tokens, K 1"),
     pytest.param(FixedDraftPolicy, 2, 6, UNFILTERED, 0, id="an end token in the draft"),
     pytest.param(Unsure, 3, 5, UNFILTERED, None, id="a head that stops by its rows"),
-    pytest.param(automatic_with_a_head, 0, 7, UNFILTERED, None, id="automatic"),
+    pytest.param(automatic_with_a_head, 0, 6, UNFILTERED, None, id="automatic"),
     pytest.param(FixedDraftPolicy, 3, 5, PENALISED, None, id="penalties"),
 ]
 
