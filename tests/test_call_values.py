@@ -248,3 +248,15 @@ def test_whatever_the_grammar_allows_is_read(name, drawn, data):
         assert (thought, len(calls)) == ("", 1), call
         json.dumps(calls[0][1], allow_nan=False, ensure_ascii=False).encode()
         assert fits(calls[0][1], schema, schema), call
+
+
+@pytest.mark.parametrize("word", ["anyOf", "allOf"])
+def test_schemas_that_refer_to_one_another_in_many_ways_are_read_at_once(word):
+    """Thirty of them, each naming the next one twice: 2 ** 30 ways to the last."""
+    schemas = {str(n): {word: [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(30)}
+    root = {"$defs": {**schemas, "30": {"type": "integer"}}}
+    first = {"$ref": "#/$defs/0"}
+    assert takes_text(first, root) is False
+    assert fits(1, first, root)
+    assert not fits("1", first, root)
+    assert branches(first, root)[-1] == (root["$defs"]["30" if word == "anyOf" else "0"])

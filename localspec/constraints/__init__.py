@@ -1,1 +1,1 @@
-"""What an answer may say: schemas, expressions and grammars → constraints."""
+"""Schemas, regular expressions and grammars → constraints of an answer."""

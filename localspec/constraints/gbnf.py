@@ -23,7 +23,7 @@ def is_gbnf(grammar: str) -> bool:
 def for_converter(gbnf: str) -> str:
     """The same grammar without what the converter would give another meaning.
 
-    Raises ValueError for an escape that is no character.
+    Raises ValueError for an escape that is not a character.
     """
     readable = _PART.sub(_readable_part, gbnf)
     readable.encode()  # an escape may spell half a character
@@ -33,7 +33,7 @@ def for_converter(gbnf: str) -> str:
 def _readable_part(found: re.Match[str]) -> str:
     part = found[0]
     if found["any"]:
-        return r"[^\x00]"  # its own "." is no end of a line
+        return r"[^\x00]"  # its own "." does not match the end of a line
     if found["text"]:
         return _ESCAPE.sub(lambda escape: escape[3] or _character(escape), part)
     if found["set"]:

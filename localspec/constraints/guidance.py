@@ -46,7 +46,7 @@ def is_installed() -> bool:
 
 @functools.lru_cache(maxsize=64)  # texts of up to spec.MAX_BYTES
 def problem_with(spec: ConstraintSpec) -> ConstraintError | None:
-    """Why no answer can be kept to it, with the keyword to blame; None if one can, as it seems.
+    """Why no answer can be kept to it, with the keyword to blame; None if one seems possible.
 
     Raises ImportError without llguidance.
     """
@@ -183,7 +183,7 @@ def _refused(spec: ConstraintSpec, message: str) -> ConstraintError:
 
 
 class Guidance:
-    """See `Constraint`."""
+    """A `Constraint` that llguidance decides."""
 
     def __init__(self, matcher: LLMatcher, guide: Guide) -> None:
         self._matcher = matcher

@@ -34,7 +34,7 @@ class _Place(NamedTuple):
 
     @property
     def exponent(self) -> str | None:
-        """As much as there is of the number's exponent; None in front of its letter."""
+        """The number's exponent so far; None in front of its letter."""
         _, letter, exponent = self.number.partition("e")
         return exponent if letter else None
 
@@ -50,7 +50,7 @@ class _Place(NamedTuple):
         return max(min(room, most - len(digits)), 0)
 
     def takes_last(self, digit: str) -> bool:
-        """Whether it may be the third digit of an exponent: the number is finite with it."""
+        """Whether it may be the third digit of an exponent, so that the number stays finite."""
         exponent = self.exponent or ""
         is_last = len(exponent.lstrip("+")) == MOST_OF_EXPONENT - 1
         return is_last and math.isfinite(float(self.number + digit))
@@ -80,7 +80,7 @@ _OUTSIDE, _IN_TEXT, _ESCAPED = _Place(), _Place(quoted=True), _Place(quoted=True
 
 
 class NumberBound:
-    """See `Constraint`. What `inner` allows of a JSON text, but no number that is too long.
+    """A `Constraint` for a JSON text: as `inner`, but without numbers that are too long.
 
     If `inner` lets a number end nowhere else, it ends as soon as it can.
     """

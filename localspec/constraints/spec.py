@@ -1,4 +1,4 @@
-"""What a caller wants an answer to fit, as one kind of text or another."""
+"""The constraint that a caller asks for, as text: a schema, expression or grammar."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def schema_text(schema: object) -> str:
     schema: a mapping or its JSON, which stay as they are; a Pydantic model class (whatever has
     a `model_json_schema`) or a dataclass, which mean their fields and no others, unless a model
     says that it allows them. Raises OptionError for anything else, ConstraintError for JSON
-    that is no schema, and for a dataclass with a field whose type JSON does not have.
+    that is not a schema, and for a dataclass with a field whose type JSON does not have.
     """
     if isinstance(schema, str):
         found = _parsed(schema)

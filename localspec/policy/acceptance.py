@@ -136,7 +136,7 @@ class Acceptance:
         self._chances = _shifted(self._shifts)
 
     def as_dict(self) -> dict[str, Any]:
-        """What is worth saving for the next process, in JSON's types."""
+        """The content to save for the next process, in JSON's types."""
         return {
             "num_seen": self.num_seen,
             "prior": [round(float(weight), 6) for weight in self._prior],
@@ -145,8 +145,7 @@ class Acceptance:
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from a result of `as_dict`. Raises ValueError, TypeError or KeyError for a
-        damaged one, and is then unchanged."""
+        """Continue from `as_dict`. On ValueError, TypeError or KeyError nothing is changed."""
         prior = np.array(kept["prior"], dtype=np.float64)
         shifts = np.array(kept["shifts"], dtype=np.float64)
         shares = np.array(kept["shares"], dtype=np.float64)

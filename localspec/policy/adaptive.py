@@ -296,7 +296,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             prospect.acceptance.pass_by(record.num_emitted)
 
     def _is_slowed(self, record: StepRecord, scored_s: float) -> bool:
-        """Whether it was a target-only step that was slower because it followed a draft.
+        """Whether this target-only step was slower because it followed a draft.
 
         Where a step takes a millisecond, threads that rested during the draft have to wake up.
         The next step is then target-only as well, and its time is the one that counts.
@@ -324,7 +324,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """What is worth saving for the next process, in JSON's types."""
+        """The content to save for the next process, in JSON's types."""
         return {
             "costs": self._costs.as_dict(),
             "acceptance": {
@@ -334,10 +334,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from a result of `as_dict`.
-
-        Raises ValueError, TypeError or KeyError for a damaged part.
-        """
+        """Continue from `as_dict`. Raises ValueError, TypeError or KeyError if damaged."""
         parts = kept["acceptance"]
         if not isinstance(parts, Mapping):
             raise TypeError(f"the acceptance is {parts!r}")

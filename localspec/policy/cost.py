@@ -1,4 +1,4 @@
-"""What decodes cost on this machine, learned by timing the ones that happen anyway.
+"""The costs of decodes on this machine, learned by timing the ones that happen anyway.
 
 For the target this is v(n) = T(n) / T(1), the cost of decoding n tokens at once, in target-only
 steps. It decides whether a draft pays. It is not monotone (a kernel for 4 tokens can be cheaper
@@ -191,7 +191,7 @@ class TargetCost:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """What is worth saving for the next process, in JSON's types."""
+        """The content to save for the next process, in JSON's types."""
         return {
             "ratios": [
                 [fill, *row]
@@ -201,8 +201,7 @@ class TargetCost:
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from a result of `as_dict`. Raises ValueError, TypeError or KeyError for a
-        damaged one, and is then unchanged."""
+        """Continue from `as_dict`. On ValueError, TypeError or KeyError nothing is changed."""
         rows = []
         for fill, size, ratio, target_only_s, count in kept["ratios"]:
             is_known_size = 1 < size <= LARGEST_STEP and 0 <= fill < 64
@@ -271,13 +270,12 @@ class DraftCost:
         return _READ_SHARE * self.token_s(target_only_s)
 
     def as_dict(self) -> dict[str, Any]:
-        """What is worth saving for the next process, in JSON's types."""
+        """The content to save for the next process, in JSON's types."""
         read_share = None if self._read_share is None else round(self._read_share, 5)
         return {"share": round(self._share, 5), "read_share": read_share}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from a result of `as_dict`. Raises ValueError, TypeError or KeyError for a
-        damaged one, and is then unchanged."""
+        """Continue from `as_dict`. On ValueError, TypeError or KeyError nothing is changed."""
         share = float(kept["share"])
         read_share = None if kept["read_share"] is None else float(kept["read_share"])
         if not (0 <= share < math.inf and 0 <= (read_share or 0.0) < math.inf):

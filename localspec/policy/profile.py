@@ -1,4 +1,4 @@
-"""What a pair of models costs on this machine, saved between runs.
+"""The costs of a pair of models on this machine, saved between runs.
 
 This is a cache, in the user's cache directory. A file that is missing, damaged or of another
 version is ignored, and if a file cannot be written, its content is learned again.
@@ -32,7 +32,7 @@ class Profile:
         self._saved: dict[str, Any] | None = None
 
     def load(self) -> dict[str, Any] | None:
-        """What was saved; None if there is nothing usable."""
+        """The saved content; None if there is nothing usable."""
         try:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -61,7 +61,7 @@ class Profile:
 
 
 def latest_learned(contents: Sequence[str]) -> dict[str, Any] | None:
-    """What was last learned of a pair, in any setting. contents: of its files (`content`)."""
+    """The latest content for a pair, in any setting. contents: of its files (`content`)."""
     for _, identity, learned in kept_profiles():
         if len(identity) == len(contents):
             pairs = zip(identity, contents, strict=True)

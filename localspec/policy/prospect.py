@@ -25,7 +25,7 @@ _NOTHING = ProposerState(max_tokens=0)
 
 @dataclass(slots=True)
 class Prospect:
-    """What is known of a proposer, and what it may gain in the next step.
+    """The knowledge about a proposer, and its possible gain in the next step.
 
     index: its position among the proposers. lost_token_s: seconds that it would probably have
     saved with each token that was not drafted; lost_s: their sum since its last replay or

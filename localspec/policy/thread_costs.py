@@ -1,4 +1,4 @@
-"""What decodes cost with each number of threads.
+"""The costs of decodes with each number of threads.
 
 v(n), c and T(1) differ by the number of threads: on a busy machine one thread may be faster
 than two, and a draft may pay with one and not with two.
@@ -29,15 +29,14 @@ class Costs:
         self.last_used = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """What is worth saving for the next process, in JSON's types."""
+        """The content to save for the next process, in JSON's types."""
         return {
             "target": self.target.as_dict(),
             "drafts": {kind.value: cost.as_dict() for kind, cost in self.drafts.items()},
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from a result of `as_dict`. Raises ValueError, TypeError or KeyError for a
-        damaged part."""
+        """Continue from `as_dict`. Raises ValueError, TypeError or KeyError if damaged."""
         drafts = kept["drafts"]
         if not isinstance(drafts, Mapping):
             raise TypeError(f"the drafts' costs are {drafts!r}")
@@ -86,12 +85,11 @@ class ThreadCosts:
         self.now.last_used = self._num_steps
 
     def as_dict(self) -> dict[str, Any]:
-        """What is worth saving for the next process, in JSON's types."""
+        """The content to save for the next process, in JSON's types."""
         return {str(count): costs.as_dict() for count, costs in self._costs.items()}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from a result of `as_dict`. Raises ValueError, TypeError or KeyError for a
-        damaged part."""
+        """Continue from `as_dict`. Raises ValueError, TypeError or KeyError if damaged."""
         if not isinstance(kept, Mapping):
             raise TypeError(f"the costs are {kept!r}")
         for count, part in kept.items():

@@ -242,7 +242,7 @@ class AdaptiveThreads:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """What is worth saving for the next process, in JSON's types."""
+        """The content to save for the next process, in JSON's types."""
         return {
             "shortest": [
                 [*shape, round(seconds, 7)] for shape, seconds in self._shortest.items()
@@ -255,8 +255,7 @@ class AdaptiveThreads:
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from a result of `as_dict`. Raises ValueError, TypeError or KeyError for a
-        damaged one, and is then unchanged."""
+        """Continue from `as_dict`. On ValueError, TypeError or KeyError nothing is changed."""
         shortest = {}
         for *sizes, seconds in kept["shortest"]:
             length, num_target, num_draft, proposer = map(int, sizes)

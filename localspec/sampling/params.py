@@ -1,4 +1,4 @@
-"""What shapes the distribution of the next token: the settings of all samplers, checked.
+"""The settings of all samplers, checked.
 
 Nothing here needs NumPy: presets have such settings, and are listed without it.
 """

@@ -1,4 +1,4 @@
-"""What the text so far subtracts from the logits: penalties for tokens, DRY for sequences.
+"""Penalties for repetition in the text so far: for tokens, and for sequences (DRY).
 
 Nothing here distinguishes prompt from answer, or draft tokens from kept ones.
 """
@@ -106,5 +106,5 @@ def _length_since_breaker(text: TokenIds, breakers: Breakers) -> int:
 
 
 def _max_exponent(base: float) -> int:
-    """Beyond it base ** exponent is no float32; llama.cpp stops there, too."""
+    """The largest exponent for which base ** exponent is a float32, as in llama.cpp."""
     return int(math.log(_FLOAT32_MAX) / math.log(base)) if base > 1.0 else 0

@@ -39,7 +39,7 @@ class Forced(Proposer):
         self._constraint = chain.constraint
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        """What it could propose. `tokens` must end where the constraint was committed."""
+        """`tokens` must end where the constraint was committed."""
         if self._constraint is None:
             return ProposerState(0)
         num_tokens = min(len(self._constraint.forced()), MAX_DRAFT_TOKENS)

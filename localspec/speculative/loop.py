@@ -34,7 +34,7 @@ from localspec.speculative.verify import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one answer asks of the loop.
+    """The settings of one answer.
 
     is_end: the target's end-of-generation test. kinds: the kinds of proposers that may propose;
     None allows all.
@@ -231,7 +231,7 @@ class SpeculativeDecoder:
         return None if decision.proposer is None else self.proposers[decision.proposer].kind
 
     def _batch(self, missing: list[int], draft_tokens: list[int]) -> list[int]:
-        """What the target decodes: padded where that is cheaper.
+        """The tokens that the target decodes, padded where that is cheaper.
 
         The padding may be any token, and may exceed the length of the answer: its rows are
         never read.

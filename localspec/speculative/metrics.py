@@ -51,7 +51,7 @@ class Step(StepRecord):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What an answer cost, in wall time. Tuples per position are (MAX_DRAFT_TOKENS,).
+    """The cost of an answer, in wall time. Tuples per position are (MAX_DRAFT_TOKENS,).
 
     steps_per_length: (1 + MAX_DRAFT_TOKENS,) steps that proposed 0, 1, 2 … tokens.
     steps_per_proposer: steps in which each kind proposed something; drafted_per_proposer and

@@ -1,4 +1,4 @@
-"""What the loop needs from a language model: decode, truncate, and a few facts.
+"""The language model as the loop needs it: decode, truncate, and a few facts.
 
 Implemented by `LlamaModel` and by the tests' table models. Knows no files and no text.
 """

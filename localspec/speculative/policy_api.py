@@ -50,7 +50,7 @@ _OTHER_NAMES: dict[str, ProposerName] = {"mtp": "head"}
 
 
 class ProposerState(NamedTuple):
-    """What a proposer could do for the text as it stands.
+    """The state of a proposer for the text as it stands.
 
     max_tokens: how many tokens it can propose; if 0, draft_off says why. num_missing: tokens
     it has to read first. num_skipped: tokens at the front of the text that it does not see.
@@ -67,7 +67,7 @@ class ProposerState(NamedTuple):
 
 
 class PolicyContext(NamedTuple):
-    """What a policy knows before a step.
+    """The information for a policy before a step.
 
     num_cached: tokens in the target's cache. room: the most draft tokens the step may
     propose. num_remaining: tokens that the answer may still have. states: one per proposer.
@@ -131,7 +131,7 @@ class ReplayScores(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What a policy learns from a step. Times in seconds.
+    """The result of a step, for policies. Times in seconds.
 
     proposer: index of the chosen proposer, if any. confidences: of the draft tokens.
     num_accepted: how many of them were accepted. num_read: tokens that the proposer read before
@@ -162,7 +162,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class PolicyEstimate:
-    """What a policy expects of the next step. Times in seconds.
+    """A policy's estimate of the next step. Times in seconds.
 
     acceptance: probability that the next draft token is accepted, 0 … 1. break_even: the lowest
     acceptance at which drafting would pay; None if it never does. plain_step_s: the time of a
@@ -200,7 +200,7 @@ class DraftPolicy:
         """Learn from a finished step."""
 
     def estimate(self) -> PolicyEstimate | None:
-        """What it expects of the next step; None if it expects nothing."""
+        """Its estimate of the next step; None if it makes none."""
         return None
 
 
@@ -247,7 +247,7 @@ def reason_for_none(context: PolicyContext) -> DraftOff | None:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """What a user asks of drafting: who proposes, and how much.
+    """A user's settings for drafting: who proposes, and how much.
 
     draft_tokens: per step; None is the automatic policy.
 

@@ -67,7 +67,7 @@ class Proposer:
         """An answer begins, whose chain this is."""
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        """What it could propose after `tokens`, and what it would have to read for that."""
+        """How many tokens it could propose after `tokens`, and how many it lacks for that."""
         raise NotImplementedError
 
     def propose(

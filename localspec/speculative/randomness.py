@@ -31,7 +31,7 @@ _FEW = 256  # up to so many survivors, all are raced without a first selection
 
 
 class Purpose(enum.IntEnum):
-    """What a uniform decides."""
+    """The decision that a uniform is for."""
 
     DRAFT = 0
     ACCEPT = 1

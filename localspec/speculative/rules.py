@@ -36,7 +36,7 @@ class Rule(Protocol):
     def verdict(
         self, start: StepStart, targets: list[Distribution], proposal: Proposal
     ) -> Verdict:
-        """What becomes of the proposal. targets: one row more than it has tokens."""
+        """Judge the proposal. targets: one row more than it has tokens."""
 
 
 def make_rule(

@@ -47,7 +47,7 @@ class SharedVocabulary:
 
 
 def shared_vocabulary(target: TokenTable, draft: TokenTable) -> SharedVocabulary:
-    """What the vocabularies of a pair have in common, by the texts of their ids.
+    """The common part of the vocabularies of a pair, by the texts of their ids.
 
     Vocabularies of one tokenizer may be padded to different sizes (152 064 and 151 936,
     say), and a few ids may have other names: those the draft never proposes. Raises

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any
 
 from localspec.errors import EngineError
@@ -60,7 +59,6 @@ class PieceReader:
             pass
 
     def cancel(self) -> None:
-        """See `Answer.cancel`."""
         self.state.cancellation.request()
 
     def close(self) -> None:
@@ -131,7 +129,7 @@ class _Worker:
         return future
 
     def stop(self) -> None:
-        """Let the thread end when it has done what it was given. The next call begins one."""
+        """Let the thread end after the calls it has. The next call starts another thread."""
         calls, self._calls = self._calls, None
         if calls is not None:
             calls.put(None)
@@ -206,12 +204,7 @@ class Answer:
     def __enter__(self) -> Answer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def __aiter__(self) -> Answer:
@@ -230,7 +223,6 @@ class Answer:
         return piece
 
     def __await__(self) -> Generator[Any, None, Reply]:
-        """See `reply`."""
         return self._whole_reply().__await__()
 
     async def _whole_reply(self) -> Reply:
@@ -263,12 +255,7 @@ class Answer:
     async def __aenter__(self) -> Answer:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self._close_in_thread()
 
     async def _close_in_thread(self) -> None:

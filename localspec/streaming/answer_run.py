@@ -24,7 +24,7 @@ from localspec.vocabulary import WholeVocabulary
 
 @dataclass(slots=True)
 class AnswerState:
-    """What is known of an answer from when it is asked for; its producer and reader share it.
+    """The state of an answer, which its producer and its reader share.
 
     sampling, rule: those of the options, or the defaults. run: what produces the answer, once
     it does, in this process. result: set at the end, as `Exchange.remember` gets it.
@@ -80,7 +80,9 @@ class AnswerRun:
     cancellation: Cancellation
     interrupt: Callable[[], None]
     not_kept: tuple[str, ...]  # of what the answer was to fit
-    before: list[Part] = field(default_factory=list)  # what was certain where it goes on
+    before: list[Part] = field(
+        default_factory=list
+    )  # certain parts of the answer that is continued
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -147,17 +149,17 @@ class AnswerRun:
                 return
 
     def _pushed(self, text: AnswerText, token: int) -> list[Part]:
-        """What is new with a token: a part or more."""
+        """The new parts with a token: at least one."""
         parts = self._new(text.push(token)) or [Part("", text.is_thinking)]
         self.num_thought_tokens += parts[0].is_thought
         return parts
 
     def _finish(self, text: AnswerText) -> list[Part]:
-        """What waited for tokens that do not come."""
+        """The parts that waited for tokens that do not come."""
         return self._new(text.finish(is_cut=self.finish_reason != "stop"))
 
     def _new(self, parts: list[Part]) -> list[Part]:
-        """Those of the answer's next parts that were not shown before."""
+        """Those of the next parts that were not shown before."""
         self.parts += parts
         return [part for part in parts if not part.is_again]
 

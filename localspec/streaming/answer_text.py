@@ -16,7 +16,7 @@ from localspec.vocabulary import WholeVocabulary
 
 
 class Said(NamedTuple):
-    """What an answer says, its thoughts, and the calls of tools in it that are whole."""
+    """The speech of an answer, its thoughts, and its complete calls of tools."""
 
     text: str
     thoughts: str
@@ -24,7 +24,7 @@ class Said(NamedTuple):
 
     @classmethod
     def of(cls, parts: Sequence[Part]) -> Said:
-        """What the parts add up to."""
+        """The sum of the parts."""
         return cls(
             "".join(part.text for part in parts if not part.is_thought),
             "".join(part.text for part in parts if part.is_thought),
@@ -82,8 +82,8 @@ class AnswerText:
         """Begin behind these tokens of the answer; what is certain of them.
 
         The rest was shown when the answer was cut there. As far as it becomes certain it comes
-        in parts of its own, before all others: `Part.is_again`. Stop strings that lie in these
-        tokens alone are none: what they would end has been said.
+        in parts of its own, before all others: `Part.is_again`. Stop strings
+        within these tokens do not count: the text behind them was said already.
         """
         as_cut = AnswerText(*self._arguments)
         as_cut._read(tokens)
@@ -99,7 +99,7 @@ class AnswerText:
         return parts
 
     def push(self, token: int) -> list[Part]:
-        """What became certain with the token, in order."""
+        """The parts that became certain with the token, in order."""
         parts = self._split.push(self._text(token))
         return self._told_apart(self._called(self._searched(parts)))
 
@@ -109,10 +109,9 @@ class AnswerText:
         return self._decoder.decode(self._vocabulary.piece(token))
 
     def finish(self, *, is_cut: bool) -> list[Part]:
-        """Whatever waited: nothing more is coming.
+        """The text that waited; no more tokens follow.
 
-        is_cut: the model would have said more, as the rest of a character that it has begun, of
-        which nothing is shown.
+        is_cut: the answer was cut off, so that an incomplete character is left out.
         """
         rest = "" if is_cut else self._decoder.decode(b"", final=True)
         parts = [*self._split.push(rest), *self._split.finish()]

@@ -16,8 +16,8 @@ class CallStream:
     """Splits an answer's parts into text and calls while it comes.
 
     Where a grammar keeps the answer to the form, a call is known by its head, and its
-    arguments come as they are written; else it is known when it is whole, and what is no
-    call of the tools stays text. Neither the form's marks nor the blank space around calls
+    arguments come as they are written; else it is known when it is whole, and anything
+    else stays text. Neither the form's marks nor the blank space around calls
     are text. Thoughts hold no calls. Where the model chooses, an answer that is nothing but
     objects with a tool's name and arguments is calls, too, and is held as long as it may be.
     """
@@ -50,7 +50,7 @@ class CallStream:
         return is_one and self._number > 0 and not self._is_certain
 
     def push(self, part: Part) -> list[Part]:
-        """What is certain now, in order."""
+        """The parts that are certain now, in order."""
         if self.has_ended:
             return []
         if self._form.recipient:
@@ -61,9 +61,9 @@ class CallStream:
         return [*before, part] if part.text else before
 
     def finish(self, *, is_cut: bool) -> list[Part]:
-        """Whatever waited: nothing more is coming.
+        """The parts that waited; no more text follows.
 
-        is_cut: the model would have said more, so that what it has begun is no call yet.
+        is_cut: the answer was cut off, so that an incomplete call is not a call.
         """
         opening = self._opening
         if is_cut:
@@ -110,7 +110,7 @@ class CallStream:
             parts += found
 
     def _begin(self) -> list[Part] | None:
-        """Begin with calls where they do; the text before, or that is none of a call's."""
+        """The text in front of the next call; None to wait for more."""
         begin, sign = "".join(self._held.split()), self._form.sign
         is_first = self._form.is_bare and not self._has_spoken and not self._number
         if is_first and begin.startswith(sign):
@@ -180,14 +180,14 @@ class CallStream:
         return [Part("", is_thought=False, call=piece)]
 
     def _no_call(self, opening: str) -> list[Part]:
-        """What was held as a call, and is none."""
+        """Text that was held as a call and turned out to be something else."""
         if self._form.recipient:  # a message to somebody else is not for the user
             return [Part(self._held.partition("\n")[2], is_thought=True)]
         self._held = self._blank + opening + self._held
         return self._spoken()
 
     def _spoken(self) -> list[Part]:
-        """What waited for a call that did not come, unless it is one without marks."""
+        """The text that waited for a call; or the calls that it is, if it has no marks."""
         text, self._held = self._held, ""
         if self._unmarked is not None and not text.isspace() and text:
             written, self._unmarked = self._unmarked.read(), None

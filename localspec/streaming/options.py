@@ -1,4 +1,4 @@
-"""What a caller asks of one answer."""
+"""The options of one answer."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def answer_keywords() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """What a caller asks of one answer; None means the default.
+    """The options of one answer; None means the default.
 
     sampling: by default the preset's. changes: other values of some of its fields, by name.
     seed: 0 … 2**63 - 1. rule: the one by which draft tokens are judged (see
@@ -91,9 +91,8 @@ class AnswerOptions:
     texts of which it is one. trigger: a text, or several, behind which that begins: up to
     there, and in an answer that has none of them, anything may be said.
 
-    Raises OptionError for sampling, stop, queue and strict of another type, a max_tokens that
-    is no whole number above 0, logprobs that is none from 0 on, or two things to fit;
-    ConstraintError for one that is none.
+    Raises OptionError for an option of the wrong type or outside its range, and for two
+    constraints; ConstraintError for one that cannot be used.
     """
 
     sampling: SamplingParams | None = None
@@ -120,7 +119,7 @@ class AnswerOptions:
 
     @property
     def drafting(self) -> Drafting | None:
-        """What is asked of drafting; None is what the engine does by itself."""
+        """The settings for drafting; None leaves them to the engine."""
         if self.draft_tokens is None and self.proposer is None:
             return None
         return Drafting(self.draft_tokens, self.proposer or "auto")
@@ -128,7 +127,7 @@ class AnswerOptions:
     def tool_use(self, known: tuple[Tool, ...]) -> ToolUse:
         """Which tools may be called; those that are known already, if none are given.
 
-        Raises OptionError for a choice that is none of them.
+        Raises OptionError for another choice.
         """
         tools = known if self.tools is None else self.tools
         use = tool_use(tools, self.tool_choice, is_parallel=self.parallel_tool_calls)
@@ -209,7 +208,7 @@ class AnswerOptions:
 
 
 def spec_of(options: AnswerOptions) -> ConstraintSpec | None:
-    """What an answer is to fit, if anything."""
+    """The constraint of an answer, if it has one."""
     return constraint_spec(
         options.json_schema,
         options.regex,

@@ -1,4 +1,4 @@
-"""What a model reads."""
+"""The prompt of an answer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from localspec.tools.calls import Calls
 
 
 class Prompt(NamedTuple):
-    """What a model reads. thoughts: what tells them from speech in the answer to it.
+    """The text that a model reads.
 
-    By default, as for a text of the caller's own, all of the answer is speech. num_said: how
-    many of the tokens are the answer's own already, which continues behind them. calls: which
-    calls of tools the answer can have; None for none.
+    thoughts: how to tell them from speech in the answer; by default all of it is speech.
+    num_said: the last tokens that belong to the answer, which continues behind them. calls: the
+    calls of tools that the answer can have; None for none.
     """
 
     tokens: list[int]

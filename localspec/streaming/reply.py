@@ -1,4 +1,4 @@
-"""What an answer is made of, and what it adds up to."""
+"""Pieces of an answer, and the whole reply."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one token adds to an answer.
+    """The part of an answer that came with one token.
 
     text is whatever became certain with this token: it is empty while a character is
     incomplete or a stop string is possible, and then comes with a later token. The last

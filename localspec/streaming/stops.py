@@ -13,7 +13,7 @@ def first_of(marks: Iterable[str], text: str) -> str | None:
 
 
 def num_unfinished(marks: Collection[str], text: str) -> int:
-    """Length of the longest end of the text that is a part of a mark, from its beginning on."""
+    """Length of the longest end of the text with which a mark may begin."""
     longest = min(len(text), max(map(len, marks), default=1) - 1)
     return next(
         (
@@ -48,7 +48,7 @@ class StopSearch:
         return "" if self.stopped else self._decide(self._held + text)
 
     def finish(self) -> str:
-        """Whatever waited: nothing goes on from it."""
+        """The text that waited; no more follows."""
         text, self._held = self._held, ""
         return text
 
@@ -67,7 +67,7 @@ class StopSearch:
 def checked_stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:
     """The stop strings: none, one or several, without empty ones, which would end everything.
 
-    Raises OptionError for what is no text.
+    Raises OptionError for anything but texts.
     """
     try:
         texts = [stop] if isinstance(stop, str) else list(stop or ())

@@ -1,4 +1,4 @@
-"""What a model thinks before it speaks, told apart from what it says."""
+"""Splits what a model thinks before it speaks from what it says."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _LATE = 100  # characters after which a head has to end, if what follows it is c
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """What tells the thoughts of an answer from its speech; by default all of it is speech.
+    """How to tell the thoughts of an answer from its speech; by default all of it is speech.
 
-    families: those that it can be of. opened: what the prompt has begun, if it has. head: of
-    the message that the prompt has begun. shown: ids of control tokens that are among the
-    marks, and are rendered to be seen. are_over: the prompt has ended them, so that the answer
-    is asked for none.
+    families: the possible families of the model. opened: what the end of the prompt has opened,
+    if anything. head: of the message that the prompt has opened. shown: ids of control tokens
+    that are among the marks, and are rendered as text. are_over: the prompt has closed the
+    thoughts already.
     """
 
     families: tuple[Family, ...] = ()
@@ -37,7 +37,7 @@ class Thoughts:
     are_over: bool = False
 
     def after(self, prompt: str) -> Thoughts:
-        """Those of an answer to the prompt, whose end can have opened thoughts or a message."""
+        """The same for an answer to the prompt, which may end in open thoughts or a head."""
         found = (
             (prompt.rfind(mark) + len(mark), len(mark), family, after)
             for family in self.families
@@ -110,16 +110,16 @@ class ThoughtStream:
 
     @property
     def head(self) -> str | None:
-        """Of the message that begins, as far as it is there; None outside of one."""
+        """The head of a message as far as it has come; None outside of a head."""
         return self._named + self._head if self._following is Following.HEAD else None
 
     @property
     def speaks(self) -> bool:
-        """Whether a mark was passed behind which speech begins, or begins with the next one."""
+        """Whether speech follows, directly or behind another mark."""
         return self._has_marks and not self.is_thinking
 
     def push(self, text: str) -> list[Part]:
-        """What is certain now, in order. An unfinished mark waits inside."""
+        """The parts that are certain now, in order. An unfinished mark waits inside."""
         self.held += text
         return self._parts(is_whole=False)
 
@@ -130,7 +130,7 @@ class ThoughtStream:
         return other
 
     def finish(self) -> list[Part]:
-        """Whatever waited: nothing more is coming."""
+        """The parts that waited; no more text follows."""
         parts = self._parts(is_whole=True)
         if self._head and not self._has_marks:
             # It could have been the head of a message, and was all that the model said.
@@ -166,7 +166,7 @@ class ThoughtStream:
         return parts
 
     def _of_object(self, end: ObjectEnd) -> list[Part]:
-        """The part of the text that belongs to an object. Other text shows that it is none."""
+        """The part of the text that belongs to an object. Other text ends it."""
         may_be = end.has_begun or self.held.lstrip()[:1] in ("", "{")
         size = end.push(self.held) if may_be else 0
         text, self.held = self.held[:size], self.held[size:]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 class Following(enum.Enum):
-    """What stands after a mark."""
+    """The kind of text after a mark."""
 
     SPEECH = enum.auto()
     THOUGHT = enum.auto()
@@ -27,9 +27,9 @@ class Family:
 
     signs: texts which a template of the family has, or else its vocabulary. marks: what stands
     after each; they belong to neither thoughts nor speech. are_tokens: entries of the
-    vocabulary, so that they mean something wherever they stand. A tag that is mere text does
-    so at the begin of an answer; further on it is a text like any other. thoughtful: matches
-    the heads of messages that are not for the user.
+    vocabulary, so that they mean something wherever they stand. A tag that is plain
+    text only counts at the beginning of an answer. thoughtful: matches the heads of messages
+    that are not for the user.
     """
 
     signs: tuple[str, ...]

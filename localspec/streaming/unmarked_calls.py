@@ -39,11 +39,8 @@ class UnmarkedCalls:
         self._text = ""
         self._begin = ""  # of the next value, with its fence, without blank space
         self._end: ObjectEnd | None = None  # of the value that is written
-        self._fences: Sequence[str] = (
-            "",
-            _FENCE,
-            _OPENED,
-        )  # what may stand before the next value
+        # What may stand in front of the next value.
+        self._fences: Sequence[str] = ("", _FENCE, _OPENED)
         self.is_possible = True
 
     def push(self, text: str) -> None:
@@ -52,7 +49,7 @@ class UnmarkedCalls:
         at = 0
         while self.is_possible and at < len(text):
             if self._end is None:
-                self._begun(text[at])
+                self._read_start(text[at])
                 at += 1
                 continue
             at += self._end.push(text[at:])
@@ -62,7 +59,7 @@ class UnmarkedCalls:
                 so_far = self._text[: len(self._text) - len(text) + at]
                 self.is_possible = read_unmarked(so_far, self._tools) is not None
 
-    def _begun(self, character: str) -> None:
+    def _read_start(self, character: str) -> None:
         """Look at the next character in front of a value, or of its beginning."""
         self._begin += character.strip()
         at = next((at for at, each in enumerate(self._begin) if each in "{["), None)
@@ -77,5 +74,5 @@ class UnmarkedCalls:
         self.is_possible = fence in self._fences and (is_begin or self._end is not None)
 
     def read(self) -> list[Written] | None:
-        """The calls that it is; None if it is none, as far as it has come."""
+        """The calls so far; None if the text is something else."""
         return read_unmarked(self._text, self._tools)

@@ -18,10 +18,10 @@ from localspec.tools.values import GrammarTexts, gemma_rules, json_rule, tag_rul
 
 
 class CallGrammar(NamedTuple):
-    """What an answer is kept to.
+    """The grammar of an answer.
 
-    lark: of what stands behind the first of the triggers, or of all that is no thought where
-    there are none. has_frame: of the whole answer, in which thoughts and calls are messages.
+    lark: for the text behind the first of the triggers; without triggers for all but the
+    thoughts. has_frame: it is for the whole answer, in which thoughts and calls are messages.
     """
 
     lark: str
@@ -35,10 +35,10 @@ def call_grammar(
     tokens: Mapping[str, int],
     schema_of: Callable[[Tool], Schema],
 ) -> CallGrammar:
-    """What the calls of an answer are kept to, and the answer itself if it must be a call.
+    """The grammar of the calls in an answer, and of the answer itself if it must be a call.
 
-    tokens: ids of the form's marks that are entries of the vocabulary. schema_of: what a
-    tool's arguments are kept to.
+    tokens: ids of the form's marks that are entries of the vocabulary. schema_of: the
+    schema for the arguments of a tool.
     """
     spell = GrammarTexts(tokens)
     heads = range(len(use.callable))
@@ -68,7 +68,7 @@ def call_grammar(
 def _start(
     form: CallForm, use: ToolUse, spell: GrammarTexts
 ) -> tuple[list[str], tuple[str, ...]]:
-    """What an answer is, and behind which texts that begins."""
+    """The first rules, and the texts behind which they apply."""
     if use.must:
         return [f"start: {spell.of(form.before)} calls"], ()
     if use.answer_schema is not None:

@@ -11,26 +11,40 @@ _MAX_REFERENCES = 32  # one after the other
 _MAX_DEPTH = 32  # of schemas in each other
 
 Schema = Mapping[str, Any]
+_ANYTHING: Schema = {}
+# What was found so far, by the identities of schemas and values: each is looked at once, also
+# where schemas refer to one another in many ways.
+Known = dict[tuple[int, ...], Any]
 
 
-def takes_text(schema: object, root: Schema, depth: int = 0) -> bool | None:
+def takes_text(
+    schema: object, root: Schema, depth: int = 0, known: Known | None = None
+) -> bool | None:
     """Whether a value of the schema is a text; None if it can be something else, too."""
     schema = followed(schema, root)
+    known = {} if known is None else known
     if schema is False:
         return False
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return None
+    if (id(schema),) not in known:
+        known[id(schema),] = None
+        known[id(schema),] = _takes_text(schema, root, depth + 1, known)
+    found: bool | None = known[id(schema),]
+    return found
+
+
+def _takes_text(schema: Schema, root: Schema, depth: int, known: Known) -> bool | None:
     kinds: set[bool | None]
     if (values := choices(schema)) is not None:
         kinds = {isinstance(value, str) for value in values}
     elif isinstance(schema.get("type"), str | list):
         kinds = {kind == "string" for kind in types_of(schema)}
     elif (options := alternatives(schema)) is not None:
-        kinds = {takes_text(option, root, depth + 1) for option in options}
+        kinds = {takes_text(option, root, depth, known) for option in options}
     else:
-        parts = schema.get("allOf")
-        found = [takes_text(part, root, depth + 1) for part in parts or ()]
-        kinds = set(found) - {None}
+        parts = schema.get("allOf") or ()
+        kinds = {takes_text(part, root, depth, known) for part in parts} - {None}
     return kinds.pop() if len(kinds) == 1 else None
 
 
@@ -61,15 +75,23 @@ def choices(schema: object) -> Sequence[object] | None:
     return values if isinstance(values, list) and values else None
 
 
-def branches(schema: object, root: Schema, depth: int = 0) -> list[object]:
+def branches(schema: object, root: Schema) -> list[object]:
     """The schemas of which a value fits one: those of an anyOf in each other, or it alone."""
-    schema = resolved(schema, root)
-    if not isinstance(schema, Mapping) or "type" in schema or depth > _MAX_DEPTH:
-        return [schema]
-    options = alternatives(schema) if choices(schema) is None else None
-    if options is None:
-        return [schema]
-    return [found for option in options for found in branches(option, root, depth + 1)]
+    found: list[object] = []
+    waiting, seen = [schema], set[int]()
+    while waiting:
+        each = resolved(waiting.pop(), root)
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        options = None
+        if isinstance(each, Mapping) and "type" not in each and choices(each) is None:
+            options = alternatives(each)
+        if options is None:
+            found.append(each)
+        else:
+            waiting += reversed(options)
+    return found
 
 
 def properties_of(schema: Schema) -> Schema:
@@ -95,7 +117,7 @@ def referred(reference: object, root: Schema) -> Any:
 
 
 def resolved(schema: object, root: Schema) -> object:
-    """What a reference inside of the root refers to, or the schema if it is none.
+    """The schema that a reference inside of the root names; any other schema as it is.
 
     An allOf of one schema is that one. Raises OptionError for a reference to nowhere.
     """
@@ -124,10 +146,12 @@ def followed(schema: object, root: Schema) -> object:
     try:
         return resolved(schema, root)
     except OptionError:
-        return {}
+        return _ANYTHING
 
 
-def fits(value: object, schema: object, root: Schema, depth: int = 0) -> bool:
+def fits(
+    value: object, schema: object, root: Schema, depth: int = 0, known: Known | None = None
+) -> bool:
     """Whether a value is one of the schema, by its types, choices, names and parts.
 
     Lengths, ranges, patterns and whatever else a schema may say are not looked at.
@@ -135,32 +159,46 @@ def fits(value: object, schema: object, root: Schema, depth: int = 0) -> bool:
     schema = followed(schema, root)
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return schema is not False
+    known = {} if known is None else known
+    key = id(value), id(schema)
+    if key not in known:
+        known[key] = True
+        known[key] = _fits(value, schema, root, depth + 1, known)
+    found: bool = known[key]
+    return found
+
+
+def _fits(value: object, schema: Schema, root: Schema, depth: int, known: Known) -> bool:
     values, types, options = choices(schema), types_of(schema), alternatives(schema)
     if values is not None and not any(_is_same(value, each) for each in values):
         return False
     if types and not any(_has_type(value, kind) for kind in types):
         return False
-    if options is not None and not any(fits(value, each, root, depth + 1) for each in options):
+    if options is not None and not any(
+        fits(value, each, root, depth, known) for each in options
+    ):
         return False
-    if not all(fits(value, each, root, depth + 1) for each in schema.get("allOf") or ()):
+    if not all(fits(value, each, root, depth, known) for each in schema.get("allOf") or ()):
         return False
-    return _parts_fit(value, schema, root, depth + 1)
+    return _parts_fit(value, schema, root, depth, known)
 
 
-def _parts_fit(value: object, schema: Schema, root: Schema, depth: int) -> bool:
+def _parts_fit(value: object, schema: Schema, root: Schema, depth: int, known: Known) -> bool:
     """Whether what an object or a list holds does."""
     if isinstance(value, list):
         items = schema.get("items", True)
-        return all(fits(each, items, root, depth) for each in value)
+        return all(fits(each, items, root, depth, known) for each in value)
     if not isinstance(value, Mapping):
         return True
     required = schema.get("required")
     if isinstance(required, list) and not all(name in value for name in required):
         return False
-    known, others = properties_of(schema), schema.get("additionalProperties", True)
+    named, others = properties_of(schema), schema.get("additionalProperties", True)
     if "patternProperties" in schema:
         others = True
-    return all(fits(each, known.get(name, others), root, depth) for name, each in value.items())
+    return all(
+        fits(each, named.get(name, others), root, depth, known) for name, each in value.items()
+    )
 
 
 _TYPES: Mapping[object, tuple[type, ...]] = {

@@ -114,7 +114,7 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
 
 
 def checked_tools(tools: object) -> tuple[Tool, ...]:
-    """The tools; see `tool_use`. Raises OptionError for what are none, or two of one name."""
+    """The tools of `tool_use`. Raises OptionError for anything else, or two of one name."""
     if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
         raise OptionError(f"the tools are {tools!r:.80}", "Give a list of them.")
     checked = tuple(_checked(number, tool) for number, tool in enumerate(tools))
@@ -128,8 +128,8 @@ def checked_tools(tools: object) -> tuple[Tool, ...]:
 def json_value(text: str) -> Any:
     """The value of a JSON text; every number is finite and every text can be encoded.
 
-    1e400 is the largest float: no grammar of JSON has a bound there. Raises ValueError for what
-    is no JSON.
+    1e400 is the largest float: no grammar of JSON has a bound there. Raises ValueError for
+    other texts.
     """
     try:
         value = json.loads(text, parse_constant=_no_number, parse_float=_finite)

@@ -1,7 +1,7 @@
 """How calls are written, read back: from the text of a call to its name and arguments.
 
 Each reader gets the text between a form's opening and closing, and the tools. It returns the
-calls in it, or None if it is no call of these tools: then it is a text like any other.
+calls in it, or None for a text that is not a call of these tools.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _tagged(text: str, at: int, schema: object, root: Mapping[str, Any]) -> tupl
 
 
 def _is_cut(text: str) -> bool:
-    """Whether it is JSON up to a place in a text, which a tag behind it belongs to."""
+    """Whether it is JSON that ends inside a string, to which the tag behind it belongs."""
     try:
         json.loads(text)
     except json.JSONDecodeError as error:
@@ -186,7 +186,7 @@ def _branches(schema: object, root: Mapping[str, Any]) -> list[object]:
 
 
 def _typed(text: str, schema: object, root: Mapping[str, Any], *, is_text: bool | None) -> Any:
-    """What a text between tags stands for."""
+    """The value that a text between tags stands for."""
     for branch in _branches(schema, root):
         for choice in choices(branch) or ():
             if in_tags(choice) == text:
@@ -199,7 +199,7 @@ def _typed(text: str, schema: object, root: Mapping[str, Any], *, is_text: bool 
         return text
     if is_text is False:
         return value
-    # A text stands there without quotes, and is none of what looks like it, as 1e5.
+    # A text stands there without quotes, and may look like another value, as 1e5 does.
     is_odd = isinstance(value, str) or (isinstance(value, float) and "e" in text.lower())
     return text if is_odd or not fits(value, schema, root) else value
 
@@ -213,7 +213,7 @@ def _call(name: object, arguments: object, tools: Sequence[Tool]) -> Written | N
 
 
 def _parsed(text: str) -> Any:
-    """JSON's value; None if it is none."""
+    """The value of a JSON text; None for any other text."""
     try:
         return json_value(text)
     except ValueError:
@@ -221,7 +221,7 @@ def _parsed(text: str) -> Any:
 
 
 def _first_value(text: str) -> tuple[Any, str]:
-    """The JSON value that a text begins with, None if there is none, and what stands behind."""
+    """The JSON value at the beginning of a text, or None, and the text behind it."""
     text = text.lstrip()
     try:
         _, end = _DECODER.raw_decode(text)
@@ -237,7 +237,7 @@ _PLAIN = re.compile(r"[^\s,:\[\]{}]+")
 
 
 def _gemma_value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """The value that begins there, and where it ends. Raises ValueError if there is none."""
+    """The value that begins there, and where it ends. Raises ValueError without one."""
     if depth > _MAX_DEPTH:
         raise ValueError("too deep")
     if text.startswith(QUOTE, at):
