@@ -44,21 +44,15 @@ def call_grammar(
     heads = range(len(use.callable))
     rules = []
     for number, tool in enumerate(use.callable):
-        head = form.head.replace("NAME", tool.name)
-        if form.recipient:
-            head = ""
-        rules.append(
-            f"call_{number}: {spell.of(head)} args_{number} {spell.of(form.tail)}".rstrip()
-        )
+        head = "" if form.recipient else spell.of(form.head.replace("NAME", tool.name))
+        rules.append(f"call_{number}: {head} args_{number} {spell.of(form.tail)}".rstrip())
         rules += _arguments(form, number, schema_of(tool), spell)
     if form.recipient:
         start, triggers = _messages(use, spell)
         return CallGrammar("\n".join([*start, *rules]) + "\n", triggers, has_frame=True)
     rules.insert(0, f"call: {' | '.join(f'call_{number}' for number in heads)}")
-    one = f"call {spell.of(form.after)}".rstrip()
-    if use.is_parallel and not form.is_single:
-        one = f"call ({spell.of(form.between)} call)* {spell.of(form.after)}".rstrip()
-    rules.insert(0, f"calls: {one}")
+    more = f"({spell.of(form.between)} call)*" if use.is_parallel and not form.is_single else ""
+    rules.insert(0, f"calls: call {more} {spell.of(form.after)}".rstrip())
     if form.is_bare and use.answer_schema is not None and not use.must:
         return CallGrammar(_objects(use, use.answer_schema, schema_of))
     start, triggers = _start(form, use, spell)

@@ -12,13 +12,13 @@ _MAX_DEPTH = 32  # of schemas in each other
 
 Schema = Mapping[str, Any]
 _ANYTHING: Schema = {}
-# What was found so far, by the identities of schemas and values: each is looked at once, also
-# where schemas refer to one another in many ways.
-Known = dict[tuple[int, ...], Any]
+# Results so far, by the identity of a schema (and a value), so that each is looked at once.
+_AreTexts = dict[int, bool | None]
+_DoFit = dict[tuple[int, int], bool]
 
 
 def takes_text(
-    schema: object, root: Schema, depth: int = 0, known: Known | None = None
+    schema: object, root: Schema, depth: int = 0, known: _AreTexts | None = None
 ) -> bool | None:
     """Whether a value of the schema is a text; None if it can be something else, too."""
     schema = followed(schema, root)
@@ -27,14 +27,13 @@ def takes_text(
         return False
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return None
-    if (id(schema),) not in known:
-        known[id(schema),] = None
-        known[id(schema),] = _takes_text(schema, root, depth + 1, known)
-    found: bool | None = known[id(schema),]
-    return found
+    if id(schema) not in known:
+        known[id(schema)] = None
+        known[id(schema)] = _takes_text(schema, root, depth + 1, known)
+    return known[id(schema)]
 
 
-def _takes_text(schema: Schema, root: Schema, depth: int, known: Known) -> bool | None:
+def _takes_text(schema: Schema, root: Schema, depth: int, known: _AreTexts) -> bool | None:
     kinds: set[bool | None]
     if (values := choices(schema)) is not None:
         kinds = {isinstance(value, str) for value in values}
@@ -150,7 +149,7 @@ def followed(schema: object, root: Schema) -> object:
 
 
 def fits(
-    value: object, schema: object, root: Schema, depth: int = 0, known: Known | None = None
+    value: object, schema: object, root: Schema, depth: int = 0, known: _DoFit | None = None
 ) -> bool:
     """Whether a value is one of the schema, by its types, choices, names and parts.
 
@@ -164,26 +163,24 @@ def fits(
     if key not in known:
         known[key] = True
         known[key] = _fits(value, schema, root, depth + 1, known)
-    found: bool = known[key]
-    return found
+    return known[key]
 
 
-def _fits(value: object, schema: Schema, root: Schema, depth: int, known: Known) -> bool:
+def _fits(value: object, schema: Schema, root: Schema, depth: int, known: _DoFit) -> bool:
     values, types, options = choices(schema), types_of(schema), alternatives(schema)
     if values is not None and not any(_is_same(value, each) for each in values):
         return False
     if types and not any(_has_type(value, kind) for kind in types):
         return False
-    if options is not None and not any(
-        fits(value, each, root, depth, known) for each in options
-    ):
+    parts = schema.get("allOf") or ()
+    if options is not None and not any(fits(value, o, root, depth, known) for o in options):
         return False
-    if not all(fits(value, each, root, depth, known) for each in schema.get("allOf") or ()):
+    if not all(fits(value, part, root, depth, known) for part in parts):
         return False
     return _parts_fit(value, schema, root, depth, known)
 
 
-def _parts_fit(value: object, schema: Schema, root: Schema, depth: int, known: Known) -> bool:
+def _parts_fit(value: object, schema: Schema, root: Schema, depth: int, known: _DoFit) -> bool:
     """Whether what an object or a list holds does."""
     if isinstance(value, list):
         items = schema.get("items", True)
