@@ -196,6 +196,8 @@ def test_what_lies_in_a_models_place_is_called_what_it_is(tmp_path, content, wha
         (["chat", "demo", "Hi"], "To ask one question: localspec generate -m MODEL PROMPT."),
         (["chat", "-m", "FILE"], "Use: localspec chat MODEL."),
         (["serve", "--model", "FILE"], "Use: localspec serve MODEL."),
+        (["serve", "--preset", "demo"], "Use: localspec serve MODEL."),
+        (["explain", "--preset=demo"], "Use: localspec explain MODEL."),
         (["doctor", "FILE"], "To look at a model: localspec explain FILE."),
         (["FILE"], "Use: localspec chat FILE."),
         (["models", "FILE"], "Use: localspec explain FILE."),

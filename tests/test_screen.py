@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import struct
+import sys
 
 import pytest
 
-from localspec.cli.screen import error_lines, printable, stats_lines, status_line
+from localspec.cli.screen import error_lines, note, printable, stats_lines, status_line
 from localspec.errors import LocalspecError
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import DraftOff, PolicyEstimate, ProposerKind
@@ -172,3 +175,18 @@ def test_threads_are_named_where_the_machine_is_busy(steps, use, in_the_line, in
     line, lines = status_line(stats, 512, 200), "\n".join(stats_lines(stats, 512))
     assert (in_the_line in line) if in_the_line else ("thread" not in line)
     assert (in_stats in lines) if in_stats else ("thread" not in lines)
+
+
+def test_a_note_fits_the_terminal_on_stderr_when_stdout_is_a_pipe(monkeypatch):
+    pty, termios, fcntl = map(pytest.importorskip, ("pty", "termios", "fcntl"))
+    reader, writer = pty.openpty()
+    size = struct.pack("4H", 24, 40, 0, 0)
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, size)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    with open(writer, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        note("word " * 30)
+        lines = os.read(reader, 4000).decode().splitlines()
+    os.close(reader)
+    assert len(lines) > 3
+    assert max(map(len, lines)) < 50  # 39 columns, and what dims them

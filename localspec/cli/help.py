@@ -28,7 +28,7 @@ _NO_MODEL = {
     "generate": "Put a prompt of several words in quotes.",
     "chat": "To ask one question: localspec generate -m MODEL PROMPT.",
 }
-_MODEL_FLAGS = ("-m", "--model")  # of `generate` alone
+_MODEL_FLAGS = ("-m", "--model", "--preset", "--target")  # that only some commands have
 _WHOLE = 1000  # characters of a command's summary: it is wrapped, never cut
 
 

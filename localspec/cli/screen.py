@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localspec.cli.flags import usual_flag
-from localspec.cli.standard_streams import is_terminal, use_colour
+from localspec.cli.standard_streams import is_terminal, num_columns, use_colour
 from localspec.errors import LocalspecError
 from localspec.speculative.metrics import Provenance, Stats
 from localspec.speculative.policy_api import ProposerKind
@@ -95,7 +94,7 @@ def _fitted(text: str) -> str:
     # Imported here: a pipe does not need the library that knows how wide characters are.
     from localspec.cli.terminal.wrapping import wrapped
 
-    return wrapped(text, shutil.get_terminal_size().columns)
+    return wrapped(text, num_columns(err=True))
 
 
 def mark(piece: Piece) -> tuple[str, str | None]:

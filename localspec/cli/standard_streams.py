@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from typing import TextIO
@@ -18,6 +20,14 @@ MAX_INPUT_BYTES = 64_000_000  # of a message; no context holds so much
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether a stream is a terminal. A closed one, None, counts as a pipe."""
     return stream is not None and stream.isatty()
+
+
+def num_columns(*, err: bool) -> int:
+    """The width of the terminal on stdout or stderr; COLUMNS takes precedence."""
+    with contextlib.suppress(OSError):
+        if err and "COLUMNS" not in os.environ:  # shutil asks stdout, which may be a pipe
+            return os.get_terminal_size(sys.stderr.fileno()).columns
+    return shutil.get_terminal_size().columns
 
 
 def use_colour() -> bool | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import click
 
-from localspec.cli.standard_streams import is_terminal
+from localspec.cli.standard_streams import is_terminal, num_columns
 
 _PATIENCE_S = 0.5
 _REFRESH_S = 0.2
@@ -63,4 +62,4 @@ def line_gone() -> Iterator[None]:
 
 
 def _room() -> int:
-    return shutil.get_terminal_size().columns - 1
+    return num_columns(err=True) - 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from unicodedata import category
 
@@ -12,7 +11,7 @@ from rich.cells import get_character_cell_size
 from rich.color import ColorSystem
 from rich.style import Style as Style
 
-from localspec.cli.standard_streams import use_colour
+from localspec.cli.standard_streams import num_columns, use_colour
 
 _TAB = "    "
 _JOINER = "\u200d"
@@ -142,6 +141,6 @@ def terminal_writer(*, err: bool) -> WrappedWriter:
     """A writer for the terminal on stdout or stderr."""
     return WrappedWriter(
         lambda text: click.echo(text, nl=False, err=err),
-        lambda: shutil.get_terminal_size().columns,
+        lambda: num_columns(err=err),
         colourful=use_colour() is None,
     )
