@@ -35,7 +35,7 @@ PARTS = ("plain", "equal", "default", "sampled", "tax")
 def duels(
     parts: list[str], counts: list[int], setup: Setup, other: Setup, tools: Tools
 ) -> Iterator[Duel]:
-    """What is compared, in the table's order. counts: draft tokens of the part "equal".
+    """The cases, in the table's order. counts: draft tokens of the part "equal".
 
     other: what the programs load, the same on other RPC servers, which take one client each.
     """

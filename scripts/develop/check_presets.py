@@ -19,7 +19,7 @@ from localspec.presets.presets import find_preset, load_presets
 
 
 def problems_of(file: HubFile, served: dict[str, HubFile]) -> list[str]:
-    """What is wrong with the pin of a file, given the files that the hub has there."""
+    """The faults of a file's pin, compared with the files that the hub has there."""
     found = served.get(file.file)
     if found is None:
         return ["the repository has no such file at that revision"]

@@ -54,7 +54,7 @@ def constants(module: str) -> Iterator[Constant]:
 
 
 def _comment(lines: list[str], node: ast.Assign) -> str:
-    """The comment behind a line; where there is none, the lines of comment above it."""
+    """The comment after a line, or else the lines of comment above it."""
     beside = re.search(r"  # (.+)", lines[(node.end_lineno or 0) - 1])
     if beside:
         return beside[1]
@@ -73,7 +73,7 @@ def table() -> str:
 
 
 def page(text: str) -> str:
-    """The page with the table as it is now."""
+    """The page with the present table."""
     return with_part(text, BEGIN, END, f"\n\n{table()}\n\n")
 
 

@@ -43,7 +43,7 @@ class Newcomer:
         return on_terminal("/bin/bash", "-c", command, **self._environment)
 
     def sees(self, line: str, *wanted: str, exit_code: int = 0) -> None:
-        """What a line prints, in this order, and how it ends."""
+        """Expect a line to print these words in order, and to end so."""
         print(f"\n$ {line}")
         child = self.starts(line)
         for text in wanted:
@@ -51,7 +51,7 @@ class Newcomer:
         end(child, exit_code)
 
     def chats(self, line: str, *exchanges: tuple[str, str]) -> None:
-        """What is typed into a chat, and what then appears. Ctrl-D ends it."""
+        """Type into a chat, and expect what appears. Ctrl-D ends it."""
         print(f"\n$ {line}")
         child = self.starts(line)
         for typed, wanted in exchanges:
@@ -63,7 +63,7 @@ class Newcomer:
         end(child)
 
     def completes(self, line: str, wanted: str) -> None:
-        """What Tab makes of a line in a bash that has read the script."""
+        """Expect Tab to complete a line in a bash that has read the script."""
         child = on_terminal("/bin/bash", "--norc", "--noprofile", **self._environment)
         child.sendline(f"cd {self._home}; eval \"$(localspec completion bash)\"; echo re''ady")
         child.expect_exact("ready")

@@ -1,4 +1,4 @@
-"""What `first_minute` and `first_hour` share: a fresh install, and a terminal to play on."""
+"""The common part of `first_minute` and `first_hour`: a fresh install, and a terminal."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def options() -> Iterator[tuple[str, click.Option]]:
 
 
 def in_python(name: str) -> str:
-    """What an option is in Python. Raises KeyError if it is nothing there."""
+    """The Python keyword of an option. Raises KeyError if there is none."""
     if name in IN_PYTHON:
         return IN_PYTHON[name]
     of_draft = name.removeprefix("draft_")
@@ -158,12 +158,12 @@ def table() -> str:
 
 
 def page(text: str) -> str:
-    """The page with the table as it is now."""
+    """The page with the present table."""
     return with_part(text, BEGIN, END, f"\n\n{table()}\n\n")
 
 
 def chat_keywords() -> set[str]:
-    """What `Engine.chat` takes."""
+    """The keywords of `Engine.chat`."""
     return set(inspect.signature(Engine.chat).parameters)
 
 

@@ -480,7 +480,7 @@ BUGS = [
 def run_tests(folder: str, *tests: str) -> int:
     """pytest's exit code for the package in `folder`, with nothing imported from elsewhere."""
     found = [name for name, module in sys.modules.items() if is_replaced(name, module)]
-    # Kept: libllama goes on calling functions of the package that was imported first.
+    # Kept: libllama still calls functions of the package that was imported first.
     _forgotten.append([sys.modules.pop(name) for name in found])
     importlib.invalidate_caches()
     sys.path.insert(0, folder)

@@ -1,4 +1,4 @@
-"""What the automatic number of threads is worth on a busy, a quiet and a small machine.
+"""Measures the automatic number of threads on a busy, an idle and a small machine.
 
     python scripts/measure/measure_busy.py --parts busy --models demo 1.5B --busy 1 2
 
@@ -206,7 +206,7 @@ def draft(asked: argparse.Namespace) -> None:
 
 
 def print_sides(place: str, turns: dict[str, list[Turn]], notes: dict[str, str]) -> None:
-    """The rows of what sides did, and how many threads the automatic one took at each end."""
+    """A row for each side, with the number of threads that the automatic one ended with."""
     ends = " ".join(str(turn.num_threads) for turn in turns["automatic"])
     rates = {name: [turn.rate for turn in of_side] for name, of_side in turns.items()}
     print_rates(place, rates, {"automatic": f"threads at each end: {ends}", **notes})
@@ -285,7 +285,7 @@ def main() -> None:
     add("--ctx", type=int, default=1024)
     add("--out", type=Path, default=Path("pairs"), help="folder of the made files")
     asked = parser.parse_args()
-    # What this shell sets for its own runs is no side's default.
+    # Settings of this shell must not become a side's default.
     for name in [name for name in os.environ if name.startswith(("OMP_", "GOMP_"))]:
         del os.environ[name]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and end what was started

@@ -1,4 +1,4 @@
-"""What a constraint costs, and what its forced tokens gain without any draft model.
+"""Measures the cost of a constraint, and the gain of its forced tokens without a draft model.
 
     python scripts/measure/measure_constraint.py --vocabulary qwen2.gguf --target 0.5B
 
@@ -83,7 +83,7 @@ def micros(seconds: Sequence[float]) -> str:
 
 
 def masks(path: Path, num_answers: int) -> None:
-    """Print the cost of masks, and of what a constraint adds to steps."""
+    """Print the cost of masks, and what a constraint adds to the cost of steps."""
     options = llama_cpp.llama_model_default_params()
     options.vocab_only = True
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), options)
@@ -108,7 +108,7 @@ def masks(path: Path, num_answers: int) -> None:
 
 
 def _said(constraint: Constraint, random: np.random.Generator) -> int | None:
-    """A token that may come, of short ones more often; None behind the end."""
+    """An allowed token, more often a short one; None after the end."""
     mask = constraint.mask()
     if mask is None or constraint.is_done:
         return None

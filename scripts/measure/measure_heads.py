@@ -1,4 +1,4 @@
-"""What a head (MTP, EAGLE-3) costs: when it drafts, rests, and reads a prompt.
+"""Measures the cost of a head (MTP, EAGLE-3) that drafts, is idle, or reads a prompt.
 
     python scripts/measure/measure_heads.py --target 7B-hy_v3
 
@@ -64,7 +64,7 @@ class Engines(NamedTuple):
 
 
 class BareHead:
-    """The head's context, decoded by itself behind the text that it holds."""
+    """The head's context, decoded by itself after the text that it holds."""
 
     def __init__(self, head: LlamaHead) -> None:
         self._head = head

@@ -32,7 +32,7 @@ _LARGEST_ERROR = 0.05
 
 
 def measured_peak_bytes(target: Path, draft: Path, context_length: int) -> int:
-    """What the process that calls it takes for the pair, above what it takes for itself."""
+    """The memory of the calling process for the pair, without that of the process itself."""
     import localspec
     from localspec.llama import model as llama  # noqa: F401  its own memory is not the pair's
 

@@ -1,4 +1,4 @@
-"""What a step costs in Python, with models that cost nothing.
+"""Measures the cost of a step in Python, with models that cost nothing.
 
     python scripts/measure/measure_overhead.py
 

@@ -1,4 +1,4 @@
-"""What the automatic draft length is worth, on pairs whose agreement is known.
+"""Measures the automatic draft length on pairs whose agreement is known.
 
     python scripts/measure/measure_policy.py --target 1.5B --parts worst grid switch copy
     python scripts/measure/measure_policy.py --target 7B-hy_v3 --head inside --parts worst grid
@@ -65,7 +65,7 @@ NUM_CHAT_TURNS = 4
 
 
 class Rounds(NamedTuple):
-    """What rounds of answers gave.
+    """The results of rounds of answers.
 
     total, decoding: the other side's time ÷ ours in each round, of everything, and of what came
     after the prompt. ours: the last answer.
@@ -285,7 +285,7 @@ def grid(asked: argparse.Namespace) -> None:
 
 
 class Knowing(DraftPolicy):
-    """The oracle: drafts where the text is predictable, and nowhere else."""
+    """The oracle: drafts only where the text is predictable."""
 
     def __init__(self, num_draft_tokens: int, is_good: Callable[[int], bool]) -> None:
         self._on, self._off = FixedDraftPolicy(num_draft_tokens), FixedDraftPolicy(0)
@@ -356,7 +356,7 @@ def copy(asked: argparse.Namespace) -> None:
 
 
 def idle(asked: argparse.Namespace) -> None:
-    """What a policy knows when the first answer begins."""
+    """The knowledge of a policy at the start of the first answer."""
     with opened(asked, (IDLE,), None) as bench:
         paused, answered = bench.fresh(), bench.fresh()
         seconds = bench.pauses(paused)

@@ -1,4 +1,4 @@
-"""What a draft is worth where the target is on another machine, over the network's delay.
+"""Measures the gain of a draft with the target on another machine, by the network's delay.
 
     python scripts/measure/measure_rpc.py --target T.gguf --draft D.gguf
 

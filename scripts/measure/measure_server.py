@@ -1,4 +1,4 @@
-"""What it costs to be asked through the server: the same answers from it and from an engine.
+"""Measures the cost of the server: the same answers from it and from an engine.
 
     python scripts/measure/measure_server.py --threads 1
     python scripts/measure/measure_server.py --target T.gguf --draft D.gguf
@@ -71,7 +71,7 @@ def be_engine(line: Connection, preset: Preset, options: dict[str, Any], threads
 
 
 def be_server(line: Connection, preset: Preset, threads: int) -> None:
-    """The process of the server: tells its port."""
+    """The process of the server; it sends its port."""
     model = ServedModel(preset, None)
     model.engine = IsolatedEngine(preset, num_threads=threads)
     server = Server(ServedModels([model], takes_any_name=True), Limits())

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """What transformers state. None: this one says it otherwise, or not at all.
+    """The numbers of a transformer. None: this model states it in another way, or not at all.
 
     hidden: of the feed-forward part. num_turned: numbers of a head that its position turns.
     """

@@ -54,7 +54,7 @@ Ratio = Callable[[Machine, int], float]  # (machine, number of the text) → bes
 
 
 class Scenario(NamedTuple):
-    """What is asked, on which machines."""
+    """The prompts, and the machines."""
 
     ratio: Ratio
     machines: tuple[Machine, ...] = ALL
@@ -159,7 +159,7 @@ def turning_good(machine: Machine, number: int) -> float:
 
 
 def sure_and_unsure(machine: Machine, number: int) -> float:
-    """A draft whose confidence tells how likely it is to be right, if not by how much."""
+    """A draft whose confidence orders its tokens by how likely they are right."""
     random = np.random.default_rng(number)
     margins = np.array([-0.4, 0.6, 1.3, 2.3, 4.6])[random.integers(5, size=VOCAB)]
     odds = np.log(agreement(number) / (1 - agreement(number))) + 1.3 * (margins - 1.7)

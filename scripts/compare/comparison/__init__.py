@@ -1,1 +1,1 @@
-"""What the comparisons with other runtimes share: contenders, rounds, tables."""
+"""The common part of comparisons with other runtimes: contenders, rounds, tables."""

@@ -1,4 +1,4 @@
-"""What a coding agent asks of a server: a made-up session of the usual shape, and its times.
+"""The requests of a coding agent: a made-up session of the usual shape, and its times.
 
 A system prompt that is mostly descriptions of tools, then turns whose questions are what tools
 gave, each with an answer that the next question repeats. Beside them the agent asks for a
@@ -120,7 +120,7 @@ def _tool(random_: random.Random) -> str:
 
 
 def _found(random_: random.Random, num_lines: int) -> str:
-    """What a tool gives back."""
+    """The result of a tool."""
     lines = [
         f"{random_.choice(_NOUNS)}s/{random_.choice(_NOUNS)}.py:{number}: {_sentence(random_)}"
         for number in sorted(random_.sample(range(1, 900), num_lines))
@@ -129,7 +129,7 @@ def _found(random_: random.Random, num_lines: int) -> str:
 
 
 def requests(session: Session, system: str) -> Conversation:
-    """Each request in its turn, and what is to be told what came of it.
+    """Each request in turn, with a function that gets the answer.
 
     Every answer becomes part of the conversation that it belongs to.
     """

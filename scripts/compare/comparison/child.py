@@ -11,7 +11,7 @@ from typing import IO
 
 
 class Child:
-    """A running command; nothing else may wait for its end.
+    """A running command; only this may wait for its end.
 
     errors: the file that gets its standard error. folder: where it runs, if not here.
     """
@@ -47,7 +47,7 @@ class Child:
         return self._reap(block=False)
 
     def wait(self) -> int | None:
-        """Its peak memory in bytes, where the system tells, once it has ended by itself."""
+        """Its peak memory in bytes, where the system has it, once it has ended by itself."""
         self._reap(block=True)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:

@@ -1,4 +1,4 @@
-"""What the runtimes of a comparison have in common: the work, the question, the answer."""
+"""The common part of a comparison's runtimes: the work, the question, the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What both sides load, by absolute paths, and on what.
+    """The files that both sides load, by absolute paths, and their devices.
 
     head: a file of its own, or the target's, that holds one. There is a draft or a head or
     neither. num_gpu_layers None: what each side takes by itself. rpc: addresses of RPC servers
@@ -42,7 +42,7 @@ class Setup:
 
     @property
     def flash_attention(self) -> FlashAttention:
-        """What localspec chooses for the target by itself; the other side is told the same."""
+        """The settings that localspec chooses for the target; the other side gets the same."""
         return suited_attention(
             check_model_file(self.target),
             self.context_length,

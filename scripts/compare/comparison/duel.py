@@ -15,7 +15,7 @@ _WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """What is compared, and at which temperature."""
+    """The two sides, and the temperature."""
 
     title: str
     ours: Contender

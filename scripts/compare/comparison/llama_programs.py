@@ -22,7 +22,7 @@ _ATTEMPTS = 3
 
 
 class _Program:
-    """What llama-bench and llama-speculative-simple share: a process for each answer."""
+    """llama-bench and llama-speculative-simple: both start a process for each answer."""
 
     def __init__(self, name: str, command: Sequence[str | Path], *, must_draft: bool) -> None:
         self.name = name
@@ -39,7 +39,7 @@ class _Program:
         """Nothing is left between answers."""
 
     def _run(self, *more: str) -> tuple[str, str]:
-        """What it printed on standard output and on standard error."""
+        """Its standard output and standard error."""
         with tempfile.TemporaryFile() as errors:
             child = Child([*self._command, *more], errors)
             try:

@@ -155,7 +155,7 @@ def _source(folder: Path) -> Path:
 
 
 def _compiler_breaks_amx() -> bool:
-    """Whether the probe, built as llama.cpp is, goes wrong on this machine."""
+    """Whether the probe, built as llama.cpp is, fails on this machine."""
     compiler = shlex.split(f"{os.environ.get('CC', 'cc')} {os.environ.get('CFLAGS', '')}")
     if not sys.platform.startswith("linux") or shutil.which(compiler[0]) is None:
         return False
@@ -173,7 +173,7 @@ def _compiler_breaks_amx() -> bool:
 
 
 def _system_info(folder: Path) -> str:
-    """llama_print_system_info() of the library in `folder`, asked in a process of its own.
+    """llama_print_system_info() of the library in `folder`, called in another process.
 
     Two libllama in one process would share symbols.
     """
@@ -189,7 +189,7 @@ def _system_info(folder: Path) -> str:
 
 
 def _check_same_features(tools: str) -> None:
-    """Raises LocalspecError if localspec computes with something else here."""
+    """Raise LocalspecError if localspec computes with other kernels here."""
     from localspec.llama.library import system_info
 
     def features(line: str) -> set[str]:

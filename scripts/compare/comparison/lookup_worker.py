@@ -25,7 +25,7 @@ def make(options: dict[str, Any]) -> Callable[[Request], Answer]:
     drafted = {"calls": 0, "tokens": 0}
 
     class CountingLookup(LlamaPromptLookupDecoding):
-        """The lookup as it is, and how much it proposed."""
+        """The lookup, and how many tokens it proposed."""
 
         def __call__(self, input_ids: Any, /, **options: Any) -> Any:
             found = super().__call__(input_ids, **options)

@@ -59,7 +59,7 @@ def _spread(values: Sequence[float], digits: int) -> str:
 
 
 def _processor() -> str:
-    """The processor's name as people know it, where Linux tells it."""
+    """The processor's usual name, where Linux has it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

@@ -20,7 +20,7 @@ _START_S = 600.0  # a large file from a slow disk
 
 
 class ServerProcess:
-    """A server that tells by /health that it is ready. Entered, it is; left, it is gone.
+    """A server with /health. It is ready when the block is entered, and ended after it.
 
     command: to which `--host` and `--port` are added. folder: where it runs, if not here.
     peak_bytes: see `contender.Contender`.

@@ -17,7 +17,7 @@ def serve(make: Callable[[dict[str, object]], Callable[[Request], Answer]]) -> N
 
     make: takes the options of the command line and loads what answers.
     """
-    # What libraries print must not end up between the answers.
+    # Output of libraries must not end up between the answers.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 

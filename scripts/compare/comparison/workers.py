@@ -18,7 +18,7 @@ _SCRIPTS = Path(__file__).resolve().parents[1]
 
 
 class Worker:
-    """A module of this package as a contender. See `contender.Contender`."""
+    """A `contender.Contender` that runs a module of this package."""
 
     def __init__(
         self, name: str, module: str, options: dict[str, Any], *, must_draft: bool = False
@@ -82,7 +82,7 @@ def localspec_resting(setup: Setup) -> Worker:
 
 
 def localspec_default(setup: Setup) -> Worker:
-    """localspec as it is when nobody sets anything."""
+    """localspec with its default settings."""
     return Worker("default", "localspec_worker", _pair(setup))
 
 

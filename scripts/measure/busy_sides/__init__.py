@@ -1,1 +1,1 @@
-"""Sides that decode in turn, each in a process of its own, and what keeps the machine busy."""
+"""Sides that decode in turn, each in its own process, and programs that load the machine."""

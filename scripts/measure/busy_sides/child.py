@@ -1,4 +1,4 @@
-"""The process of a side: decodes when it is told to, and says how long it took.
+"""The process of a side: decodes on request, and reports the time.
 
 Reads requests from stdin, a JSON object a line, and answers each with one on stdout:
 
@@ -32,7 +32,7 @@ NUM_PROMPT_TOKENS = 8
 
 
 class Text:
-    """An engine's greedy text without an end: the next answer begins where one has ended.
+    """An engine's endless greedy text: the next answer starts where one has ended.
 
     Every side's texts are the same, as what a draft gets right differs from one to another.
     """
@@ -64,7 +64,7 @@ class Text:
         num_tokens, started = 0, time.perf_counter()
         for piece in self._stream:
             num_tokens += len(piece.token_ids)
-            # What the draft proposed comes before the one token that every step adds.
+            # The draft's tokens come before the one token that every step adds.
             if piece.provenance is not localspec.Provenance.ACCEPTED:
                 break
         return num_tokens, time.perf_counter() - started

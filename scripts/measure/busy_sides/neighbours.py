@@ -1,4 +1,4 @@
-"""What else there is on the machine: processes that keep it busy, and groups that share a core.
+"""Other load on the machine: busy processes, and groups that share a core.
 
 Both are gone after their `with` block, whatever ends it.
 """

@@ -20,7 +20,7 @@ CHILD = Path(__file__).parent / "child.py"
 
 @dataclass(frozen=True)
 class Setting:
-    """What a side runs with.
+    """The settings of a side.
 
     load: keywords of localspec.load, files as text. environment: beside this process's own.
     is_automatic: whether it has something to find out while it runs. group: the control group
@@ -36,7 +36,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a side did in its turn. num_threads: of its last step."""
+    """The results of a side's turn. num_threads: of its last step."""
 
     num_tokens: int
     seconds: float

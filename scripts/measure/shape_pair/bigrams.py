@@ -27,7 +27,7 @@ _BEST_LOGIT = 25.0  # of the likeliest token; the unlisted ones are around 0
 
 @dataclass(frozen=True, slots=True)
 class TextSpec:
-    """What is asked of the text.
+    """The properties of the text.
 
     entropy: of the next token at temperature 1, nats. agreement: one share for the whole
     text, or several that take turns, `segment` tokens each. period: greedy text repeats
@@ -58,12 +58,12 @@ class TextSpec:
 
     @property
     def turn(self) -> int:
-        """Tokens until the agreements begin again; 1 if there is one only."""
+        """Tokens until the agreements repeat; 1 if there is only one."""
         return self.segment * len(self.agreement) if len(self.agreement) > 1 else 1
 
 
 class Bigrams:
-    """What follows each of vocab_size tokens, for both models. words: (n,) ids.
+    """The tokens that follow each of vocab_size tokens, for both models. words: (n,) ids.
 
     num_phases: each token has one of so many phases, and its followers have the next one.
     """
@@ -98,7 +98,7 @@ class Bigrams:
         return self._followers(self._next(tokens))
 
     def draft_followers(self, tokens: TokenIds) -> TokenIds:
-        """What the draft takes them for: (len(tokens), m)."""
+        """The draft's tokens for them: (len(tokens), m)."""
         agrees = self._agrees[self._place[tokens]]
         return self._followers(self._next(tokens) + np.where(agrees, 0, self._astray))
 

@@ -21,7 +21,7 @@ _NUMBERS: dict[Kind, dict[int, float]] = {
     Kind.Q5_K: {0: 2e-4, 2: 3.1e-3},
     Kind.Q6_K: {208: 8e-5},
 }
-# What llama.cpp takes for rows that do not divide into blocks of 256.
+# The types that llama.cpp uses for rows that do not divide into blocks of 256.
 _SMALLER_BLOCKS = {Kind.Q4_K: Kind.Q5_0, Kind.Q5_K: Kind.Q5_1, Kind.Q6_K: Kind.Q8_0}
 
 QUANTIZATIONS = {
@@ -41,7 +41,7 @@ def fitting(kind: Kind, columns: int) -> Kind:
 
 
 def layer_kind(quantization: str, matrix: str, layer: int, num_layers: int) -> Kind:
-    """What llama-quantize stores a layer's matrix in; a plain name stores all of them alike.
+    """The type in which llama-quantize stores a layer's matrix; a plain name has only one.
 
     Q4_K_M gives half of attn_v and ffn_down more bits: the first and the last eighth of the
     layers, and every third one between them.
@@ -56,12 +56,12 @@ def layer_kind(quantization: str, matrix: str, layer: int, num_layers: int) -> K
 
 
 def head_kind(quantization: str) -> Kind:
-    """What llama-quantize stores the output matrix in."""
+    """The type in which llama-quantize stores the output matrix."""
     return Kind.Q8_0 if quantization == "Q8_0" else Kind.Q6_K
 
 
 def exact_kind(quantization: str) -> Kind:
-    """What a layer's matrix of few, plain numbers is stored in: as others where gguf can."""
+    """The type of a layer's matrix of few, simple numbers: the usual one if gguf writes it."""
     kind = QUANTIZATIONS[quantization][0]
     return kind if kind in (Kind.Q4_0, Kind.Q5_0) else Kind.Q8_0
 

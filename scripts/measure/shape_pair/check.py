@@ -1,4 +1,4 @@
-"""What finished files really do: measured on them, by localspec."""
+"""Measures with localspec whether finished files behave as intended."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _chains(
     head.read_from(first := head.readable.start)
     pairs: list[tuple[Logits, Logits]] = []
     for begin in range(_CHAIN, len(tokens) - _CHAIN + 1, _CHAIN):
-        # What was accepted, and the first token that the target has not seen.
+        # The accepted tokens, and the first token that the target has not seen.
         drafted = [head.decode(tokens[first + head.num_cached : begin + 1], 1)[0].copy()]
         for token in tokens[begin + 1 : begin + _CHAIN]:
             drafted.append(head.decode([token], 1)[0].copy())

@@ -119,7 +119,7 @@ def _embedding(shape: Shape, bigrams: Bigrams, codes: Matrix) -> _Embedding:
 
 
 def _phase_of(ends: Ends, code: int) -> float:
-    """What stands in a target's embedding at its token's phase: the same for all."""
+    """The part of a target's embedding that holds its token's phase: the same for all."""
     row = gguf.quants.dequantize(ends.embedding[:CHUNK], Kind.Q8_0)
     phases = row[:, 2 * code : 2 * code + PHASES].sum(1)
     return float(phases.mean())

@@ -1,4 +1,4 @@
-"""What stands at both ends of a model with a head, and the matrix by which the head reads.
+"""The weights at both ends of a model with a head, and the matrix by which the head reads.
 
 An embedding has four parts: the vector that gives the followers (see weights), the one that
 gives the head's, the token's phase, and a rest that keeps all embeddings at one length. The

@@ -25,7 +25,7 @@ from shape_pair.weights import Ends
 
 
 class Parts(enum.Enum):
-    """What a file holds of a model: all but a head, the head with what it needs, or both."""
+    """The part of a model in a file: all but a head, the head with what it needs, or both."""
 
     TRUNK = enum.auto()
     HEAD = enum.auto()
@@ -33,7 +33,7 @@ class Parts(enum.Enum):
 
 
 class Contents(NamedTuple):
-    """What is in a file. quantization: one of QUANTIZATIONS."""
+    """The content of a file. quantization: one of QUANTIZATIONS."""
 
     shape: Shape
     quantization: str
@@ -172,14 +172,14 @@ def _contents(listed: list[Tensor], ends: Ends, seed: int) -> Iterator[NDArray[A
         elif tensor.kind is Kind.F32:
             yield np.full(tensor.shape, _number(tensor.name), dtype=np.float32)
         elif any(name in tensor.name for name in ("attn_output", "ssm_out", "ffn_down")):
-            # What the layer computed goes no further: see the package's docstring.
+            # The layer's result is not used further, as the package's docstring says.
             yield np.zeros(tensor.stored_shape, dtype=np.uint8)
         else:
             yield matrices.matrix(tensor.kind, *tensor.shape)
 
 
 def _number(name: str) -> float:
-    """What every number of a small tensor is."""
+    """The value of all numbers of a small tensor."""
     if name.endswith("norm.weight"):
         return 1.0
     if name.endswith("ssm_a"):

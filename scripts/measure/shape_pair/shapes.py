@@ -36,7 +36,7 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What decides the work of a decode. All counts; num_kv_heads divides num_heads."""
+    """The numbers that decide the work of a decode; num_kv_heads divides num_heads."""
 
     num_layers: int
     width: int

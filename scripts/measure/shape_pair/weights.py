@@ -26,7 +26,7 @@ CHUNK = 2048  # tokens worked on at once
 
 @dataclass(frozen=True)
 class Ends:
-    """What stands at both ends of the layers. embedding and head are rows of blocks."""
+    """The weights at both ends of the layers. embedding and head are rows of blocks."""
 
     embedding: blocks.Blocks  # of kind Q8_0: one row is read per token, whatever its size
     output_norm: NDArray[np.float32]  # (width,)
