@@ -15,17 +15,12 @@ from localspec.gguf_file.shape import ModelShape, whole_numbers
 
 _NUM_LAYERS_READ = 3
 _TABLE, _OUTPUT = "token_embd.weight", "output.weight"
-_NOT_READ_BY_STEPS = (_TABLE, "fc.weight", OWN_TOKENS)  # except for a row
+NOT_READ_BY_STEPS = (_TABLE, "fc.weight", OWN_TOKENS)  # except for a row
 
 
 def layers_read(shape: ModelShape) -> tuple[int, ...]:
     """The target's layers that the head reads, in the order of their rows side by side."""
     return whole_numbers(shape.stated("target_layers"))
-
-
-def is_read_by_steps(name: str) -> bool:
-    """Whether every decode of a drafted token reads that tensor."""
-    return name not in _NOT_READ_BY_STEPS
 
 
 def eagle_refusals(header: Header, shape: ModelShape) -> Iterator[str]:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from math import prod
 
 from localspec.errors import ModelFileError
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.eagle import (
+    NOT_READ_BY_STEPS,
     eagle_misfits,
     eagle_refusals,
-    is_read_by_steps,
     layers_read,
 )
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
-from localspec.gguf_file.medusa import medusa_misfits, medusa_refusals, weights_bytes
+from localspec.gguf_file.medusa import medusa_misfits, medusa_refusals
+from localspec.gguf_file.own_tokens import OWN_TOKENS
 from localspec.gguf_file.shape import ModelShape, whole_numbers
 
 # Tensors of each MTP layer that libllama's graphs use without checking that they are there.
@@ -102,13 +104,17 @@ def _eagle_facts(header: Header, shape: ModelShape) -> HeadFacts:
         num_layers=shape.num_blocks,
         layers_read=layers_read(shape),
         num_bytes=sum(sizes.values()),
-        num_read_bytes=sum(size for name, size in sizes.items() if is_read_by_steps(name)),
+        num_read_bytes=sum(
+            size for name, size in sizes.items() if name not in NOT_READ_BY_STEPS
+        ),
         why_not=next(eagle_refusals(header, shape), ""),
     )
 
 
 def _medusa_facts(header: Header, shape: ModelShape) -> HeadFacts:
-    num_bytes = weights_bytes(header)
+    num_bytes = sum(
+        4 * prod(t.shape) for t in header.tensors if t.name != OWN_TOKENS
+    )  # float32
     return HeadFacts(
         graph=HeadGraph.OUTPUT,
         num_layers=shape.num_blocks,

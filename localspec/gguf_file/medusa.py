@@ -18,7 +18,7 @@ from math import prod
 from typing import NamedTuple
 
 from localspec.gguf_file.header import Header, Tensor
-from localspec.gguf_file.own_tokens import OWN_TOKENS, own_tokens, own_tokens_refusals
+from localspec.gguf_file.own_tokens import own_tokens, own_tokens_refusals
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import BF16, F16, F32
 
@@ -45,11 +45,6 @@ def medusa_tensors(header: Header) -> tuple[MedusaTensors, ...]:
         )
         for head in range(shape.num_blocks)
     )
-
-
-def weights_bytes(header: Header) -> int:
-    """What the weights take in memory, as float32."""
-    return sum(4 * prod(t.shape) for t in header.tensors if t.name != OWN_TOKENS)
 
 
 def medusa_refusals(header: Header, shape: ModelShape) -> Iterator[str]:

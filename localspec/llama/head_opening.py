@@ -9,9 +9,8 @@ from pathlib import Path
 
 from localspec.gguf_file.head import HeadFacts
 from localspec.llama import params as llama_params
-from localspec.llama.eagle import EagleHead
 from localspec.llama.handle import Handle
-from localspec.llama.head import AssistantHead, LlamaHead
+from localspec.llama.head import AssistantHead, EagleHead, LlamaHead
 from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
 from localspec.llama.native import LoadWatch

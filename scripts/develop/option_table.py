@@ -7,7 +7,6 @@ Flags come from the commands, keywords from the library, and fields from what th
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from marked_part import with_part
 
 from localspec.cli import main
 from localspec.cli.help import HEADINGS
-from localspec.engine.engine import Engine
 from localspec.engine.sources import LoadKeywords
 from localspec.errors import LocalspecError
 from localspec.llama.options import LlamaOptions
@@ -160,11 +158,6 @@ def table() -> str:
 def page(text: str) -> str:
     """The page with the present table."""
     return with_part(text, BEGIN, END, f"\n\n{table()}\n\n")
-
-
-def chat_keywords() -> set[str]:
-    """The keywords of `Engine.chat`."""
-    return set(inspect.signature(Engine.chat).parameters)
 
 
 if __name__ == "__main__":

@@ -374,21 +374,21 @@ BUGS = [
     # The same of EAGLE-3 and of Medusa.
     Bug(
         "EAGLE: rows of one token earlier",
-        "llama/eagle.py",
+        "llama/head.py",
         "copy_to(self._to_encode.rows[:count], position - 1)",
         "copy_to(self._to_encode.rows[:count], max(position - 2, 0))",
         head("test_greedy_text_is_plain_and_the_head_reads_rightly[llama-3]"),
     ),
     Bug(
         "EAGLE: rows of one token later",
-        "llama/eagle.py",
+        "llama/head.py",
         "copy_to(self._to_encode.rows[:count], position - 1)",
         "copy_to(self._to_encode.rows[:count], position)",
         head("test_greedy_text_is_plain_and_the_head_reads_rightly[llama-3]"),
     ),
     Bug(
         "EAGLE: logits of some tokens of a decode",
-        "llama/eagle.py",
+        "llama/head.py",
         "num_rows = len(tokens) if num_logits else 0",
         "num_rows = num_logits",
         head("test_of_a_long_text_it_reads_the_end[llama-513]"),
