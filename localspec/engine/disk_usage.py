@@ -50,7 +50,8 @@ def disk_usage(preset: str | Preset) -> DiskUsage:
     """
     preset = as_preset(preset)
     cache, removal = HubCache(), installed.removal_of(preset)
-    files = {cache.owned(file)[0]: size for file, size in removal.owned.items()}
+    owned = removal.owned.items()
+    files = {path: size for file, size in owned if (path := cache.owned(file))}
     contents = _contents(preset)
     if not contents:
         return DiskUsage(files=files, caches={}, costs={})

@@ -167,33 +167,33 @@ class HubCache:
             ref.write_text(remote.commit, encoding="ascii")
         return named
 
-    def owned(self, file: HubFile) -> list[Path]:
+    def owned(self, file: HubFile) -> Path | None:
         """The file, or its received bytes, if localspec put it here."""
         named = self.find(file)
         if named is not None:
-            return [named] if _claim(named.resolve()).exists() else []
+            return named if _claim(named.resolve()).exists() else None
         part = self._repo(file) / "blobs" / f"{file.sha256}{PART_SUFFIX}"
-        return [part] if part.is_file() else []
+        return part if part.is_file() else None
 
     def remove(self, file: HubFile) -> int:
         """Delete what `owned` names; returns the freed bytes.
 
         Content that has another name, too, stays, whoever gave it.
         """
-        freed = 0
-        for path in self.owned(file):
-            content = path.resolve()
-            size = content.stat().st_size
-            path.unlink()
-            snapshots = self._repo(file) / "snapshots"
-            if any(other.resolve() == content for other in snapshots.rglob("*.gguf")):
-                continue
-            content.unlink(missing_ok=True)
-            freed += size
-            _claim(content).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # other files are in the folder
-                path.parent.rmdir()
-        return freed
+        path = self.owned(file)
+        if path is None:
+            return 0
+        content = path.resolve()
+        size = content.stat().st_size
+        path.unlink()
+        snapshots = self._repo(file) / "snapshots"
+        if any(other.resolve() == content for other in snapshots.rglob("*.gguf")):
+            return 0
+        content.unlink(missing_ok=True)
+        _claim(content).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # other files are in the folder
+            path.parent.rmdir()
+        return size
 
     def _repo(self, file: HubFile) -> Path:
         return self.root / f"models--{file.repo.replace('/', '--')}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.hub.hub_file import HubFile
+from localspec.hub.api import RemoteFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,38 +19,37 @@ class ForeignFile:
     owner: str
 
 
-def find_elsewhere(file: HubFile) -> ForeignFile | None:
+def find_elsewhere(remote: RemoteFile) -> ForeignFile | None:
     """A file of another program with the right name (for Ollama, the right hash) and size.
 
-    Its content is not read, and still has to be checked. None for a file whose size or hash is
-    not known.
+    Its content is not read, and still has to be checked. None for a file without a sha256.
     """
-    if file.size_bytes is None or file.sha256 is None:
+    if len(remote.checksum) != 64:
         return None
-    for candidate in _candidates(file):
+    for candidate in _candidates(remote):
         try:
-            if candidate.path.stat().st_size == file.size_bytes:
+            if candidate.path.stat().st_size == remote.size_bytes:
                 return candidate
         except OSError:
             continue
     return None
 
 
-def _candidates(file: HubFile) -> Iterator[ForeignFile]:
+def _candidates(remote: RemoteFile) -> Iterator[ForeignFile]:
+    file, sha256 = remote.file, remote.checksum
     home = Path.home()
     for folder in (home / ".lmstudio", home / ".cache" / "lm-studio"):
         yield ForeignFile(folder / "models" / file.repo / file.name, "LM Studio")
     chosen = os.environ.get("OLLAMA_MODELS")
     ollama = [home / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
     for folder in [Path(chosen), *ollama] if chosen else ollama:
-        yield ForeignFile(folder / "blobs" / f"sha256-{file.sha256}", "Ollama")
+        yield ForeignFile(folder / "blobs" / f"sha256-{sha256}", "Ollama")
     # llama.cpp's former cache; now it uses the hub's layout, perhaps in another folder.
-    assert file.sha256 is not None
     flat = f"{file.repo.replace('/', '_')}_{file.file.replace('/', '_')}"
     for folder in _llama_cpp_folders(home):
         yield ForeignFile(folder / flat, "llama.cpp")
         repo = folder / f"models--{file.repo.replace('/', '--')}"
-        yield ForeignFile(repo / "blobs" / file.sha256, "llama.cpp")
+        yield ForeignFile(repo / "blobs" / sha256, "llama.cpp")
 
 
 def _llama_cpp_folders(home: Path) -> list[Path]:

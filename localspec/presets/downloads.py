@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.errors import DownloadError, OptionError
@@ -98,7 +98,7 @@ def plan_download(
     }
     _check_names(asked.values(), place)
     missing = tuple(remote for file, remote in asked.items() if found[file] is None)
-    candidates = {remote.file: find_elsewhere(_with_facts(remote)) for remote in missing}
+    candidates = {remote.file: find_elsewhere(remote) for remote in missing}
     return DownloadPlan(
         place=place,
         files=files,
@@ -256,12 +256,6 @@ def _num_bytes(remotes: Iterable[RemoteFile], place: FileStore) -> int:
         slot = place.slot(remote)
         sizes[slot.content] = remote.size_bytes - _received(slot)
     return sum(sizes.values())
-
-
-def _with_facts(remote: RemoteFile) -> HubFile:
-    """The file, completed with the hub's facts."""
-    sha256 = remote.etag if len(remote.etag) == 64 else remote.file.sha256
-    return replace(remote.file, size_bytes=remote.size_bytes, sha256=sha256)
 
 
 def _received(slot: Slot) -> int:

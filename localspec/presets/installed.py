@@ -105,10 +105,10 @@ def removal_of(preset: Preset) -> Removal:
     ]
     for file in hub_files(preset.models):
         users = [other.name for other in others if file in hub_files(other.models)]
-        paths = cache.owned(file)
-        if paths and not users:
-            owned[file] = paths[0].stat().st_size
-        elif paths:
+        path = cache.owned(file)
+        if path and not users:
+            owned[file] = path.stat().st_size
+        elif path:
             shared[file] = users
         elif cache.find(file):
             foreign.append(file)
