@@ -22,11 +22,14 @@ _BATCH_SIZES = (2, 4, 9, 17)  # of steps with 1, 3, 8 and 16 draft tokens
 class Rounding:
     """Differences between rows of logits from batches of one and of several tokens.
 
+    num_equal: rows that are equal to the bit. largest_size: tokens of the largest batch.
     largest_difference: of a logit near the top of its row. widest_gap_changed: the widest gap,
     in logits, between two best tokens that changed places.
     """
 
     num_rows: int = 0
+    num_equal: int = 0
+    largest_size: int = 1
     num_argmax_changed: int = 0
     largest_difference: float = 0.0
     widest_gap_changed: float = 0.0
@@ -40,6 +43,7 @@ class Rounding:
         """Compare two (vocab,) rows."""
         near = single >= single.max() - _NEAR_TOP
         self.num_rows += 1
+        self.num_equal += np.array_equal(single, batched)
         difference = float(np.abs(single[near] - batched[near]).max())
         self.largest_difference = max(self.largest_difference, difference)
         best, other = int(single.argmax()), int(batched.argmax())
@@ -55,6 +59,7 @@ class Rounding:
         """
         num_before = len(tokens) - len(rows)
         for size in sorted({min(size, target.max_outputs) for size in _BATCH_SIZES}):
+            self.largest_size = max(self.largest_size, size)
             target.truncate(num_before)
             if missing := tokens[target.num_cached : num_before]:
                 target.decode(missing, 0)  # a sliding window could not be cut that far

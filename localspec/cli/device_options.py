@@ -80,6 +80,18 @@ DEVICE_OPTIONS = [
         default=None,
         help="Map the files, or read them into memory. [default: map large ones]",
     ),
+    click.option(
+        "--repack/--no-repack",
+        default=None,
+        help="Keep weights in an order that suits the processor. [default: yes, "
+        "unless --exact needs another]",
+    ),
+    click.option(
+        "--exact/--no-exact",
+        default=None,
+        help="Answer the same to the bit with any draft, number of threads or cached text, "
+        "perhaps more slowly. [default: no]",
+    ),
     RPC_OPTION,
     TENSOR_SPLIT_OPTION,
 ]
@@ -87,7 +99,7 @@ DEVICE_NAMES = (
     *("num_threads", "num_batch_threads", "draft_num_threads"),
     *("num_gpu_layers", "draft_num_gpu_layers", "cpu_moe", "flash_attention"),
     *("cache_type_k", "cache_type_v", "draft_cache_type_k", "draft_cache_type_v"),
-    *("use_mmap", "use_mlock", "main_gpu", "rpc", "tensor_split"),
+    *("use_mmap", "use_mlock", "main_gpu", "rpc", "tensor_split", "repack", "exact"),
 )
 
 
@@ -98,12 +110,13 @@ def take_model_options(values: dict[str, Any]) -> dict[str, LlamaOptions]:
     """
     given = {name: values.pop(name) for name in DEVICE_NAMES if name != "rpc"}
     given["flash_attention"] = given["flash_attention"] or "auto"
+    exact = given.pop("exact")
     experts = ALL_LAYERS if given.pop("cpu_moe") else None
     of_draft = {name: given.pop(f"draft_{name}") for name in _DRAFT_FIELDS}
     for name in ("num_threads", "num_gpu_layers"):
         if of_draft[name] is None:
             of_draft[name] = given[name]
     return {
-        "target_options": LlamaOptions(**given, num_cpu_moe_layers=experts),
+        "target_options": LlamaOptions(**given, num_cpu_moe_layers=experts, exact=exact),
         "draft_options": LlamaOptions(**given | of_draft),
     }

@@ -135,6 +135,7 @@ def status_line(stats: Stats, context_length: int, columns: int) -> str:
         (1, "" if rate is None else f"{rate:.0f} tokens/s"),
         (3, reason),
         (4, _threads_of(stats)),
+        (5, "exact" if stats.exact else ""),
         (2, f"context {used:.0%} full"),
     ]
     room = min(_STATUS_COLUMNS, columns - 1)
@@ -212,6 +213,8 @@ def stats_lines(stats: Stats, context_length: int) -> list[str]:
     lines += [*_thread_lines(stats), *_expected(stats)]
     if reason := why_mostly_off(stats):
         lines.append(reason)
+    if stats.exact:
+        lines.append("exact: the same to the bit with any draft and any number of threads")
     return [*lines, f"context: {used} of {context_length} tokens"]
 
 

@@ -20,6 +20,7 @@ def report_text(report: Report, engine: BaseEngine, *, details: bool) -> str:
     """The report as text."""
     lines = [
         _headline(report),
+        *_rows_line(report),
         _identity_line(report),
         _statistics_line(report),
         *(f"Bug: {line}" for line in (*report.identity_bugs, *report.distribution_bugs)),
@@ -55,6 +56,17 @@ def _identical(report: Report) -> str:
     if num_accepted == 0:
         return ""
     return f"{num_identical} of {num_accepted} drafted tokens are the target's own"
+
+
+def _rows_line(report: Report) -> list[str]:
+    """How many rows of logits are those of single tokens, to the bit."""
+    rounding = report.rounding
+    if rounding.num_rows == 0:
+        return []
+    return [
+        f"Equal to the bit: {rounding.num_equal} of {rounding.num_rows} rows of logits, from "
+        f"decodes of 2 to {rounding.largest_size} tokens."
+    ]
 
 
 def _identity_line(report: Report) -> str:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
 
     from localspec.engine.models import EngineMemory
+    from localspec.exactness import Exactness
     from localspec.speculative.policy_api import Drafting
     from localspec.speculative.shared_vocabulary import SharedVocabulary
 
@@ -67,6 +68,8 @@ class BaseEngine(abc.ABC):
     """As the engine was loaded."""
     shared_vocabulary: SharedVocabulary | None
     """Of target and draft; None without a draft."""
+    exactness: Exactness
+    """Which decodes of the target are equal to the bit to those of single tokens."""
 
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling

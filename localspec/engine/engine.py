@@ -71,6 +71,7 @@ class Engine(BaseEngine):
         self.context_length = target.context_length
         self.trained_context_length = target.trained_context_length
         self.chat_template = target.chat_template
+        self.exactness = target.exactness
         self._models = models
         self._resolver = Resolver(target.vocabulary)
         self._constrainer = Constrainer(target.vocabulary, target.vocab_size)
@@ -142,6 +143,7 @@ class Engine(BaseEngine):
                 cancellation=cancellation,
                 interrupt=lambda: None if turn.is_over else self.cancel(),
                 not_kept=not_kept(spec_of(options)),
+                exact=self.exactness.all_sizes,
             )
             reference = self._reference(prompt, options)
             self._take(turn, busy, waits=options.queue, is_cancelled=is_cancelled)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localspec.engine.engine import Engine
+from localspec.engine.exactness_found import find_exactness, prepare_kernels
 from localspec.engine.fitting import open_fitting
 from localspec.engine.models import Models
 from localspec.engine.sources import (
@@ -23,13 +24,11 @@ from localspec.errors import OptionError, known_keywords
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
-from localspec.gguf_file.header import Header
 from localspec.llama.options import LlamaOptions
 from localspec.llama.rpc_servers import reset_lines_at_end
 from localspec.preflight.content import FileContent, content_of_adopted
-from localspec.preflight.fit import repacked_here, target_context_length, uses_gpu
+from localspec.preflight.fit import suited, target_context_length
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
-from localspec.preflight.settings import with_suited_attention, with_suited_mapping
 from localspec.presets.presets import common_servers
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import REPLAY_TOKENS, Drafting, ProposerName
@@ -66,6 +65,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     num_threads: int | None = None,
     num_gpu_layers: int | None = None,
     rpc: Sequence[str] | None = None,
+    exact: bool | None = None,
     target_options: LlamaOptions | None = None,
     draft_options: LlamaOptions | None = None,
     kept_bytes: int = DEFAULT_KEPT_BYTES,
@@ -89,7 +89,9 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     finds no memory for them after all, fewer are tried, as a warning tells. rpc: "host:port" of
     llama.cpp's RPC servers that hold layers of the target, too (default: the preset's); one
     that fails later ends the process, of which `IsolatedEngine` makes an exception; a head in
-    the target's file is then used only if proposer="head". target_options,
+    the target's file is then used only if proposer="head". exact: open the target with
+    settings that make a text the same to the bit with any draft and any number of threads,
+    whatever was cached; see docs/lossless.md. target_options,
     draft_options: any other setting of one of the models; it counts where those before
     say nothing. kept_bytes: main memory, beside the models' own, for what the caches held of
     conversations that wait while others are answered: up to that much. progress: called in
@@ -105,7 +107,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     both = LlamaOptions(
         context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
     )
-    of_target = replace(both, rpc=common_servers(rpc, chosen))
+    of_target = replace(both, rpc=common_servers(rpc, chosen), exact=exact)
     options = _with_common(target_options, of_target), _with_common(draft_options, both)
     sources = chosen_sources(found, drafting, *options)
     shares = progress_shares(sources, progress)
@@ -162,6 +164,7 @@ def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions
             common.num_gpu_layers if own.num_gpu_layers is None else own.num_gpu_layers
         ),
         rpc=own.rpc or common.rpc,
+        exact=common.exact if own.exact is None else own.exact,
     )
 
 
@@ -183,10 +186,18 @@ def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
     header = check_model_file(source.header.path)
     context = target_context_length(header, options.context_length)
     content = FileContent(header)
-    model = LlamaModel.open(header.path, _suited(options, header, context), progress)
-    # Now that the system has the file at hand.
-    model.content = content.digest()
-    model.may_change_threads = options.num_threads is None
+    options = suited(options, header, context)
+    prepare_kernels(options, header)
+    model = LlamaModel.open(header.path, options, progress)
+    try:
+        # Now that the system has the file at hand.
+        model.content = content.digest()
+        model.may_change_threads = source.options.num_threads is None
+        if options.exact:
+            model.exactness = find_exactness(model, header, options)
+    except BaseException:
+        model.close()
+        raise
     return model
 
 
@@ -213,7 +224,7 @@ def _open_head(
     assert facts is not None
     own_path = header.path if source.role == "head" else None
     options = replace(source.options, max_outputs=REPLAY_TOKENS, num_snapshots=0)
-    options = _suited(options, header, target.context_length)
+    options = suited(options, header, target.context_length)
     content = FileContent(header)
     head: LlamaHead | MedusaHeads
     if facts.graph is HeadGraph.OUTPUT:
@@ -222,12 +233,6 @@ def _open_head(
         head = open_head(target, own_path, options, facts, progress)
     head.content = target.content if own_path is None else content.digest()
     return head
-
-
-def _suited(options: LlamaOptions, header: Header, context_length: int) -> LlamaOptions:
-    """The options with what they leave open chosen as it suits the file here."""
-    options = with_suited_attention(options, header, context_length, uses_gpu=uses_gpu(options))
-    return with_suited_mapping(options, header, repacked_here(options))
 
 
 def _description(models: Models) -> str:

@@ -48,6 +48,7 @@ class LoadKeywords(TypedDict, total=False):
     num_threads: int | None
     num_gpu_layers: int | None
     rpc: Sequence[str] | None
+    exact: bool | None
     target_options: LlamaOptions | None
     draft_options: LlamaOptions | None
     kept_bytes: int
@@ -163,6 +164,11 @@ def _source(role: Role, model: ModelSource, options: LlamaOptions) -> Source:
             f"the {role} is a Llama object, whose layers are where they are",
             "Name its file instead, or leave rpc out.",
         )
+    if options.exact:
+        raise OptionError(
+            f"the {role} is a Llama object, whose settings are its own",
+            "Name its file instead, or leave exact out.",
+        )
     return Source(role, None, model, replace(options, with_head=False))
 
 
@@ -229,7 +235,7 @@ def _for_head(target_options: LlamaOptions) -> LlamaOptions:
     """
     if target_options.rpc:
         target_options = replace(target_options, num_gpu_layers=0)
-    return replace(target_options, max_outputs=REPLAY_TOKENS, num_snapshots=0)
+    return replace(target_options, max_outputs=REPLAY_TOKENS, num_snapshots=0, exact=None)
 
 
 def _for_target(options: LlamaOptions, drafting: Drafting) -> LlamaOptions:

@@ -47,6 +47,16 @@ _AMX = {
 }  # fmt: skip
 
 
+# Types whose repacked kernels for one row and for several add alike, unless they are AMX's.
+_EVEN = {"Q4_0", "IQ4_NL"}
+
+
+def unevenly_repacked(system_info: str) -> set[str]:
+    """Types for which the rows of a decode depend on its size if they are repacked."""
+    even = set() if "AMX_INT8 = 1" in system_info else _EVEN
+    return set(repacked_types(system_info)) - even
+
+
 def repacked_types(system_info: str) -> Mapping[str, float]:
     """Types whose weights ggml's CPU backend reorders for its kernels.
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load
+from localspec.exactness import Exactness
 from localspec.isolated.watch import Watch
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Provenance
@@ -53,6 +54,7 @@ class EngineFacts:
     sampling: SamplingParams
     context_length: int
     trained_context_length: int
+    exactness: Exactness
     chat_template: str | None
     bos: int
     eos: int
@@ -312,6 +314,7 @@ def _facts(engine: Engine) -> EngineFacts:
         sampling=engine.sampling,
         context_length=engine.context_length,
         trained_context_length=engine.trained_context_length,
+        exactness=engine.exactness,
         chat_template=engine.chat_template,
         bos=vocabulary.bos,
         eos=vocabulary.eos,

@@ -95,6 +95,7 @@ class IsolatedEngine(BaseEngine):
         self.trained_context_length = facts.trained_context_length
         self.chat_template = facts.chat_template
         self.drafting, self.shared_vocabulary = facts.drafting, facts.shared_vocabulary
+        self.exactness = facts.exactness
 
     @property
     def vocabulary(self) -> Vocabulary:

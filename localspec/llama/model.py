@@ -24,12 +24,14 @@ from localspec.errors import (
     EngineError,
     ModelFileError,
 )
+from localspec.exactness import Exactness
 from localspec.gguf_file.shape import context_to_open
 from localspec.llama import params as llama_params
 from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import Cache
 from localspec.llama.cache_state import CacheState
 from localspec.llama.context import LlamaContext
+from localspec.llama.exact_probe import ExactProbe
 from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import HiddenRows, OutputRows, TargetRows
 from localspec.llama.library import Llama, llama_cpp, own_process, system_info
@@ -53,6 +55,7 @@ class LlamaModel(LlamaContext):
         self, handle: Handle, context_length: int, max_outputs: int, setting: str
     ) -> None:
         super().__init__(handle)
+        self.exactness = Exactness()
         self.may_change_threads = False  # whether the user left their number to us
         # Called between the batches of a long decode with the number of tokens that are cached.
         self.on_batch: Callable[[int], None] | None = None
@@ -95,6 +98,19 @@ class LlamaModel(LlamaContext):
         most = self._cache.max_rollback(self.context_length)
         self._cache.clear()
         return most
+
+    def probe_exactness(self, options: LlamaOptions, num_layers: int) -> Exactness:
+        """Find out which decodes are exact, see `ExactProbe`. options: it was opened with.
+
+        Raises DecodeError, or what opening a context raises.
+        """
+        self.require_open()
+        assert self.handle.model is not None
+        probe = ExactProbe(llama_cpp, self.handle.model, self.name, options, num_layers)
+        try:
+            return probe.run()
+        finally:
+            probe.close()
 
     @classmethod
     def open(

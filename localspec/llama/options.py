@@ -55,10 +55,12 @@ class LlamaOptions:
     being swapped out. main_gpu: the only GPU to use (all are used). tensor_split: shares of the
     GPUs in their order, RPC servers first (by free memory; load: as they fit). rpc: addresses
     of llama.cpp's RPC servers, each "host:port", whose devices hold layers, too (none).
-    num_snapshots: recurrent states of the last decode that a hybrid keeps; a step may draft as
-    many tokens for it (0; load: as many as fit, up to 8). with_head: use the MTP head in the
-    model's file (no; load: if there is one and it fits). max_outputs: rows of logits that a
-    decode may return; compute buffers grow with it.
+    repack: keep weights in an order that the processor's kernels like (yes, unless exact).
+    exact: settings with which the rows of any decode are equal to the bit, see docs/lossless.md
+    (no). num_snapshots: recurrent states of the last decode that a hybrid keeps; a step may
+    draft as many tokens for it (0; load: as many as fit, up to 8). with_head: use the MTP head
+    in the model's file (no; load: if there is one and it fits). max_outputs: rows of logits
+    that a decode may return; compute buffers grow with it.
 
     Raises OptionError for a value outside its range.
     """
@@ -76,6 +78,8 @@ class LlamaOptions:
     main_gpu: int | None = None
     tensor_split: tuple[float, ...] = ()
     rpc: tuple[str, ...] = ()
+    repack: bool | None = None
+    exact: bool | None = None
     num_snapshots: int | None = None
     with_head: bool | None = None
     max_outputs: int = 1
@@ -101,7 +105,17 @@ class LlamaOptions:
                 raise OptionError(
                     f"{name} is {value!r}", f"Choose one of: {', '.join(get_args(kind))}."
                 )
+        if self.exact and self.flash_attention == "off":
+            raise OptionError(
+                "exact decodes need flash attention, which is off",
+                'Choose flash_attention="auto", or leave exact out.',
+            )
         object.__setattr__(self, "rpc", checked_addresses(self.rpc))
+        if self.rpc and self.exact:
+            raise OptionError(
+                "exact decodes are asked for, and RPC servers whose kernels are not probed",
+                "Leave exact or rpc out.",
+            )
         if self.rpc and self.main_gpu is not None:
             raise OptionError(
                 "main_gpu puts everything on one GPU, and rpc puts a part on servers",
@@ -128,6 +142,8 @@ class LlamaOptions:
             f"{f', on {self.rpc}' if self.rpc else ''}"
             f"{f', experts of {experts} layers in main memory' if experts else ''}"
             f"{', with its head' if self.with_head else ''}"
+            f"{', not repacked' if self.repack is False else ''}"
+            f"{', exact' if self.exact else ''}"
         )
 
 

@@ -22,6 +22,7 @@ def model_params(options: LlamaOptions) -> Any:
     """llama_model_params, which keep alive what they point to."""
     params = llama_cpp.llama_model_default_params()
     params.load_mtp = bool(options.with_head)
+    params.use_extra_bufts = options.repack is not False
     if options.num_gpu_layers is not None:
         params.n_gpu_layers = options.num_gpu_layers
     if options.rpc:

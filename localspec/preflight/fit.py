@@ -8,13 +8,18 @@ from dataclasses import replace
 from localspec.errors import MemoryLimitError
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape, context_to_open
-from localspec.gguf_file.tensor_types import repacked_types
+from localspec.gguf_file.tensor_types import repacked_types, unevenly_repacked
 from localspec.hub.hub_file import HubModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import is_in_main_memory, usable_gpus
 from localspec.machine import memory_here
 from localspec.preflight.plan import Plan, largest, plan_layers
 from localspec.preflight.room import MemoryRoom, Planned, Shortage
+from localspec.preflight.settings import (
+    with_exact_settings,
+    with_suited_attention,
+    with_suited_mapping,
+)
 from localspec.presets.preset import Preset
 from localspec.presets.presets import load_presets
 
@@ -34,6 +39,7 @@ def room_here(rpc: Sequence[str] = ()) -> MemoryRoom:
         main_bytes=memory_here().available_bytes,
         gpus=(*remote, *usable_gpus(devices())),
         repacked=repacked_types(system_info()),
+        uneven=unevenly_repacked(system_info()),
     )
 
 
@@ -48,7 +54,19 @@ def repacked_here(options: LlamaOptions) -> Mapping[str, float]:
     """The tensor types that are repacked with these options: none where a GPU computes."""
     from localspec.llama.library import system_info  # loads libllama
 
-    return {} if uses_gpu(options) else repacked_types(system_info())
+    if options.repack is False or uses_gpu(options):
+        return {}
+    return repacked_types(system_info())
+
+
+def suited(options: LlamaOptions, header: Header, context_length: int) -> LlamaOptions:
+    """The options with what they leave open chosen as it suits the file here."""
+    from localspec.llama.library import system_info  # loads libllama
+
+    on_gpu, uneven = uses_gpu(options), unevenly_repacked(system_info())
+    options = with_exact_settings(options, header, uneven, uses_gpu=on_gpu)
+    options = with_suited_attention(options, header, context_length, uses_gpu=on_gpu)
+    return with_suited_mapping(options, header, repacked_here(options))
 
 
 def largest_context(models: Sequence[Planned], room: MemoryRoom) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,7 +12,11 @@ from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import chosen_gpus, is_in_main_memory, place_layers
 from localspec.preflight.memory import MemoryEstimate, estimate_memory
-from localspec.preflight.settings import with_suited_attention, with_suited_mapping
+from localspec.preflight.settings import (
+    with_exact_settings,
+    with_suited_attention,
+    with_suited_mapping,
+)
 from localspec.presets.preset import Role
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS
 
@@ -25,12 +29,14 @@ class MemoryRoom:
     """Free memory for models: main memory, and that of each device that libllama uses.
 
     gpus: devices of RPC servers first, then this machine's GPUs. repacked: the tensor types
-    that the processor repacks, see `tensor_types`.
+    that the processor repacks; uneven: those of them whose kernels make rows differ, see
+    `tensor_types`.
     """
 
     main_bytes: int
     gpus: tuple[Device, ...]
     repacked: Mapping[str, float]
+    uneven: Collection[str] = ()
 
     def shortages(self, memory: PairMemory) -> list[Shortage]:
         """Every place that has less memory than is needed there; none if all fits."""
@@ -114,7 +120,8 @@ def pair_memory(models: Sequence[Planned], context_length: int, room: MemoryRoom
             num_snapshots=options.num_snapshots if is_target else 0,
         )
         on_gpu = bool(chosen_gpus(room.gpus, options))
-        repacked = {} if on_gpu else room.repacked
+        options = with_exact_settings(options, header, room.uneven, uses_gpu=on_gpu)
+        repacked = {} if on_gpu or options.repack is False else room.repacked
         options = with_suited_attention(options, header, context, uses_gpu=on_gpu)
         options = with_suited_mapping(options, header, repacked)
         placement = place_layers(header, options, room.gpus, free_bytes)

@@ -16,11 +16,12 @@ in memory once, but a large one that the system has cached loads several times m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.tensor_types import type_name
 from localspec.llama.options import FlashAttention, LlamaOptions
 from localspec.preflight.memory import compute_bytes, repacked_bytes
 
@@ -51,6 +52,31 @@ def with_suited_attention(
         return options
     suited = suited_attention(header, context_length, options.max_outputs, uses_gpu=uses_gpu)
     return replace(options, flash_attention=suited)
+
+
+def with_exact_settings(
+    options: LlamaOptions, header: Header, uneven: Collection[str], *, uses_gpu: bool
+) -> LlamaOptions:
+    """The options, and where they ask for exact decodes what makes these so.
+
+    uneven: types whose repacked kernels add differently, see `tensor_types`.
+
+    Flash attention has one kernel for the rows of any decode where keys and values have
+    different types (else ggml-cpu splits one token's among threads, and those of many into
+    tiles). Keys in bf16 cost less time than values in bf16, and lose as little.
+    """
+    if not options.exact:
+        return options
+    options = replace(options, flash_attention="on")
+    if uses_gpu:
+        return options
+    key = options.cache_type_k or ("f16" if options.cache_type_v not in (None, "f16") else None)
+    if key is None:
+        options = replace(options, cache_type_k="bf16", cache_type_v="f16")
+    elif options.cache_type_v is None:
+        options = replace(options, cache_type_v="bf16" if key == "f16" else "f16")
+    has_uneven = any(type_name(tensor.kind) in uneven for tensor in header.tensors)
+    return replace(options, repack=False if has_uneven else options.repack)
 
 
 def with_suited_mapping(

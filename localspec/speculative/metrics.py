@@ -59,7 +59,8 @@ class Stats:
     not draft; draft_off_steps: steps per reason. outlook: what the automatic policy expects at
     the end of the answer; None with any other policy. steps_per_threads: steps after the
     prefill per number of threads; threads: the choice at the end, None for an answer that never
-    began.
+    began. exact: whether greedy or seeded, the text is the same to the bit with any draft and
+    any number of threads, whatever was cached.
 
     The first step decodes the prompt and draws the first token. That is the prefill; the draft,
     target and sampler times are those of the later steps.
@@ -90,6 +91,7 @@ class Stats:
     outlook: PolicyEstimate | None
     steps_per_threads: Mapping[int, int]
     threads: ThreadUse | None
+    exact: bool
 
     @property
     def decode_time_s(self) -> float:
@@ -142,6 +144,7 @@ class Meter:
     prompt_tokens: int
     cached_prompt_tokens: int
     started_s: float
+    exact: bool = False
     first_token_s: float | None = None
     num_steps: int = 0
     tokens: Counter[Provenance] = field(default_factory=Counter)
@@ -215,4 +218,5 @@ class Meter:
             outlook=outlook,
             steps_per_threads=dict(self.steps_per_threads),
             threads=threads,
+            exact=self.exact,
         )

@@ -80,6 +80,7 @@ class AnswerRun:
     cancellation: Cancellation
     interrupt: Callable[[], None]
     not_kept: tuple[str, ...]  # of what the answer was to fit
+    exact: bool  # see `Stats.exact`
     before: list[Part] = field(
         default_factory=list
     )  # certain parts of the answer that is continued
@@ -96,7 +97,7 @@ class AnswerRun:
         """The answer, token by token. Whatever ends it, caches and reply are left right."""
         started = self.decoder.clock()
         cached = self.decoder.start(self.prompt.tokens)
-        meter = Meter(len(self.prompt.tokens), cached, started)
+        meter = Meter(len(self.prompt.tokens), cached, started, self.exact)
         text = self._text()
         try:
             with self.cancellation.obeyed(self.interrupt):

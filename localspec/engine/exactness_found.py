@@ -1,0 +1,62 @@
+"""Whether a target that was opened with exact settings is exact here: probed once, and kept."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from localspec.errors import DecodeError, OptionError
+from localspec.exactness import Exactness
+from localspec.gguf_file.header import Header
+from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.tensor_types import type_name
+from localspec.llama.options import LlamaOptions
+from localspec.llama.quirks import tiled_kernels
+from localspec.policy.profile import Profile
+
+if TYPE_CHECKING:
+    from localspec.llama.model import LlamaModel
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_kernels(options: LlamaOptions, header: Header) -> None:
+    """Choose kernels that are chosen once in a process, before the model is opened.
+
+    Raises OptionError if exact decodes are asked for, and it is too late for that.
+    """
+    types = {type_name(tensor.kind) for tensor in header.tensors}
+    if not (options.exact and tiled_kernels.are_tiled(types)):
+        tiled_kernels.use()
+    elif not tiled_kernels.leave_out():
+        raise OptionError(
+            f"{header.path.name} cannot be exact in this process, whose kernels for several "
+            "rows are in use",
+            "Load it before any other model, or in a process of its own (IsolatedEngine), "
+            "without GGML_CPU_TILED_MM in the environment.",
+        )
+
+
+def find_exactness(model: LlamaModel, header: Header, options: LlamaOptions) -> Exactness:
+    """Which decodes are exact: as it was found before, or by a probe of some 0.1 to 1 s.
+
+    Raises OptionError if not all are.
+    """
+    profile = None if model.identity is None else Profile([model.identity, "exactness"])
+    kept = None if profile is None else profile.load()
+    if kept is not None and kept.get("all_sizes") is True:
+        return Exactness(all_sizes=True, reason="")
+    try:
+        found = model.probe_exactness(options, ModelShape(header).num_varied_layers)
+    except DecodeError as error:
+        found = Exactness(reason=str(error))
+    logger.info("exact decodes of %s: %s", model.name, found)
+    if not found.all_sizes:
+        raise OptionError(
+            f"{model.name} cannot be exact here: {found.reason}",
+            "Leave exact out: texts are then equal but for near ties. Files of the types "
+            "Q8_0, Q4_0 and Q4_K_M were exact where they were measured (docs/lossless.md).",
+        )
+    if profile is not None:
+        profile.save({"all_sizes": True})
+    return found

@@ -1,0 +1,193 @@
+"""Which decodes of a model are exact, found by decoding the same tokens in different sizes.
+
+A decode of several tokens takes other kernels than one of a single token, and kernels add in
+different orders. Which ones do is decided by the processor, the types of weights and caches,
+the number of tokens, of threads and of cached tokens: so all of these are tried, on the model
+as it is loaded, in a context of its own.
+
+Kernels are the same in every layer with the same types. So only as many of the first layers
+are computed as have one of each kind, and what leaves the last of them is compared. Tokens that
+only fill the cache are not computed at all: they take their cells, and the decode ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from localspec.errors import DecodeError
+from localspec.exactness import Exactness
+from localspec.llama import native
+from localspec.llama import params as llama_params
+from localspec.llama.batch import TokenBatch
+from localspec.llama.opening import new_context
+from localspec.llama.options import LlamaOptions
+
+# Sizes at which kernels change: of steps, and of a prompt (flash attention has tiles from 64).
+_STEPS = (2, 3, 4, 5, 8, 9, 16, 17)
+_PROMPT = 64
+_CONTEXT = 1024
+# Cached tokens. Attention of one token is split among threads from 512 cells on, and cells
+# count in blocks of 256; so decodes here begin with 512 of them and end with 768.
+_SHORT, _LONG = 40, 505
+_FILLED = 48  # tokens of a piece that fills the cache, and
+_COMPUTED = 8  # behind each such piece, which attention reads
+_LAST_ROWS = (8, 4, 3, 2)  # sizes for the output layer
+
+
+class ExactProbe:
+    """Decodes the first layers of a model.
+
+    lib: the llama_cpp module. model: libllama's pointer. options: those of the model's own
+    context. num_layers: of the model's, to be computed.
+    """
+
+    def __init__(
+        self, lib: Any, model: int, name: str, options: LlamaOptions, num_layers: int
+    ) -> None:
+        self._lib = lib
+        self._last = f"l_out-{num_layers - 1}".encode()
+        self._mode = "layers"  # "cells": nothing is computed; "all": everything
+        self._rows = b""
+        ggml, pointer = native.shared_library(lib), ctypes.c_void_p
+        self._name = ctypes.CFUNCTYPE(ctypes.c_char_p, pointer)(("ggml_get_name", ggml))
+        self._size = ctypes.CFUNCTYPE(ctypes.c_size_t, pointer)(("ggml_nbytes", ggml))
+        self._get = ctypes.CFUNCTYPE(None, pointer, pointer, ctypes.c_size_t, ctypes.c_size_t)(
+            ("ggml_backend_tensor_get", ggml)
+        )
+        params = llama_params.context_params(lib, options, _CONTEXT)
+        if num_layers == lib.llama_model_n_layer(model):
+            params.n_outputs_max = _PROMPT  # else the last layer computes fewer rows
+        self._max_outputs: int = params.n_outputs_max
+        # C keeps its pointer, so it lives as long as the context.
+        self._watch = lib.ggml_backend_sched_eval_callback(self._watched)
+        params.cb_eval = self._watch
+        self._threads = params.n_threads
+        self._vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+        self._context = new_context(model, name, params)
+        self._memory = lib.llama_get_memory(self._context)
+        self._batch = TokenBatch(lib, lib.llama_n_batch(self._context))
+
+    def close(self) -> None:
+        """Free the context."""
+        self._lib.llama_free(self._context)
+
+    def run(self) -> Exactness:
+        """What was found. Raises DecodeError if libllama cannot decode."""
+        largest = min(self._largest_step(), self._largest_output())
+        if largest > 1 and (reason := self._threads_differ()) is not None:
+            return Exactness(reason=reason)
+        if largest == _PROMPT:
+            return Exactness(largest_step=_STEPS[-1], all_sizes=True, reason="")
+        smallest = next(size for size in (*_STEPS, _PROMPT) if size > largest)
+        return Exactness(
+            largest_step=largest,
+            reason=f"rows of a decode of {smallest} tokens differ from those of single ones",
+        )
+
+    def _largest_step(self) -> int:
+        """Up to which size decodes have the rows of single ones, behind many and few tokens."""
+        largest = _PROMPT
+        for length, sizes in ((_LONG, (*_STEPS, _PROMPT)), (_SHORT, (8, _PROMPT))):
+            self._fill(length)
+            singles = [self._decode(length + index, 1)[0] for index in range(_STEPS[-1])]
+            before = 1
+            for size in sizes:
+                self._cut(length)
+                if self._decode(length, size)[: len(singles)] != singles[:size]:
+                    largest = min(largest, before)
+                    break
+                before = size
+        return largest
+
+    def _threads_differ(self) -> str | None:
+        """Whether rows depend on how many threads there are, in words."""
+        self._fill(_LONG)
+        expected = [self._decode(_LONG + index, 1) for index in range(3)]
+        for count in sorted({1, 2, 3, max(self._threads // 2, 1)} - {self._threads}):
+            self._lib.llama_set_n_threads(self._context, count, count)
+            try:
+                self._cut(_LONG)
+                found = [self._decode(_LONG + index, 1) for index in range(3)]
+            finally:
+                threads = self._threads
+                self._lib.llama_set_n_threads(self._context, threads, threads)
+            if found != expected:
+                return f"with {count} threads rows differ from those with {self._threads}"
+        return None
+
+    def _largest_output(self) -> int:
+        """Up to which size the rows of logits are those of single ones."""
+        self._fill(_SHORT)
+        single = self._logits(1)
+        for size in _LAST_ROWS:
+            if self._logits(size) == single:
+                return _PROMPT if size == _LAST_ROWS[0] else size
+        return 1
+
+    def _logits(self, num_tokens: int) -> bytes:
+        """The first row of logits of a decode of so many tokens behind the short text."""
+        self._cut(_SHORT)
+        self._mode = "all"
+        try:
+            self._decode_raw(_SHORT, num_tokens)
+        finally:
+            self._mode = "layers"
+        row = self._lib.llama_get_logits_ith(self._context, 0)
+        return ctypes.string_at(row, 4 * self._vocab_size)
+
+    def _fill(self, length: int) -> None:
+        """Make that many tokens cached; most of them only take their cells."""
+        self._lib.llama_memory_clear(self._memory, data=True)
+        position = 0
+        while position < length:
+            filled = min(_FILLED, length - position)
+            self._mode = "cells"
+            try:
+                self._decode_raw(position, filled)
+            finally:
+                self._mode = "layers"
+            position += filled
+            computed = min(_COMPUTED, length - position)
+            if computed > 0:
+                self._decode_raw(position, computed)
+            position += max(computed, 0)
+
+    def _cut(self, length: int) -> None:
+        """Keep the first tokens that are cached; fill the cache again where that fails."""
+        if not self._lib.llama_memory_seq_rm(self._memory, 0, length, -1):
+            self._fill(length)
+
+    def _decode(self, position: int, num_tokens: int) -> list[bytes]:
+        """The rows of these tokens behind the last layer that is computed."""
+        self._rows = b""
+        self._decode_raw(position, num_tokens)
+        width = len(self._rows) // num_tokens
+        if width == 0:
+            raise DecodeError(f"no layer of this model is called {self._last.decode()}")
+        return [self._rows[width * i : width * (i + 1)] for i in range(num_tokens)]
+
+    def _decode_raw(self, position: int, num_tokens: int) -> None:
+        tokens: Sequence[int] = [
+            (7919 * (position + index) + 13) % self._vocab_size for index in range(num_tokens)
+        ]
+        batch = self._batch.filled(tokens, position, min(num_tokens, self._max_outputs))
+        status = self._lib.llama_decode(self._context, batch)
+        if status != 0:
+            raise DecodeError(f"a probe of {num_tokens} tokens failed (status {status})")
+
+    def _watched(self, tensor: int, ask: bool, _data: object) -> bool:  # noqa: FBT001  C's call
+        """libllama asks of each node whether it is watched; then whether to go on behind it."""
+        if self._mode == "all":
+            return False
+        if self._mode == "cells":
+            return ask
+        if self._name(tensor) != self._last:
+            return False
+        if not ask:
+            size = self._size(tensor)
+            buffer = ctypes.create_string_buffer(size)
+            self._get(tensor, buffer, 0, size)
+            self._rows = buffer.raw
+        return ask

@@ -1,0 +1,36 @@
+"""ggml's tiled kernels for K-quants and IQ types, left out where decodes must be exact.
+
+On x86 they multiply 8 rows or more at once, and add in another order than the kernels for
+fewer rows do: the rows of a decode then depend on its size. ggml asks an environment variable
+once in a process, before its first such product.
+
+Goes when ggml's tiles add as its other kernels do, or can be left out for one context.
+"""
+
+from __future__ import annotations
+
+import os
+
+_SWITCH = "GGML_CPU_TILED_MM"
+_may_be_used = False  # whether a model was opened here while they were not left out
+
+
+def use() -> None:
+    """Remember that this process may compute with them from now on."""
+    global _may_be_used
+    _may_be_used = _may_be_used or os.environ.get(_SWITCH) != "0"
+
+
+def leave_out() -> bool:
+    """Let this process compute without them, unless the user has set the switch.
+
+    False: it is too late, or the user wants them.
+    """
+    if not _may_be_used:
+        os.environ.setdefault(_SWITCH, "0")
+    return not _may_be_used and os.environ[_SWITCH] == "0"
+
+
+def are_tiled(names: set[str]) -> bool:
+    """Whether ggml has such a kernel for one of the types of these names."""
+    return any(name.endswith("_K") or name.startswith("IQ") for name in names)

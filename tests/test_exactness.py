@@ -1,0 +1,241 @@
+"""Texts that are the same to the bit: with any draft, any K, any threads, cached or not.
+
+Compared without any tolerance. The target is the demo pair's, as a Q8_0 file: that type has no
+tiled kernels, which are left out once in a process and so need one of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import llama_cpp
+import pytest
+
+import localspec
+from gguf_maker import write_random_model
+from localspec.checks import selfcheck
+from localspec.cli.screen import stats_lines, status_line
+from localspec.cli.verify_report import report_text
+from localspec.errors import OptionError
+from localspec.exactness import Exactness
+from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.tensor_types import unevenly_repacked
+from localspec.isolated.watch import Watch
+from localspec.llama import exact_probe
+from localspec.llama.options import LlamaOptions
+from localspec.preflight.fit import suited
+from localspec.streaming.options import AnswerOptions
+
+ASKED = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 0.8, "seed": 3},
+    "constrained": {"temperature": 0.8, "seed": 4, "regex": "[a-z ]{10,40}"},
+}
+QUESTION = "Tell me a story about a fox."
+
+
+def requantised(source: Path, path: Path, kind: int) -> Path:
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype, params.allow_requantize, params.nthread = kind, True, 2
+    assert llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), params) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def q8_target(tmp_path_factory, demo_target):
+    path = tmp_path_factory.mktemp("exact") / "target-q8_0.gguf"
+    return requantised(demo_target, path, llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0)
+
+
+@pytest.fixture(scope="module")
+def plain_texts(q8_target):
+    """Of an engine that has no draft, each by a decode of its whole prompt."""
+    found = {}
+    for name, asked in ASKED.items():
+        with localspec.load(
+            target=q8_target, exact=True, draft_tokens=0, num_threads=2
+        ) as engine:
+            found[name] = engine.generate(QUESTION, max_tokens=80, **asked).reply().token_ids
+    return found
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("draft", ["model", "lookup"])
+def test_texts_are_the_same_with_any_draft(q8_target, demo_draft, plain_texts, name, draft):
+    helps = {"draft": demo_draft} if draft == "model" else {"proposer": "lookup"}
+    with localspec.load(target=q8_target, exact=True, num_threads=2, **helps) as engine:
+        assert engine.exactness.all_sizes
+        for count in (1, 2, 4, 8, None):  # the later ones from a cached prompt
+            reply = engine.generate(
+                QUESTION, max_tokens=80, draft_tokens=count, **ASKED[name]
+            ).reply()
+            assert reply.token_ids == plain_texts[name]
+            assert reply.stats.exact
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_texts_are_the_same_with_any_number_of_threads(
+    q8_target, demo_draft, plain_texts, num_threads
+):
+    with localspec.load(
+        target=q8_target, draft=demo_draft, exact=True, num_threads=num_threads
+    ) as engine:
+        reply = engine.generate(QUESTION, max_tokens=80, **ASKED["seeded"]).reply()
+    assert reply.token_ids == plain_texts["seeded"]
+
+
+def test_a_conversation_is_the_same_from_its_caches_and_read_anew(q8_target, demo_draft):
+    asked = ["Hello!", "Tell me about the sea.", "And about the fox?"] * 3
+    options = {"temperature": 0.9, "seed": 5, "max_tokens": 60}
+    with localspec.load(target=q8_target, draft=demo_draft, exact=True) as engine:
+        chat = engine.chat()
+        said = [chat.send(question, **options).reply().token_ids for question in asked]
+        # Past 512 cells, where attention has other kernels.
+        assert len(engine.vocabulary.tokenize(str(chat.messages))) > 512
+        again = engine.chat()
+        for question, token_ids in zip(asked, said, strict=True):
+            # Nothing is cached, and the prompt is cancelled once on its way.
+            engine.generate("Something else.", max_tokens=1).reply()
+            answer = again.send(question, draft_tokens=0, **options)
+            assert answer.reply().token_ids == token_ids
+
+
+def test_equal_types_of_keys_and_values_are_not_exact_behind_512_cells(q8_target):
+    """What the probe is for: up to 256 tokens all of these rows are equal."""
+    options = LlamaOptions(cache_type_k="f16", cache_type_v="f16")
+    with pytest.raises(OptionError, match="cannot be exact here: rows of a decode of 2 tokens"):
+        localspec.load(target=q8_target, exact=True, target_options=options, num_threads=2)
+
+
+def test_a_float_model_is_refused_with_the_reason(tmp_path, demo_target):
+    path = write_random_model(tmp_path / "float.gguf", demo_target)
+    with pytest.raises(OptionError, match="rows of a decode of 2 tokens differ") as caught:
+        localspec.load(target=path, exact=True)
+    assert "Q8_0" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"target_options": LlamaOptions(flash_attention="off")},
+        {"rpc": ["localhost:1"]},
+    ],
+)
+def test_what_contradicts_it_is_refused(q8_target, keywords):
+    with pytest.raises(OptionError, match="exact"):
+        localspec.load(target=q8_target, exact=True, **keywords)
+
+
+def test_an_applications_model_keeps_its_settings(demo_target):
+    llama = llama_cpp.Llama(str(demo_target), n_ctx=128, verbose=False)
+    try:
+        with pytest.raises(OptionError, match="settings are its own"):
+            localspec.load(target=llama, exact=True)
+    finally:
+        llama.close()
+
+
+def test_it_is_probed_once(q8_target, monkeypatch):
+    localspec.load(target=q8_target, exact=True, num_threads=2).close()
+    monkeypatch.setattr(exact_probe.ExactProbe, "run", lambda _self: pytest.fail("again"))
+    with localspec.load(target=q8_target, exact=True, num_threads=2) as engine:
+        assert str(engine.exactness) == "all sizes"
+
+
+def test_by_default_nothing_is_promised(engine):
+    assert engine.exactness == Exactness()
+    reply = engine.generate("Hello!", max_tokens=4).reply()
+    assert not reply.stats.exact
+    assert "exact" not in status_line(reply.stats, 512, 100)
+
+
+def test_it_is_shown(q8_target):
+    with localspec.load(target=q8_target, exact=True, num_threads=2) as engine:
+        stats = engine.generate("Hello!", max_tokens=4).reply().stats
+    assert status_line(stats, 512, 100).endswith("· exact")
+    assert any(line.startswith("exact: ") for line in stats_lines(stats, 512))
+
+
+def test_verify_counts_rows_that_are_equal(q8_target, demo_draft):
+    with localspec.load(
+        target=q8_target, draft=demo_draft, exact=True, num_threads=2
+    ) as engine:
+        prompts = [engine.vocabulary.tokenize(text) for text in (QUESTION, "Hello!")]
+        report = selfcheck.check(
+            engine,
+            prompts,
+            seconds=60,
+            num_samples=50,
+            watch=Watch(),
+            options=AnswerOptions(),
+        )
+        text = report_text(report, engine, details=False)
+    rounding = report.rounding
+    assert rounding.num_equal == rounding.num_rows > 100
+    assert f"Equal to the bit: {rounding.num_rows} of {rounding.num_rows} rows" in text
+
+
+def test_settings_are_chosen_by_what_the_file_needs(tmp_path, demo_target):
+    header = check_model_file(demo_target)  # IQ4_NL, which is repacked evenly
+    chosen = suited(LlamaOptions(exact=True, num_gpu_layers=0), header, 512)
+    assert (chosen.flash_attention, chosen.cache_type_k, chosen.cache_type_v) == (
+        *("on", "bf16", "f16"),
+    )
+    assert chosen.repack is None or "IQ4_NL" in unevenly_repacked("")
+    given = LlamaOptions(exact=True, num_gpu_layers=0, cache_type_k="f16")
+    assert suited(given, header, 512).cache_type_v == "bf16"
+    assert unevenly_repacked("AVX2 = 1 | REPACK = 1") == {"Q4_K", "MXFP4"}
+    assert "Q4_0" in unevenly_repacked("AVX2 = 1 | AMX_INT8 = 1 | REPACK = 1")
+
+
+def test_layers_are_computed_until_each_kind_was(q8_target):
+    shape = ModelShape(check_model_file(q8_target))
+    assert shape.num_varied_layers == 1 < shape.num_layers
+
+
+TILED = """
+import json, sys
+import localspec
+from localspec.errors import LocalspecError
+target, draft, *first = sys.argv[1:]
+if first:
+    localspec.load(target=draft, draft_tokens=0).close()
+try:
+    engine = localspec.load(target=target, draft=draft, exact=True, num_threads=2)
+except LocalspecError as error:
+    print(json.dumps(str(error)))
+else:
+    texts = [
+        engine.generate("Tell me a story.", max_tokens=70, seed=1, draft_tokens=count)
+        .reply().token_ids
+        for count in (0, 1, 4, 8, 16, None)
+    ]
+    print(json.dumps(texts))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["IQ4_NL", "Q4_K_M", "Q6_K"])
+def test_tiled_and_repacked_kernels_are_left_out(tmp_path, demo_target, demo_draft, kind):
+    number = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    path = requantised(demo_target, tmp_path / f"{kind}.gguf", number)
+    texts = _in_a_process(path, demo_draft)
+    assert len(texts) == 6
+    assert all(one == other for one, other in itertools.pairwise(texts))
+
+
+@pytest.mark.process
+def test_kernels_that_were_used_are_not_left_out(demo_target, demo_draft):
+    """ggml asks the environment once; to be told beats a text that is not exact."""
+    assert "cannot be exact in this process" in _in_a_process(demo_target, demo_draft, "first")
+
+
+def _in_a_process(*arguments):
+    command = [sys.executable, "-c", TILED, *map(str, arguments)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(found.stdout)
