@@ -139,7 +139,7 @@ class ExactProbe:
 
     def _fill(self, length: int) -> None:
         """Make that many tokens cached; most of them only take their cells."""
-        self._lib.llama_memory_clear(self._memory, data=True)
+        self._lib.llama_memory_clear(self._memory, True)
         position = 0
         while position < length:
             filled = min(_FILLED, length - position)
