@@ -89,14 +89,12 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     finds no memory for them after all, fewer are tried, as a warning tells. rpc: "host:port" of
     llama.cpp's RPC servers that hold layers of the target, too (default: the preset's); one
     that fails later ends the process, of which `IsolatedEngine` makes an exception; a head in
-    the target's file is then used only if proposer="head". exact: open the target with
-    settings that make a text the same to the bit with any draft and any number of threads,
-    whatever was cached; see docs/lossless.md. target_options,
-    draft_options: any other setting of one of the models; it counts where those before
-    say nothing. kept_bytes: main memory, beside the models' own, for what the caches held of
-    conversations that wait while others are answered: up to that much. progress: called in
-    this thread with the loaded share of both models, 0 … 1; to cancel the load, raise in it.
-    force: load even what seems not to fit into memory.
+    the target's file is then used only if proposer="head". exact: the text is the same to
+    the bit with any draft, see docs/lossless.md. target_options, draft_options: any other
+    setting of one of the models; it counts where those before say nothing. kept_bytes: the most
+    main memory for caches of conversations that wait. progress: called in this thread with the
+    loaded share of both models, 0 … 1; to cancel the load, raise in it. force: load even what
+    seems not to fit into memory.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """

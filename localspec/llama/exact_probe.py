@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
 
 from localspec.errors import DecodeError
 from localspec.exactness import Exactness
-from localspec.llama import native
 from localspec.llama import params as llama_params
 from localspec.llama.batch import TokenBatch
+from localspec.llama.library import llama_cpp
+from localspec.llama.native import ggml_function
 from localspec.llama.opening import new_context
 from localspec.llama.options import LlamaOptions
 
@@ -39,39 +39,37 @@ _LAST_ROWS = (8, 4, 3, 2)  # sizes for the output layer
 class ExactProbe:
     """Decodes the first layers of a model.
 
-    lib: the llama_cpp module. model: libllama's pointer. options: those of the model's own
-    context. num_layers: of the model's, to be computed.
+    model: libllama's pointer. options: those of the model's own context. num_layers: of the
+    model's, to be computed.
     """
 
-    def __init__(
-        self, lib: Any, model: int, name: str, options: LlamaOptions, num_layers: int
-    ) -> None:
-        self._lib = lib
+    def __init__(self, model: int, name: str, options: LlamaOptions, num_layers: int) -> None:
         self._last = f"l_out-{num_layers - 1}".encode()
         self._mode = "layers"  # "cells": nothing is computed; "all": everything
         self._rows = b""
-        ggml, pointer = native.shared_library(lib), ctypes.c_void_p
-        self._name = ctypes.CFUNCTYPE(ctypes.c_char_p, pointer)(("ggml_get_name", ggml))
-        self._size = ctypes.CFUNCTYPE(ctypes.c_size_t, pointer)(("ggml_nbytes", ggml))
-        self._get = ctypes.CFUNCTYPE(None, pointer, pointer, ctypes.c_size_t, ctypes.c_size_t)(
-            ("ggml_backend_tensor_get", ggml)
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        self._name = ggml_function(llama_cpp, "ggml_get_name", ctypes.c_char_p, pointer)
+        self._size = ggml_function(llama_cpp, "ggml_nbytes", size, pointer)
+        self._get = ggml_function(
+            llama_cpp, "ggml_backend_tensor_get", None, pointer, pointer, size, size
         )
-        params = llama_params.context_params(lib, options, _CONTEXT)
-        if num_layers == lib.llama_model_n_layer(model):
+        params = llama_params.context_params(options, _CONTEXT)
+        if num_layers == llama_cpp.llama_model_n_layer(model):
             params.n_outputs_max = _PROMPT  # else the last layer computes fewer rows
         self._max_outputs: int = params.n_outputs_max
         # C keeps its pointer, so it lives as long as the context.
-        self._watch = lib.ggml_backend_sched_eval_callback(self._watched)
+        self._watch = llama_cpp.ggml_backend_sched_eval_callback(self._watched)
         params.cb_eval = self._watch
-        self._threads = params.n_threads
-        self._vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+        self._threads: int = params.n_threads
+        vocabulary = llama_cpp.llama_model_get_vocab(model)
+        self._vocab_size: int = llama_cpp.llama_vocab_n_tokens(vocabulary)
         self._context = new_context(model, name, params)
-        self._memory = lib.llama_get_memory(self._context)
-        self._batch = TokenBatch(lib, lib.llama_n_batch(self._context))
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._batch = TokenBatch(llama_cpp.llama_n_batch(self._context))
 
     def close(self) -> None:
         """Free the context."""
-        self._lib.llama_free(self._context)
+        llama_cpp.llama_free(self._context)
 
     def run(self) -> Exactness:
         """What was found. Raises DecodeError if libllama cannot decode."""
@@ -106,13 +104,13 @@ class ExactProbe:
         self._fill(_LONG)
         expected = [self._decode(_LONG + index, 1) for index in range(3)]
         for count in sorted({1, 2, 3, max(self._threads // 2, 1)} - {self._threads}):
-            self._lib.llama_set_n_threads(self._context, count, count)
+            llama_cpp.llama_set_n_threads(self._context, count, count)
             try:
                 self._cut(_LONG)
                 found = [self._decode(_LONG + index, 1) for index in range(3)]
             finally:
                 threads = self._threads
-                self._lib.llama_set_n_threads(self._context, threads, threads)
+                llama_cpp.llama_set_n_threads(self._context, threads, threads)
             if found != expected:
                 return f"with {count} threads rows differ from those with {self._threads}"
         return None
@@ -134,12 +132,12 @@ class ExactProbe:
             self._decode_raw(_SHORT, num_tokens)
         finally:
             self._mode = "layers"
-        row = self._lib.llama_get_logits_ith(self._context, 0)
+        row = llama_cpp.llama_get_logits_ith(self._context, 0)
         return ctypes.string_at(row, 4 * self._vocab_size)
 
     def _fill(self, length: int) -> None:
         """Make that many tokens cached; most of them only take their cells."""
-        self._lib.llama_memory_clear(self._memory, True)
+        llama_cpp.llama_memory_clear(self._memory, True)
         position = 0
         while position < length:
             filled = min(_FILLED, length - position)
@@ -156,7 +154,7 @@ class ExactProbe:
 
     def _cut(self, length: int) -> None:
         """Keep the first tokens that are cached; fill the cache again where that fails."""
-        if not self._lib.llama_memory_seq_rm(self._memory, 0, length, -1):
+        if not llama_cpp.llama_memory_seq_rm(self._memory, 0, length, -1):
             self._fill(length)
 
     def _decode(self, position: int, num_tokens: int) -> list[bytes]:
@@ -173,7 +171,7 @@ class ExactProbe:
             (7919 * (position + index) + 13) % self._vocab_size for index in range(num_tokens)
         ]
         batch = self._batch.filled(tokens, position, min(num_tokens, self._max_outputs))
-        status = self._lib.llama_decode(self._context, batch)
+        status = llama_cpp.llama_decode(self._context, batch)
         if status != 0:
             raise DecodeError(f"a probe of {num_tokens} tokens failed (status {status})")
 

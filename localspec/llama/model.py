@@ -106,7 +106,7 @@ class LlamaModel(LlamaContext):
         """
         self.require_open()
         assert self.handle.model is not None
-        probe = ExactProbe(llama_cpp, self.handle.model, self.name, options, num_layers)
+        probe = ExactProbe(self.handle.model, self.name, options, num_layers)
         try:
             return probe.run()
         finally:

@@ -4,7 +4,8 @@ On x86 they multiply 8 rows or more at once, and add in another order than the k
 fewer rows do: the rows of a decode then depend on its size. ggml asks an environment variable
 once in a process, before its first such product.
 
-Goes when ggml's tiles add as its other kernels do, or can be left out for one context.
+Remove it when ggml's tiles add as its other kernels do, or can be left out for one context, in
+the oldest llama-cpp-python that is allowed.
 """
 
 from __future__ import annotations
