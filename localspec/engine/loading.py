@@ -85,16 +85,15 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     draft_tokens: proposed per step; None is as many as pay, 0 is plain decoding and leaves
     the draft unloaded. proposer: "draft", "head", "lookup" (of what the text repeats), "auto"
     or "none". context_length: tokens (default: the preset's, or the model's own up to 8192).
-    num_gpu_layers: default: as many as fit onto the GPUs, the draft's first; where a load
-    finds no memory for them after all, fewer are tried, as a warning tells. rpc: "host:port" of
-    llama.cpp's RPC servers that hold layers of the target, too (default: the preset's); one
-    that fails later ends the process, of which `IsolatedEngine` makes an exception; a head in
-    the target's file is then used only if proposer="head". exact: the text is the same to
-    the bit with any draft, see docs/lossless.md. target_options, draft_options: any other
-    setting of one of the models; it counts where those before say nothing. kept_bytes: the most
-    main memory for caches of conversations that wait. progress: called in this thread with the
-    loaded share of both models, 0 … 1; to cancel the load, raise in it. force: load even what
-    seems not to fit into memory.
+    num_gpu_layers: default: as many as fit onto the GPUs, the draft's first; if memory runs out
+    all the same, fewer are tried, with a warning. rpc: "host:port" of llama.cpp's RPC servers
+    that hold layers of the target, too (default: the preset's); one that fails later ends the
+    process (`IsolatedEngine` raises an exception instead); a head in the target's file is then
+    used only if proposer="head". exact: the text is the same to the bit with any draft, see
+    docs/lossless.md. target_options, draft_options: any other setting of one model; it counts
+    where those before say nothing. kept_bytes: the most main memory for caches of conversations
+    that wait. progress: called in this thread with the loaded share of both models, 0 … 1; to
+    cancel the load, raise in it. force: load even what seems not to fit into memory.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """
