@@ -77,7 +77,11 @@ def test_every_keyword_is_known(engine):
     [
         ("contxt_length = 5", "contxt_length: is not a key here", "Perhaps context_length?"),
         ("zzz = 5", "zzz: is not a key here", "Known are extends, description"),
-        ("[a.sampling]\ntemprature = 1", "temprature is no sampling", "Perhaps temperature?"),
+        (
+            "[a.sampling]\ntemprature = 1",
+            "temprature is not a sampling option",
+            "Perhaps temperature?",
+        ),
         ("[a.draft]\npth = 'x'\npath = 'y'", "pth: is not a key here", "Perhaps path?"),
     ],
 )
