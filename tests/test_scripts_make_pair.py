@@ -136,9 +136,9 @@ def test_head_in_a_file_of_its_own_leaves_the_target_as_it_is_for_others(tmp_pat
     assert target == same == with_draft != within
     assert head != other
     assert head_facts(read_header(head)).is_apart
-    assert not head_facts(read_header(inside)).is_apart
+    assert not head_facts(read_header(within)).is_apart
     again = made(tmp_path / "b", "--target", "tiny-hy_v3", "--head", "inside")[0]
-    assert again.read_bytes() == inside.read_bytes()
+    assert again.read_bytes() == within.read_bytes()
 
 
 def test_same_options_give_the_same_bytes(tmp_path):
