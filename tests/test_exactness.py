@@ -14,10 +14,12 @@ from pathlib import Path
 
 import llama_cpp
 import pytest
+from head_maker import write_head_model
 
 import localspec
 from gguf_maker import write_random_model
 from localspec.checks import selfcheck
+from localspec.cli.explain import explanation_text
 from localspec.cli.screen import stats_lines, status_line
 from localspec.cli.verify_report import report_text
 from localspec.errors import OptionError
@@ -36,6 +38,7 @@ ASKED = {
     "seeded": {"temperature": 0.8, "seed": 3},
     "constrained": {"temperature": 0.8, "seed": 4, "regex": "[a-z ]{10,40}"},
 }
+_ROUTER = "rows of a decode of 2 tokens differ"
 QUESTION = "Tell me a story about a fox."
 
 
@@ -188,6 +191,50 @@ def test_verify_counts_rows_that_are_equal(q8_target, demo_draft):
     rounding = report.rounding
     assert rounding.num_equal == rounding.num_rows > 100
     assert f"Equal to the bit: {rounding.num_rows} of {rounding.num_rows} rows" in text
+
+
+def test_explain_says_what_it_takes_and_whether_it_was_enough(q8_target):
+    def exact():
+        found = localspec.explain(target=q8_target)
+        [line] = [one for one in explanation_text(found).splitlines() if "--exact" in one]
+        return found.target.is_exact, line
+
+    is_exact, line = exact()
+    if not is_exact:
+        assert "with --exact: flash attention, bf16 keys; a probe when" in line
+        localspec.load(target=q8_target, exact=True, num_threads=2).close()
+    assert exact()[0]
+    assert "found exact on this machine" in exact()[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("qwen35", ""),  # attention and recurrent layers
+        ("gemma4", ""),  # some layers look back at a window only
+        ("step35", ""),
+        ("nemotron_h_moe", _ROUTER),
+        ("glm4moe", _ROUTER),
+    ],
+)
+def test_other_architectures_are_exact_or_the_reason_is_told(
+    tmp_path, demo_target, name, reason
+):
+    """A router of experts stays in F32, whose products depend on the number of tokens."""
+    whole = write_head_model(tmp_path / "f32.gguf", demo_target, name)
+    path = requantised(whole, tmp_path / "q8.gguf", llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0)
+    if reason:
+        with pytest.raises(OptionError, match=reason):
+            localspec.load(target=path, exact=True, num_threads=2)
+        return
+    texts = set()
+    with localspec.load(target=path, exact=True, num_threads=2) as engine:
+        for count in (0, 1, 3, None):
+            answer = engine.generate_raw(
+                "abcabcabcabc", max_tokens=40, temperature=0.8, seed=2, draft_tokens=count
+            )
+            texts.add(answer.reply().token_ids)
+    assert len(texts) == 1
 
 
 def test_settings_are_chosen_by_what_the_file_needs(tmp_path, demo_target):

@@ -212,7 +212,9 @@ def test_a_suspicion_that_time_left_open_is_no_verdict(monkeypatch, small_pair):
     assert report.identity is Finding.LOSSLESS
     assert report.statistics is report.finding is Finding.NOT_ENOUGH
     assert report.seconds_needed > 3 * report.time_s
-    _, _, statistics, advice, *_ = report_text(report, small_pair, details=False).splitlines()
+    _, _, _, statistics, advice, *_ = report_text(
+        report, small_pair, details=False
+    ).splitlines()
     assert "of the rule token look suspect; the second test was not finished" in statistics
     assert advice.startswith("A verdict needs about ")
 
@@ -372,8 +374,11 @@ def test_the_demo_pair_is_lossless_and_the_verdict_comes_first(tmp_path, monkeyp
     monkeypatch.setattr(selfcheck, "check", kept)
     spoken = run("--prompts", str(path), "--seconds", "36000")
     assert spoken.exit_code == 0, spoken.output
-    first, identity, statistics, more = spoken.stdout.splitlines()
+    first, rows, identity, statistics, more = spoken.stdout.splitlines()
     assert re.match(r"Lossless: (\d+) of \1 drafted tokens are the target's own, and", first)
+    assert re.match(
+        r"Equal to the bit: \d+ of \d+ rows of logits, from decodes of 2 to 17", rows
+    )
     assert identity.startswith("Identity: lossless. 2")
     assert statistics.startswith("Statistics: lossless. Of ")
     assert "a bias of 3.0% would have been seen." in statistics
@@ -398,7 +403,7 @@ def test_too_little_has_an_exit_code_and_words_of_its_own(stories):
     common = ("--prompts", stories, "--samples", "100")
     spoken = run(*common, "--details")
     assert spoken.exit_code == 3
-    first, identity, statistics, advice, *others = spoken.stdout.splitlines()
+    first, _, identity, statistics, advice, *others = spoken.stdout.splitlines()
     assert re.match(
         r"Not enough evidence for a verdict, after \d+ s: (\d+) of \1 drafted tokens are", first
     )
@@ -442,8 +447,8 @@ def test_the_command_fails_when_it_does_not_hold(monkeypatch, stories):
     assert failed.exit_code == 1
     lines = failed.stdout.splitlines()
     assert lines[0] == "NOT lossless: please report this."
-    assert lines[1].startswith("Identity: NOT lossless. ")
-    assert lines[3].startswith("Bug: greedy text of prompt 1")
+    assert lines[2].startswith("Identity: NOT lossless. ")
+    assert lines[4].startswith("Bug: greedy text of prompt 1")
 
 
 @pytest.mark.parametrize(

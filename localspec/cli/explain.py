@@ -70,7 +70,7 @@ def explanation_text(found: Explanation) -> str:
 
 def _blocks(found: Explanation) -> list[tuple[str, list[str]]]:
     facts = [("Pair", [found.description])] if found.description else []
-    facts.append(("Target", _model_lines(found.target)))
+    facts += [("Target", _model_lines(found.target)), ("Exact", [_exact(found.target)])]
     if found.draft is not None:
         facts.append(("Draft", _model_lines(found.draft)))
         if found.vocabulary is not None:
@@ -103,6 +103,13 @@ def _model_lines(model: ModelFacts) -> list[str]:
         f"{model.vocab_size} tokens, context up to {model.trained_context}{window}",
         f"weights: {_types(model.type_bytes)}",
     ]
+
+
+def _exact(target: ModelFacts) -> str:
+    """What --exact takes, and whether that was found to be enough."""
+    settings = ", ".join(target.exact_settings)
+    known = "found exact on this machine" if target.is_exact else "a probe when it is loaded"
+    return f"with --exact: {settings}; {known}"
 
 
 def _no_pair(found: Explanation) -> list[str]:

@@ -12,7 +12,7 @@ from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import type_name
 from localspec.llama.options import LlamaOptions
 from localspec.llama.quirks import tiled_kernels
-from localspec.policy.profile import Profile
+from localspec.policy.profile import EXACTNESS, Profile
 
 if TYPE_CHECKING:
     from localspec.llama.model import LlamaModel
@@ -42,7 +42,7 @@ def find_exactness(model: LlamaModel, header: Header, options: LlamaOptions) -> 
 
     Raises OptionError if not all are.
     """
-    profile = None if model.identity is None else Profile([model.identity, "exactness"])
+    profile = None if model.identity is None else Profile([model.identity, EXACTNESS])
     kept = None if profile is None else profile.load()
     if kept is not None and kept.get("all_sizes") is True:
         return Exactness(all_sizes=True, reason="")

@@ -7,7 +7,8 @@ as it is loaded, in a context of its own.
 
 Kernels are the same in every layer with the same types. So only as many of the first layers
 are computed as have one of each kind, and what leaves the last of them is compared. Tokens that
-only fill the cache are not computed at all: they take their cells, and the decode ends.
+only fill the cache are not computed at all: they take their cells, and the decode ends. Models
+with a recurrent state are computed whole, since libllama keeps states at a decode's very end.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _CONTEXT = 1024
 _SHORT, _LONG = 40, 505
 _FILLED = 48  # tokens of a piece that fills the cache, and
 _COMPUTED = 8  # behind each such piece, which attention reads
+_WHOLE = b"result_norm"  # what goes into the output layer
 _LAST_ROWS = (8, 4, 3, 2)  # sizes for the output layer
 
 
@@ -44,7 +46,7 @@ class ExactProbe:
     """
 
     def __init__(self, model: int, name: str, options: LlamaOptions, num_layers: int) -> None:
-        self._last = f"l_out-{num_layers - 1}".encode()
+        self._last = f"l_out-{num_layers - 1}".encode()  # or _WHOLE, where none is called so
         self._mode = "layers"  # "cells": nothing is computed; "all": everything
         self._rows = b""
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
@@ -54,9 +56,10 @@ class ExactProbe:
             llama_cpp, "ggml_backend_tensor_get", None, pointer, pointer, size, size
         )
         params = llama_params.context_params(options, _CONTEXT)
-        if num_layers == llama_cpp.llama_model_n_layer(model):
-            params.n_outputs_max = _PROMPT  # else the last layer computes fewer rows
-        self._max_outputs: int = params.n_outputs_max
+        self._is_whole: bool = llama_cpp.llama_model_is_recurrent(
+            model
+        ) or llama_cpp.llama_model_is_hybrid(model)
+        params.n_outputs_max = _PROMPT  # else the last layer computes fewer rows
         # C keeps its pointer, so it lives as long as the context.
         self._watch = llama_cpp.ggml_backend_sched_eval_callback(self._watched)
         params.cb_eval = self._watch
@@ -141,7 +144,7 @@ class ExactProbe:
         position = 0
         while position < length:
             filled = min(_FILLED, length - position)
-            self._mode = "cells"
+            self._mode = "layers" if self._is_whole else "cells"
             try:
                 self._decode_raw(position, filled)
             finally:
@@ -153,24 +156,31 @@ class ExactProbe:
             position += max(computed, 0)
 
     def _cut(self, length: int) -> None:
-        """Keep the first tokens that are cached; fill the cache again where that fails."""
-        if not llama_cpp.llama_memory_seq_rm(self._memory, 0, length, -1):
+        """Keep the first tokens that are cached; fill the cache anew where that cannot be."""
+        removed = not self._is_whole and llama_cpp.llama_memory_seq_rm(
+            self._memory, 0, length, -1
+        )
+        if not removed:
             self._fill(length)
 
     def _decode(self, position: int, num_tokens: int) -> list[bytes]:
         """The rows of these tokens behind the last layer that is computed."""
         self._rows = b""
         self._decode_raw(position, num_tokens)
+        if not self._rows and self._last != _WHOLE:
+            self._last = _WHOLE
+            self._fill(position)
+            return self._decode(position, num_tokens)
         width = len(self._rows) // num_tokens
         if width == 0:
-            raise DecodeError(f"no layer of this model is called {self._last.decode()}")
+            raise DecodeError("nothing of this model can be watched")
         return [self._rows[width * i : width * (i + 1)] for i in range(num_tokens)]
 
     def _decode_raw(self, position: int, num_tokens: int) -> None:
         tokens: Sequence[int] = [
             (7919 * (position + index) + 13) % self._vocab_size for index in range(num_tokens)
         ]
-        batch = self._batch.filled(tokens, position, min(num_tokens, self._max_outputs))
+        batch = self._batch.filled(tokens, position, min(num_tokens, _PROMPT))
         status = llama_cpp.llama_decode(self._context, batch)
         if status != 0:
             raise DecodeError(f"a probe of {num_tokens} tokens failed (status {status})")
@@ -183,9 +193,10 @@ class ExactProbe:
             return ask
         if self._name(tensor) != self._last:
             return False
-        if not ask:
-            size = self._size(tensor)
-            buffer = ctypes.create_string_buffer(size)
-            self._get(tensor, buffer, 0, size)
-            self._rows = buffer.raw
-        return ask
+        if ask:
+            return True
+        size = self._size(tensor)
+        buffer = ctypes.create_string_buffer(size)
+        self._get(tensor, buffer, 0, size)
+        self._rows = buffer.raw
+        return self._is_whole

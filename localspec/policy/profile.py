@@ -19,6 +19,7 @@ from localspec.atomic_write import write_whole
 
 logger = logging.getLogger(__name__)
 
+EXACTNESS = "exactness"  # beside a model's identity: what is known of its decodes
 VERSION = 6
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 from localspec.errors import PairError, known_keywords
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
+from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import type_name
 from localspec.llama.options import LlamaOptions
 from localspec.policy.adaptive import AdaptiveDraftPolicy
-from localspec.policy.profile import latest_learned
+from localspec.policy.profile import EXACTNESS, kept_profiles, latest_learned
 from localspec.policy.speedup import (
     Curve,
     best_draft_tokens,
@@ -23,6 +24,7 @@ from localspec.policy.speedup import (
 )
 from localspec.preflight.content import FileContent
 from localspec.preflight.fit import (
+    exact_settings,
     fitting_preset,
     largest_context,
     most_gpu_layers,
@@ -54,7 +56,9 @@ class ModelFacts:
     """A model, as its header states it.
 
     type_bytes: bytes of weights by type, the largest first. num_kv_heads: the most of any
-    layer. sliding_window: tokens, 0 if every layer sees all of them.
+    layer. sliding_window: tokens, 0 if every layer sees all of them. exact_settings: what it is
+    opened with for exact decodes, see docs/lossless.md; is_exact: whether it was found exact
+    with them on this machine.
     """
 
     name: str
@@ -71,6 +75,8 @@ class ModelFacts:
     sliding_window: int
     can_roll_back: bool
     type_bytes: dict[str, int]
+    exact_settings: tuple[str, ...]
+    is_exact: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,6 +317,16 @@ def _facts(found: FoundHeader) -> ModelFacts:
         sliding_window=shape.sliding_window,
         can_roll_back=shape.can_roll_back,
         type_bytes=dict(type_bytes.most_common()),
+        exact_settings=exact_settings(header),
+        is_exact=found.is_here and _was_exact(header),
+    )
+
+
+def _was_exact(header: Header) -> bool:
+    content = FileContent(header).digest()
+    return any(
+        identity[1:] == [EXACTNESS] and identity[0].startswith(f"{content} ·")
+        for _, identity, _ in kept_profiles()
     )
 
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from localspec.errors import MemoryLimitError
 from localspec.gguf_file.header import Header
-from localspec.gguf_file.shape import ModelShape, context_to_open
-from localspec.gguf_file.tensor_types import repacked_types, unevenly_repacked
+from localspec.gguf_file.shape import DEFAULT_CONTEXT_LENGTH, ModelShape, context_to_open
+from localspec.gguf_file.tensor_types import repacked_types, type_name, unevenly_repacked
 from localspec.hub.hub_file import HubModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import is_in_main_memory, usable_gpus
+from localspec.llama.quirks.tiled_kernels import are_tiled
 from localspec.machine import memory_here
 from localspec.preflight.plan import Plan, largest, plan_layers
 from localspec.preflight.room import MemoryRoom, Planned, Shortage
@@ -67,6 +68,18 @@ def suited(options: LlamaOptions, header: Header, context_length: int) -> LlamaO
     options = with_exact_settings(options, header, uneven, uses_gpu=on_gpu)
     options = with_suited_attention(options, header, context_length, uses_gpu=on_gpu)
     return with_suited_mapping(options, header, repacked_here(options))
+
+
+def exact_settings(header: Header) -> tuple[str, ...]:
+    """What the model in a file is opened with for exact decodes, in words."""
+    chosen = suited(LlamaOptions(exact=True), header, DEFAULT_CONTEXT_LENGTH)
+    types = {type_name(tensor.kind) for tensor in header.tensors}
+    return (
+        "flash attention",
+        *([f"{chosen.cache_type_k} keys"] if chosen.cache_type_k else []),
+        *(["weights that are not repacked"] if chosen.repack is False else []),
+        *(["no tiled kernels"] if chosen.cache_type_k and are_tiled(types) else []),
+    )
 
 
 def largest_context(models: Sequence[Planned], room: MemoryRoom) -> int:
