@@ -26,14 +26,15 @@ from localspec.llama.opening import new_context
 from localspec.llama.options import LlamaOptions
 
 # Sizes at which kernels change: of steps, and of a prompt (flash attention has tiles from 64).
-_STEPS = (2, 3, 4, 5, 8, 9, 16, 17)
+_STEPS = (2, 3, 4, 5, 8, 9, 17)
+_SHORT_STEPS = (8,)  # behind a short text, where attention has the kernels of a long one
 _PROMPT = 64
 _CONTEXT = 1024
 # Cached tokens. Attention of one token is split among threads from 512 cells on, and cells
 # count in blocks of 256; so decodes here begin with 512 of them and end with 768.
 _SHORT, _LONG = 40, 505
-_FILLED = 48  # tokens of a piece that fills the cache, and
-_COMPUTED = 8  # behind each such piece, which attention reads
+_FILLED = 96  # tokens of a piece that fills the cache, and
+_COMPUTED = 4  # behind each such piece, which attention reads
 _WHOLE = b"result_norm"  # what goes into the output layer
 _LAST_ROWS = (8, 4, 3, 2)  # sizes for the output layer
 
@@ -76,9 +77,12 @@ class ExactProbe:
 
     def run(self) -> Exactness:
         """What was found. Raises DecodeError if libllama cannot decode."""
-        largest = min(self._largest_step(), self._largest_output())
+        largest = self._largest_step(_LONG, (*_STEPS, _PROMPT))
         if largest > 1 and (reason := self._threads_differ()) is not None:
             return Exactness(reason=reason)
+        if largest > 1:
+            largest = min(largest, self._largest_step(_SHORT, _SHORT_STEPS))
+            largest = min(largest, self._largest_output())
         if largest == _PROMPT:
             return Exactness(largest_step=_STEPS[-1], all_sizes=True, reason="")
         smallest = next(size for size in (*_STEPS, _PROMPT) if size > largest)
@@ -87,35 +91,34 @@ class ExactProbe:
             reason=f"rows of a decode of {smallest} tokens differ from those of single ones",
         )
 
-    def _largest_step(self) -> int:
-        """Up to which size decodes have the rows of single ones, behind many and few tokens."""
-        largest = _PROMPT
-        for length, sizes in ((_LONG, (*_STEPS, _PROMPT)), (_SHORT, (8, _PROMPT))):
-            self._fill(length)
-            singles = [self._decode(length + index, 1)[0] for index in range(_STEPS[-1])]
-            before = 1
-            for size in sizes:
-                self._cut(length)
-                if self._decode(length, size)[: len(singles)] != singles[:size]:
-                    largest = min(largest, before)
-                    break
-                before = size
-        return largest
+    def _largest_step(self, length: int, sizes: Sequence[int]) -> int:
+        """Up to which size decodes behind that many tokens have the rows of single ones.
+
+        1 if the smallest has not, and _PROMPT if all have.
+        """
+        self._fill(length)
+        count = min(max(sizes), _STEPS[-1])
+        singles = [self._decode(length + index, 1)[0] for index in range(count)]
+        largest = 1
+        for size in sizes:
+            self._cut(length)
+            if self._decode(length, size)[:count] != singles[:size]:
+                return largest
+            largest = size
+        return _PROMPT
 
     def _threads_differ(self) -> str | None:
-        """Whether rows depend on how many threads there are, in words."""
-        self._fill(_LONG)
-        expected = [self._decode(_LONG + index, 1) for index in range(3)]
-        for count in sorted({1, 2, 3, max(self._threads // 2, 1)} - {self._threads}):
+        """Whether rows behind the long text depend on how many threads there are, in words."""
+        found = {}
+        for count in sorted({1, 2, 3, max(self._threads // 2, 1), self._threads}):
             llama_cpp.llama_set_n_threads(self._context, count, count)
-            try:
-                self._cut(_LONG)
-                found = [self._decode(_LONG + index, 1) for index in range(3)]
-            finally:
-                threads = self._threads
-                llama_cpp.llama_set_n_threads(self._context, threads, threads)
-            if found != expected:
-                return f"with {count} threads rows differ from those with {self._threads}"
+            self._cut(_LONG)
+            found[count] = [self._decode(_LONG + index, 1) for index in range(3)]
+        threads = self._threads
+        llama_cpp.llama_set_n_threads(self._context, threads, threads)
+        for count, rows in found.items():
+            if rows != found[threads]:
+                return f"with {count} threads rows differ from those with {threads}"
         return None
 
     def _largest_output(self) -> int:

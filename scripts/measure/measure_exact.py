@@ -90,7 +90,7 @@ class Sides:
 
 def requantised(source: Path, folder: Path, kind: str) -> Path:
     """A file of that type, made of another one."""
-    import llama_cpp
+    from localspec.llama.library import llama_cpp  # whose words go to the log
 
     path = folder / f"{source.stem}-to-{kind}.gguf"
     if not path.exists():
