@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +156,28 @@ def test_it_is_probed_once(q8_target, monkeypatch):
     monkeypatch.setattr(exact_probe.ExactProbe, "run", lambda _self: pytest.fail("again"))
     with localspec.load(target=q8_target, exact=True, num_threads=2) as engine:
         assert str(engine.exactness) == "all sizes"
+
+
+def test_ctrl_c_ends_the_probe(q8_target, monkeypatch):
+    """It arrives while libllama asks Python about a node, where an exception goes nowhere."""
+    other = LlamaOptions(cache_type_k="f16")  # with which nothing was found yet
+    watched = exact_probe.ExactProbe.watched
+
+    def interrupted(self, tensor, ask, data):
+        signal.raise_signal(signal.SIGINT)
+        return watched(self, tensor, ask, data)
+
+    monkeypatch.setattr(exact_probe.ExactProbe, "watched", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        localspec.load(target=q8_target, exact=True, target_options=other)
+
+
+@pytest.mark.process
+def test_it_can_be_had_in_a_process_of_its_own(demo_target):
+    """Of kernels that this process uses already another one need not."""
+    with localspec.IsolatedEngine(target=demo_target, exact=True, draft_tokens=0) as engine:
+        assert engine.exactness.all_sizes
+        assert engine.generate("Hello!", max_tokens=4).reply().stats.exact
 
 
 def test_by_default_nothing_is_promised(engine):

@@ -21,7 +21,7 @@ from localspec.exactness import Exactness
 from localspec.llama import params as llama_params
 from localspec.llama.batch import TokenBatch
 from localspec.llama.library import llama_cpp
-from localspec.llama.native import ggml_function
+from localspec.llama.native import LoadWatch, ggml_function
 from localspec.llama.opening import new_context
 from localspec.llama.options import LlamaOptions
 
@@ -29,11 +29,11 @@ from localspec.llama.options import LlamaOptions
 _STEPS = (2, 3, 4, 5, 8, 9, 17)
 _SHORT_STEPS = (8,)  # behind a short text, where attention has the kernels of a long one
 _PROMPT = 64
-_CONTEXT = 1024
+_CONTEXT = 1024  # or what the model was trained for: some have no more positions
 # Cached tokens. Attention of one token is split among threads from 512 cells on, and cells
 # count in blocks of 256; so decodes here begin with 512 of them and end with 768.
 _SHORT, _LONG = 40, 505
-_FILLED = 96  # tokens of a piece that fills the cache, and
+_FILLED = 32  # tokens of a piece that fills the cache, and
 _COMPUTED = 4  # behind each such piece, which attention reads
 _WHOLE = b"result_norm"  # what goes into the output layer
 _LAST_ROWS = (8, 4, 3, 2)  # sizes for the output layer
@@ -50,19 +50,23 @@ class ExactProbe:
         self._last = f"l_out-{num_layers - 1}".encode()  # or _WHOLE, where none is called so
         self._mode = "layers"  # "cells": nothing is computed; "all": everything
         self._rows = b""
+        self._interrupts = LoadWatch(lambda _fraction: None)  # Ctrl-C within a callback
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self._name = ggml_function(llama_cpp, "ggml_get_name", ctypes.c_char_p, pointer)
         self._size = ggml_function(llama_cpp, "ggml_nbytes", size, pointer)
         self._get = ggml_function(
             llama_cpp, "ggml_backend_tensor_get", None, pointer, pointer, size, size
         )
-        params = llama_params.context_params(options, _CONTEXT)
+        trained: int = llama_cpp.llama_model_n_ctx_train(model)
+        length = min(_CONTEXT, trained)
+        self._long = min(_LONG, length - _PROMPT)
+        params = llama_params.context_params(options, length)
         self._is_whole: bool = llama_cpp.llama_model_is_recurrent(
             model
         ) or llama_cpp.llama_model_is_hybrid(model)
         params.n_outputs_max = _PROMPT  # else the last layer computes fewer rows
         # C keeps its pointer, so it lives as long as the context.
-        self._watch = llama_cpp.ggml_backend_sched_eval_callback(self._watched)
+        self._watch = llama_cpp.ggml_backend_sched_eval_callback(self.watched)
         params.cb_eval = self._watch
         self._threads: int = params.n_threads
         vocabulary = llama_cpp.llama_model_get_vocab(model)
@@ -76,8 +80,17 @@ class ExactProbe:
         llama_cpp.llama_free(self._context)
 
     def run(self) -> Exactness:
-        """What was found. Raises DecodeError if libllama cannot decode."""
-        largest = self._largest_step(_LONG, (*_STEPS, _PROMPT))
+        """What was found.
+
+        Raises DecodeError if libllama cannot decode, or the context is too short to know.
+        """
+        if self._long < _SHORT:
+            raise DecodeError("its context is too short for a probe")
+        with self._interrupts:
+            return self._found()
+
+    def _found(self) -> Exactness:
+        largest = self._largest_step(self._long, (*_STEPS, _PROMPT))
         if largest > 1 and (reason := self._threads_differ()) is not None:
             return Exactness(reason=reason)
         if largest > 1:
@@ -112,8 +125,8 @@ class ExactProbe:
         found = {}
         for count in sorted({1, 2, 3, max(self._threads // 2, 1), self._threads}):
             llama_cpp.llama_set_n_threads(self._context, count, count)
-            self._cut(_LONG)
-            found[count] = [self._decode(_LONG + index, 1) for index in range(3)]
+            self._cut(self._long)
+            found[count] = [self._decode(self._long + index, 1) for index in range(3)]
         threads = self._threads
         llama_cpp.llama_set_n_threads(self._context, threads, threads)
         for count, rows in found.items():
@@ -185,10 +198,12 @@ class ExactProbe:
         ]
         batch = self._batch.filled(tokens, position, min(num_tokens, _PROMPT))
         status = llama_cpp.llama_decode(self._context, batch)
+        if self._interrupts.error is not None:
+            raise self._interrupts.error
         if status != 0:
             raise DecodeError(f"a probe of {num_tokens} tokens failed (status {status})")
 
-    def _watched(self, tensor: int, ask: bool, _data: object) -> bool:  # noqa: FBT001  C's call
+    def watched(self, tensor: int, ask: bool, _data: object) -> bool:  # noqa: FBT001  C's call
         """libllama asks of each node whether it is watched; then whether to go on behind it."""
         if self._mode == "all":
             return False
