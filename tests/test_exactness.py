@@ -155,6 +155,11 @@ def test_what_contradicts_it_is_refused(q8_target, keywords):
         localspec.load(target=q8_target, exact=True, **keywords)
 
 
+def test_it_is_yes_or_no():
+    with pytest.raises(OptionError, match="exact is 'auto'"):
+        localspec.load(exact="auto")
+
+
 def test_an_applications_model_keeps_its_settings(demo_target):
     llama = llama_cpp.Llama(str(demo_target), n_ctx=128, verbose=False)
     try:

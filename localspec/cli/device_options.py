@@ -29,6 +29,12 @@ def _parse_shares(
         raise click.BadParameter(f"{text!r} is not a list of numbers, such as 3,1") from None
 
 
+EXACT_OPTION = click.option(
+    "--exact/--no-exact",
+    default=None,
+    help="Answer the same to the bit with any draft, number of threads or cached text, "
+    "perhaps more slowly. [default: no]",
+)
 RPC_OPTION = keyword_option(
     "rpc",
     "llama.cpp RPC servers that hold layers of the target, too. [default: the preset's]",
@@ -86,12 +92,7 @@ DEVICE_OPTIONS = [
         help="Keep weights in an order that suits the processor. [default: yes, "
         "unless --exact needs another]",
     ),
-    click.option(
-        "--exact/--no-exact",
-        default=None,
-        help="Answer the same to the bit with any draft, number of threads or cached text, "
-        "perhaps more slowly. [default: no]",
-    ),
+    EXACT_OPTION,
     RPC_OPTION,
     TENSOR_SPLIT_OPTION,
 ]

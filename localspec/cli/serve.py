@@ -14,7 +14,7 @@ from string import Template
 import click
 
 from localspec.cli.completion import complete_model
-from localspec.cli.device_options import RPC_OPTION
+from localspec.cli.device_options import EXACT_OPTION, RPC_OPTION
 from localspec.cli.download import offer_download
 from localspec.cli.flags import read_option_file
 from localspec.cli.help import Command
@@ -90,6 +90,7 @@ _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an an
     "Repeatable. [default: none]",
 )
 @context_option("the preset's, or the model's own up to 8192")
+@EXACT_OPTION
 @RPC_OPTION
 @click.option(
     "--known-models-only",
@@ -105,6 +106,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     allowed_hosts: tuple[str, ...],
     cors_origins: tuple[str, ...],
     context_length: int | None,
+    exact: bool | None,
     rpc: tuple[str, ...] | None,
     known_models_only: bool,
 ) -> None:
@@ -138,7 +140,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     for name in names:
         offer_download(name)
     served = ServedModels(
-        [ServedModel(name, context_length, rpc) for name in names],
+        [ServedModel(name, context_length, rpc, exact=exact) for name in names],
         takes_any_name=not known_models_only,
     )
     _require_own_names([model.name for model in served.all])

@@ -100,10 +100,13 @@ class LlamaOptions:
             ("flash_attention", self.flash_attention, FlashAttention),
             ("cache_type_k", self.cache_type_k or "f16", CacheType),
             ("cache_type_v", self.cache_type_v or "f16", CacheType),
+            ("repack", self.repack or False, Literal[True, False]),
+            ("exact", self.exact or False, Literal[True, False]),
         ):
             if value not in get_args(kind):
                 raise OptionError(
-                    f"{name} is {value!r}", f"Choose one of: {', '.join(get_args(kind))}."
+                    f"{name} is {value!r}",
+                    f"Choose one of: {', '.join(map(str, get_args(kind)))}.",
                 )
         if self.exact and self.flash_attention == "off":
             raise OptionError(

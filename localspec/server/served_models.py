@@ -31,13 +31,13 @@ class ServedModel:
     """A model under its name, and its engine while it is loaded.
 
     model: whatever `localspec.load` takes: a preset or its name, a file, or a model of the hub.
-    rpc: RPC servers that hold layers of it, in place of the preset's. name: the preset's; a
-    file's without its ending; or a hub model's own. created: Unix time of the target's file.
-    num_trained: tokens of context that the target was trained for. chat_template: its source,
-    or "". pinned: sha256 of the target's files, if a preset states them. kept_bytes: memory for
-    caches of texts that wait. keep_s: how long it stays loaded without a question; None is the
-    server's default. memory, load_s: what it takes since it was loaded, and how long loading
-    took.
+    rpc: RPC servers that hold layers of it, in place of the preset's. exact: as for `load`.
+    name: the preset's; a file's without its ending; or a hub model's own. created: Unix time of
+    the target's file. num_trained: tokens of context that the target was trained for.
+    chat_template: its source, or "". pinned: sha256 of the target's files, if a preset states
+    them. kept_bytes: memory for caches of texts that wait. keep_s: how long it stays loaded
+    without a question; None is the server's default. memory, load_s: what it takes since it was
+    loaded, and how long loading took.
 
     Raises PresetError if its files are not here, OptionError, and ModelFileError.
     """
@@ -47,12 +47,14 @@ class ServedModel:
         model: Preset | str,
         context_length: int | None,
         rpc: Sequence[str] | None = None,
+        *,
+        exact: bool | None = None,
     ) -> None:
         found, preset = named_sources(model, dict.fromkeys(get_args(Role)))
         path = Path(str(found["target"]))
         header = check_model_file(path)
         self._model = model
-        self._rpc = rpc
+        self._rpc, self._exact = rpc, exact
         self.name = _served_name(model if preset is None else preset, path)
         self.created = int(path.stat().st_mtime)
         self.size_bytes = path.stat().st_size
@@ -83,6 +85,7 @@ class ServedModel:
             self._model,
             context_length=self.context_length,
             rpc=self._rpc,
+            exact=self._exact,
             kept_bytes=self.kept_bytes,
         )
         self.memory = engine.memory().models
