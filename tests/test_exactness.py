@@ -297,11 +297,13 @@ def test_layers_are_computed_until_each_kind_was(q8_target):
 
 TILED = """
 import json, sys
+import llama_cpp
 import localspec
 from localspec.errors import LocalspecError
 target, draft, *first = sys.argv[1:]
 if first:
-    localspec.load(target=draft, draft_tokens=0).close()
+    other = draft if first == ["file"] else llama_cpp.Llama(draft, n_ctx=64, verbose=False)
+    localspec.load(target=other, draft_tokens=0).close()
 try:
     engine = localspec.load(target=target, draft=draft, exact=True, num_threads=2)
 except LocalspecError as error:
@@ -329,9 +331,10 @@ def test_tiled_and_repacked_kernels_are_left_out(tmp_path, demo_target, demo_dra
 
 
 @pytest.mark.process
-def test_kernels_that_were_used_are_not_left_out(demo_target, demo_draft):
+@pytest.mark.parametrize("first", ["file", "object"])
+def test_kernels_that_were_used_are_not_left_out(demo_target, demo_draft, first):
     """ggml asks the environment once; to be told beats a text that is not exact."""
-    assert "cannot be exact in this process" in _in_a_process(demo_target, demo_draft, "first")
+    assert "cannot be exact in this process" in _in_a_process(demo_target, demo_draft, first)
 
 
 def _in_a_process(*arguments):

@@ -25,6 +25,7 @@ from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
 from localspec.llama.options import LlamaOptions
+from localspec.llama.quirks import tiled_kernels
 from localspec.llama.rpc_servers import reset_lines_at_end
 from localspec.preflight.content import FileContent, content_of_adopted
 from localspec.preflight.fit import suited, target_context_length
@@ -172,6 +173,7 @@ def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
     options = source.options
     if source.header is None:
         assert source.llama is not None
+        tiled_kernels.use()
         adopted = LlamaModel.adopt(source.llama, options.max_outputs)
         try:
             adopted.content = content_of_adopted(adopted, source.llama.model_path)
