@@ -13,7 +13,7 @@ from localspec.engine.cache_file import identities_in
 from localspec.errors import LocalspecError, OptionError
 from localspec.gguf_file.check import check_model_file
 from localspec.hub.cache import HubCache
-from localspec.policy.profile import kept_profiles
+from localspec.policy.profile import EXACTNESS, kept_profiles
 from localspec.preflight.content import FileContent, are_of
 from localspec.presets import installed
 from localspec.presets.located import locate
@@ -58,7 +58,11 @@ def disk_usage(preset: str | Preset) -> DiskUsage:
     return DiskUsage(
         files=files,
         caches=_sizes(p for p in _caches() if are_of(identities_in(p), contents)),
-        costs=_sizes(p for p, identity, _ in kept_profiles() if are_of(identity, contents)),
+        costs=_sizes(
+            path
+            for path, identity, _ in kept_profiles()
+            if are_of([model for model in identity if model != EXACTNESS], contents)
+        ),
     )
 
 

@@ -42,7 +42,10 @@ def find_exactness(model: LlamaModel, header: Header, options: LlamaOptions) -> 
 
     Raises OptionError if not all are.
     """
-    profile = None if model.identity is None else Profile([model.identity, EXACTNESS])
+    profile = None
+    if model.identity is not None:
+        setting = f"{model.identity} · {options.num_snapshots or 0} snapshots"
+        profile = Profile([setting, EXACTNESS])
     kept = None if profile is None else profile.load()
     if kept is not None and kept.get("all_sizes") is True:
         return Exactness(all_sizes=True, reason="")
