@@ -1,12 +1,98 @@
-"""The prompts of `verify` and `bench`: built in, or from a file."""
+"""The prompts of `verify` and `bench`: built in, of several kinds of text, or from a file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from itertools import cycle
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from localspec.chat.text_file import read_text_file
 from localspec.errors import ContextError, OptionError
+from localspec.presets.toml_text import parse_toml
+
+if TYPE_CHECKING:
+    from localspec.engine.base import BaseEngine
+    from localspec.streaming.answer import Answer
+
+KindOfText = Literal["code", "edit", "chat", "arithmetic", "summary", "json", "tool", "own"]
+KINDS: tuple[KindOfText, ...] = get_args(KindOfText)  # "own" are a user's, from a file
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a model is asked: messages, and what goes with them.
+
+    keywords: of `BaseEngine.generate`, such as json_schema or tools; empty for most kinds.
+    """
+
+    kind: KindOfText
+    messages: tuple[Mapping[str, str], ...]
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """What the user says last."""
+        return self.messages[-1]["content"]
+
+    def suits(self, engine: BaseEngine, template: str | None = None) -> bool:
+        """Whether the model can be asked it: only some call tools.
+
+        template: as for `ask`.
+        """
+        from localspec.chat.prompt import takes_tools  # loads NumPy
+        from localspec.chat.template import BUILT_IN
+
+        source = engine.chat_template if template is None else BUILT_IN.get(template, template)
+        return "tools" not in self.keywords or takes_tools(source)
+
+    def ask(
+        self,
+        engine: BaseEngine,
+        *,
+        system: str | None = None,
+        template: str | None = None,
+        **keywords: Any,
+    ) -> Answer:
+        """The answer, by the chat template; if there is none, the model goes on with the text.
+
+        system, template, keywords: of `BaseEngine.generate`, which count beside the task's own.
+        """
+        options = {**self.keywords, **keywords}
+        if engine.chat_template is None and template is None:
+            return engine.generate_raw(self.text, **options)
+        return engine.generate(self.messages, system=system, template=template, **options)
+
+
+@functools.cache
+def built_in_tasks() -> tuple[Task, ...]:
+    """Three of each kind, but of the user's own."""
+    source = (resources.files("localspec.checks") / "prompts.toml").read_text(encoding="utf-8")
+    entries = parse_toml(source)
+    return tuple(
+        Task(kind, tuple(_messages(entry.pop("turns"))), _read_json(entry))
+        for kind in KINDS
+        for entry in entries.get(kind, ())
+    )
+
+
+def _messages(turns: Sequence[str]) -> list[dict[str, str]]:
+    roles = zip(cycle(("user", "assistant")), turns, strict=False)
+    return [{"role": role, "content": text.strip()} for role, text in roles]
+
+
+def _read_json(entry: Mapping[str, str]) -> dict[str, Any]:
+    return {name: json.loads(text) for name, text in entry.items()}
+
+
+def own_tasks(path: Path) -> tuple[Task, ...]:
+    """The prompts of a file, as `read_prompts` reads it. Raises OptionError."""
+    return tuple(Task("own", tuple(_messages([text]))) for text in read_prompts(path))
+
 
 # Some have one good answer, some thousands; some suit the demo pair's small world.
 QUESTIONS = (

@@ -1,0 +1,55 @@
+"""The tasks of `bench` and `verify`: three of each kind, for every model what it can do."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from call_families import FAMILIES
+
+import localspec
+from localspec.checks.prompts import KINDS, Task, built_in_tasks, own_tasks
+from localspec.streaming.options import AnswerOptions
+
+
+def test_there_are_three_of_each_kind():
+    kinds = Counter(task.kind for task in built_in_tasks())
+    assert kinds == {kind: 3 for kind in KINDS if kind != "own"}
+    assert len({task.text for task in built_in_tasks()}) == len(built_in_tasks())
+
+
+@pytest.mark.parametrize("task", built_in_tasks(), ids=lambda task: task.kind)
+def test_each_is_a_question_with_what_belongs_to_its_kind(task):
+    roles = [message["role"] for message in task.messages]
+    assert roles == (["user", "assistant", "user"] if task.kind == "chat" else ["user"])
+    assert all(message["content"] == message["content"].strip() for message in task.messages)
+    assert set(task.keywords) == {"json": {"json_schema"}, "tool": {"tools"}}.get(
+        task.kind, set()
+    )
+    AnswerOptions.of(**task.keywords)
+
+
+def test_a_model_is_asked_by_its_template_or_goes_on_with_the_text(demo_target):
+    with localspec.load(target=demo_target) as engine:
+        for task in built_in_tasks():
+            if not task.suits(engine):
+                assert task.kind == "tool"
+                continue
+            reply = task.ask(engine, max_tokens=2, temperature=0).reply()
+            asked = engine.generate(task.messages, max_tokens=2, temperature=0, **task.keywords)
+            assert reply.token_ids == asked.reply().token_ids
+            assert reply.stats.prompt_tokens == asked.reply().stats.prompt_tokens
+        tool = next(task for task in built_in_tasks() if task.kind == "tool")
+        assert tool.suits(engine, FAMILIES["Qwen"].template)
+        engine.chat_template = None
+        raw = Task("own", ({"role": "user", "content": "A fox"},)).ask(engine, max_tokens=2)
+        assert raw.reply().stats.prompt_tokens == len(engine.tokenize("A fox"))
+
+
+def test_ones_own_are_lines_of_a_file(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("One.\n\n  Two.\n")
+    assert [(task.kind, task.text) for task in own_tasks(path)] == [
+        ("own", "One."),
+        ("own", "Two."),
+    ]
