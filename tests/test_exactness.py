@@ -30,11 +30,11 @@ from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import unevenly_repacked
 from localspec.isolated.watch import Watch
 from localspec.llama import exact_probe
-from localspec.llama.library import system_info
+from localspec.llama.library import kernels, system_info
 from localspec.llama.options import LlamaOptions
-from localspec.policy.profile import EXACTNESS, Profile
+from localspec.policy.profile import EXACTNESS, Profile, is_of_exactness, kept_profiles
 from localspec.preflight.content import FileContent
-from localspec.preflight.fit import suited
+from localspec.preflight.fit import suited, usual_beside_exact
 from localspec.streaming.options import AnswerOptions
 
 ASKED = {
@@ -201,10 +201,76 @@ def test_it_can_be_had_in_a_process_of_its_own(q8_target):
 
 def test_what_was_found_is_freed_with_the_costs(demo_target):
     content = FileContent(check_model_file(demo_target)).digest()
-    profile = Profile([f"{content} · a setting", EXACTNESS])
+    profile = Profile([f"{content} · a setting", f"{EXACTNESS} · 0 snapshots"])
     profile.save({"all_sizes": True})
     assert profile.path in localspec.disk_usage("demo").costs
     profile.path.unlink()
+
+
+@pytest.fixture
+def found_to_cost(q8_target):
+    """Keeps what exact decodes of this model cost; gives back what was found."""
+    with localspec.load(target=q8_target, exact=True, draft_tokens=0) as engine:
+        found = engine.exactness
+    content = FileContent(check_model_file(q8_target)).digest()
+    kept = [
+        (Profile(identity), learned)
+        for _, identity, learned in kept_profiles()
+        if is_of_exactness(identity) and identity[0].startswith(content)
+    ]
+
+    def keep(slowdown):
+        for profile, learned in kept:
+            profile.save(learned | {"slowdown": slowdown})
+
+    yield keep
+    keep(found.slowdown)
+
+
+def by_default(target, **keywords):
+    with localspec.load(target=target, draft_tokens=0, **keywords) as engine:
+        return engine.exactness.all_sizes
+
+
+@pytest.mark.parametrize(("slowdown", "is_used"), [(1.02, True), (1.04, False), (None, False)])
+def test_it_is_the_default_where_it_costs_next_to_nothing(
+    q8_target, found_to_cost, slowdown, is_used
+):
+    found_to_cost(slowdown)
+    assert by_default(q8_target) == is_used
+    assert not by_default(q8_target, exact=False)
+    [line] = [
+        one
+        for one in explanation_text(localspec.explain(target=q8_target)).splitlines()
+        if "found exact" in one
+    ]
+    assert ("by default" in line) == is_used
+
+
+@pytest.mark.parametrize("own", [{"cache_type_k": "f16"}, {"flash_attention": "off"}])
+def test_settings_of_ones_own_are_kept_by_default(q8_target, found_to_cost, own):
+    found_to_cost(1.0)
+    assert not by_default(q8_target, target_options=LlamaOptions(**own))
+
+
+def test_a_model_that_is_not_exact_after_all_has_the_usual_settings(demo_target, tmp_path):
+    """As after an update of libllama in which a kernel changed."""
+    float_target = requantised(
+        demo_target, tmp_path / "f16.gguf", llama_cpp.LLAMA_FTYPE_MOSTLY_F16
+    )
+    content = FileContent(check_model_file(float_target)).digest()
+    profile = Profile([f"{content} · {kernels()}", f"{EXACTNESS} · 0 snapshots"])
+    profile.save({"all_sizes": True, "slowdown": 1.0})
+    assert not by_default(float_target)
+    profile.path.unlink()
+
+
+def test_its_cost_is_measured_where_the_weights_are_the_same(q8_target, demo_target):
+    """Q4_K and the demo's IQ4_NL take other kernels for the whole process."""
+    with localspec.load(target=q8_target, exact=True, draft_tokens=0) as engine:
+        assert 0 < engine.exactness.slowdown < 100
+    exact = LlamaOptions(exact=True)
+    assert usual_beside_exact(exact, check_model_file(demo_target), 512) is None
 
 
 def test_by_default_nothing_is_promised(engine):
@@ -247,13 +313,13 @@ def test_explain_says_what_it_takes_and_whether_it_was_enough(q8_target):
     def exact():
         found = localspec.explain(target=q8_target)
         [line] = [one for one in explanation_text(found).splitlines() if "--exact" in one]
-        return found.target.is_exact, line
+        return found.target.exactness, line
 
-    is_exact, line = exact()
-    if not is_exact:
+    known, line = exact()
+    if known is None:
         assert "with --exact: flash attention, bf16 keys; a probe when" in line
         localspec.load(target=q8_target, exact=True, num_threads=2).close()
-    assert exact()[0]
+    assert exact()[0].all_sizes
     assert "found exact on this machine" in exact()[1]
 
 

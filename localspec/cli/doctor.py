@@ -72,6 +72,7 @@ def _blocks(found: Installation, heads: str) -> list[tuple[str, list[str]]]:
         *(("Layers", _plan_lines(found, name)) for name in found.plans),
         ("Cache", [f"{cache.path}: {size}, {disk} of disk free"]),
         ("Profiles", [profiles]),
+        ("Exact", [_exact(found)]),
         ("Presets", [presets]),
     ]
 
@@ -92,6 +93,15 @@ def _heads(missing: tuple[str, ...], for_layers: tuple[str, ...]) -> str:
     if for_layers:
         return f"MTP; for EAGLE-3 this libllama lacks {', '.join(for_layers)}"
     return "this libllama computes trained heads (MTP, EAGLE-3)"
+
+
+def _exact(found: Installation) -> str:
+    """What --exact takes on this processor, and for how many models it was enough."""
+    uneven = ", ".join(sorted(found.room.uneven)) or "none"
+    return (
+        f"found of {found.num_exact} models and settings with --exact, which does not repack "
+        f"weights of these types: {uneven}"
+    )
 
 
 def _plan_lines(found: Installation, name: str) -> list[str]:

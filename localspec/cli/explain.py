@@ -106,10 +106,15 @@ def _model_lines(model: ModelFacts) -> list[str]:
 
 
 def _exact(target: ModelFacts) -> str:
-    """What --exact takes, and whether that was found to be enough."""
-    settings = ", ".join(target.exact_settings)
-    known = "found exact on this machine" if target.is_exact else "a probe when it is loaded"
-    return f"with --exact: {settings}; {known}"
+    """What --exact takes, whether that was found to be enough, and what it costs."""
+    settings, found = ", ".join(target.exact_settings), target.exactness
+    if found is None:
+        return f"with --exact: {settings}; a probe when it is loaded"
+    when = "by default" if found.is_cheap else "with --exact"
+    cost = ""
+    if found.slowdown is not None:
+        cost = f"; decodes take up to {found.slowdown:.2f} times as long"
+    return f"{when}: {settings}; found exact on this machine{cost}"
 
 
 def _no_pair(found: Explanation) -> list[str]:

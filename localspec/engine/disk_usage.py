@@ -13,7 +13,7 @@ from localspec.engine.cache_file import identities_in
 from localspec.errors import LocalspecError, OptionError
 from localspec.gguf_file.check import check_model_file
 from localspec.hub.cache import HubCache
-from localspec.policy.profile import EXACTNESS, kept_profiles
+from localspec.policy.profile import is_of_exactness, kept_profiles
 from localspec.preflight.content import FileContent, are_of
 from localspec.presets import installed
 from localspec.presets.located import locate
@@ -61,7 +61,7 @@ def disk_usage(preset: str | Preset) -> DiskUsage:
         costs=_sizes(
             path
             for path, identity, _ in kept_profiles()
-            if are_of([model for model in identity if model != EXACTNESS], contents)
+            if are_of(identity[:-1] if is_of_exactness(identity) else identity, contents)
         ),
     )
 

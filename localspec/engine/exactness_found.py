@@ -1,4 +1,4 @@
-"""Whether a target that was opened with exact settings is exact here: probed once, and kept."""
+"""Whether a target is exact here: probed once where that is asked for, and kept."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from localspec.errors import DecodeError, OptionError
 from localspec.exactness import Exactness
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
-from localspec.gguf_file.tensor_types import type_name
 from localspec.llama.options import LlamaOptions
 from localspec.llama.quirks import tiled_kernels
 from localspec.policy.profile import EXACTNESS, Profile
+from localspec.preflight.fit import found_exactness, usual_beside_exact
 
 if TYPE_CHECKING:
     from localspec.llama.model import LlamaModel
@@ -20,13 +20,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def costs_nothing(header: Header, options: LlamaOptions) -> bool:
+    """Whether a target is opened with exact settings though nobody asked for them.
+
+    These were then found to be enough, and their cost to be next to nothing.
+    """
+    is_open = options.exact is None and not options.rpc and options.flash_attention == "auto"
+    if not is_open or options.cache_type_k or options.cache_type_v:
+        return False
+    found = found_exactness(header)
+    return found is not None and found.is_cheap
+
+
 def prepare_kernels(options: LlamaOptions, header: Header) -> None:
     """Choose kernels that are chosen once in a process, before the model is opened.
 
     Raises OptionError if exact decodes are asked for, and it is too late for that.
     """
-    types = {type_name(tensor.kind) for tensor in header.tensors}
-    if not (options.exact and tiled_kernels.are_tiled(types)):
+    if not (options.exact and tiled_kernels.are_tiled(header)):
         tiled_kernels.use()
     elif not tiled_kernels.leave_out():
         raise OptionError(
@@ -38,19 +49,20 @@ def prepare_kernels(options: LlamaOptions, header: Header) -> None:
 
 
 def find_exactness(model: LlamaModel, header: Header, options: LlamaOptions) -> Exactness:
-    """Which decodes are exact: as it was found before, or by a probe of some 0.1 to 1 s.
+    """Which decodes are exact: as it was found before, or by a probe of some 0.1 to 2 s.
 
-    Raises OptionError if not all are.
+    options: it was opened with. Raises OptionError if not all are.
     """
     profile = None
     if model.identity is not None:
-        setting = f"{model.identity} · {options.num_snapshots or 0} snapshots"
-        profile = Profile([setting, EXACTNESS])
+        setting = f"{EXACTNESS} · {options.num_snapshots or 0} snapshots"
+        profile = Profile([model.identity, setting])
     kept = None if profile is None else profile.load()
     if kept is not None and kept.get("all_sizes") is True:
-        return Exactness(all_sizes=True, reason="")
+        return Exactness.restored(kept)
     try:
-        found = model.probe_exactness(options, ModelShape(header).num_varied_layers)
+        usual = usual_beside_exact(options, header, model.context_length)
+        found = model.probe_exactness(options, usual, ModelShape(header).num_varied_layers)
     except DecodeError as error:
         found = Exactness(reason=str(error))
     logger.info("exact decodes of %s: %s", model.name, found)
@@ -61,5 +73,5 @@ def find_exactness(model: LlamaModel, header: Header, options: LlamaOptions) -> 
             "Q8_0, Q4_0 and Q4_K_M were exact where they were measured (docs/lossless.md).",
         )
     if profile is not None:
-        profile.save({"all_sizes": True})
+        profile.save({"all_sizes": True, "slowdown": found.slowdown})
     return found

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localspec.engine.engine import Engine
-from localspec.engine.exactness_found import find_exactness, prepare_kernels
+from localspec.engine.exactness_found import costs_nothing, find_exactness, prepare_kernels
 from localspec.engine.fitting import open_fitting
 from localspec.engine.models import Models
 from localspec.engine.sources import (
@@ -52,6 +53,8 @@ OTHER_KEYWORDS = {
     "n_gpu_layers": "It is num_gpu_layers here.",
 }
 
+logger = logging.getLogger(__name__)
+
 
 @known_keywords(OTHER_KEYWORDS)
 def load(  # noqa: PLR0913  the one door to the library: every argument has a default
@@ -83,18 +86,18 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     With neither it is the demo pair, whatever a person chose for commands. One file may be
     target and draft, and is opened twice then; one `Llama` may not. head: a trained head in a
     file of its own, named likewise; without one that in the target's file is used, if any.
-    draft_tokens: proposed per step; None is as many as pay, 0 is plain decoding and leaves
-    the draft unloaded. proposer: "draft", "head", "lookup" (of what the text repeats), "auto"
-    or "none". context_length: tokens (default: the preset's, or the model's own up to 8192).
+    draft_tokens: proposed per step; None is as many as pay, 0 is plain decoding and leaves the
+    draft unloaded. proposer: "draft", "head", "lookup" (of what the text repeats), "auto" or
+    "none". context_length: tokens (default: the preset's, or the model's own up to 8192).
     num_gpu_layers: default: as many as fit onto the GPUs, the draft's first; if memory runs out
     all the same, fewer are tried, with a warning. rpc: "host:port" of llama.cpp's RPC servers
     that hold layers of the target, too (default: the preset's); one that fails later ends the
     process (`IsolatedEngine` raises an exception instead); a head in the target's file is then
-    used only if proposer="head". exact: the text is the same to the bit with any draft, see
-    docs/lossless.md. target_options, draft_options: any other setting of one model; it counts
-    where those before say nothing. kept_bytes: the most main memory for caches of conversations
-    that wait. progress: called in this thread with the loaded share of both models, 0 … 1; to
-    cancel the load, raise in it. force: load even what seems not to fit into memory.
+    used only if proposer="head". exact: the text is the same to the bit with any draft; None is
+    where that costs at most 3 % (docs/lossless.md). target_options, draft_options: any other
+    setting of one model; it counts where those before say nothing. kept_bytes: the most main
+    memory for caches of conversations that wait. progress: called in this thread with the
+    loaded share, 0 … 1; raise in it to cancel. force: load even what seems too large.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """
@@ -128,7 +131,7 @@ def _open_all(
     shares: list[Callable[[float], None]], sources: list[Source], undo: contextlib.ExitStack
 ) -> Models:
     """The target and what drafts for it. undo: gets what closes them."""
-    target = _open(sources[0], shares[0])
+    target = _open_target(sources[0], shares[0])
     undo.callback(target.close)
     draft, head = None, None
     for source, share in zip(sources[1:], shares[1:], strict=True):
@@ -164,6 +167,17 @@ def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions
         rpc=own.rpc or common.rpc,
         exact=common.exact if own.exact is None else own.exact,
     )
+
+
+def _open_target(source: Source, progress: Callable[[float], None]) -> LlamaModel:
+    """With exact settings where they are asked for, or cost nothing."""
+    if source.header is not None and costs_nothing(source.header, source.options):
+        exact = source._replace(options=replace(source.options, exact=True))
+        try:
+            return _open(exact, progress)
+        except OptionError as error:  # its settings are others than those that were probed
+            logger.info("usual settings instead of exact ones: %s", error)
+    return _open(source, progress)
 
 
 def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:

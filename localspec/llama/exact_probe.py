@@ -14,12 +14,15 @@ with a recurrent state are computed whole, since libllama keeps states at a deco
 from __future__ import annotations
 
 import ctypes
+import statistics
+import time
 from collections.abc import Sequence
 
 from localspec.errors import DecodeError
 from localspec.exactness import Exactness
 from localspec.llama import params as llama_params
 from localspec.llama.batch import TokenBatch
+from localspec.llama.handle import Handle
 from localspec.llama.library import llama_cpp
 from localspec.llama.native import LoadWatch, ggml_function
 from localspec.llama.opening import new_context
@@ -29,7 +32,7 @@ from localspec.llama.options import LlamaOptions
 _STEPS = (2, 3, 4, 5, 8, 9, 17)
 _SHORT_STEPS = (8,)  # behind a short text, where attention has the kernels of a long one
 _PROMPT = 64
-_CONTEXT = 1024  # or what the model was trained for: some have no more positions
+_CONTEXT = 2048  # or what the model was trained for: some have no more positions
 # Cached tokens. Attention of one token is split among threads from 512 cells on, and cells
 # count in blocks of 256; so decodes here begin with 512 of them and end with 768.
 _SHORT, _LONG = 40, 505
@@ -37,20 +40,27 @@ _FILLED = 32  # tokens of a piece that fills the cache, and
 _COMPUTED = 4  # behind each such piece, which attention reads
 _WHOLE = b"result_norm"  # what goes into the output layer
 _LAST_ROWS = (8, 4, 3, 2)  # sizes for the output layer
+_TIMED = (1, 5)  # tokens of decodes that are timed, without and with a draft,
+_TIMED_BEHIND = (1500, 100)  # that many cached tokens,
+_TIMED_ROUNDS = 5  # with exact and usual settings in turn
 
 
 class ExactProbe:
     """Decodes the first layers of a model.
 
-    model: libllama's pointer. options: those of the model's own context. num_layers: of the
-    model's, to be computed.
+    handle: of the model. options: of the context. num_layers: of the model's, to be computed.
+    interrupts: notices Ctrl-C within a callback, and is entered by the caller.
     """
 
-    def __init__(self, model: int, name: str, options: LlamaOptions, num_layers: int) -> None:
+    def __init__(
+        self, handle: Handle, options: LlamaOptions, num_layers: int, interrupts: LoadWatch
+    ) -> None:
+        model = handle.model
+        assert model is not None
         self._last = f"l_out-{num_layers - 1}".encode()  # or _WHOLE, where none is called so
         self._mode = "layers"  # "cells": nothing is computed; "all": everything
         self._rows = b""
-        self._interrupts = LoadWatch(lambda _fraction: None)  # Ctrl-C within a callback
+        self._interrupts = interrupts
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self._name = ggml_function(llama_cpp, "ggml_get_name", ctypes.c_char_p, pointer)
         self._size = ggml_function(llama_cpp, "ggml_nbytes", size, pointer)
@@ -58,9 +68,9 @@ class ExactProbe:
             llama_cpp, "ggml_backend_tensor_get", None, pointer, pointer, size, size
         )
         trained: int = llama_cpp.llama_model_n_ctx_train(model)
-        length = min(_CONTEXT, trained)
-        self._long = min(_LONG, length - _PROMPT)
-        params = llama_params.context_params(options, length)
+        self._length = min(_CONTEXT, trained)
+        self._long = min(_LONG, self._length - _PROMPT)
+        params = llama_params.context_params(options, self._length)
         self._is_whole: bool = llama_cpp.llama_model_is_recurrent(
             model
         ) or llama_cpp.llama_model_is_hybrid(model)
@@ -71,7 +81,7 @@ class ExactProbe:
         self._threads: int = params.n_threads
         vocabulary = llama_cpp.llama_model_get_vocab(model)
         self._vocab_size: int = llama_cpp.llama_vocab_n_tokens(vocabulary)
-        self._context = new_context(model, name, params)
+        self._context = new_context(model, handle.name, params)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = TokenBatch(llama_cpp.llama_n_batch(self._context))
 
@@ -86,10 +96,6 @@ class ExactProbe:
         """
         if self._long < _SHORT:
             raise DecodeError("its context is too short for a probe")
-        with self._interrupts:
-            return self._found()
-
-    def _found(self) -> Exactness:
         largest = self._largest_step(self._long, (*_STEPS, _PROMPT))
         if largest > 1 and (reason := self._threads_differ()) is not None:
             return Exactness(reason=reason)
@@ -103,6 +109,33 @@ class ExactProbe:
             largest_step=largest,
             reason=f"rows of a decode of {smallest} tokens differ from those of single ones",
         )
+
+    def slowdown(self, usual: ExactProbe) -> float | None:
+        """Time of the first layers of the worst decode ÷ the same in another context.
+
+        usual: the same layers with the usual settings. None where it takes long to find out, or
+        the context is too short.
+        """
+        if self._is_whole or self._length < _TIMED_BEHIND[0] + _TIMED[-1]:
+            return None
+        ratios: list[float] = []
+        for length in _TIMED_BEHIND:
+            self._fill(length)
+            usual._fill(length)
+            for size in _TIMED:
+                times = [
+                    (self._seconds(length, size), usual._seconds(length, size))
+                    for _ in range(_TIMED_ROUNDS)
+                ]
+                exact_s, usual_s = map(statistics.median, zip(*times, strict=True))
+                ratios.append(exact_s / usual_s)
+        return max(ratios)
+
+    def _seconds(self, length: int, num_tokens: int) -> float:
+        self._cut(length)
+        started = time.perf_counter()
+        self._decode(length, num_tokens)
+        return time.perf_counter() - started
 
     def _largest_step(self, length: int, sizes: Sequence[int]) -> int:
         """Up to which size decodes behind that many tokens have the rows of single ones.

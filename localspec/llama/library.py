@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 
 from localspec.errors import LocalspecError, RpcError
@@ -62,6 +63,12 @@ def touch_servers(addresses: Sequence[str]) -> None:
 def report_aborts(tell: Callable[[str], None]) -> None:
     """Pass to `tell`, from any thread, why libllama is about to end the process."""
     _kept.append(native.abort_reporter(llama_cpp, tell))
+
+
+def kernels() -> str:
+    """What decides which kernels compute: libllama and the processor, in words."""
+    processor = platform.processor() or platform.machine()
+    return f"llama-cpp-python {llama_cpp.__version__}, {system_info()} · {processor}"
 
 
 def system_info() -> str:

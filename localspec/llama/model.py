@@ -9,10 +9,11 @@ What a caller can get wrong is checked before the call: an assertion in C ends t
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import platform
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ from localspec.llama.context import LlamaContext
 from localspec.llama.exact_probe import ExactProbe
 from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import HiddenRows, OutputRows, TargetRows
-from localspec.llama.library import Llama, llama_cpp, own_process, system_info
+from localspec.llama.library import Llama, kernels, llama_cpp, own_process
 from localspec.llama.native import LoadWatch
 from localspec.llama.opening import load_weights, new_context, open_watched
 from localspec.llama.options import LlamaOptions
@@ -82,9 +83,7 @@ class LlamaModel(LlamaContext):
         """All that changes caches and costs, in words; None if the content is unknown."""
         if self.content is None:
             return None
-        build = f"llama-cpp-python {llama_cpp.__version__}, {system_info()}"
-        processor = platform.processor() or platform.machine()
-        return " · ".join((self.content, self._setting, build, processor))
+        return " · ".join((self.content, self._setting, kernels()))
 
     def _probe_rollback(self) -> int:
         """Try what `Cache.max_rollback` asks for.
@@ -99,18 +98,25 @@ class LlamaModel(LlamaContext):
         self._cache.clear()
         return most
 
-    def probe_exactness(self, options: LlamaOptions, num_layers: int) -> Exactness:
-        """Find out which decodes are exact, see `ExactProbe`. options: it was opened with.
+    def probe_exactness(
+        self, options: LlamaOptions, usual: LlamaOptions | None, num_layers: int
+    ) -> Exactness:
+        """Find out which decodes are exact, see `ExactProbe`, and what that costs.
 
+        options: it was opened with. usual: for a context that exact decodes are compared with.
         Raises DecodeError, or what opening a context raises.
         """
         self.require_open()
-        assert self.handle.model is not None
-        probe = ExactProbe(self.handle.model, self.name, options, num_layers)
-        try:
-            return probe.run()
-        finally:
-            probe.close()
+        interrupts = LoadWatch(lambda _fraction: None)
+        with interrupts, contextlib.ExitStack() as undo:
+            probe = ExactProbe(self.handle, options, num_layers, interrupts)
+            undo.callback(probe.close)
+            found = probe.run()
+            if not found.all_sizes or usual is None:
+                return found
+            other = ExactProbe(self.handle, usual, num_layers, interrupts)
+            undo.callback(other.close)
+            return replace(found, slowdown=probe.slowdown(other))
 
     @classmethod
     def open(

@@ -85,9 +85,9 @@ def kept_profiles() -> Iterator[tuple[Path, list[str], dict[str, Any]]]:
             yield path, identity, learned
 
 
-def num_profiles() -> int:
-    """The number of saved profiles."""
-    return sum(1 for _ in profiles_folder().glob("*.json"))
+def is_of_exactness(identity: Sequence[str]) -> bool:
+    """Whether a profile says which decodes are exact, and not what they cost."""
+    return identity[-1].startswith(f"{EXACTNESS} ·")
 
 
 def profiles_folder() -> Path:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from localspec.errors import PairError, known_keywords
+from localspec.exactness import Exactness
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
-from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import type_name
 from localspec.llama.options import LlamaOptions
 from localspec.policy.adaptive import AdaptiveDraftPolicy
-from localspec.policy.profile import EXACTNESS, kept_profiles, latest_learned
+from localspec.policy.profile import latest_learned
 from localspec.policy.speedup import (
     Curve,
     best_draft_tokens,
@@ -26,6 +26,7 @@ from localspec.preflight.content import FileContent
 from localspec.preflight.fit import (
     exact_settings,
     fitting_preset,
+    found_exactness,
     largest_context,
     most_gpu_layers,
     room_here,
@@ -57,7 +58,7 @@ class ModelFacts:
 
     type_bytes: bytes of weights by type, the largest first. num_kv_heads: the most of any
     layer. sliding_window: tokens, 0 if every layer sees all of them. exact_settings: what it is
-    opened with for exact decodes, see docs/lossless.md; is_exact: whether it was found exact
+    opened with for exact decodes, see docs/lossless.md; exactness: what was found with them
     with them on this machine.
     """
 
@@ -76,7 +77,7 @@ class ModelFacts:
     can_roll_back: bool
     type_bytes: dict[str, int]
     exact_settings: tuple[str, ...]
-    is_exact: bool
+    exactness: Exactness | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,15 +319,7 @@ def _facts(found: FoundHeader) -> ModelFacts:
         can_roll_back=shape.can_roll_back,
         type_bytes=dict(type_bytes.most_common()),
         exact_settings=exact_settings(header),
-        is_exact=found.is_here and _was_exact(header),
-    )
-
-
-def _was_exact(header: Header) -> bool:
-    content = FileContent(header).digest()
-    return any(
-        identity[1:] == [EXACTNESS] and identity[0].startswith(f"{content} ·")
-        for _, identity, _ in kept_profiles()
+        exactness=found_exactness(header) if found.is_here else None,
     )
 
 

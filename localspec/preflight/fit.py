@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from localspec.errors import MemoryLimitError
+from localspec.exactness import Exactness
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import DEFAULT_CONTEXT_LENGTH, ModelShape, context_to_open
-from localspec.gguf_file.tensor_types import repacked_types, type_name, unevenly_repacked
+from localspec.gguf_file.tensor_types import repacked_types, unevenly_repacked
 from localspec.hub.hub_file import HubModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import is_in_main_memory, usable_gpus
 from localspec.llama.quirks.tiled_kernels import are_tiled
 from localspec.machine import memory_here
+from localspec.policy.profile import is_of_exactness, kept_profiles
+from localspec.preflight.content import FileContent
 from localspec.preflight.plan import Plan, largest, plan_layers
 from localspec.preflight.room import MemoryRoom, Planned, Shortage
 from localspec.preflight.settings import (
@@ -73,13 +76,43 @@ def suited(options: LlamaOptions, header: Header, context_length: int) -> LlamaO
 def exact_settings(header: Header) -> tuple[str, ...]:
     """What the model in a file is opened with for exact decodes, in words."""
     chosen = suited(LlamaOptions(exact=True), header, DEFAULT_CONTEXT_LENGTH)
-    types = {type_name(tensor.kind) for tensor in header.tensors}
     return (
         "flash attention",
         *([f"{chosen.cache_type_k} keys"] if chosen.cache_type_k else []),
         *(["weights that are not repacked"] if chosen.repack is False else []),
-        *(["no tiled kernels"] if chosen.cache_type_k and are_tiled(types) else []),
+        *(["no tiled kernels"] if chosen.cache_type_k and are_tiled(header) else []),
     )
+
+
+def usual_beside_exact(
+    exact: LlamaOptions, header: Header, context_length: int
+) -> LlamaOptions | None:
+    """The usual settings for a context on weights that were opened with exact ones.
+
+    None if weights or kernels differ, which are chosen once for a model or process.
+    """
+    if exact.repack is False or are_tiled(header):
+        return None
+    usual = replace(
+        exact, exact=False, flash_attention="auto", cache_type_k=None, cache_type_v=None
+    )
+    return suited(usual, header, context_length)
+
+
+def found_exactness(header: Header) -> Exactness | None:
+    """What was found of a file's decodes with exact settings here; None if they are not known
+    to be exact.
+    """
+    from localspec.llama.library import kernels  # loads libllama
+
+    kept = [one for one in kept_profiles() if is_of_exactness(one[1])]
+    if not kept:
+        return None
+    content = FileContent(header).digest()
+    for _, (model, _), learned in kept:
+        if model.startswith(f"{content} ·") and model.endswith(f" · {kernels()}"):
+            return Exactness.restored(learned)
+    return None
 
 
 def largest_context(models: Sequence[Planned], room: MemoryRoom) -> int:

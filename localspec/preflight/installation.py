@@ -22,7 +22,7 @@ from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
 from localspec.llama.rpc_servers import RpcServer, ask_servers
 from localspec.machine import Cores, Memory, cores_here, memory_here
-from localspec.policy.profile import num_profiles, profiles_folder
+from localspec.policy.profile import is_of_exactness, kept_profiles, profiles_folder
 from localspec.preflight.fit import plan_here, room_here
 from localspec.preflight.plan import Plan
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned
@@ -54,7 +54,7 @@ class Installation:
     for each fault of a server. room: free memory of this machine. plans: the memory that each
     downloaded preset needs; rooms: the free memory, with that of its RPC servers.
     presets_fault: message and hint if the user's presets are malformed. num_profiles: pairs
-    and settings whose costs are known.
+    and settings whose costs are known; num_exact: models and settings that were found exact.
     """
 
     version: str
@@ -74,6 +74,7 @@ class Installation:
     rooms: dict[str, MemoryRoom]
     cache: HubCacheState
     num_profiles: int
+    num_exact: int
     profiles_folder: Path
     presets_file: Path
     presets_fault: tuple[str, str] | None
@@ -90,6 +91,7 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
     of_presets = [address for one in load_presets().values() for address in one.rpc]
     servers, rpc_faults = _servers(tuple(dict.fromkeys((*rpc, *of_presets))))
     plans = _plans()
+    kept = [is_of_exactness(identity) for _, identity, _ in kept_profiles()]
     return Installation(
         version=__version__,
         python=platform.python_version(),
@@ -107,7 +109,8 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
         plans={name: plan.memory for name, plan in plans.items()},
         rooms={name: plan.room for name, plan in plans.items()},
         cache=_cache_state(),
-        num_profiles=num_profiles(),
+        num_profiles=sum(not exact for exact in kept),
+        num_exact=sum(kept),
         profiles_folder=profiles_folder(),
         presets_file=user_presets_file(),
         presets_fault=_presets_fault(),

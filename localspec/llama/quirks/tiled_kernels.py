@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import os
 
+from localspec.gguf_file.header import Header
+from localspec.gguf_file.tensor_types import type_name
+
 _SWITCH = "GGML_CPU_TILED_MM"
 _may_be_used = False  # whether a model was opened here while they were not left out
 
@@ -32,6 +35,7 @@ def leave_out() -> bool:
     return not _may_be_used and os.environ[_SWITCH] == "0"
 
 
-def are_tiled(names: set[str]) -> bool:
-    """Whether ggml has such a kernel for one of the types of these names."""
+def are_tiled(header: Header) -> bool:
+    """Whether ggml has such a kernel for one of the types in a file."""
+    names = {type_name(tensor.kind) for tensor in header.tensors}
     return any(name.endswith("_K") or name.startswith("IQ") for name in names)
