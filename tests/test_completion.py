@@ -48,10 +48,13 @@ def places(*wanted: str) -> list[tuple[str, ...]]:
     def look(command: click.Command, *words: str) -> None:
         for name, inner in getattr(command, "commands", {}).items():
             look(inner, *words, name)
+        before = list(words)  # with an argument for each that comes before a parameter
         for param in command.params:
+            is_option = isinstance(param, click.Option)
             if param.name in wanted:
-                is_option = isinstance(param, click.Option)
-                found.append((*words, max(param.opts, key=len)) if is_option else words)
+                found.append((*words, max(param.opts, key=len)) if is_option else tuple(before))
+            if not is_option:
+                before.append("any")
 
     look(main)
     return found

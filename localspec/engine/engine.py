@@ -18,7 +18,12 @@ from localspec.engine.cache_pool import CachePool
 from localspec.engine.constraint_choice import Constrainer
 from localspec.engine.models import EngineMemory, Models
 from localspec.engine.prefill import prepare
-from localspec.engine.proposer_choice import answer_policy, choose_policies, choose_proposers
+from localspec.engine.proposer_choice import (
+    answer_policy,
+    choose_policies,
+    choose_proposers,
+    weight_shares,
+)
 from localspec.errors import (
     BusyError,
     CacheError,
@@ -98,6 +103,11 @@ class Engine(BaseEngine):
     @_draft_policy.setter
     def _draft_policy(self, draft_policy: DraftPolicy) -> None:
         self._decoder.draft_policy = draft_policy
+
+    @property
+    def _weight_shares(self) -> dict[ProposerKind, float]:
+        """Of a draft and a head: the weights that a token reads, ÷ the target's."""
+        return weight_shares(self._models)
 
     def _constraint(self, options: AnswerOptions, prompt: Prompt) -> Constraint | None:
         """The constraint of the answer to a prompt, if any. Raises ConstraintError."""

@@ -93,6 +93,20 @@ def answer_policy(
     return policy, frozenset([kind])
 
 
+def weight_shares(models: Models) -> dict[ProposerKind, float]:
+    """What a token of a draft or a head costs at least, in target-only steps.
+
+    A decode reads all weights once, which is most of what it costs.
+    """
+    target, draft, head, _ = models
+    found = {ProposerKind.DRAFT: draft, ProposerKind.HEAD: head}
+    return {
+        kind: model.num_weight_bytes / target.num_weight_bytes
+        for kind, model in found.items()
+        if model is not None
+    }
+
+
 def choose_policies(
     models: Models, drafting: Drafting, proposers: Sequence[Proposer]
 ) -> tuple[tuple[DraftPolicy, ThreadPolicy], Profile | None]:
@@ -102,15 +116,9 @@ def choose_policies(
         return (FixedDraftPolicy(0), threads), None
     if drafting.draft_tokens is not None:
         return (FixedDraftPolicy(drafting.draft_tokens), threads), None
-    target, draft, head, _ = models
-    # A decode reads all weights once, which is most of what it costs.
-    shares = {
-        ProposerKind.DRAFT: 0.0 if draft is None else draft.num_weight_bytes,
-        ProposerKind.HEAD: 0.0 if head is None else head.num_weight_bytes,
-    }
+    shares = weight_shares(models)
     policy = AdaptiveDraftPolicy(
-        {p.kind: shares.get(p.kind, 0.0) / target.num_weight_bytes for p in proposers},
-        target.num_threads,
+        {p.kind: shares.get(p.kind, 0.0) for p in proposers}, models.target.num_threads
     )
     identities = [model.identity for model in models.all]
     known = [identity for identity in identities if identity is not None]

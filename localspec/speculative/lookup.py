@@ -123,6 +123,11 @@ class Lookup(Proposer):
         reference.read(tokens)
         self._reference = reference
 
+    @property
+    def match_length(self) -> int:
+        """How many tokens before it agree with the place that the last `state` found."""
+        return self._found.length
+
     def state(self, tokens: Sequence[int]) -> ProposerState:
         self._own.read(tokens)
         own = self._own.longest_match(self._own.text)
