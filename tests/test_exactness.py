@@ -265,12 +265,40 @@ def test_a_model_that_is_not_exact_after_all_has_the_usual_settings(demo_target,
     profile.path.unlink()
 
 
-def test_its_cost_is_measured_where_the_weights_are_the_same(q8_target, demo_target):
-    """Q4_K and the demo's IQ4_NL take other kernels for the whole process."""
-    with localspec.load(target=q8_target, exact=True, draft_tokens=0) as engine:
-        assert 0 < engine.exactness.slowdown < 100
-    exact = LlamaOptions(exact=True)
-    assert usual_beside_exact(exact, check_model_file(demo_target), 512) is None
+@pytest.mark.parametrize(
+    ("noise", "slowdown"), [((1.0, 1.05, 1.02), 1.2), ((1.0, 1.5, 1.5), None)]
+)
+def test_its_cost_is_that_of_the_worst_decode_unless_times_vary(
+    q8_target, monkeypatch, noise, slowdown
+):
+    header = check_model_file(q8_target)
+    context = ModelShape(header).context_length
+    exact = suited(LlamaOptions(exact=True, context_length=context), header, context)
+    usual = usual_beside_exact(exact, header, context)
+    varied = itertools.cycle(noise)
+
+    def seconds(self, length, num_tokens):
+        is_worst = self.is_exact and length > 1000 and num_tokens > 1
+        return (1.2 if is_worst else 1.0) * next(varied)
+
+    def initialised(self, handle, options, *others):
+        self.is_exact = options.cache_type_k == "bf16"
+        init(self, handle, options, *others)
+
+    init = exact_probe.ExactProbe.__init__
+    monkeypatch.setattr(exact_probe.ExactProbe, "__init__", initialised)
+    monkeypatch.setattr(exact_probe.ExactProbe, "seconds", seconds)
+    with localspec.load(target=q8_target, draft_tokens=0) as engine:
+        with engine.exclusively() as loop:
+            result = loop.target.probe_exactness(exact, usual, 1)
+    assert result.slowdown == (None if slowdown is None else pytest.approx(slowdown))
+
+
+def test_its_cost_is_not_measured_where_weights_or_kernels_would_differ(demo_target):
+    """The demo's K-quants take other kernels for the whole process."""
+    assert (
+        usual_beside_exact(LlamaOptions(exact=True), check_model_file(demo_target), 512) is None
+    )
 
 
 def test_by_default_nothing_is_promised(engine):

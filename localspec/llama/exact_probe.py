@@ -42,7 +42,8 @@ _WHOLE = b"result_norm"  # what goes into the output layer
 _LAST_ROWS = (8, 4, 3, 2)  # sizes for the output layer
 _TIMED = (1, 5)  # tokens of decodes that are timed, without and with a draft,
 _TIMED_BEHIND = (1500, 100)  # that many cached tokens,
-_TIMED_ROUNDS = 5  # with exact and usual settings in turn
+_TIMED_ROUNDS = 9  # with exact and usual settings in turn
+_STEADY = 1.1  # median ÷ least time, beyond which other programs disturb too much
 
 
 class ExactProbe:
@@ -113,8 +114,8 @@ class ExactProbe:
     def slowdown(self, usual: ExactProbe) -> float | None:
         """Time of the first layers of the worst decode ÷ the same in another context.
 
-        usual: the same layers with the usual settings. None where it takes long to find out, or
-        the context is too short.
+        usual: the same layers with the usual settings. None where it takes long to find out,
+        the context is too short, or other programs make times vary.
         """
         if self._is_whole or self._length < _TIMED_BEHIND[0] + _TIMED[-1]:
             return None
@@ -124,14 +125,17 @@ class ExactProbe:
             usual._fill(length)
             for size in _TIMED:
                 times = [
-                    (self._seconds(length, size), usual._seconds(length, size))
+                    (self.seconds(length, size), usual.seconds(length, size))
                     for _ in range(_TIMED_ROUNDS)
                 ]
-                exact_s, usual_s = map(statistics.median, zip(*times, strict=True))
-                ratios.append(exact_s / usual_s)
+                exact_s, usual_s = zip(*times, strict=True)
+                if not (_is_steady(exact_s) and _is_steady(usual_s)):
+                    return None
+                ratios.append(min(exact_s) / min(usual_s))
         return max(ratios)
 
-    def _seconds(self, length: int, num_tokens: int) -> float:
+    def seconds(self, length: int, num_tokens: int) -> float:
+        """Of a decode behind that many tokens, in the layers that are computed."""
         self._cut(length)
         started = time.perf_counter()
         self._decode(length, num_tokens)
@@ -251,3 +255,7 @@ class ExactProbe:
         self._get(tensor, buffer, 0, size)
         self._rows = buffer.raw
         return self._is_whole
+
+
+def _is_steady(times: Sequence[float]) -> bool:
+    return statistics.median(times) <= _STEADY * min(times)

@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=48)
     asked = parser.parse_args()
     prompts = [p for path in asked.prompts for p in read_prompts(path, asked.prompts_per_file)]
-    common = {"target": asked.target, "exact": asked.exact or None, "context_length": 2048}
+    common = {"target": asked.target, "exact": asked.exact, "context_length": 2048}
     same: Counter[tuple[str, int | None]] = Counter()
     with (
         localspec.load(**common, draft_tokens=0, num_threads=1) as plain,
