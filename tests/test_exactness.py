@@ -288,9 +288,11 @@ def test_its_cost_is_that_of_the_worst_decode_unless_times_vary(
     init = exact_probe.ExactProbe.__init__
     monkeypatch.setattr(exact_probe.ExactProbe, "__init__", initialised)
     monkeypatch.setattr(exact_probe.ExactProbe, "seconds", seconds)
-    with localspec.load(target=q8_target, draft_tokens=0) as engine:
-        with engine.exclusively() as loop:
-            result = loop.target.probe_exactness(exact, usual, 1)
+    with (
+        localspec.load(target=q8_target, draft_tokens=0) as engine,
+        engine.exclusively() as loop,
+    ):
+        result = loop.target.probe_exactness(exact, usual, 1)
     assert result.slowdown == (None if slowdown is None else pytest.approx(slowdown))
 
 
